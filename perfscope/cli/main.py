@@ -1,0 +1,60 @@
+"""The ``perfscope`` command: its verbs load on use, so that ``perfscope run`` starts without the analyzers."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+from perfscope._version import __version__
+from perfscope.errors import PerfscopeError, UnusableInput
+
+VERBS: Final = {
+    "run": "Profile a training command without changing its code.",
+    "analyze": "Read every rank's trace, write the report and say what limits the job.",
+}
+"""Verb -> its line in ``perfscope --help``; each verb's module in this package defines ``command``."""
+
+EXIT_DEFECT: Final = 1
+EXIT_UNUSABLE: Final = 2
+
+
+class LazyVerbs(click.Group):
+    """Imports a verb's module only when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order in which one meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one verb; None when there is no such verb."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"perfscope.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the verb; print a failure the user can act on without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except PerfscopeError as error:
+            click.echo(f"perfscope: {error}", err=True)
+            ctx.exit(EXIT_UNUSABLE if isinstance(error, UnusableInput) else EXIT_DEFECT)
+
+
+@click.group(cls=LazyVerbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="perfscope")
+def main() -> None:
+    """Find out why a distributed training job is slow.
+
+    \b
+    perfscope run -- torchrun --nproc-per-node 8 train.py    record a few steps of every rank
+    perfscope analyze perfscope-recording                    read them and write report.html
+    """

@@ -1,0 +1,209 @@
+"""What a trace cannot tell: the run metadata that every rank writes beside its trace, and the launcher's own record.
+
+Written by collectors inside the training job (standard library only), read by the analyzers. Unknown keys are kept out
+of the way, missing ones take their default: a recording made by an older or newer version still reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfscope.paths import partial
+
+RUN_SCHEMA = "perfscope.run/1"
+LAUNCH_SCHEMA = "perfscope.launch/1"
+
+_Record = TypeVar("_Record", "RunMetadata", "LaunchRecord")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRecord:
+    """The device that one rank trains on."""
+
+    type: str = "cpu"
+    """``cuda``, ``xpu``, ``cpu`` …, as torch spells it."""
+    index: int | None = None
+    name: str = ""
+    capacity_bytes: int | None = None
+    peak_bytes: int | None = None
+    """Largest memory the framework's allocator held during the recording; None where nothing counts it (CPU)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureRecord:
+    """One stretch of consecutively profiled steps, one trace file."""
+
+    file: str
+    """The trace's name inside the recording's folder."""
+    first_step: int
+    last_step: int
+    complete: bool = True
+    """False when the job ended before the last planned step of the capture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLoaderRecord:
+    """A ``torch.utils.data.DataLoader`` that the training loop drew from."""
+
+    num_workers: int = 0
+    batch_size: int | None = None
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    drop_last: bool = False
+    dataset: str = ""
+    """Class of the dataset."""
+    dataset_length: int | None = None
+    sampler: str = ""
+    """Class of the sampler."""
+    batches: int = 0
+    """Batches drawn while ranges were being recorded; ranks the loaders of one job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord:
+    """The model that the optimizer trains, as this rank holds it."""
+
+    name: str = ""
+    """Class of the outermost module, wrappers such as DDP taken off."""
+    parameters: int = 0
+    """Elements in this rank's parameters (a shard's only, where the strategy shards)."""
+    parameter_bytes: int = 0
+    trainable_bytes: int = 0
+    dtypes: tuple[str, ...] = ()
+    compiled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """How steps were found and what they took on the host."""
+
+    seen: int = 0
+    """Steps completed by this rank."""
+    detected_by: str = ""
+    """``optimizer``, ``explicit`` (``perfscope.step()``), ``deepspeed``; empty when no step was seen."""
+    unprofiled_ns: tuple[int, ...] = ()
+    """Wall time of steps outside every capture, ns, in order; the first step and those around a capture left out."""
+    backwards_per_step: float | None = None
+    """Calls of ``backward`` per step while recorded: above 1 is gradient accumulation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetadata:
+    """Everything one rank knows about its run. Absent knowledge is None or empty, never guessed."""
+
+    schema: str = RUN_SCHEMA
+    perfscope_version: str = ""
+    attempt: int = 0
+    """Elastic restarts before this one."""
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    host: str = ""
+    cpu_count: int | None = None
+    """Cores this process may run on."""
+    pid: int = 0
+    started_at: str = ""
+    """ISO 8601, UTC."""
+    command: tuple[str, ...] = ()
+    backend: str = ""
+    device: DeviceRecord = field(default_factory=DeviceRecord)
+    versions: dict[str, str] = field(default_factory=dict)
+    """``python``, ``torch``, ``cuda``, ``nccl``, ``nvtx`` …: what is installed."""
+    strategies: tuple[str, ...] = ()
+    """Any of ``ddp``, ``fsdp``, ``zero1`` … ``zero3``, ``pipeline``, ``tensor``; ``single`` alone on one rank."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of each strategy and of AMP, gradient accumulation …, keyed as the framework spells them."""
+    model: ModelRecord | None = None
+    batch_shape: tuple[int, ...] | None = None
+    """Shape of the first tensor of a batch."""
+    model_flops_per_step: float | None = None
+    """The run's own count on this rank (``perfscope run --count-flops``); forward and backward, one step."""
+    dataloaders: tuple[DataLoaderRecord, ...] = ()
+    steps: StepRecord = field(default_factory=StepRecord)
+    captures: tuple[CaptureRecord, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that change how a run performs (NCCL_*, OMP_* …), secrets left out."""
+    problems: tuple[str, ...] = ()
+    """What the collector could not do, one sentence each."""
+    outcome: str = "running"
+    """``running`` (or killed), ``finished``, ``exception``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRecord:
+    """What ``perfscope run`` was asked to do."""
+
+    schema: str = LAUNCH_SCHEMA
+    perfscope_version: str = ""
+    command: tuple[str, ...] = ()
+    started_at: str = ""
+    host: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+    """The command's own; negative: the signal that ended it. None while it runs or when the launcher was killed."""
+
+
+_NESTED: dict[str, type[Any]] = {
+    "device": DeviceRecord,
+    "model": ModelRecord,
+    "steps": StepRecord,
+}
+_NESTED_LISTS: dict[str, type[Any]] = {
+    "captures": CaptureRecord,
+    "dataloaders": DataLoaderRecord,
+}
+
+
+def save(record: RunMetadata | LaunchRecord, path: Path) -> None:
+    """Write a record as JSON, whole or not at all. Raises OSError when the folder cannot be written."""
+    temporary = partial(path)
+    temporary.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def load_run(path: Path) -> RunMetadata:
+    """Read one rank's metadata. Raises ValueError naming the file and what is wrong with it."""
+    return _load(path, RunMetadata, RUN_SCHEMA)
+
+
+def load_launch(path: Path) -> LaunchRecord:
+    """Read the launcher's record. Raises ValueError naming the file and what is wrong with it."""
+    return _load(path, LaunchRecord, LAUNCH_SCHEMA)
+
+
+def _load(path: Path, kind: type[_Record], schema: str) -> _Record:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        raise ValueError(f"{path}: expected {schema!r}, found {found!r}; record the run again with this version")
+    try:
+        record: _Record = _build(kind, raw)
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return record
+
+
+def _build(kind: type[Any], raw: dict[str, Any]) -> Any:
+    """Make a record of ``kind`` from JSON values: nested records, lists as tuples, unknown keys dropped."""
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in known:
+            continue
+        if key in _NESTED and isinstance(value, dict):
+            value = _build(_NESTED[key], value)
+        elif key in _NESTED_LISTS and isinstance(value, list):
+            value = tuple(_build(_NESTED_LISTS[key], item) for item in value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[key] = value
+    return kind(**values)

@@ -1,0 +1,57 @@
+"""Where a recording lies on disk: named templates, used by the writer and the readers alike.
+
+A recording is one folder::
+
+    recording/
+      perfscope.json                       the launch: command, options, when (LaunchRecord)
+      rank-00003.run.json                  what a trace cannot tell, one a rank (RunMetadata)
+      rank-00003.capture-0.trace.json.gz   the Chrome trace of one capture of one rank
+      .bootstrap/                          what gets the collector into the ranks; not data
+      report.html                          written by ``perfscope analyze``
+
+A capture is written under a temporary name and renamed when whole, so a killed job leaves whole files or none; until it
+is compressed it may stand there as ``.trace.json``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+LAUNCH_FILE: Final = "perfscope.json"
+BOOTSTRAP_FOLDER: Final = ".bootstrap"
+REPORT_FILE: Final = "report.html"
+RUN_SUFFIX: Final = ".run.json"
+PARTIAL_SUFFIX: Final = ".partial"
+"""Ending of a file that is still being written; readers ignore it."""
+
+_RUN = re.compile(r"^rank-(\d+)\.run\.json$")
+_TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
+
+
+def run_file(folder: Path, rank: int) -> Path:
+    """The run metadata of one rank."""
+    return folder / f"rank-{rank:05d}{RUN_SUFFIX}"
+
+
+def trace_file(folder: Path, rank: int, capture: int, *, compressed: bool = True) -> Path:
+    """The Chrome trace of one capture (counted from 0) of one rank."""
+    return folder / f"rank-{rank:05d}.capture-{capture}.trace.json{'.gz' if compressed else ''}"
+
+
+def partial(path: Path) -> Path:
+    """The temporary name under which ``path`` is written before it is renamed."""
+    return path.with_name(path.name + PARTIAL_SUFFIX)
+
+
+def rank_of_run_file(path: Path) -> int | None:
+    """The rank in a run-metadata file's name, None if it is not one."""
+    match = _RUN.match(path.name)
+    return int(match[1]) if match else None
+
+
+def rank_and_capture_of_trace_file(path: Path) -> tuple[int, int] | None:
+    """(rank, capture) in a trace file's name, None if this project did not name it."""
+    match = _TRACE.match(path.name)
+    return (int(match[1]), int(match[2])) if match else None

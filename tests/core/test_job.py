@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope import metadata, paths
+from perfscope.errors import UnusableInput
+from perfscope.job import open_job, rank_in_name
+from perfscope.metadata import CaptureRecord, LaunchRecord, RunMetadata, StepRecord
+
+
+def record(folder: Path, rank: int, capture: int = 0, *, compressed: bool = True) -> None:
+    paths.trace_file(folder, rank, capture, compressed=compressed).write_bytes(b"")
+    metadata.save(RunMetadata(rank=rank, world_size=2), paths.run_file(folder, rank))
+
+
+def test_a_recording_s_traces_and_metadata(tmp_path):
+    for rank in (0, 1):
+        record(tmp_path, rank)
+    metadata.save(LaunchRecord(command=("torchrun", "train.py"), exit_code=0), tmp_path / paths.LAUNCH_FILE)
+    (tmp_path / "rank-00001.capture-0.trace.json.gz.partial").write_bytes(b"half")
+    job = open_job(tmp_path)
+    assert [(source.path.name, source.named_rank) for source in job.sources] == [
+        ("rank-00000.capture-0.trace.json.gz", 0),
+        ("rank-00001.capture-0.trace.json.gz", 1),
+    ]
+    assert sorted(job.runs) == [0, 1]
+    assert job.launch is not None
+    assert job.launch.command == ("torchrun", "train.py")
+
+
+def test_the_capture_that_most_ranks_have_is_chosen(tmp_path):
+    for rank, capture in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2)):
+        record(tmp_path, rank, capture)
+    assert open_job(tmp_path).capture == 1
+    assert open_job(tmp_path, capture=0).capture == 0
+    with pytest.raises(UnusableInput, match="no capture 7; the recording has 0, 1, 2"):
+        open_job(tmp_path, capture=7)
+
+
+def test_a_capture_not_yet_compressed_counts_once(tmp_path):
+    record(tmp_path, 0, compressed=False)
+    record(tmp_path, 0, compressed=True)
+    assert len(open_job(tmp_path).sources) == 1
+
+
+def test_traces_of_other_tools(tmp_path):
+    for name in ("rank0.json", "rank1.json.gz", "notes.txt", "review.json"):
+        (tmp_path / name).write_text('{"schema": "perfscope.summary/1"}' if name == "review.json" else "{}")
+    (tmp_path / "report.sqlite").write_bytes(b"SQLite format 3\0")
+    job = open_job(tmp_path)
+    assert [source.path.name for source in job.sources] == ["rank0.json", "rank1.json.gz"]
+    assert [(problem.path.name, "Nsight" in problem.error) for problem in job.problems] == [("report.sqlite", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("rank3.json", 3), ("trace_rank-12.json.gz", 12), ("rank_7_trace.json", 7), ("frank3.json", None), ("trace.json", None)],
+)
+def test_ranks_in_names(name, rank):
+    assert rank_in_name(Path(name)) == rank
+
+
+class TestNothingToRead:
+    def test_no_such_folder(self, tmp_path):
+        with pytest.raises(UnusableInput, match="no such file or folder"):
+            open_job(tmp_path / "nowhere")
+
+    def test_an_empty_folder_says_how_to_record(self, tmp_path):
+        with pytest.raises(UnusableInput, match=r"no trace in this folder .*perfscope run"):
+            open_job(tmp_path)
+
+    def test_traces_one_level_down_are_pointed_at(self, tmp_path):
+        (tmp_path / "job").mkdir()
+        (tmp_path / "job" / "rank0.json").write_text("{}")
+        with pytest.raises(UnusableInput, match=r"traces lie in .*job: name one of these"):
+            open_job(tmp_path)
+
+    def test_only_nsight_files(self, tmp_path):
+        (tmp_path / "report.nsys-rep").write_bytes(b"x")
+        with pytest.raises(UnusableInput, match="Nsight Systems"):
+            open_job(tmp_path)
+
+    def test_a_recording_in_which_no_process_stepped(self, tmp_path):
+        metadata.save(LaunchRecord(command=("python", "x.py"), exit_code=3), tmp_path / paths.LAUNCH_FILE)
+        with pytest.raises(UnusableInput, match=r"ended with 3.*perfscope\.step\(\)"):
+            open_job(tmp_path)
+
+    def test_a_recording_that_ended_before_the_first_capture(self, tmp_path):
+        run = RunMetadata(rank=0, steps=StepRecord(seen=3, detected_by="optimizer"), problems=("The script crashed.",))
+        metadata.save(run, paths.run_file(tmp_path, 0))
+        with pytest.raises(UnusableInput, match=r"after 3 steps.*--wait 0 --warmup 1 --active 1.*The script crashed\."):
+            open_job(tmp_path)
+
+
+class TestMetadata:
+    def test_round_trip(self, tmp_path):
+        run = RunMetadata(
+            rank=3, world_size=8, strategies=("ddp",), settings={"ddp": {"bucket_cap_mb": 25.0}},
+            captures=(CaptureRecord(file="x", first_step=8, last_step=15),), steps=StepRecord(seen=20, unprofiled_ns=(5, 6)),
+        )  # fmt: skip
+        metadata.save(run, tmp_path / "run.json")
+        assert metadata.load_run(tmp_path / "run.json") == run
+
+    def test_keys_of_a_newer_version_are_ignored(self, tmp_path):
+        path = tmp_path / "run.json"
+        path.write_text('{"schema": "perfscope.run/1", "rank": 2, "invented_later": {"a": 1}}')
+        assert metadata.load_run(path).rank == 2
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"schema": "other/1"}', ""])
+    def test_a_broken_file_is_named(self, tmp_path, text):
+        path = tmp_path / "rank-00000.run.json"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"rank-00000\.run\.json"):
+            metadata.load_run(path)
