@@ -1,0 +1,133 @@
+"""The ranks side by side: common steps, aligned clocks, waits split from transfers, the account of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from perfscope.analyzers.intervals import Intervals
+from perfscope.analyzers.matching import Matched, Mismatch, match
+from perfscope.analyzers.rank import RankPartial
+from perfscope.analyzers.steps import Steps
+from perfscope.analyzers.timeline import Row, Timeline
+from perfscope.clock import Clocks
+from perfscope.summary import AccountRow
+from perfscope.trace import Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All ranks compared. ``steps`` are the job's step numbers that every rank has; ``windows`` are each rank's own.
+
+    ``totals`` holds, for each rank, ns of each row (columns) in each used step (lines); lines add up to the windows.
+    """
+
+    partials: Mapping[int, RankPartial]
+    steps: Int64
+    windows: Mapping[int, tuple[Int64, Int64]]
+    """Rank -> starts and ends of its used windows, own clock, ns."""
+    timelines: Mapping[int, Timeline]
+    totals: Mapping[int, Int64]
+    communication: Mapping[int, Int64]
+    """Rank -> ns of communication, hidden or not, in each used step."""
+    matched: Matched
+    clocks: Clocks
+    mismatches: tuple[Mismatch, ...]
+
+    def mean_step_ns(self, rank: int) -> float:
+        """Mean window of one rank."""
+        start, end = self.windows[rank]
+        return float((end - start).sum()) / len(start)
+
+    @property
+    def slowest(self) -> int:
+        """The rank with the longest mean window (the lowest among equals)."""
+        return max(self.partials, key=lambda rank: (self.mean_step_ns(rank), -rank))
+
+    @property
+    def step_ns(self) -> float:
+        """Job step time: the mean advance per step of the slowest rank's window."""
+        return self.mean_step_ns(self.slowest)
+
+    def self_check(self) -> None:
+        """Raise ValueError where a rank's rows do not add up to its windows to the nanosecond."""
+        for rank, totals in self.totals.items():
+            start, end = self.windows[rank]
+            if not np.array_equal(totals.sum(axis=1), end - start):
+                raise ValueError(f"rank {rank}: the rows of a step do not add up to its window")
+            exposed = totals[:, Row.COMM_WAIT] + totals[:, Row.COMM_TRANSFER]
+            if (exposed > self.communication[rank]).any():
+                raise ValueError(f"rank {rank}: more communication is exposed than there is")
+
+
+def compare(partials: Mapping[int, RankPartial]) -> Comparison:
+    """Compare ranks that share at least one step. ``partials`` must not be empty."""
+    steps = reduce(np.intersect1d, (partial.steps.number for partial in partials.values()))
+    matched, clocks, mismatches = match(partials, steps)
+    windows, timelines, totals, communication = {}, {}, {}, {}
+    for rank, partial in sorted(partials.items()):
+        start, end = _windows(partial.steps, steps)
+        waits = _waits(rank, matched, clocks.offset_of(rank))
+        timeline = partial.timeline.split(Row.COMM_TRANSFER, waits, Row.COMM_WAIT)
+        windows[rank], timelines[rank] = (start, end), timeline
+        totals[rank] = timeline.totals(start, end)
+        communication[rank] = partial.communication.within(start, end)
+    result = Comparison(partials, steps, windows, timelines, totals, communication, matched, clocks, mismatches)
+    result.self_check()
+    return result
+
+
+def account_rows(result: Comparison) -> tuple[AccountRow, ...]:
+    """The account as the summary shows it: means per step in µs."""
+    rows = []
+    bounded = _bounded_ranks(result.matched)
+    for rank, totals in result.totals.items():
+        count = len(totals)
+        mean_us = totals.sum(axis=0) / count / 1e3
+        communication = int(result.communication[rank].sum())
+        exposed = int(totals[:, [Row.COMM_WAIT, Row.COMM_TRANSFER]].sum())
+        host = result.timelines[rank].where(Row.HOST)
+        start, end = result.windows[rank]
+        named = {
+            name: float(part.intersect(host).within(start, end).sum()) / count / 1e3
+            for name, part in result.partials[rank].named_host.items()
+        }
+        rows.append(
+            AccountRow(
+                rank=rank,
+                step_time_us=result.mean_step_ns(rank) / 1e3,
+                **{f"{row.label}_us": float(mean_us[row]) for row in Row},
+                comm_us=communication / count / 1e3,
+                hidden_comm_us=(communication - exposed) / count / 1e3,
+                host=result.partials[rank].host,
+                wait_is_bound=rank in bounded,
+                named_host_us={name: value for name, value in named.items() if value > 0},
+            )
+        )
+    return tuple(rows)
+
+
+def _windows(own: Steps, steps: Int64) -> tuple[Int64, Int64]:
+    order = np.argsort(own.number, kind="stable")
+    chosen = order[np.searchsorted(own.number[order], steps)]
+    return own.start_ns[chosen], own.end_ns[chosen]
+
+
+def _waits(rank: int, matched: Matched, offset: int) -> Intervals:
+    """When this rank waited and nothing of its communication moved, on its own clock.
+
+    Where collectives overlap, a moment counts as wait only if none of them is past its last arrival.
+    """
+    mine = matched.rank == rank
+    start, arrival, end = matched.start_ns[mine], matched.last_arrival_ns[mine], matched.end_ns[mine]
+    waiting = Intervals.of(start - offset, arrival - offset)
+    moving = Intervals.of(arrival - offset, end - offset)
+    return waiting.subtract(moving)
+
+
+def _bounded_ranks(matched: Matched) -> set[int]:
+    """Ranks with a collective whose participants are not all in the recording."""
+    return {int(rank) for rank in np.unique(matched.rank[~matched.instances.complete[matched.instance]])}

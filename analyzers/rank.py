@@ -1,0 +1,131 @@
+"""Everything that is asked of one rank's trace, where the trace is; only this small partial travels back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.account import account
+from perfscope.analyzers.communication import Collectives
+from perfscope.analyzers.host_activity import HostActivity, host_activity, loader_rows
+from perfscope.analyzers.intervals import Intervals
+from perfscope.analyzers.launches import DeviceWork, device_work
+from perfscope.analyzers.rank_collectives import find_collectives
+from perfscope.analyzers.rank_flops import RankFlops, rank_flops
+from perfscope.analyzers.readers import chrome
+from perfscope.analyzers.steps import Steps, find_steps
+from perfscope.analyzers.timeline import Timeline
+from perfscope.errors import TraceError
+from perfscope.trace import NONE, Category, Device, Int64, Losses, Trace
+
+_STRATEGY_MARKS: Final = {
+    "ddp": ("DistributedDataParallel.forward",),
+    "fsdp": ("FullyShardedDataParallel.", "FSDP::"),
+}
+"""Strategy -> beginnings of the ranges that torch.distributed itself records for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loading:
+    """One rank's data loading. Arrays have one entry a step."""
+
+    waited_ns: Int64
+    """Time inside ``__next__`` in the step's host window."""
+    batches: Int64
+    """Calls of ``__next__`` begun in the step's host window."""
+    single_process: bool | None
+    """The iterator loads in the training process itself (no workers); None when the name does not tell."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankPartial:
+    """What one rank contributes to the job's analysis. Times are ns on the rank's own clock."""
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    backend: str
+    host: str
+    devices: tuple[Device, ...]
+    """The devices that this rank's work ran on; empty on a rank without device work."""
+    has_device_work: bool
+    steps: Steps
+    timeline: Timeline
+    """All exposed communication is COMM_TRANSFER until the ranks are compared."""
+    communication: Intervals
+    named_host: dict[str, Intervals]
+    collectives: Collectives
+    loading: Loading
+    flops: RankFlops
+    peak_memory_bytes: int | None
+    has_shapes: bool
+    strategies: tuple[str, ...]
+    """Parallel strategies that leave ranges of a known name in a trace; empty where none did."""
+    versions: dict[str, str]
+    losses: Losses
+
+
+def analyze_file(path: Path) -> RankPartial:
+    """Read one rank's trace and ask every per-rank question of it. Raises TraceError naming the file."""
+    return analyze_rank(chrome.read(path))
+
+
+def analyze_rank(trace: Trace) -> RankPartial:
+    """Every per-rank question, asked of one trace. Raises TraceError when nothing in it can be accounted for."""
+    work = device_work(trace)
+    try:
+        steps = find_steps(trace, work)
+    except ValueError as error:
+        raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
+    host = host_activity(trace, work)
+    result = account(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
+    used = {int(index) for index in np.unique(trace.device[work.row])} if len(work) else set()
+    return RankPartial(
+        source=trace.source,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        backend=trace.backend,
+        host=trace.host,
+        devices=tuple(device for device in trace.devices if device.index in used),
+        has_device_work=len(work) > 0,
+        steps=steps,
+        timeline=result.timeline,
+        communication=result.communication,
+        named_host=host.named,
+        collectives=find_collectives(trace, work, steps),
+        loading=_loading(trace, host, steps),
+        flops=rank_flops(trace, work, steps),
+        peak_memory_bytes=_peak_memory(trace, work),
+        has_shapes=bool((trace.shapes[trace.rows(Category.CPU_OP)] != NONE).any()),
+        strategies=tuple(
+            name for name, marks in _STRATEGY_MARKS.items() if any(text.startswith(marks) for text in trace.strings)
+        ),
+        versions=trace.versions,
+        losses=trace.losses,
+    )
+
+
+def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
+    rows = loader_rows(trace, host.threads)
+    begun = steps.of_host_time(trace.start_ns[rows])
+    names = {trace.name_of(row) for row in rows}
+    single = {"_SingleProcess" in name for name in names if "Process" in name}
+    return Loading(
+        waited_ns=host.loading.within(steps.host_start_ns, steps.host_end_ns),
+        batches=np.bincount(begun[begun >= 0], minlength=len(steps)).astype(np.int64),
+        single_process=single.pop() if len(single) == 1 else None,
+    )
+
+
+def _peak_memory(trace: Trace, work: DeviceWork) -> int | None:
+    """Largest memory reserved on the rank's devices (allocated where that is not said); None where not recorded."""
+    used = np.unique(trace.device[work.row])
+    on_device = np.isin(trace.memory.device, used)
+    for column in (trace.memory.reserved, trace.memory.allocated):
+        values = column[on_device & (column != NONE)]
+        if len(values):
+            return int(values.max())
+    return None

@@ -1,0 +1,73 @@
+"""One typical step of every rank as a strip of stretches, for a picture."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.timeline import Row
+from perfscope.summary import Strip
+from perfscope.trace import Int64
+
+MAX_RANKS: Final = 64
+"""Strips beyond this many ranks cannot be told apart in one picture."""
+RESOLUTION: Final = 1200
+"""Stretches shorter than the step over this are merged: about a pixel of a wide screen."""
+
+
+def typical_step(result: Comparison) -> int:
+    """Index of the used step whose longest window is the median one."""
+    longest = np.max([end - start for start, end in result.windows.values()], axis=0)
+    return int(np.argsort(longest, kind="stable")[len(longest) // 2])
+
+
+def strips(result: Comparison) -> tuple[Strip, ...]:
+    """Strips of the typical step, aligned; of evenly spread ranks where there are more than ``MAX_RANKS``."""
+    index = typical_step(result)
+    ranks = sorted(result.partials)
+    if len(ranks) > MAX_RANKS:
+        ranks = [ranks[round(position)] for position in np.linspace(0, len(ranks) - 1, MAX_RANKS)]
+    offset = {rank: result.clocks.offset_of(rank) for rank in ranks}
+    zero = min(int(result.windows[rank][0][index]) + offset[rank] for rank in ranks)
+    marked = all(result.partials[rank].steps.marked for rank in ranks)
+    number = int(result.steps[index]) if marked else None
+    return tuple(_strip(result, rank, index, number, offset[rank] - zero) for rank in ranks)
+
+
+def _strip(result: Comparison, rank: int, index: int, number: int | None, shift: int) -> Strip:
+    begin, end = (int(edge[index]) for edge in result.windows[rank])
+    timeline = result.timelines[rank]
+    inside = (timeline.ends_ns > begin) & (timeline.start_ns < end)
+    start = np.maximum(timeline.start_ns[inside], begin)
+    row = timeline.row[inside].astype(np.int64)
+    start, row = merge_short(start, row, end, (end - begin) // RESOLUTION)
+    duration = np.diff(np.append(start, end))
+    return Strip(
+        rank=rank,
+        step=number,
+        categories=tuple(Row(int(value)).label for value in row),
+        start_us=tuple(float(value) for value in (start + shift) / 1e3),
+        duration_us=tuple(float(value) for value in duration / 1e3),
+    )
+
+
+def merge_short(start_ns: Int64, row: Int64, end_ns: int, least_ns: int) -> tuple[Int64, Int64]:
+    """Cut the window into cells of ``least_ns`` and give each cell the row that fills most of it.
+
+    Returns starts and rows of the stretches that remain. With ``least_ns`` 0 nothing is merged.
+    """
+    if least_ns <= 0 or len(start_ns) == 0:
+        return start_ns, row
+    begin = int(start_ns[0])
+    edges = np.arange(begin, end_ns, least_ns, dtype=np.int64)
+    points = np.unique(np.concatenate((edges, start_ns)))
+    length = np.diff(np.append(points, end_ns))
+    owner = row[np.searchsorted(start_ns, points, side="right") - 1]
+    cell = np.searchsorted(edges, points, side="right") - 1
+    filled = np.zeros((len(edges), len(Row)), dtype=np.int64)
+    np.add.at(filled, (cell, owner), length)
+    label = filled.argmax(axis=1)
+    changes = np.concatenate(([True], label[1:] != label[:-1]))
+    return edges[changes], label[changes]
