@@ -31,9 +31,14 @@ class Matched:
     end_ns: Int64
     last_arrival_ns: Int64
     instances: Instances
+    clocks: Clocks
 
     def __len__(self) -> int:
         return len(self.instance)
+
+    def offset_of(self, rank: int) -> int:
+        """What was added to the rank's own clock, ns."""
+        return self.clocks.offset_of(rank)
 
     @property
     def wait_ns(self) -> Int64:
@@ -270,7 +275,7 @@ def _arrivals(parts: _Participations, instance: Int64, clocks: Clocks) -> Matche
     )
     return Matched(
         position[label][lines], parts.rank[kept][lines], parts.index[kept][lines], start[lines], end[lines],
-        arrival[lines], instances,
+        arrival[lines], instances, clocks,
     )  # fmt: skip
 
 

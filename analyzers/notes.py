@@ -13,6 +13,9 @@ from perfscope.analyzers.rank_collectives import UNKNOWN_GROUP
 from perfscope.job import Job
 from perfscope.summary import Note
 
+DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
+"""Backends of torch.distributed that only move data between devices."""
+
 UNKNOWN_SHARE: Final = 0.02
 """Idle time without a cause above this share of the step is a defect of the recording or of the analysis."""
 
@@ -23,6 +26,7 @@ def job_notes(job: Job, result: Comparison, facts: JobFacts) -> tuple[Note, ...]
         *_about_steps(result, facts),
         *_about_ranks(facts),
         *_about_reading(result),
+        *_about_devices(result),
         *_about_collectives(result),
         *_about_clock(result),
         *_about_idle(facts),
@@ -75,6 +79,21 @@ def _about_reading(result: Comparison) -> Iterator[Note]:
         told += losses.notes
         if told:
             yield Note(about="reading", text=f"Rank {rank} ({partial.source}): {'; '.join(told)}.", ranks=(rank,))
+
+
+def _about_devices(result: Comparison) -> Iterator[Note]:
+    blind = tuple(
+        rank
+        for rank, partial in sorted(result.partials.items())
+        if not partial.has_device_work and (partial.lists_devices or partial.backend in DEVICE_BACKENDS)
+    )
+    if blind:
+        yield Note(
+            about="accounting",
+            text="The job has devices, but the recording holds no work of theirs: the account shows the host's threads "
+            "only. Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+            ranks=blind,
+        )
 
 
 def _about_collectives(result: Comparison) -> Iterator[Note]:

@@ -51,6 +51,8 @@ class RankPartial:
     host: str
     devices: tuple[Device, ...]
     """The devices that this rank's work ran on; empty on a rank without device work."""
+    lists_devices: bool
+    """The trace describes devices, whether or not it holds work of theirs."""
     has_device_work: bool
     steps: Steps
     timeline: Timeline
@@ -90,6 +92,7 @@ def analyze_rank(trace: Trace) -> RankPartial:
         backend=trace.backend,
         host=trace.host,
         devices=tuple(device for device in trace.devices if device.index in used),
+        lists_devices=len(trace.devices) > 0,
         has_device_work=len(work) > 0,
         steps=steps,
         timeline=result.timeline,

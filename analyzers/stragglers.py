@@ -1,33 +1,35 @@
 """Who made the others wait, why, and how much step time it cost.
 
-For every collective, the last arriver is compared with its peers since their last common moment (the group's previous
-collective to end before anybody arrived): the category in which it spent more than the peers' median is the cause.
-Where that is an earlier wait, or its stream was still held by an earlier collective, the blame passes on to whoever
-that wait was for.
+The members of a group start over together at every collective for which all of them stood still: none had work left to
+do beside it. Between two such moments every member does the same work and then waits for the slowest. So the member
+with the most time of its own (all but exposed communication) held the others up, by as much as it exceeds the next
+slowest, and the category in which it exceeds its peers' median is the cause.
 
-Lost time of a rank in a step is the exposed wait charged to it, on the participant that waited least for it: were the
-rank as fast as the next slowest, that is what the step would save.
+Example, two ranks between two such moments, all on their own clocks::
+
+    rank 0   compute 30, exposed all-reduce 15 (of which it waits 10)
+    rank 1   host pause 10, compute 30, exposed all-reduce 5
+
+Rank 1 took 40 of its own, rank 0 took 30: rank 1 cost the job 10, by its host. That also holds where the wait was spread
+over several overlapping collectives, or hid some of their transfers.
+
+A rank that was itself held up in another of its groups does not show up: waiting is no time of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.matching import Matched
-from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.timeline import Row, Timeline
-from perfscope.clock import Clocks
-from perfscope.trace import NONE, Int64
+from perfscope.trace import Bool, Int64
 
 CAUSES: Final = {
     Row.COMPUTE: "compute",
-    Row.COMM_WAIT: "communication",
-    Row.COMM_TRANSFER: "communication",
     Row.COPY: "copy",
     Row.DATALOADER: "dataloader",
     Row.SYNC: "sync",
@@ -36,168 +38,134 @@ CAUSES: Final = {
     Row.DEPENDENCY: "launch",
     Row.UNKNOWN: "host",
 }
-"""Row of the account -> cause as the summary names it."""
+"""Row of the account that is a rank's own time -> cause as the summary names it."""
 
-_HELD_NS: Final = 20_000
-"""A collective that starts within this of the end of another on its stream was held by it: NCCL kernels follow one
-another within a few µs, a backend thread picks up its next job within tens."""
+_OWN: Final = np.array([int(row) for row in CAUSES])
+_EXPOSED: Final = np.array([int(Row.COMM_WAIT), int(Row.COMM_TRANSFER)])
+
+POINT_TO_POINT: Final = ("send", "recv", "send_recv")
+"""Kinds whose participants do different work (stages of a pipeline): nothing to compare."""
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """What one rank cost the job: ``lost_ns`` per used step (in the order of the steps) for each cause."""
+    """What one rank cost the job: ``lost_ns`` in each used step (in the order of the steps), and the main cause."""
 
     rank: int
     lost_ns: Int64
-    """ns in each used step."""
     cause: str
-    """The cause of most of it."""
+
+    @property
+    def mean_ns(self) -> float:
+        """Lost per step.
+
+        The first step is seen only from its window's start: ranks do not begin a recording together, and that skew is
+        nobody's fault. So a loss in it alone is no evidence, and one that goes on in the later steps is taken to be no
+        smaller there than their median.
+        """
+        first, later = float(self.lost_ns[0]), self.lost_ns[1:]
+        if len(later) == 0:
+            return first
+        if not later.any():
+            return 0.0
+        if first > 0:
+            first = max(first, float(np.median(later)))
+        return (first + float(later.sum())) / len(self.lost_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class _Segments:
+    """The stretches of one group between the moments at which its members started over together.
+
+    ``spent_ns`` is [segment, member, row]: ns of each row of the account; ``step`` is the step of the collective that
+    closes each segment.
+    """
+
+    members: Int64
+    step: Int64
+    spent_ns: Int64
 
 
 def find_lateness(
-    partials: Mapping[int, RankPartial],
-    timelines: Mapping[int, Timeline],
-    matched: Matched,
-    clocks: Clocks,
-    steps: Int64,
+    timelines: Mapping[int, Timeline], start_ns: Mapping[int, int], matched: Matched, steps: Int64
 ) -> tuple[Lateness, ...]:
-    """Charge every exposed wait to a rank and a cause; ranks that cost nothing are left out, the costliest first.
+    """Every rank that cost the job anything, the costliest first.
 
-    ``timelines`` are the ranks' accounts with the waits split out, on their own clocks.
+    ``timelines`` are the ranks' accounts on their own clocks, ``start_ns`` where each begins to be compared. A rank in
+    several groups is charged what it cost the one that lost most in that step: it held them all up at once.
     """
-    blame = _Blame(partials, timelines, matched, clocks)
-    charges = [charge for number in range(len(matched.instances)) for charge in blame.settle(number)]
-    found = []
-    for rank in sorted({charge.culprit for charge in charges}):
-        mine = [charge for charge in charges if charge.culprit == rank]
-        lost = np.array([_lost_in_step([c for c in mine if c.step == step]) for step in steps], dtype=np.int64)
-        if lost.any():
-            weight: dict[str, int] = {}
-            for charge in mine:
-                weight[charge.cause] = weight.get(charge.cause, 0) + charge.waited.measure()
-            found.append(Lateness(rank, lost, max(weight, key=lambda cause: weight[cause])))
-    return tuple(sorted(found, key=lambda lateness: -int(lateness.lost_ns.sum())))
+    lost: dict[int, Int64] = {}
+    causes: dict[int, Int64] = {}
+    for segments in _groups(timelines, start_ns, matched):
+        for rank, in_step, excess in _charges(segments, steps):
+            lost[rank] = np.maximum(lost.get(rank, np.zeros_like(in_step)), in_step)
+            causes[rank] = causes.get(rank, np.zeros_like(excess)) + excess
+    found = [
+        Lateness(rank, in_step, CAUSES[Row(int(_OWN[np.argmax(causes[rank])]))])
+        for rank, in_step in lost.items()
+        if in_step.any()
+    ]
+    return tuple(sorted(found, key=lambda lateness: (-int(lateness.lost_ns.sum()), lateness.rank)))
 
 
-@dataclass(frozen=True)
-class _Charge:
-    """One victim's exposed wait in one collective, charged to a culprit."""
-
-    culprit: int
-    cause: str
-    victim: int
-    group: int
-    step: int
-    waited: Intervals
-
-
-def _lost_in_step(charges: list[_Charge]) -> int:
-    """The least that any participant of a group waited for the culprit; the costliest group's."""
-    lost = 0
-    for group in {charge.group for charge in charges}:
-        waits: dict[int, Intervals] = {}
-        for charge in charges:
-            if charge.group == group:
-                waits[charge.victim] = waits.get(charge.victim, Intervals.empty()).union(charge.waited)
-        lost = max(lost, min(waited.measure() for waited in waits.values()))
-    return lost
+def _groups(timelines: Mapping[int, Timeline], start_ns: Mapping[int, int], matched: Matched) -> Iterator[_Segments]:
+    instances = matched.instances
+    excluded = [index for index, kind in enumerate(instances.kinds) if kind in POINT_TO_POINT]
+    usable = instances.complete & (instances.participants > 1) & ~np.isin(instances.kind, excluded)
+    for group in np.unique(instances.group[usable]):
+        numbers = np.flatnonzero(usable & (instances.group == group))
+        lines = np.flatnonzero(np.isin(matched.instance, numbers))
+        members = np.unique(matched.rank[lines])
+        # Lines are ordered by instance, then rank, and every instance is complete: a rectangle.
+        own_ends = np.stack(
+            [_own_ends(timelines, matched, lines[matched.rank[lines] == rank]) for rank in members], axis=1
+        )
+        yield _cut(timelines, start_ns, members, instances.step[numbers], own_ends)
 
 
-class _Blame:
-    """Settles matched collectives one after another, in order of their last arrival."""
+def _own_ends(timelines: Mapping[int, Timeline], matched: Matched, lines: Int64) -> Int64:
+    """Ends of one rank's collectives on its own clock, inside its timeline."""
+    rank = int(matched.rank[lines[0]])
+    timeline = timelines[rank]
+    offset = matched.offset_of(rank)
+    return np.clip(matched.end_ns[lines] - offset, timeline.start_ns[0], timeline.end_ns)
 
-    def __init__(
-        self,
-        partials: Mapping[int, RankPartial],
-        timelines: Mapping[int, Timeline],
-        matched: Matched,
-        clocks: Clocks,
-    ) -> None:
-        self._matched = matched
-        self._offset = {rank: clocks.offset_of(rank) for rank in partials}
-        self._exposed = {rank: timelines[rank].where(Row.COMM_WAIT) for rank in partials}
-        self._rows = {rank: [timelines[rank].where(row) for row in Row] for rank in partials}
-        self._window_start = {rank: int(partials[rank].steps.start_ns[0]) for rank in partials}
-        self._stream = {rank: partials[rank].collectives.stream for rank in partials}
-        self._bounds = np.searchsorted(matched.instance, np.arange(len(matched.instances) + 1))
-        self._ended: dict[int, list[int]] = {}
-        """Group -> ends (aligned ns) of its settled collectives."""
-        self._held: dict[tuple[int, int], tuple[int, int, str, int]] = {}
-        """(rank, stream) -> the last collective settled there: end (own clock), culprit, cause, its wait in ns."""
-        self._waited_for: dict[int, list[tuple[int, int, int, str]]] = {rank: [] for rank in partials}
-        """Rank -> its waits so far: start, end (own clock), culprit, cause."""
 
-    def settle(self, number: int) -> list[_Charge]:
-        """Charge the exposed waits of one collective."""
-        matched, instances = self._matched, self._matched.instances
-        lines = np.arange(self._bounds[number], self._bounds[number + 1])
-        group, last = int(instances.group[number]), int(instances.last_rank[number])
-        charges: list[_Charge] = []
-        culprit, cause = last, ""
-        if last != NONE and matched.wait_ns[lines].any():
-            culprit, cause = self._culprit(lines, group, last)
-            for line in lines:
-                victim = int(matched.rank[line])
-                start = int(matched.start_ns[line]) - self._offset[victim]
-                until = int(matched.last_arrival_ns[line]) - self._offset[victim]
-                waited = self._exposed[victim].intersect(Intervals.single(start, until))
-                if victim not in (last, culprit):
-                    charges.append(_Charge(culprit, cause, victim, group, int(instances.step[number]), waited))
-                if victim != culprit:
-                    self._waited_for[victim].append((start, until, culprit, cause))
-        self._remember(lines, group, culprit, cause)
-        return charges
+def _cut(
+    timelines: Mapping[int, Timeline], start_ns: Mapping[int, int], members: Int64, step: Int64, own_ends: Int64
+) -> _Segments:
+    """Cut at the collectives at whose end every member stood still; the last of each step counts as one in any case."""
+    together = np.ones(len(own_ends), dtype=np.bool_)
+    for index, rank in enumerate(members):
+        together &= _stands_still(timelines[int(rank)], own_ends[:, index])
+    closes_step = np.append(step[1:] != step[:-1], True)
+    chosen = np.flatnonzero(together | closes_step)
+    first = np.array([[start_ns[int(rank)] for rank in members]], dtype=np.int64)
+    edges = np.maximum.accumulate(np.concatenate((first, own_ends[chosen])), axis=0)
+    spent = np.stack(
+        [timelines[int(rank)].totals(edges[:-1, index], edges[1:, index]) for index, rank in enumerate(members)], axis=1
+    )
+    return _Segments(members, step[chosen], spent)
 
-    def _remember(self, lines: Int64, group: int, culprit: int, cause: str) -> None:
-        matched = self._matched
-        self._ended.setdefault(group, []).append(int(matched.end_ns[lines].max()))
-        for line in lines:
-            rank = int(matched.rank[line])
-            stream = int(self._stream[rank][matched.index[line]])
-            end = int(matched.end_ns[line]) - self._offset[rank]
-            self._held[rank, stream] = (end, culprit, cause, int(matched.wait_ns[line]))
 
-    def _culprit(self, lines: Int64, group: int, last: int) -> tuple[int, str]:
-        """Who is behind the last arrival, and why."""
-        matched = self._matched
-        line = int(lines[matched.rank[lines] == last][0])
-        arrival = int(matched.start_ns[line]) - self._offset[last]
-        held = self._held.get((last, int(self._stream[last][matched.index[line]])))
-        late_by = int(matched.wait_ns[lines].max())
-        if held is not None and held[1] not in (NONE, last):
-            end, culprit, cause, waited = held
-            # Its stream was busy with a collective that itself waited: at least half of this lateness is that wait.
-            if end <= arrival <= end + _HELD_NS and 2 * waited >= late_by:
-                return culprit, cause
-        spent = self._spent(lines, group)
-        mine = spent[last]
-        peers = np.median([spent[rank] for rank in spent if rank != last], axis=0)
-        excess = mine - peers
-        row = Row(int(np.argmax(excess)))
-        if row in (Row.COMM_WAIT, Row.COMM_TRANSFER):
-            earlier = self._earlier_wait(last, arrival, int(excess[row]))
-            if earlier is not None:
-                return earlier
-        return last, CAUSES[row]
+def _stands_still(timeline: Timeline, time_ns: Int64) -> Bool:
+    """Was the rank in exposed communication just before each time?"""
+    index = np.searchsorted(timeline.start_ns, time_ns, side="left") - 1
+    return np.isin(timeline.row[np.maximum(index, 0)], _EXPOSED) & (index >= 0)
 
-    def _spent(self, lines: Int64, group: int) -> dict[int, Int64]:
-        """For each participant, ns of each row between their last common moment and its own arrival."""
-        matched = self._matched
-        first = int(matched.start_ns[lines].min())
-        common = max((end for end in self._ended.get(group, [])[-8:] if end <= first), default=None)
-        spent = {}
-        for line in lines:
-            rank = int(matched.rank[line])
-            begin = self._window_start[rank] if common is None else common - self._offset[rank]
-            arrival = int(matched.start_ns[line]) - self._offset[rank]
-            window = np.array([begin], dtype=np.int64), np.array([max(arrival, begin)], dtype=np.int64)
-            spent[rank] = np.array([int(row.within(*window)[0]) for row in self._rows[rank]], dtype=np.int64)
-        return spent
 
-    def _earlier_wait(self, rank: int, arrival: int, excess: int) -> tuple[int, str] | None:
-        """Whom the rank itself waited for, in the longest of its waits among the last few before ``arrival``."""
-        recent = [wait for wait in self._waited_for[rank][-16:] if wait[1] <= arrival and wait[1] - wait[0] > 0]
-        if not recent:
-            return None
-        start, end, culprit, cause = max(recent, key=lambda wait: wait[1] - wait[0])
-        return (culprit, cause) if culprit != rank and 2 * (end - start) >= excess else None
+def _charges(segments: _Segments, steps: Int64) -> Iterator[tuple[int, Int64, Int64]]:
+    """For each member: ns lost to it in each step, and ns by which it exceeded its peers in each row of its own time."""
+    own = segments.spent_ns[:, :, _OWN]
+    total = own.sum(axis=2)
+    ranked = np.sort(total, axis=1)
+    over_next = ranked[:, -1] - ranked[:, -2]
+    slowest = total.argmax(axis=1)
+    for index, rank in enumerate(segments.members):
+        mine = np.flatnonzero((slowest == index) & (over_next > 0))
+        if len(mine) == 0:
+            continue
+        in_step = np.zeros(len(steps), dtype=np.int64)
+        np.add.at(in_step, np.searchsorted(steps, segments.step[mine]), over_next[mine])
+        peers = np.median(np.delete(own[mine], index, axis=1), axis=1)
+        yield int(rank), in_step, (own[mine, index] - peers).sum(axis=0).astype(np.int64)

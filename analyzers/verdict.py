@@ -43,9 +43,9 @@ def verdict(facts: JobFacts, findings: tuple[Finding, ...]) -> Verdict:
             healthy=False,
             first_action=None,
         )
+    loss = f", the largest loss is {share:.0%} ({what})" if share >= 0.005 else ""
     return Verdict(
-        headline=f"No bottleneck found: compute fills {compute:.0%} of the {step}, the largest loss is {share:.0%} "
-        f"({what}).",
+        headline=f"No bottleneck found: compute fills {compute:.0%} of the {step}{loss}.",
         healthy=True,
         first_action=None,
     )

@@ -157,7 +157,7 @@ def _nothing_recorded(folder: Path, launch: LaunchRecord | None, runs: dict[int,
         )
     return (
         f"{folder}: the job ended after {steps} steps, before a step was recorded; record earlier: "
-        f"perfscope run --wait 0 --warmup 1 --active {max(steps - 2, 1)} …{told}"
+        f"perfscope run --wait 1 --warmup 0 --active {max(steps - 1, 1)} …{told}"
     )
 
 

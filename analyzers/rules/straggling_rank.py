@@ -15,7 +15,9 @@ RULE: Final = "straggling-rank"
 SHARE: Final = 0.05
 """Share of the step lost to one rank from which the rule fires."""
 OVER_NEXT: Final = 1.5
-"""How much more than the next worst rank it must cost: ranks that take turns are noise, not a straggler."""
+"""How much more than the next worst rank it must cost, where it costs little: ranks that take turns at that are noise."""
+BEYOND_NOISE: Final = 0.10
+"""Share of the step from which a loss is no noise, whatever the other ranks cost."""
 
 _REMEDIES: Final = {
     "compute": "Its kernels or operators take longer than its peers': compare clocks, power and throttle reasons of "
@@ -41,7 +43,9 @@ def evaluate(facts: JobFacts) -> Finding | None:
         return None
     worst = facts.stragglers[0]
     following = facts.stragglers[1].lost_us if len(facts.stragglers) > 1 else 0.0
-    if worst.lost_us < SHARE * facts.step_time_us or worst.lost_us < OVER_NEXT * following:
+    if worst.lost_us < SHARE * facts.step_time_us:
+        return None
+    if worst.lost_us < BEYOND_NOISE * facts.step_time_us and worst.lost_us < OVER_NEXT * following:
         return None
     share = worst.lost_us / facts.step_time_us
     return Finding(

@@ -11,7 +11,7 @@ from perfscope.analyzers.collectives import collective_rows, cost_models, cost_r
 from perfscope.analyzers.comparison import Comparison, account_rows, compare
 from perfscope.analyzers.critical_path import critical_path
 from perfscope.analyzers.rank import analyze_rank
-from perfscope.analyzers.stragglers import find_lateness
+from perfscope.analyzers.stragglers import Lateness, find_lateness
 from perfscope.analyzers.timeline import Row
 from perfscope.trace import ProcessGroup
 from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder
@@ -30,6 +30,11 @@ def described(elements: int, ranks: tuple[int, ...] = (0, 1), sequence: int | No
 def compared(*builders: TraceBuilder) -> Comparison:
     partials = [analyze_rank(builder.build()) for builder in builders]
     return compare({partial.rank: partial for partial in partials})
+
+
+def lateness(result: Comparison) -> tuple[Lateness, ...]:
+    begin = {rank: int(start[0]) for rank, (start, _) in result.windows.items()}
+    return find_lateness(result.timelines, begin, result.matched, result.steps)
 
 
 def gpu_rank(rank: int, arrival: int, end: int, steps: int = 6, work_until: int | None = None) -> TraceBuilder:
@@ -69,7 +74,7 @@ def test_account_rows_add_up_and_hide_what_is_hidden():
 
 def test_the_late_rank_is_charged_with_what_made_it_late():
     result = compared(gpu_rank(0, 1000, 5000), gpu_rank(1, 4000, 5000))
-    (late,) = find_lateness(result.partials, result.timelines, result.matched, result.clocks, result.steps)
+    (late,) = lateness(result)
     assert (late.rank, late.cause) == (1, "compute")
     assert late.lost_ns.tolist() == [3000] * 6
 
@@ -84,7 +89,7 @@ def test_lost_time_is_what_the_next_slowest_leaves():
             builder.launched(NCCL, step + 20, step + arrival, step + 5000, stream=20, collective=described(500, (0, 1, 2)))
             builder.launched("adam", step + 30, step + 5000, step + 9900)
     result = compared(*ranks)
-    (late,) = find_lateness(result.partials, result.timelines, result.matched, result.clocks, result.steps)
+    (late,) = lateness(result)
     # Were rank 2 quicker, rank 1 would still hold the others until 3000: 1000 would be saved, not 3000.
     assert (late.rank, late.lost_ns.tolist()) == (2, [1000, 1000])
 
@@ -114,10 +119,10 @@ def test_a_collective_held_up_behind_another_blames_whoever_that_one_waited_for(
                 builder.note("gloo:all_reduce", at + start, at + end, thread, **shapes)
     result = compared(*ranks)
     assert [row.bytes for row in sorted(collective_rows(result.matched), key=lambda row: row.bytes)] == [40, 80, 120]
-    found = find_lateness(result.partials, result.timelines, result.matched, result.clocks, result.steps)
+    found = lateness(result)
     assert [(late.rank, late.cause) for late in found] == [(1, "host")]
-    # Rank 0 stands still from 1600 until rank 1's first arrival at 5000; until the second it is transferring.
-    assert found[0].lost_ns.tolist() == [3400] * 6
+    # Rank 0 is done with its own work after 1600 of the step, rank 1 after 5200.
+    assert found[0].lost_ns.tolist() == [3600] * 6
 
 
 def test_clock_offsets_do_not_move_blame():
@@ -128,7 +133,7 @@ def test_clock_offsets_do_not_move_blame():
     result = compared(gpu_rank(0, 1000, 5000), shifted)
     assert result.clocks.offset_ns.tolist() == [0, -5_000_000]
     assert result.totals[0][0, Row.COMM_WAIT] == 3000
-    (late,) = find_lateness(result.partials, result.timelines, result.matched, result.clocks, result.steps)
+    (late,) = lateness(result)
     assert late.rank == 1
 
 

@@ -90,7 +90,7 @@ class TestNothingToRead:
     def test_a_recording_that_ended_before_the_first_capture(self, tmp_path):
         run = RunMetadata(rank=0, steps=StepRecord(seen=3, detected_by="optimizer"), problems=("The script crashed.",))
         metadata.save(run, paths.run_file(tmp_path, 0))
-        with pytest.raises(UnusableInput, match=r"after 3 steps.*--wait 0 --warmup 1 --active 1.*The script crashed\."):
+        with pytest.raises(UnusableInput, match=r"after 3 steps.*--wait 1 --warmup 0 --active 2.*The script crashed\."):
             open_job(tmp_path)
 
 
