@@ -111,7 +111,7 @@ def _strategies(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[st
 def _job(
     job: Job, found: Identified, result: Comparison, runs: Mapping[int, RunMetadata], facts: JobFacts
 ) -> JobSummary:
-    windows = [end - start for start, end in result.windows.values()]
+    start, end = result.windows[result.slowest]
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
     unprofiled = _unprofiled_ns(runs)
@@ -124,7 +124,7 @@ def _job(
         failures=tuple(found.failures),
         steps=tuple(int(step) for step in result.steps) if _is_marked(result) else (),
         step_time_us=facts.step_time_us,
-        step_time_us_per_step=tuple(float(longest) / 1e3 for longest in np.max(windows, axis=0)),
+        step_time_us_per_step=tuple(float(window) / 1e3 for window in end - start),
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=(first.backend if first else "") or lowest.backend or None,
         devices=device_names(result, runs),

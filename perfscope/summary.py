@@ -61,7 +61,7 @@ class Job:
     step_time_us: float
     """Mean advance per step of the slowest rank's window."""
     step_time_us_per_step: tuple[float, ...]
-    """For each used step, the longest window of any rank."""
+    """Windows of the slowest rank, one for each used step; their mean is ``step_time_us``."""
     strategy: str | tuple[str, ...]
     backend: str | None
     devices: tuple[str, ...]

@@ -82,7 +82,7 @@ def _evidence(facts: JobFacts, worst: StragglerRow) -> tuple[Evidence, ...]:
     return (
         Evidence(what="step time lost to it", value=worst.lost_us, unit="us", ranks=(worst.rank,)),
         Evidence(
-            what="share of steps in which it costs the most", value=worst.share_of_steps, unit="", ranks=(worst.rank,)
+            what="share of steps in which it costs the most", value=worst.share_of_steps, unit="share", ranks=(worst.rank,)
         ),
         Evidence(
             what="exposed wait of the others (mean)",

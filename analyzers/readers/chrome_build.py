@@ -1,0 +1,205 @@
+"""Puts a trace together: times its events, joins begin with end, orders the rows, and says what was lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope.analyzers.readers import chrome_collectives, chrome_metadata, chrome_times
+from perfscope.analyzers.readers.chrome_columns import Columns, MemoryColumns
+from perfscope.analyzers.readers.chrome_events import (
+    UNREAD,
+    Begin,
+    Complete,
+    CompleteAsText,
+    End,
+    Instant,
+    InstantAsText,
+    Metadata,
+    Stretch,
+)
+from perfscope.analyzers.readers.chrome_metadata import FileMetadata
+from perfscope.analyzers.readers.chrome_ranges import SplitRanges
+from perfscope.errors import TraceError
+from perfscope.trace import Bool, Category, Int64, Losses, Thread, Trace
+from perfscope.vocabulary import PROFILER_STEP_PREFIX
+
+_RARE = frozenset({End, Metadata, *UNREAD})
+_ALLOCATOR = "[memory]"
+_THREAD_NAME = "thread_name"
+_INT64_MAX = (1 << 63) - 1
+_EARLIEST_EPOCH_NS = 10**18
+"""2001. Times before it count from a base, not from the epoch."""
+
+
+class Builder:
+    """Takes stretches of events, then builds the trace."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns = Columns()
+        self._ranges = SplitRanges()
+        self._thread_names: dict[tuple[str, str], list[str]] = {}
+        self._memory = MemoryColumns()
+        self._seen = 0
+        self._dropped = 0
+        self._mended = 0
+        self._notes: list[str] = []
+        self._unread: Counter[str] = Counter()
+
+    def take(self, stretch: Stretch) -> bool:
+        """Keep a stretch of events. False, and nothing kept, where they must be decoded with their times as text."""
+        events = stretch.events
+        kinds = set(map(type, events))
+        if stretch.times_as_text:
+            self._add_with_text(events)
+        elif Begin in kinds or not self._add_with_numbers(events, kinds):
+            return False
+        if kinds & _RARE:
+            for place, event in enumerate(events):
+                if type(event) in _RARE:
+                    self._add_rare(event, self._seen + place)
+        self._seen += len(events)
+        self._dropped += stretch.dropped
+        self._mended += stretch.mended
+        self._unread.update(stretch.other_phases)
+        return True
+
+    def _add_with_numbers(self, events: list[Any], kinds: set[type[Any]]) -> bool:
+        """Keep complete events and the allocator's; False where a time needs its text or cannot be a time."""
+        complete = events if kinds == {Complete} else [event for event in events if type(event) is Complete]
+        start_ns = chrome_times.from_numbers([event.ts for event in complete])
+        duration_ns = chrome_times.from_numbers([event.dur for event in complete])
+        if start_ns is None or duration_ns is None or (len(duration_ns) and duration_ns.min() < 0):
+            return False
+        if Instant in kinds:
+            instants = [event for event in events if type(event) is Instant and event.name == _ALLOCATOR]
+            time_ns = chrome_times.from_numbers([event.ts for event in instants])
+            if time_ns is None:
+                return False
+            self._memory.add(instants, time_ns)
+        self._columns.add(complete, start_ns, duration_ns)
+        return True
+
+    def _add_with_text(self, events: list[Any]) -> None:
+        """Keep complete, begin and the allocator's events, in the order of the file, if their times can be."""
+        places = [place for place, event in enumerate(events) if type(event) in (CompleteAsText, Begin)]
+        starts = chrome_times.from_texts([bytes(events[place].ts) for place in places])
+        durations = chrome_times.from_texts([bytes(events[place].dur) or b"0" for place in places])
+        kept: list[Any] = []
+        start_ns: list[int] = []
+        duration_ns: list[int] = []
+        for place, start, duration in zip(places, starts, durations, strict=True):
+            if start is None or duration is None or duration < 0:
+                continue
+            event = events[place]
+            if type(event) is Begin:
+                self._ranges.begin(_thread_key(event), start, self._seen + place, self._columns.rows + len(kept))
+            kept.append(event)
+            start_ns.append(start)
+            duration_ns.append(duration)
+        self._dropped += len(places) - len(kept)
+        self._columns.add(kept, np.array(start_ns, dtype=np.int64), np.array(duration_ns, dtype=np.int64))
+        instants = [event for event in events if type(event) is InstantAsText and event.name == _ALLOCATOR]
+        timed = [(event, time_ns) for event in instants if (time_ns := self._time(event.ts)) is not None]
+        self._memory.add([event for event, _ in timed], np.array([time_ns for _, time_ns in timed], dtype=np.int64))
+
+    def _add_rare(self, event: Any, place: int) -> None:
+        kind = type(event)
+        if kind is End and (time_ns := self._time(event.ts)) is not None:
+            self._ranges.end(_thread_key(event), time_ns, place)
+        elif kind is Metadata and event.name == _THREAD_NAME:
+            self._add_thread_name(event)
+        elif kind in UNREAD:
+            self._unread[UNREAD[kind]] += 1
+
+    def _time(self, text: msgspec.Raw) -> int | None:
+        time_ns = chrome_times.from_text(bytes(text))
+        self._dropped += time_ns is None
+        return time_ns
+
+    def _add_thread_name(self, event: Metadata) -> None:
+        """A thread that changes its name, as torch's autograd threads do, keeps them all."""
+        labels = self._thread_names.setdefault(_thread_key(event), [])
+        label = chrome_metadata.text_of(bytes(event.args.name)).strip()
+        if label and label not in labels:
+            labels.append(label)
+
+    def note(self, text: str) -> None:
+        """Add to what the trace says was lost."""
+        self._notes.append(text)
+
+    def build(self, metadata: FileMetadata, *, truncated: bool, mended_metadata: bool) -> Trace:
+        """The trace of everything taken. Raises TraceError if that is no event at all."""
+        base_ns = metadata.base_ns or 0
+        columns = self._columns.finish()
+        rows = self._rows_in_order(columns, base_ns)
+        if not len(rows):
+            raise TraceError(
+                f"{self._source}: holds no event that can be read ({self._dropped} cannot be); record it again"
+            )
+        columns = {name: column[rows] for name, column in columns.items()}
+        if truncated and metadata.base_ns is None and columns["start_ns"][0] < _EARLIEST_EPOCH_NS:
+            self.note("the time base was at the lost end of the file: this rank's clock cannot be set against others'")
+        columns["start_ns"] += base_ns
+        self._make_steps_annotations(columns)
+        collectives, groups = chrome_collectives.of(self._columns, rows, metadata.groups)
+        names = self._thread_names
+        return Trace(
+            source=self._source,
+            **columns,
+            threads=tuple(
+                Thread(pid, tid, " / ".join(names.get((pid, tid), ()))) for pid, tid in self._columns.threads
+            ),
+            collectives=collectives,
+            memory=self._memory.finish(base_ns),
+            strings=tuple(self._columns.strings.values),
+            rank=metadata.rank,
+            world_size=metadata.world_size,
+            backend=metadata.backend,
+            host=metadata.host,
+            devices=metadata.devices,
+            groups=groups,
+            has_shapes=self._columns.has_shapes if metadata.records_shapes is None else metadata.records_shapes,
+            versions=metadata.versions,
+            losses=self._losses(truncated=truncated, mended_metadata=mended_metadata),
+        )
+
+    def _rows_in_order(self, columns: dict[str, Any], base_ns: int) -> Int64:
+        """Rows by start, longer first, less those that cannot be kept; gives split ranges their durations."""
+        start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
+        keep = self._join_ranges(duration_ns)
+        in_time = start_ns <= min(_INT64_MAX, _INT64_MAX - base_ns) - duration_ns
+        self._dropped += int((keep & ~in_time).sum())
+        rows = np.flatnonzero(keep & in_time)
+        return rows[np.lexsort((-duration_ns[rows], start_ns[rows]))]
+
+    def _join_ranges(self, duration_ns: Int64) -> Bool:
+        durations, endless, unopened = self._ranges.join()
+        for row, duration in durations.items():
+            duration_ns[row] = duration
+        keep = np.ones(len(duration_ns), dtype=np.bool_)
+        keep[endless] = False
+        self._dropped += len(endless) + unopened
+        if endless or unopened:
+            self.note(f"{len(endless)} ranges never end, {unopened} ends have no beginning")
+        return keep
+
+    def _make_steps_annotations(self, columns: dict[str, Any]) -> None:
+        """Old profilers wrote the step's range as an operator."""
+        steps = [at for at, name in enumerate(self._columns.strings.values) if name.startswith(PROFILER_STEP_PREFIX)]
+        category = columns["category"]
+        category[np.isin(columns["name"], steps) & (category == Category.CPU_OP)] = Category.ANNOTATION
+
+    def _losses(self, *, truncated: bool, mended_metadata: bool) -> Losses:
+        if self._unread:
+            kinds = ", ".join(f"{count} of phase {phase!r}" for phase, count in sorted(self._unread.items()))
+            self.note(f"events of kinds that are not read: {kinds}")
+        return Losses(self._dropped, self._mended + mended_metadata, truncated, tuple(self._notes))
+
+
+def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:
+    return str(event.pid), str(event.tid)

@@ -1,0 +1,260 @@
+"""The events of a Chrome trace as columns: one batch of events at a time, every string once."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from perfscope.analyzers.readers.chrome_categories import category_of
+from perfscope.analyzers.readers.chrome_events import NOTHING, Args
+from perfscope.analyzers.readers.chrome_metadata import text_of
+from perfscope.trace import NONE, Category, Int64, MemoryCounter
+
+_K = TypeVar("_K")
+
+_ON_DEVICE = np.zeros(len(Category), dtype=np.bool_)
+_ON_DEVICE[[Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_ANNOTATION, Category.SYNC]] = True
+_DESCRIBED = np.zeros(len(Category), dtype=np.bool_)
+_DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL]] = True
+"""Events that may carry shapes or say which collective they are."""
+
+_LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
+_TWO_63 = 1 << 63
+_TWO_64 = 1 << 64
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_HOST_DEVICE_TYPE = 0
+"""c10::DeviceType::CPU."""
+
+
+class Table(dict[_K, int], Generic[_K]):
+    """Numbers its keys in the order they are first asked for; ``make`` turns a new key into its number."""
+
+    def __init__(self, make: Callable[[_K], int]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: _K) -> int:
+        number = self[key] = self._make(key)
+        return number
+
+
+class Strings:
+    """Every string of a trace once, by name and by JSON text."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self.ids: Table[str] = Table(self._add)
+        self.ids_of_json: Table[bytes] = Table(self._add_json)
+        """JSON text to the id of the same JSON in one spelling, without white space; NONE for no text and ``null``."""
+
+    def _add(self, value: str) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _add_json(self, text: bytes) -> int:
+        if text in (b"", b"null"):
+            return NONE
+        try:
+            plain = msgspec.json.encode(msgspec.json.decode(text))
+        except _UNREADABLE:  # passed over as arguments that are not read, not checked as values
+            plain = text
+        return self.ids[plain.decode("utf-8", "replace")]
+
+    def id_of_value(self, raw: msgspec.Raw) -> int:
+        """Id of a JSON string's content, of any other value's JSON text, or NONE."""
+        text = bytes(raw)
+        if text[:1] != b'"':
+            return self.ids_of_json[text]
+        return self.ids[text_of(text)]
+
+
+class Columns:
+    """Grows by batches; ``finish`` gives each column as one array."""
+
+    NAMES = (
+        "category", "name", "start_ns", "duration_ns", "thread", "device", "stream", "correlation", "external_id",
+        "shapes", "types", "inputs",
+    )  # fmt: skip
+    COLLECTIVE_NAMES = (
+        "row", "kind", "group", "description", "ranks", "dtype", "elements_in", "elements_out", "group_size",
+        "sequence",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.strings = Strings()
+        self.threads: Table[tuple[str, str]] = Table(lambda _: len(self.threads))
+        """(pid, tid) as text, in order of appearance."""
+        self._contexts: Table[tuple[str, Any, Any]] = Table(self._add_context)
+        self._context_category: list[int] = []
+        self._context_thread: list[int] = []
+        self._batches: list[tuple[Any, ...]] = []
+        self._collectives: list[tuple[int, ...]] = []
+        self.rows = 0
+        self.has_shapes = False
+
+    def _add_context(self, key: tuple[str, Any, Any]) -> int:
+        """A context is what most events share: category, process and thread."""
+        cat, pid, tid = key
+        self._context_category.append(category_of(cat))
+        self._context_thread.append(self.threads[str(pid), str(tid)])
+        return len(self._context_thread) - 1
+
+    def add(self, events: Sequence[Any], start_ns: Int64, duration_ns: Int64) -> None:
+        """Append complete events with their times; ``start_ns`` still counts from the file's base."""
+        count = len(events)
+        if not count:
+            return
+        contexts = self._contexts
+        context = _array(
+            [
+                contexts[key]
+                for key in zip([e.cat for e in events], [e.pid for e in events], [e.tid for e in events], strict=True)
+            ]
+        )
+        category = np.array(self._context_category, dtype=np.int8)[context]
+        thread = np.array(self._context_thread, dtype=np.int32)[context]
+        ids = self.strings.ids
+        name = _array([ids[e.name] for e in events]).astype(np.int32)
+        args = [e.args for e in events]
+        device, stream = self._places(events, args, category)
+        shapes, types, inputs = self._described(args, category)
+        self._batches.append((
+            category, name, start_ns, duration_ns, thread, device, stream, _ids([a.correlation for a in args]),
+            _external_ids(args, category), shapes, types, inputs,
+        ))  # fmt: skip
+        self.rows += count
+
+    def _places(self, events: Sequence[Any], args: list[Args], category: Any) -> tuple[Any, Int64]:
+        """(device, stream) of each event; NONE on the host. Where the arguments do not say, the track does."""
+        device, stream = np.full(len(args), NONE, dtype=np.int32), np.full(len(args), NONE, dtype=np.int64)
+        rows = np.flatnonzero(_ON_DEVICE[category])
+        if not len(rows):
+            return device, stream
+        picked = rows.tolist()
+        on_device = _ids([args[row].device for row in picked])
+        on_stream = _ids([args[row].stream for row in picked])
+        for at in np.flatnonzero(on_device == NONE).tolist():
+            on_device[at] = integer_id(events[picked[at]].pid)
+        for at in np.flatnonzero(on_stream == NONE).tolist():
+            on_stream[at] = integer_id(events[picked[at]].tid)
+        device[rows], stream[rows] = np.clip(on_device, NONE, np.iinfo(np.int32).max), on_stream
+        return device, stream
+
+    def _described(self, args: list[Args], category: Any) -> tuple[Any, Any, Any]:
+        """(shapes, types, concrete inputs) of each event as ids of their JSON text; notes what says of collectives."""
+        rows = np.flatnonzero(_DESCRIBED[category]).tolist()
+        with_inputs = [
+            row
+            for row in rows
+            if args[row].shapes is not NOTHING or args[row].types is not NOTHING or args[row].inputs is not NOTHING
+        ]
+        picked = [args[row] for row in with_inputs]
+        shapes = self._json_ids(len(args), with_inputs, [arg.shapes for arg in picked])
+        types = self._json_ids(len(args), with_inputs, [arg.types for arg in picked])
+        inputs = self._json_ids(len(args), with_inputs, [arg.inputs for arg in picked])
+        self.has_shapes = self.has_shapes or bool((shapes != NONE).any())
+        for row in [row for row in rows if args[row].kind is not NOTHING or args[row].group is not NOTHING]:
+            self._add_collective(self.rows + row, args[row])
+        return shapes, types, inputs
+
+    def _json_ids(self, count: int, rows: list[int], texts: Iterable[msgspec.Raw]) -> Any:
+        column = np.full(count, NONE, dtype=np.int32)
+        if rows:
+            ids = self.strings.ids_of_json
+            column[rows] = [NONE if text is NOTHING else ids[bytes(text)] for text in texts]
+        return column
+
+    def _add_collective(self, row: int, args: Args) -> None:
+        text = self.strings.id_of_value
+        self._collectives.append((
+            row, text(args.kind), text(args.group), text(args.group_description), text(args.ranks), text(args.dtype),
+            _count(args.elements_in), _count(args.elements_out), _count(args.group_size), _count(args.sequence),
+        ))  # fmt: skip
+
+    def finish(self) -> dict[str, Any]:
+        """Every column, in the order of the file."""
+        if not self._batches:
+            return {name: np.empty(0, dtype=np.int64) for name in self.NAMES}
+        parts = zip(*self._batches, strict=True)
+        return {name: np.concatenate(part) for name, part in zip(self.NAMES, parts, strict=True)}
+
+    def finish_collectives(self) -> dict[str, Int64]:
+        """Every column of the collectives, in the order of the file; ``row`` counts the events in that order."""
+        table = np.array(self._collectives, dtype=np.int64).reshape(-1, len(self.COLLECTIVE_NAMES))
+        return {name: table[:, at].copy() for at, name in enumerate(self.COLLECTIVE_NAMES)}
+
+
+class MemoryColumns:
+    """The allocator's events; grows by batches as ``Columns`` does."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[Int64, Int64, Int64, Int64]] = []
+
+    def add(self, events: Sequence[Any], time_ns: Int64) -> None:
+        """Append ``[memory]`` events with their times, which still count from the file's base."""
+        args = [event.args for event in events]
+        device = _ids([a.device for a in args])
+        device[_ids([a.device_type for a in args]) == _HOST_DEVICE_TYPE] = NONE
+        self._batches.append((time_ns, device, _ids([a.allocated for a in args]), _ids([a.reserved for a in args])))
+
+    def finish(self, base_ns: int) -> MemoryCounter:
+        """All of them, in time order."""
+        parts = [np.concatenate(part) for part in zip(*self._batches, strict=True)] or [np.empty(0, np.int64)] * 4
+        order = np.argsort(parts[0], kind="stable")
+        return MemoryCounter(parts[0][order] + base_ns, parts[1][order], parts[2][order], parts[3][order])
+
+
+def _external_ids(args: list[Args], category: Any) -> Int64:
+    """External ids; those of Python functions, which are nothing but consecutive numbers, are left out."""
+    ids = _ids([a.external_id for a in args])
+    ids[category == Category.PYTHON] = NONE
+    for row in np.flatnonzero((ids == NONE) & (category != Category.PYTHON)).tolist():
+        ids[row] = integer_id(args[row].external_id_old)
+    return ids
+
+
+def _array(values: list[int]) -> Int64:
+    """A list as a new array; twice as fast as ``numpy.array``. Raises struct.error where one is no int64."""
+    return np.frombuffer(bytearray(struct.pack(f"{len(values)}q", *values)), dtype=np.int64)
+
+
+def _ids(values: list[Any]) -> Int64:
+    """A new array of ids however they are written."""
+    try:
+        return _array(values)
+    except struct.error:
+        return _array(
+            [value if type(value) is int and -_TWO_63 <= value < _TWO_63 else integer_id(value) for value in values]
+        )
+
+
+def integer_id(value: Any) -> int:
+    """An id as int64: from a float, a quoted number, the number that ends a string (``stream 7``); NONE without one."""
+    if isinstance(value, str):
+        value = _number_in(value.strip())
+    elif isinstance(value, float):
+        value = int(value) if value.is_integer() else NONE
+    elif value is None:
+        return NONE
+    # Writers print pointers and "no id" as unsigned; what matters is that equal ids stay equal.
+    value = value % _TWO_64
+    return int(value if value < _TWO_63 else value - _TWO_64)
+
+
+def _number_in(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        match = _LAST_NUMBER.search(text)
+        return int(match[0]) if match else NONE
+
+
+def _count(raw: msgspec.Raw) -> int:
+    """A count, also one in quotes; NONE where not said."""
+    text = bytes(raw).strip(b'"')
+    return integer_id(int(text)) if text.isdigit() else NONE

@@ -1,0 +1,162 @@
+"""What a Chrome trace says outside its events: whose it is, on which devices, against which base time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from perfscope.analyzers.readers.chrome_events import trailing
+from perfscope.trace import Device, ProcessGroup
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_KEY = re.compile(
+    rb'"(deviceProperties|distributedInfo|baseTimeNanoseconds|record_shapes|host_?name|[a-z_]{1,40}_version)"\s*:\s*'
+)
+_SCALAR = re.compile(rb'-?\d+(?:\.\d+)?(?=\s*[,}])|"[^"\\]*"')
+_VERSION_SUFFIX = "_version"
+
+
+Soundness = Literal["whole", "invalid", "cut short"]
+
+
+@dataclass(frozen=True)
+class FileMetadata:
+    """What a file says of itself. Absent knowledge is None or empty."""
+
+    base_ns: int | None = None
+    """What the events' times count from, ns since the epoch; None: they count from the epoch."""
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    host: str = ""
+    devices: tuple[Device, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    records_shapes: bool | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def fields_of(text: bytes) -> tuple[dict[str, Any], Soundness]:
+    """The fields of a JSON object that describes a trace; from damaged text, those that can be found in it."""
+    try:
+        return {key: _value(bytes(raw)) for key, raw in _FIELDS.decode(text).items() if _is_wanted(key)}, "whole"
+    except _UNREADABLE as error:
+        found: dict[str, Any] = {}
+        for match in _KEY.finditer(text):
+            value = _value_at(text, match.end())
+            if value is not None:
+                found.setdefault(match[1].decode(), value)
+        return found, "cut short" if "truncated" in str(error) else "invalid"
+
+
+def _is_wanted(key: str) -> bool:
+    return _KEY.match(f'"{key}":'.encode()) is not None
+
+
+def _value(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except _UNREADABLE:
+        return None
+
+
+def _value_at(text: bytes, at: int) -> Any:
+    """The whole value that starts at ``at``; None if the text ends within it or it is not JSON."""
+    if (scalar := _SCALAR.match(text, at)) is not None:
+        return _value(scalar[0])
+    if text[at : at + 1] not in (b"{", b"["):
+        return None
+    try:
+        _VALUE.decode(memoryview(text)[at:])
+    except _UNREADABLE as error:
+        past = trailing(error)
+        return None if past is None else _value(text[at : at + past])
+    return _value(text[at:])
+
+
+def interpret(fields: dict[str, Any]) -> FileMetadata:
+    """Give the fields of a file their meaning, leaving out what has an unknown form."""
+    distributed = fields.get("distributedInfo")
+    if not isinstance(distributed, dict):
+        distributed = {}
+    world_size = integer(distributed.get("world_size"))
+    recorded = fields.get("record_shapes")
+    versions = {
+        key.removesuffix(_VERSION_SUFFIX): str(value)
+        for source in (fields, distributed)
+        for key, value in source.items()
+        if key.endswith(_VERSION_SUFFIX) and isinstance(value, (str, int, float)) and value != "unknown"
+    }
+    return FileMetadata(
+        base_ns=integer(fields.get("baseTimeNanoseconds")),
+        rank=_natural(distributed.get("rank")),
+        world_size=world_size,
+        backend=_text(distributed.get("backend")),
+        host=_text(fields.get("host_name") or fields.get("hostname")),
+        devices=tuple(_devices(fields.get("deviceProperties"))),
+        groups=tuple(_groups(distributed.get("pg_config"), world_size)),
+        records_shapes=None if recorded is None else bool(recorded),
+        versions=versions,
+    )
+
+
+def text_of(raw: bytes) -> str:
+    """A JSON string's content, or any other value's JSON text."""
+    value = _value(raw) if raw[:1] == b'"' else None
+    return value if isinstance(value, str) else raw.decode("utf-8", "replace").strip('"')
+
+
+def integer(value: Any) -> int | None:
+    """An integer, also one written as a string; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        return None
+
+
+def _natural(value: Any) -> int | None:
+    number = integer(value)
+    return number if number is not None and number >= 0 else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _devices(entries: Any) -> list[Device]:
+    devices = []
+    for entry in entries if isinstance(entries, list) else []:
+        index = integer(entry.get("id")) if isinstance(entry, dict) else None
+        if index is not None:
+            devices.append(Device(index, _text(entry.get("name")), integer(entry.get("totalGlobalMem"))))
+    return devices
+
+
+def _groups(entries: Any, world_size: int | None) -> list[ProcessGroup]:
+    groups = []
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or "pg_name" not in entry:
+            continue
+        ranks = ranks_of(entry.get("ranks"))
+        # torch leaves the list empty for a group of all ranks.
+        if not ranks and world_size and integer(entry.get("pg_size")) == world_size:
+            ranks = tuple(range(world_size))
+        groups.append(ProcessGroup(_text(entry["pg_name"]), _text(entry.get("pg_desc")), ranks))
+    return groups
+
+
+def ranks_of(value: Any) -> tuple[int, ...]:
+    """The ranks in a list, also one written as a string; empty where it is elided with ``...`` or is no list."""
+    if isinstance(value, str):
+        value = _value(value.encode())
+    if not isinstance(value, list):
+        return ()
+    ranks = [integer(rank) for rank in value]
+    return () if None in ranks else tuple(rank for rank in ranks if rank is not None)

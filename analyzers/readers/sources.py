@@ -1,0 +1,220 @@
+"""The bytes of a trace file, unpacked as they are asked for: plain, gzip (also several members) or zip, by content."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from isal import isal_zlib
+
+from perfscope.errors import TraceError
+
+GZIP_MAGIC = b"\x1f\x8b"
+ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+
+_PACKED_BYTES = 1 << 16
+_DAMAGED: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub declares an instance
+_GZIP_WINDOW = 31
+"""zlib's spelling of "gzip header and checksum expected"."""
+
+
+class ByteSource(Protocol):
+    """A stream of unpacked bytes. Damage ends the stream early; it does not raise."""
+
+    damage: str
+    """What is wrong with the packing, as the end of a sentence; empty while nothing is."""
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill the front of ``view``; the number of bytes written, 0 at the end."""
+        ...
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[ByteSource]:
+    """Open a file of any of the known packings. Raises TraceError where it cannot be opened or unpacked at all."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+            file.seek(0)
+            if magic in ZIP_MAGICS:
+                with _zip_member(path, file) as member:
+                    yield _Zip(member)
+            elif magic[:2] == GZIP_MAGIC:
+                yield _Gzip(file)
+            else:
+                yield _Plain(file)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error}); check the path and its mode") from error
+
+
+def read_head(path: Path, count: int) -> bytes:
+    """The first ``count`` unpacked bytes, fewer where the file is shorter. Raises TraceError as ``opened`` does."""
+    with opened(path) as source:
+        return _read_up_to(source, count)
+
+
+def read_tail(path: Path, count: int, *, packed_limit: int) -> bytes | None:
+    """The last ``count`` unpacked bytes; None where that means unpacking a file of more than ``packed_limit`` bytes."""
+    with opened(path) as source:
+        if isinstance(source, _Plain):
+            source.skip_to_last(count)
+            return _read_up_to(source, count)
+        if path.stat().st_size > packed_limit:
+            return None
+        return _last_of(source, count)
+
+
+def _read_up_to(source: ByteSource, count: int) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    filled = 0
+    while filled < count and (got := source.readinto(view[filled:])):
+        filled += got
+    return bytes(view[:filled])
+
+
+def _last_of(source: ByteSource, count: int) -> bytes:
+    """Read to the end in two alternating buffers of ``count`` bytes, so that the last ``count`` are always at hand."""
+    before, current = b"", b""
+    while chunk := _read_up_to(source, count):
+        before, current = current, chunk
+    return (before + current)[-count:]
+
+
+class _Plain:
+    def __init__(self, file: BinaryIO) -> None:
+        self.damage = ""
+        self._file = file
+
+    def skip_to_last(self, count: int) -> None:
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, size - count))
+
+    def readinto(self, view: memoryview) -> int:
+        return self._file.readinto(view)  # type: ignore[attr-defined, no-any-return]
+
+
+class _Zip:
+    def __init__(self, member: BinaryIO) -> None:
+        self.damage = ""
+        self._member = member
+
+    def readinto(self, view: memoryview) -> int:
+        # Small reads: a checksum that fails takes the last read with it.
+        try:
+            return self._member.readinto(view[:_PACKED_BYTES])  # type: ignore[attr-defined, no-any-return]
+        except (zipfile.BadZipFile, EOFError, _DAMAGED) as error:
+            self.damage = f"the zip archive is damaged ({error})"
+            return 0
+
+
+@contextmanager
+def _zip_member(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
+    """The one file in a zip archive."""
+    try:
+        archive = zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        raise TraceError(f"{path}: the zip archive is cut short or damaged ({error}); copy it again") from error
+    with archive:
+        members = [entry for entry in archive.infolist() if not _is_clutter(entry)]
+        if len(members) != 1:
+            raise TraceError(f"{path}: the zip archive holds {len(members)} files, not one trace; unpack it first")
+        try:
+            member = archive.open(members[0])
+        except (RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+            raise TraceError(f"{path}: the zip archive cannot be unpacked ({error}); unpack it first") from error
+        with member:
+            yield member  # type: ignore[misc]
+
+
+def _is_clutter(entry: zipfile.ZipInfo) -> bool:
+    return entry.is_dir() or entry.filename.startswith("__MACOSX/")
+
+
+class _Gzip:
+    """Unpacks by hand rather than through a file object, which at damage throws away what it had already unpacked."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.damage = ""
+        self._file = file
+        self._member_start = 0
+        self._produced = 0
+        """Bytes unpacked from the current member."""
+        self._decoder = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
+        self._packed = b""
+        self._salvaged = b""
+        self._done = False
+
+    def readinto(self, view: memoryview) -> int:
+        while not self._done:
+            if output := self._unpack(len(view)):
+                view[: len(output)] = output
+                return len(output)
+        output, self._salvaged = self._salvaged[: len(view)], self._salvaged[len(view) :]
+        view[: len(output)] = output
+        return len(output)
+
+    def _unpack(self, limit: int) -> bytes:
+        if self._decoder.eof and not self._next_member():
+            self._done = True
+            return b""
+        packed = self._packed or self._file.read(_PACKED_BYTES)
+        try:
+            # Without input too: the decoder may hold back output that went over an earlier limit.
+            output: bytes = self._decoder.decompress(packed, limit)
+        except _DAMAGED as error:
+            self.damage = f"the gzip stream is damaged ({error})"
+            self._salvaged = self._salvage()
+            self._done = True
+            return b""
+        self._packed = self._decoder.unconsumed_tail
+        self._produced += len(output)
+        if not (packed or output or self._decoder.eof):
+            self.damage = "the gzip stream ends before its end mark"
+            self._done = True
+        return output
+
+    def _next_member(self) -> bool:
+        """Go on to the member that follows the finished one; False at the end of the file."""
+        rest: bytes = self._decoder.unused_data
+        while not rest.strip(b"\0"):  # zero padding between members is allowed
+            rest = self._file.read(_PACKED_BYTES)
+            if not rest:
+                return False
+        rest = rest.lstrip(b"\0")
+        if len(rest) < len(GZIP_MAGIC):
+            rest += self._file.read(_PACKED_BYTES)
+        if not rest.startswith(GZIP_MAGIC):
+            self.damage = "bytes that are not gzip follow the gzip stream"
+            return False
+        self._member_start = self._file.tell() - len(rest)
+        self._produced = 0
+        self._packed = rest
+        self._decoder = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
+        return True
+
+    def _salvage(self) -> bytes:
+        """What the current member still gives up to its damage, after the bytes already handed out.
+
+        The decoder drops a whole call's output when the call fails, so unpack once more, in small bites at the end.
+        """
+        coarse_end = self._file.tell() - 2 * _PACKED_BYTES
+        self._file.seek(self._member_start)
+        decoder = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
+        skip = self._produced
+        kept = []
+        while not decoder.eof:
+            bite = self._file.read(_PACKED_BYTES if self._file.tell() < coarse_end else 1)
+            if not bite:
+                break
+            try:
+                output: bytes = decoder.decompress(bite)
+            except _DAMAGED:
+                break
+            kept.append(output[skip:])
+            skip = max(0, skip - len(output))
+        return b"".join(kept)

@@ -1,0 +1,117 @@
+"""``perfscope run``: profile a training command without changing its code."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.launch import FolderTakenError, Launch, die_by, isolated_python, package_root
+from perfscope.collectors.recap import recap
+from perfscope.errors import UnusableInput
+
+NOT_EXECUTABLE: Final = 126
+NOT_FOUND: Final = 127
+DEFAULT_OUTPUT: Final = "perfscope-recording"
+
+
+@click.command(
+    short_help="Profile a training command without changing its code.",
+    context_settings={"allow_interspersed_args": False, "show_default": True, "max_content_width": 100},
+)
+@click.option(
+    "--output", "-o", default=DEFAULT_OUTPUT, type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the recording. With several nodes it must lie on a file system that all of them see.",
+)  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a recording that the folder holds.")
+@click.option(
+    "--join", is_flag=True,
+    help="The same command is started once per node: record into the folder that the first node opened.",
+)  # fmt: skip
+@click.option("--ranks", default="all", metavar="LIST", help="Ranks to record, such as 0,3-7.")
+@click.option("--wait", default=5, metavar="N", help="Steps to let pass before recording; at least 1.")
+@click.option("--warmup", default=3, metavar="N", help="Steps that run under the profiler before those kept.")
+@click.option("--active", default=8, metavar="N", help="Steps to record.")
+@click.option("--repeat", default=1, metavar="N", help="How often to wait, warm up and record.")
+@click.option("--shapes/--no-shapes", default=True, help="Record the operators' input shapes.")
+@click.option("--stacks/--no-stacks", default=False, help="Record Python stacks (slower, larger files).")
+@click.option("--memory/--no-memory", default=False, help="Record allocations (larger files).")
+@click.option("--nvtx/--no-nvtx", default=True, help="Also write the ranges as NVTX, for Nsight Systems.")
+@click.option("--count-flops/--no-count-flops", default=False, help="Count one warm-up step's operations, for MFU.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    output: Path,
+    overwrite: bool,
+    join: bool,
+    command: tuple[str, ...],
+    **options: int | bool | str,
+) -> None:
+    """Run COMMAND as it is and record a few training steps of every rank.
+
+    COMMAND is whatever starts the training; write it after --. Its arguments, input, output, signals and exit code are
+    its own, and its code stays as it is. Steps are found from the optimizer's.
+
+    \b
+    perfscope run -- python train.py --epochs 1
+    perfscope run -- torchrun --nproc-per-node 8 train.py
+    perfscope run -- python -m torch.distributed.run --nproc-per-node 8 train.py
+    perfscope run -- accelerate launch --multi_gpu train.py
+    perfscope run -- deepspeed train.py --deepspeed_config ds.json
+    perfscope run -o /shared/rec -- srun --ntasks-per-node 8 python train.py
+    perfscope run -o /shared/rec -- mpirun -x PYTHONPATH -np 16 python train.py
+    perfscope run -o /shared/rec --join -- torchrun --nnodes 2 ... train.py    (on each node)
+
+    By default steps 8 to 15 are recorded: 5 pass, 3 warm the profiler up, 8 are kept. A job with fewer steps needs
+    smaller numbers, such as --wait 1 --warmup 1 --active 3. If the steps of your loop cannot be found, or are found
+    wrongly, call perfscope.step() at the end of each.
+
+    \b
+    Afterwards:
+    perfscope analyze perfscope-recording    read the recording and write report.html
+    """
+    if isinstance(problem := _not_runnable(command[0]), int):
+        sys.exit(problem)
+    try:
+        config = CollectorConfig(
+            output=str(output.absolute()),
+            package_root=package_root(),
+            **options,  # type: ignore[arg-type]  # click has checked them against the options above
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error).replace("count_flops", "--count-flops")) from error
+    launch = Launch(config, command)
+    try:
+        launch.prepare(overwrite=overwrite, join=join)
+    except FolderTakenError as error:
+        raise UnusableInput(f"{error}; choose another folder with --output, or replace it with --overwrite") from error
+    except OSError as error:
+        raise UnusableInput(f"{output} cannot be written ({error}); choose another folder with --output") from error
+    if option := isolated_python(command):
+        _say(f"python {option} ignores PYTHONPATH, so nothing can be recorded in it; leave the option out")
+    code = launch.run()
+    for line in recap(config, code):
+        _say(line)
+    if code < 0:
+        sys.stderr.flush()
+        die_by(-code)
+    sys.exit(code)
+
+
+def _not_runnable(program: str) -> int | None:
+    """The shell's exit code for a program that cannot be run, having said so; None for one that can."""
+    if shutil.which(program) is not None:
+        return None
+    if not Path(program).exists():
+        _say(f"{program}: command not found")
+        return NOT_FOUND
+    hint = f"; did you mean python {program}?" if program.endswith(".py") else ""
+    _say(f"{program}: cannot be executed{hint}")
+    return NOT_EXECUTABLE
+
+
+def _say(line: str) -> None:
+    click.echo(f"perfscope: {line}", err=True)

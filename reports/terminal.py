@@ -1,0 +1,135 @@
+"""The verdict for the terminal: what limits the job, who, and what to type, in plain text without colours."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable
+
+from perfscope.reports import advice, gaps, overview
+from perfscope.reports.categories import CATEGORIES, IDLE, row_share
+from perfscope.reports.format import duration, plural, printable
+from perfscope.summary import AccountRow, Summary
+
+ALL_RANKS_UP_TO = 8
+"""More ranks than this are represented by the extremes."""
+
+FINDINGS_SHOWN = 3
+
+_VISIBLE_SHARE = 0.01
+"""Smaller parts of a rank's step are left out of its line, and ranks that differ by less are no extremes."""
+
+
+def verdict(summary: Summary, width: int = 100) -> str:
+    """A short plain-text verdict, ``width`` columns wide; lines to be typed are never broken."""
+    blocks = [
+        _wrapped(" · ".join(overview.identity(summary)), width),
+        _headline(summary, width),
+        _wrapped(overview.certainty(summary), width),
+        _numbers(summary, width),
+        _accounts(summary, width),
+        _findings(summary, width),
+        _missing(summary, width),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def extremes(rows: Iterable[AccountRow], stragglers: Iterable[int]) -> list[tuple[AccountRow, str]]:
+    """The ranks that stand for many, by rank, each with what it is the extreme of."""
+    rows = list(rows)
+    labels: dict[int, list[str]] = {}
+    for rank in list(stragglers)[:2]:
+        labels.setdefault(rank, []).append("makes others wait")
+    measures: dict[str, Callable[[AccountRow], float]] = {
+        "slowest step": lambda row: row.step_time_us,
+        "most compute": lambda row: row.compute_us,
+        "least compute": lambda row: -row.compute_us,
+        "most waiting": lambda row: row.exposed_comm_wait_us,
+        "most idle": lambda row: row.step_time_us * row_share(row, *IDLE),
+    }
+    for label, measure in measures.items():
+        lowest, highest = min(rows, key=measure), max(rows, key=measure)
+        if measure(highest) - measure(lowest) >= _VISIBLE_SHARE * highest.step_time_us:
+            labels.setdefault(highest.rank, []).append(label)
+    if not labels:
+        labels[rows[0].rank] = ["all ranks are alike"]
+    return [(row, ", ".join(labels[row.rank])) for row in rows if row.rank in labels]
+
+
+def _headline(summary: Summary, width: int) -> list[str]:
+    first = summary.verdict.first_action
+    return _wrapped(summary.verdict.headline, width) + (_wrapped(f"Do first: {first}", width) if first else [])
+
+
+def _numbers(summary: Summary, width: int) -> list[str]:
+    lines = []
+    for tile in overview.tiles(summary):
+        lines += _wrapped(f"{tile.label + ':':<23}{tile.value:<9} {tile.detail}", width, indent=33)
+    return lines
+
+
+def _accounts(summary: Summary, width: int) -> list[str]:
+    """One line a rank: the parts of its mean step."""
+    rows = summary.accounting
+    if not rows:
+        return []
+    shown = [(row, "") for row in rows]
+    heading = "Where each rank's step went, mean per step"
+    if len(rows) > ALL_RANKS_UP_TO:
+        shown = extremes(rows, (row.rank for row in summary.stragglers))
+        heading += f" ({len(shown)} of {plural(len(rows), 'rank')})"
+    digits = max(len(str(row.rank)) for row, _ in shown)
+    lines = _wrapped(f"{heading}:", width)
+    for row, label in shown:
+        start = f"  rank {row.rank:>{digits}}  {duration(row.step_time_us):>8}  "
+        parts = [
+            f"{category.short} {100 * part:.0f}%"
+            for category in CATEGORIES
+            if (part := row_share(row, category.name)) >= _VISIBLE_SHARE
+        ]
+        lines += _wrapped(start + ", ".join(parts) + (f"  ({label})" if label else ""), width, indent=len(start))
+    return lines
+
+
+def _findings(summary: Summary, width: int) -> list[str]:
+    """The first findings, each with its worth and what to type."""
+    found = advice.cards(summary)
+    lines: list[str] = []
+    for card in found[:FINDINGS_SHOWN]:
+        finding, action = card.finding, card.finding.action
+        if lines:
+            lines.append("")
+        lines += _wrapped(f"{card.number}. {finding.title} [{finding.severity}]", width, indent=3)
+        lines += _wrapped(f"   {card.gain.full} {finding.confidence.capitalize()} confidence.", width, indent=3)
+        change = f"{action.old or 'now'} -> {action.new}" if action.new is not None else ""
+        if action.setting:
+            lines += _wrapped(f"   {action.setting}{': ' + change if change else ''}", width, indent=3)
+        lines += [f"     {printable(line)}" for line in action.how.splitlines() if line.strip()]
+    if len(found) > FINDINGS_SHOWN:
+        lines += ["", f"{plural(len(found) - FINDINGS_SHOWN, 'more finding')} in the report."]
+    return lines
+
+
+def _missing(summary: Summary, width: int) -> list[str]:
+    """What could not be analyzed, and how much there is to read about uncertainty."""
+    failures = summary.job.failures
+    lines: list[str] = []
+    for failure in failures[:FINDINGS_SHOWN]:
+        who = "" if failure.rank is None else f"rank {failure.rank}: "
+        lines += _wrapped(f"Not analyzed: {who}{failure.path}: {failure.error}", width, indent=2)
+    if len(failures) > FINDINGS_SHOWN:
+        lines.append(f"… and {plural(len(failures) - FINDINGS_SHOWN, 'more file')} not analyzed.")
+    if summary.job.missing_ranks:
+        lines += _wrapped(gaps.missing(summary.job), width, indent=2)
+    if summary.notes:
+        lines += _wrapped(f"{plural(len(summary.notes), 'note')} on what is missing or uncertain in the report.", width)
+    return lines
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """Printable text broken at ``width``; leading spaces stay."""
+    return textwrap.wrap(
+        printable(text),
+        max(width, 40),
+        subsequent_indent=" " * min(indent, max(width, 40) // 2),
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,65 @@
+"""Pages as files, and a browser that looks at them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.reports import page
+from perfscope.summary import Summary
+
+BROWSER_OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="session")
+def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A headless Chromium: the one that PERFSCOPE_CHROMIUM names, else the machine's; skips where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = os.environ.get("PERFSCOPE_CHROMIUM") or request.getfixturevalue("chromium")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(BROWSER_OPTIONS))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def look_at(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a summary's page from disk; fails the test on any console error, page error or request but for the file."""
+    contexts = []
+    problems: list[str] = []
+    requests: list[str] = []
+
+    def open_page(summary: Summary, *, width: int = 1280, **context_options: Any) -> Any:
+        path = tmp_path / "report.html"
+        page.write(summary, path)
+        context = browser.new_context(viewport={"width": width, "height": 800}, **context_options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on(
+            "console", lambda message: problems.append(message.text) if message.type in {"error", "warning"} else None
+        )
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.on("request", lambda sent: requests.append(sent.url))
+        tab.goto(path.as_uri())
+        # By selector: the page's policy forbids the evaluation that waiting for an expression needs.
+        tab.locator("html[data-charts=drawn]").wait_for(state="attached", timeout=30_000)
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+    assert [url for url in requests if not url.startswith("file:")] == []

@@ -1,0 +1,185 @@
+"""The page in a real browser, opened from disk; ``look_at`` fails a test on any error or network request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.reports import page
+from perfscope.summary import Verdict
+from tests.reports.examples import EXAMPLES, broken, gpu, large, starved, straggler
+
+pytestmark = pytest.mark.browser
+
+LookAt = Callable[..., Any]
+
+
+def _column(tab: Any, table: str, index: int) -> list[str]:
+    texts: list[str] = tab.locator(f"#{table} tbody tr > :nth-child({index})").all_inner_texts()
+    return texts
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_opens_without_errors_and_without_sideways_scrolling(look_at: LookAt, name: str) -> None:
+    tab = look_at(EXAMPLES[name](), width=400)
+    for width in (400, 1280):
+        tab.set_viewport_size({"width": width, "height": 800})
+        assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    assert tab.locator("h1").inner_text().replace("\xa0", " ") == EXAMPLES[name]().verdict.headline
+
+
+def test_the_verdict_is_on_the_first_screen(look_at: LookAt) -> None:
+    tab = look_at(straggler())
+    for what in ("h1", ".first", ".sure", ".tiles", ".mean .bar", ".ranked"):
+        box = tab.locator(what).bounding_box()
+        assert box["y"] + box["height"] <= 800, what
+
+
+def test_the_account_has_a_bar_for_every_rank_and_part(look_at: LookAt) -> None:
+    summary = gpu()
+    tab = look_at(summary)
+    parts = sum(value > 0 for row in summary.accounting for value in row.rows().values())
+    assert tab.locator("#chart-account svg .bars .point path").count() == parts
+    assert tab.locator("#chart-strips svg .bars .point path").count() == sum(len(s.start_us) for s in summary.strips)
+
+
+def test_bars_are_as_long_as_the_numbers_say(look_at: LookAt) -> None:
+    """Rank 2 computes twice as long as the others, and so is its bar."""
+    summary = straggler()
+    tab = look_at(summary)
+    first_trace = tab.locator("#chart-account svg .trace.bars").first
+    widths = [path.bounding_box()["width"] for path in first_trace.locator(".point path").all()]
+    compute = [row.compute_us for row in summary.accounting]
+    assert widths[2] / widths[0] == pytest.approx(compute[2] / compute[0], rel=0.02)
+
+
+def test_many_ranks_are_a_heat_map(look_at: LookAt) -> None:
+    tab = look_at(large())
+    assert tab.locator("#chart-account svg .hm image").count() == 2
+    assert tab.locator("#chart-account svg .bars").count() == 0
+    assert tab.locator("#chart-strips .yaxislayer-above text").count() == 32
+    assert "517" in tab.locator("#chart-strips .yaxislayer-above").text_content()
+
+
+def test_hovering_a_bar_tells_rank_part_and_share(look_at: LookAt) -> None:
+    tab = look_at(straggler())
+    tab.locator("#chart-account .nsewdrag").hover(position={"x": 30, "y": 15})
+    shown = tab.locator("#chart-account .hoverlayer").text_content()
+    assert "Compute" in shown
+    assert "rank 0" in shown
+    assert "59 ms" in shown
+
+
+def test_a_heading_sorts_its_column_both_ways_and_by_number(look_at: LookAt) -> None:
+    tab = look_at(straggler())
+    heading = tab.locator("#account-table thead th", has_text="Compute").first
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert _column(tab, "account-table", 1)[0] == "2"
+    heading.locator("button").focus()
+    tab.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert _column(tab, "account-table", 1)[-1] == "2"
+    tab.locator("#account-table thead th").first.locator("button").click()
+    assert _column(tab, "account-table", 1) == ["0", "1", "2", "3"]
+    assert heading.get_attribute("aria-sort") == "none"
+
+
+def test_absent_values_stay_last_in_both_directions(look_at: LookAt) -> None:
+    tab = look_at(broken())
+    size = tab.locator("#collectives thead button", has_text="Size")
+    for _ in range(2):
+        size.click()
+        assert _column(tab, "collectives", 4)[-1].startswith("–")
+
+
+def test_the_copy_button_copies_what_to_type(look_at: LookAt) -> None:
+    tab = look_at(starved(), permissions=["clipboard-read", "clipboard-write"])
+    tab.locator("button.copy").first.click()
+    tab.locator("button.copy", has_text="Copied").wait_for()
+    assert tab.evaluate("navigator.clipboard.readText()") == starved().findings[0].action.how
+
+
+def test_a_finding_in_the_list_leads_to_its_card(look_at: LookAt) -> None:
+    tab = look_at(gpu())
+    tab.locator(".ranked a").nth(1).click()
+    assert tab.evaluate("location.hash") == "#finding-2"
+    assert tab.locator("#finding-2").bounding_box()["y"] < 800
+
+
+def test_definitions_show_on_hover_and_on_focus_and_go_with_escape(look_at: LookAt) -> None:
+    tab = look_at(gpu())
+    tip = tab.locator("#tooltip")
+    tab.locator(".tile .term", has_text="MFU").hover()
+    assert "dense peak" in tip.inner_text()
+    tab.keyboard.press("Escape")
+    assert tip.is_hidden()
+    tab.locator(".tile .term", has_text="Exposed communication").focus()
+    assert "Exposed is not blocking" in tip.inner_text()
+
+
+def test_an_absent_value_says_why(look_at: LookAt) -> None:
+    tab = look_at(broken())
+    tab.locator("#collectives .absent").first.hover()
+    assert "Only one participant" in tab.locator("#tooltip").inner_text()
+
+
+def test_dark_follows_the_system_and_colours_the_charts(look_at: LookAt) -> None:
+    tab = look_at(straggler(), color_scheme="dark")
+    bar = tab.locator("#chart-account .bars .point path").first
+    expect = pytest.importorskip("playwright.sync_api").expect
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    expect(bar).to_have_css("fill", "rgb(48, 126, 221)")
+    tab.emulate_media(color_scheme="light")
+    expect(bar).to_have_css("fill", "rgb(26, 90, 170)")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_paper_is_light_and_unfolded(look_at: LookAt) -> None:
+    tab = look_at(gpu(), color_scheme="dark")
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    tab.emulate_media(media="print")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.locator("details:not([open])").count() == 0
+    assert tab.locator("#chart-account svg.main-svg").first.bounding_box()["width"] <= 700
+    tab.emulate_media(media="screen")
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert not tab.evaluate("document.querySelector('details.job').open")
+
+
+def test_names_from_a_trace_cannot_run(look_at: LookAt) -> None:
+    attack = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
+    summary = straggler()
+    summary = dataclasses.replace(
+        summary,
+        verdict=Verdict(headline=attack, healthy=False, first_action=attack),
+        job=dataclasses.replace(summary.job, hosts=(attack,), model={"name": attack, "parameters": 1}),
+        accounting=tuple(dataclasses.replace(row, host=attack) for row in summary.accounting),
+        collectives=tuple(dataclasses.replace(row, group=attack) for row in summary.collectives),
+    )
+    tab = look_at(summary)
+    assert tab.locator("h1").inner_text() == attack
+    tab.locator("#chart-account .nsewdrag").hover(position={"x": 30, "y": 15})
+    assert tab.evaluate("window.hit") is None
+    assert tab.locator("img").count() == 0
+
+
+def test_the_policy_stops_a_script_that_got_in(browser: Any, tmp_path: Path) -> None:
+    """As if escaping had failed: a script and a picture from the network, in the written page itself."""
+    path = tmp_path / "report.html"
+    attack = "<script>window.hit = 1</script><img src='http://127.0.0.1:9/x.png' onload='window.hit = 2'></body>"
+    path.write_text(page.render(starved()).replace("</body>", attack), encoding="utf-8")
+    context = browser.new_context()
+    tab = context.new_page()
+    refused: list[str] = []
+    tab.on("console", lambda message: refused.append(message.text) if message.type == "error" else None)
+    tab.goto(path.as_uri())
+    tab.locator("html[data-charts=drawn]").wait_for(state="attached", timeout=30_000)
+    assert tab.evaluate("window.hit") is None
+    assert any("inline script" in text for text in refused)
+    assert any("127.0.0.1" in text and "Content Security Policy" in text for text in refused)
+    context.close()
