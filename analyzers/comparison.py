@@ -34,6 +34,9 @@ class Comparison:
     communication: Mapping[int, Int64]
     """Rank -> ns of communication, hidden or not, in each used step."""
     matched: Matched
+    """Collectives of the used steps."""
+    matched_before: Matched
+    """Those, and the ones of recorded steps before the first used one."""
     clocks: Clocks
     mismatches: tuple[Mismatch, ...]
 
@@ -63,10 +66,17 @@ class Comparison:
                 raise ValueError(f"rank {rank}: more communication is exposed than there is")
 
 
-def compare(partials: Mapping[int, RankPartial]) -> Comparison:
-    """Compare ranks that share at least one step. ``partials`` must not be empty."""
-    steps = reduce(np.intersect1d, (partial.steps.number for partial in partials.values()))
-    matched, clocks, mismatches = match(partials, steps)
+def compare(partials: Mapping[int, RankPartial], first_step: int | None = None) -> Comparison:
+    """Compare ranks that share at least one step. ``partials`` must not be empty.
+
+    ``first_step`` is the first step meant to be used, where the recorder says so: those before it were recorded while
+    the profilers of the ranks were still starting.
+    """
+    recorded = reduce(np.intersect1d, (partial.steps.number for partial in partials.values()))
+    steps = recorded[recorded >= first_step] if first_step is not None else recorded
+    if len(steps) == 0:
+        steps = recorded
+    matched, clocks, mismatches = match(partials, recorded)
     windows, timelines, totals, communication = {}, {}, {}, {}
     for rank, partial in sorted(partials.items()):
         start, end = _windows(partial.steps, steps)
@@ -75,7 +85,18 @@ def compare(partials: Mapping[int, RankPartial]) -> Comparison:
         windows[rank], timelines[rank] = (start, end), timeline
         totals[rank] = timeline.totals(start, end)
         communication[rank] = partial.communication.within(start, end)
-    result = Comparison(partials, steps, windows, timelines, totals, communication, matched, clocks, mismatches)
+    result = Comparison(
+        partials,
+        steps,
+        windows,
+        timelines,
+        totals,
+        communication,
+        matched.of_steps(steps),
+        matched,
+        clocks,
+        tuple(mismatch for mismatch in mismatches if mismatch.step in steps),
+    )
     result.self_check()
     return result
 

@@ -6,7 +6,7 @@ Arrival of a rank is the start of its kernel, aligned. Wait = last arrival - own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,6 +39,22 @@ class Matched:
     def offset_of(self, rank: int) -> int:
         """What was added to the rank's own clock, ns."""
         return self.clocks.offset_of(rank)
+
+    def of_steps(self, steps: Int64) -> Matched:
+        """The part that belongs to ``steps``; instances keep their order and are numbered anew."""
+        kept = np.isin(self.instances.step, steps)
+        lines = kept[self.instance]
+        number = np.cumsum(kept) - 1
+        return Matched(
+            number[self.instance[lines]],
+            self.rank[lines],
+            self.index[lines],
+            self.start_ns[lines],
+            self.end_ns[lines],
+            self.last_arrival_ns[lines],
+            self.instances.where(kept),
+            self.clocks,
+        )
 
     @property
     def wait_ns(self) -> Int64:
@@ -76,6 +92,21 @@ class Instances:
 
     def __len__(self) -> int:
         return len(self.group)
+
+    def where(self, kept: Bool) -> Instances:
+        """The instances for which ``kept`` holds."""
+        return replace(
+            self,
+            group=self.group[kept],
+            kind=self.kind[kept],
+            dtype=self.dtype[kept],
+            bytes=self.bytes[kept],
+            step=self.step[kept],
+            participants=self.participants[kept],
+            complete=self.complete[kept],
+            last_rank=self.last_rank[kept],
+            last_arrival_ns=self.last_arrival_ns[kept],
+        )
 
 
 @dataclass(frozen=True)

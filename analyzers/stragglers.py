@@ -49,20 +49,26 @@ POINT_TO_POINT: Final = ("send", "recv", "send_recv")
 
 @dataclass(frozen=True)
 class Lateness:
-    """What one rank cost the job: ``lost_ns`` in each used step (in the order of the steps), and the main cause."""
+    """What one rank cost the job: ``lost_ns`` in each used step (in the order of the steps), and the main cause.
+
+    ``from_window``: the first step is seen only from its window's start, since no collective before it was recorded.
+    """
 
     rank: int
     lost_ns: Int64
     cause: str
+    from_window: bool
 
     @property
     def mean_ns(self) -> float:
         """Lost per step.
 
-        The first step is seen only from its window's start: ranks do not begin a recording together, and that skew is
-        nobody's fault. So a loss in it alone is no evidence, and one that goes on in the later steps is taken to be no
-        smaller there than their median.
+        Ranks do not begin a recording together, and that skew is nobody's fault: what the first step shows from its
+        window's start only is incomplete. So a loss in it alone is no evidence, and one that goes on in the later steps
+        is taken to be no smaller there than their median.
         """
+        if not self.from_window:
+            return float(self.lost_ns.mean())
         first, later = float(self.lost_ns[0]), self.lost_ns[1:]
         if len(later) == 0:
             return first
@@ -91,17 +97,19 @@ def find_lateness(
 ) -> tuple[Lateness, ...]:
     """Every rank that cost the job anything, the costliest first.
 
-    ``timelines`` are the ranks' accounts on their own clocks, ``start_ns`` where each begins to be compared. A rank in
+    ``timelines`` are the ranks' accounts on their own clocks, ``start_ns`` where each begins to be compared (its first
+    recorded window); ``matched`` may begin with collectives of steps before the first used one. A rank in
     several groups is charged what it cost the one that lost most in that step: it held them all up at once.
     """
     lost: dict[int, Int64] = {}
     causes: dict[int, Int64] = {}
+    from_window = not (matched.instances.step < steps[0]).any()
     for segments in _groups(timelines, start_ns, matched):
         for rank, in_step, excess in _charges(segments, steps):
             lost[rank] = np.maximum(lost.get(rank, np.zeros_like(in_step)), in_step)
             causes[rank] = causes.get(rank, np.zeros_like(excess)) + excess
     found = [
-        Lateness(rank, in_step, CAUSES[Row(int(_OWN[np.argmax(causes[rank])]))])
+        Lateness(rank, in_step, CAUSES[Row(int(_OWN[np.argmax(causes[rank])]))], from_window)
         for rank, in_step in lost.items()
         if in_step.any()
     ]
@@ -162,7 +170,7 @@ def _charges(segments: _Segments, steps: Int64) -> Iterator[tuple[int, Int64, In
     over_next = ranked[:, -1] - ranked[:, -2]
     slowest = total.argmax(axis=1)
     for index, rank in enumerate(segments.members):
-        mine = np.flatnonzero((slowest == index) & (over_next > 0))
+        mine = np.flatnonzero((slowest == index) & (over_next > 0) & np.isin(segments.step, steps))
         if len(mine) == 0:
             continue
         in_step = np.zeros(len(steps), dtype=np.int64)

@@ -44,7 +44,7 @@ NOISE: Final = 0.02
 def summarize(job: Job, found: Identified) -> Summary:
     """Compare the ranks found and put everything into a Summary."""
     runs = {rank: run for rank, run in job.runs.items() if rank in found.partials}
-    result = compare(found.partials)
+    result = compare(found.partials, _first_step(job, runs))
     models = cost_models(result.matched)
     utilised = utilisation(result, runs)
     facts = JobFacts(
@@ -82,6 +82,14 @@ def summarize(job: Job, found: Identified) -> Summary:
     )
     summary.self_check()
     return summary
+
+
+def _first_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
+    """First step of the capture analyzed that the recorder meant to be used; None for traces of other tools."""
+    if job.capture is None:
+        return None
+    firsts = [run.captures[job.capture].first_step for run in runs.values() if job.capture < len(run.captures)]
+    return max(firsts, default=None)
 
 
 def _is_marked(result: Comparison) -> bool:
@@ -190,8 +198,8 @@ def _clock(result: Comparison) -> tuple[ClockRow, ...]:
 def _stragglers(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[StragglerRow, ...]:
     if not _is_marked(result):
         return ()
-    begin = {rank: int(start[0]) for rank, (start, _) in result.windows.items()}
-    found = find_lateness(result.timelines, begin, result.matched, result.steps)
+    begin = {rank: int(timeline.start_ns[0]) for rank, timeline in result.timelines.items()}
+    found = find_lateness(result.timelines, begin, result.matched_before, result.steps)
     per_step = {lateness.rank: lateness.lost_ns for lateness in found}
     highest = np.max(list(per_step.values()), axis=0) if per_step else np.zeros(len(result.steps))
     rows = []

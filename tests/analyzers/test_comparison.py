@@ -27,14 +27,14 @@ def described(elements: int, ranks: tuple[int, ...] = (0, 1), sequence: int | No
     }  # fmt: skip
 
 
-def compared(*builders: TraceBuilder) -> Comparison:
+def compared(*builders: TraceBuilder, first_step: int | None = None) -> Comparison:
     partials = [analyze_rank(builder.build()) for builder in builders]
-    return compare({partial.rank: partial for partial in partials})
+    return compare({partial.rank: partial for partial in partials}, first_step)
 
 
 def lateness(result: Comparison) -> tuple[Lateness, ...]:
-    begin = {rank: int(start[0]) for rank, (start, _) in result.windows.items()}
-    return find_lateness(result.timelines, begin, result.matched, result.steps)
+    begin = {rank: int(timeline.start_ns[0]) for rank, timeline in result.timelines.items()}
+    return find_lateness(result.timelines, begin, result.matched_before, result.steps)
 
 
 def gpu_rank(rank: int, arrival: int, end: int, steps: int = 6, work_until: int | None = None) -> TraceBuilder:
@@ -79,14 +79,24 @@ def test_the_late_rank_is_charged_with_what_made_it_late():
     assert late.lost_ns.tolist() == [3000] * 6
 
 
+def test_a_step_before_the_first_used_one_serves_to_begin_together_only():
+    result = compared(gpu_rank(0, 1000, 5000), gpu_rank(1, 4000, 5000), first_step=2)
+    assert result.steps.tolist() == [2, 3, 4, 5]
+    assert len(result.totals[0]) == 4
+    assert sum(row.count for row in collective_rows(result.matched)) == 4
+    (late,) = lateness(result)
+    assert late.lost_ns.tolist() == [3000] * 4
+    assert not late.from_window
+
+
 def test_lost_time_is_what_the_next_slowest_leaves():
-    ranks = [
-        TraceBuilder(rank=rank, world_size=3).step(0, 0, STEP).step(1, STEP, 2 * STEP) for rank in range(3)
-    ]
+    ranks = [TraceBuilder(rank=rank, world_size=3).step(0, 0, STEP).step(1, STEP, 2 * STEP) for rank in range(3)]
     for step in (0, STEP):
         for builder, arrival in zip(ranks, (1000, 3000, 4000), strict=True):
             builder.launched("gemm", step + 10, step + 100, step + arrival)
-            builder.launched(NCCL, step + 20, step + arrival, step + 5000, stream=20, collective=described(500, (0, 1, 2)))
+            builder.launched(
+                NCCL, step + 20, step + arrival, step + 5000, stream=20, collective=described(500, (0, 1, 2))
+            )
             builder.launched("adam", step + 30, step + 5000, step + 9900)
     result = compared(*ranks)
     (late,) = lateness(result)
