@@ -1,0 +1,56 @@
+# make demo    train a small transformer under `perfscope run`, analyze it and name the report
+# make test    the test suite
+# make lint    ruff, mypy, import contracts
+# make check   lint and test
+# make samples record sample_traces/ again (with nothing else running on the machine)
+# make clean   remove everything that was made here
+#
+# Each makes the environment it needs, in .venv, the first time. Another interpreter: make PYTHON=python3.12 demo
+
+PYTHON ?= python3
+VENV := .venv
+# What a command in the environment starts (torchrun, python) comes from the environment too.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+DEMO := demo-recording
+# What is planted in the demo, for the verdict to find: each batch takes 120 ms to load, in the training process.
+DEMO_ARGS ?= --load-ms 120
+PYTEST_ARGS ?=
+
+.PHONY: demo test lint check samples clean
+
+demo: $(VENV)/collect.stamp
+	@rm -rf $(DEMO)
+	@ranks=$$($(VENV)/bin/python -c 'import torch; print(min(torch.cuda.device_count(), 2) or 2)') && set -x && \
+	OMP_NUM_THREADS=1 $(VENV)/bin/perfscope run --output $(DEMO) -- \
+	    torchrun --standalone --nproc-per-node $$ranks sample_traces/train.py $(DEMO_ARGS)
+	$(VENV)/bin/perfscope analyze $(DEMO)
+
+test: $(VENV)/dev.stamp
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+check: lint test
+
+samples: $(VENV)/collect.stamp
+	sample_traces/record.sh
+
+clean:
+	rm -rf $(VENV) $(DEMO) build dist *.egg-info .coverage* htmlcov \
+	    .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# `make demo` installs what a training environment would have; `make test` and `make lint` add the tools.
+$(VENV)/%.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("PerfScope needs Python 3.10 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
