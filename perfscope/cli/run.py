@@ -34,7 +34,7 @@ DEFAULT_OUTPUT: Final = "perfscope-recording"
 )  # fmt: skip
 @click.option("--ranks", default="all", metavar="LIST", help="Ranks to record, such as 0,3-7.")
 @click.option("--wait", default=5, metavar="N", help="Steps to let pass before recording; at least 1.")
-@click.option("--warmup", default=3, metavar="N", help="Steps that run under the profiler before those kept.")
+@click.option("--warmup", default=3, metavar="N", help="Steps under the profiler before those kept.")
 @click.option("--active", default=8, metavar="N", help="Steps to record.")
 @click.option("--repeat", default=1, metavar="N", help="How often to wait, warm up and record.")
 @click.option("--shapes/--no-shapes", default=True, help="Record the operators' input shapes.")

@@ -1,0 +1,156 @@
+"""Gets the collector into every Python process of a profiled command.
+
+``perfscope run`` copies this file into the recording as ``.bootstrap/sitecustomize.py`` and puts that folder first on
+``PYTHONPATH``, so Python runs it at every start: in ranks, launchers and data loader workers alike. It therefore costs
+next to nothing (no import beyond what the interpreter has loaded, a file looked for) and starts nothing; it waits until
+``torch`` is imported. Standard library only, in a syntax that old interpreters read as well; it may fail, but never in
+a way that the profiled command notices. Configuration lies in a file beside it, because some launchers pass few
+environment variables on.
+"""
+
+# pathlib is too dear to import at every start, and old interpreters shall get as far as saying that they are:
+# ruff: noqa: PTH100, PTH110, PTH118, PTH120, PTH123, UP031, UP036
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+WATCHED = {"torch": "attach_torch", "deepspeed.runtime.engine": "attach_deepspeed"}
+"""Module -> the function of ``perfscope.collectors.attach`` to call once it has been imported."""
+
+
+class Watch:
+    """A meta-path finder that calls back when a module of interest has been imported, and is otherwise not there."""
+
+    def __init__(self, waiting: dict[str, str]) -> None:
+        self.waiting = dict(waiting)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find a watched module by asking the other finders; any other name is none of our business."""
+        callback = self.waiting.pop(name, None)
+        if callback is None:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    loader: Any = CallingLoader(spec.loader, lambda: attach(callback))
+                    spec.loader = loader
+                return spec
+        return None
+
+
+class CallingLoader:
+    """Stands in for a module's loader until the module has been executed once, then calls back."""
+
+    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
+        self.loader = loader
+        self.then = then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader does."""
+        module: ModuleType | None = self.loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own loader back, execute it, call back."""
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.then()
+
+
+def attach(callback: str) -> None:
+    """Hand over to ``perfscope.collectors.attach``; a failure goes to a file that ``perfscope run`` reads."""
+    try:
+        mark("torch")
+        if sys.version_info < (3, 10):
+            return note_failure("Python %d.%d is too old for the collector, which needs 3.10" % sys.version_info[:2])
+        import importlib
+        import json
+
+        with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        import_perfscope(config["package_root"])
+        getattr(importlib.import_module("perfscope.collectors.attach"), callback)(FOLDER)
+    except Exception as error:
+        note_failure("%s: %s" % (type(error).__name__, error))
+    return None
+
+
+def import_perfscope(root: str) -> None:
+    """Import the ``perfscope`` package that lies in ``root``, whatever ``sys.path`` holds; ``sys.path`` stays as it is.
+
+    An unrelated project has the same name on PyPI, so looking along ``sys.path`` could find the wrong one.
+    """
+    package = sys.modules.get("perfscope")
+    if package is None:
+        import importlib.util
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec("perfscope", [root])
+        if spec is None or spec.loader is None:
+            raise ImportError("no package 'perfscope' in " + root)
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["perfscope"] = package
+        spec.loader.exec_module(package)
+    elif not str(package.__file__).startswith(root):
+        raise ImportError("another package named 'perfscope' is in use: %s" % package.__file__)
+
+
+def note_failure(failure: str) -> None:
+    """Leave a line for ``perfscope run`` to show."""
+    try:
+        with open(os.path.join(FOLDER, "failures.txt"), "a", encoding="utf-8") as file:
+            file.write(" ".join(failure.split()) + "\n")
+    except OSError:
+        pass
+
+
+def mark(what: str) -> None:
+    """Leave an empty file that says how far the bootstrap came in any process."""
+    path = os.path.join(FOLDER, "seen-" + what)
+    try:
+        if not os.path.exists(path):
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+    except OSError:
+        pass
+
+
+def run_the_users_own() -> None:
+    """Run the ``sitecustomize`` that Python would have found without us; its errors are reported as Python does."""
+    import importlib.util
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def main() -> None:
+    """Watch for torch, take our folder off ``sys.path`` (``PYTHONPATH`` keeps it for children), run the user's own."""
+    mark("python")
+    if "torch" in sys.modules:
+        attach(WATCHED["torch"])
+    sys.meta_path.insert(0, Watch({name: call for name, call in WATCHED.items() if name not in sys.modules}))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != FOLDER]
+    run_the_users_own()
+
+
+if __name__ == "sitecustomize":
+    main()

@@ -1,0 +1,86 @@
+"""One process records a rank: the first to claim it, or its successor after an elastic restart.
+
+A job may start other processes that train something and take themselves for rank 0, such as a subprocess that knows
+nothing of ``torch.distributed``. The claim is a file whose creation succeeds for one process alone, also on a shared
+file system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from perfscope.paths import BOOTSTRAP_FOLDER
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who records a rank."""
+
+    host: str
+    pid: int
+    started: str
+    """When the process started, as the kernel counts it: tells a process from a later one with the same pid."""
+    attempt: int
+    """Elastic restarts before it."""
+
+    @classmethod
+    def mine(cls, attempt: int) -> Claim:
+        """The claim that this process would make."""
+        return cls(socket.gethostname(), os.getpid(), _start_time(os.getpid()), attempt)
+
+    def alive(self) -> bool:
+        """Does the process still run? One on another host counts as alive, since nothing here can tell."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return _start_time(self.pid) == self.started
+
+
+def claim_rank(folder: Path, rank: int, attempt: int, *, recorded: bool) -> Claim | None:
+    """Claim a rank of the recording in ``folder`` for this process; the present holder if it keeps the claim.
+
+    A later attempt takes over from an earlier one. Within one attempt a dead holder is replaced unless it left a
+    recording of this rank (``recorded``). Raises OSError when the folder cannot be written.
+    """
+    path = folder / BOOTSTRAP_FOLDER / f"claim-{rank:05d}.json"
+    mine = Claim.mine(attempt)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(asdict(mine), file)
+    except FileExistsError:
+        holder = _read(path)
+    else:
+        return None
+    if holder is not None and holder != mine:
+        keeps = holder.alive() if holder.attempt == attempt else holder.attempt > attempt
+        if keeps or (recorded and holder.attempt == attempt):
+            return holder
+    replacement = path.with_name(f"{path.name}.{mine.host}-{mine.pid}")
+    replacement.write_text(json.dumps(asdict(mine)), encoding="utf-8")
+    replacement.replace(path)
+    return None
+
+
+def _read(path: Path) -> Claim | None:
+    """The claim in a file; None where it is unreadable, as when its writer died over it."""
+    try:
+        return Claim(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _start_time(pid: int) -> str:
+    """Field 22 of ``/proc/PID/stat``; empty where there is no such file. The name before it may hold spaces."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

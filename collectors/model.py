@@ -1,0 +1,68 @@
+"""Describes the model that the optimizer trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from perfscope.collectors.discovery import Found
+from perfscope.collectors.flops import is_compiled
+from perfscope.metadata import ModelRecord
+
+_INNER: Final = ("module", "_orig_mod", "_fsdp_wrapped_module")
+"""Where wrappers keep the module that they wrap."""
+
+
+def describe_model(found: Found) -> ModelRecord | None:
+    """The model as this rank holds it; None where none was found. Several roots (a GAN's two) are added up."""
+    if not found.roots:
+        return None
+    parameters = {id(each): each for root in found.roots for each in root.parameters()}.values()
+    largest = max(found.roots, key=lambda root: sum(_elements(each) for each in root.parameters()))
+    return ModelRecord(
+        name=_unsharded_name(unwrap(largest)),
+        parameters=sum(map(_elements, parameters)),
+        parameter_bytes=_bytes(parameters),
+        trainable_bytes=_bytes(each for each in parameters if each.requires_grad),
+        dtypes=tuple(sorted({str(each.dtype).removeprefix("torch.") for each in parameters})),
+        compiled=is_compiled(found),
+    )
+
+
+def unwrap(module: Any) -> Any:
+    """The module inside its wrappers."""
+    import torch
+
+    wrapper_names = {"DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DataParallel"}
+    while True:
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if not kinds & (wrapper_names | {"DeepSpeedEngine"}):
+            return module
+        inner = next((module._modules[name] for name in _INNER if name in module._modules), None)
+        if not isinstance(inner, torch.nn.Module):
+            return module
+        module = inner
+
+
+def _unsharded_name(module: Any) -> str:
+    """Class of the module; ``fully_shard`` puts a class of its own in front of it."""
+    kind = type(module)
+    if any(base.__name__ == "FSDPModule" for base in kind.__bases__) and len(kind.__bases__) > 1:
+        kind = kind.__bases__[-1]
+    return str(kind.__name__)
+
+
+def _local(parameter: Any) -> Any:
+    """The part of a parameter that this rank holds: of a DTensor its shard, of a ZeRO-3 parameter its partition."""
+    partition = getattr(parameter, "ds_tensor", None)
+    if partition is not None:
+        return partition
+    return getattr(parameter, "_local_tensor", parameter)
+
+
+def _elements(parameter: Any) -> int:
+    return int(_local(parameter).numel())
+
+
+def _bytes(parameters: Iterable[Any]) -> int:
+    return sum(_elements(each) * int(_local(each).element_size()) for each in parameters)

@@ -1,0 +1,25 @@
+"""Replaces attributes for a while and puts the very same objects back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Patches:
+    """Attributes replaced on modules and classes, undone together."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+
+    def set(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace ``owner.name``, which must be in the owner's own namespace so that it can be put back there."""
+        original = vars(owner)[name]
+        setattr(owner, name, replacement)
+        self._undo.append((owner, name, original, vars(owner)[name]))
+
+    def restore(self) -> None:
+        """Put every original back, last first. What somebody else has replaced meanwhile stays theirs."""
+        while self._undo:
+            owner, name, original, replacement = self._undo.pop()
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)

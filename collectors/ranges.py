@@ -1,0 +1,206 @@
+"""Ranges for data loading, forward, backward, communication and optimizer, while a capture runs and no longer.
+
+Names are replaced when a capture starts and are the originals again when it ends. What a replacement does beside
+calling the original cannot fail into the training: an error switches that kind of range off.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.loaders import LoaderUses
+from perfscope.collectors.patches import Patches
+from perfscope.collectors.problems import Problems
+from perfscope.vocabulary import BACKWARD, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
+
+COLLECTIVES: Final = (
+    "_all_gather_base", "_reduce_scatter_base", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",
+    "all_gather_object", "all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single",
+    "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "gather_object",
+    "monitored_barrier", "recv", "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list",
+)  # fmt: skip
+"""Functions of ``torch.distributed``. Not ``isend`` and ``irecv``: ``batch_isend_irecv`` compares them by identity."""
+
+Call = Callable[..., Any]
+
+
+class Ranges:
+    """The ranges of one process; installed for each capture."""
+
+    def __init__(self, annotator: Annotator, problems: Problems) -> None:
+        import torch.compiler
+
+        self._annotator = annotator
+        self._problems = problems
+        self._is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._active = False
+        self._pid = os.getpid()
+        self._thread = threading.get_ident()
+        self._depth = threading.local()
+        self._forward: list[Any] = []
+        self.calls: Counter[str] = Counter()
+        """Outermost ranges entered since they were installed, by name."""
+        self.autocast: str = ""
+        """Type that a forward ran in under autocast; empty without."""
+        self.batch_shape: tuple[int, ...] | None = None
+        """Shape of the first tensor of the first batch that came from a data loader."""
+        self.loaders = LoaderUses()
+        """The data loaders that batches came from."""
+
+    def install(self, modules: Iterable[Any]) -> None:
+        """Begin to write ranges; forward ranges on calls of ``modules`` that are not inside another of them."""
+        self._thread = threading.get_ident()
+        self.calls.clear()
+        self._active = True
+        for part in (self._patch_autograd, self._patch_loader, self._patch_collectives):
+            self._problems.guard(f"the range of {part.__name__.rpartition('_')[2]}", part)
+        self._problems.guard("the range of forward", self._hook_modules, list(modules))
+
+    def remove(self) -> None:
+        """Stop writing ranges and put everything back."""
+        self._active = False
+        self._patches.restore()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        while self._forward:
+            self._end(self._forward.pop())
+
+    def forget(self) -> None:
+        """Write nothing more, in a forked child: ranges are its parent's business."""
+        self._forward.clear()
+        self.remove()
+
+    def begin_optimizer(self) -> Any:
+        """Open the optimizer's range if a capture runs; hand what is returned to :meth:`end_optimizer`."""
+        return self._begin(OPTIMIZER) if self._on_training_thread() else None
+
+    def end_optimizer(self, record: Any) -> None:
+        """Close the optimizer's range."""
+        self._annotator.end(record)
+
+    def _on_training_thread(self) -> bool:
+        return self._active and threading.get_ident() == self._thread and os.getpid() == self._pid
+
+    def _begin(self, name: str) -> Any:
+        self.calls[name] += 1
+        return self._annotator.begin(name)
+
+    def _end(self, record: Any) -> None:
+        if record is not None:
+            self._problems.guard("closing a range", self._annotator.end, record)
+
+    def _patch_autograd(self) -> None:
+        import torch.autograd
+
+        backward = torch.autograd.backward
+        self._patches.set(torch.autograd, "backward", self._around(backward, BACKWARD, self._on_training_thread))
+
+    def _patch_loader(self) -> None:
+        from torch.utils.data import dataloader
+
+        iterator: Any = dataloader._BaseDataLoaderIter
+        replacement = self._around(iterator.__next__, DATALOADER, self._on_training_thread, self._drew)
+        self._patches.set(iterator, "__next__", replacement)
+
+    def _patch_collectives(self) -> None:
+        import torch.distributed
+
+        if not torch.distributed.is_available():
+            return
+        for name in COLLECTIVES:
+            original = vars(torch.distributed).get(name)
+            if callable(original):
+                # On any thread: sharded training gathers and scatters from autograd's threads.
+                replacement = self._around(original, COMMUNICATION, lambda: self._active)
+                self._patches.set(torch.distributed, name, replacement)
+
+    def _around(
+        self, original: Call, name: str, wanted: Callable[[], bool], then: Callable[[Any, Any], None] | None = None
+    ) -> Call:
+        """``original`` within the range ``name``, where ``wanted`` and not already inside it on the same thread."""
+        is_compiling = self._is_compiling
+        depth = self._depth
+
+        @functools.wraps(original)
+        def ranged(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not wanted() or getattr(depth, name, False):
+                return original(*args, **kwargs)
+            setattr(depth, name, True)
+            record = self._problems.guard(f"the range {name}", self._begin, name)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self._end(record)
+                setattr(depth, name, False)
+            if then is not None:
+                self._problems.guard("describing the data loader", then, args[0], result)
+            return result
+
+        return ranged
+
+    def _drew(self, iterator: Any, batch: Any) -> None:
+        self.loaders.drew(iterator)
+        if self.batch_shape is None:
+            self.batch_shape = first_shape(batch)
+
+    def _hook_modules(self, modules: list[Any]) -> None:
+        for module in modules:
+            compiled = vars(module).get("_compiled_call_impl")
+            if compiled is not None:  # compiled in place: hooks would go into the compiled code, so wrap its entry
+                self._patches.set(module, "_compiled_call_impl", self._around_forward(compiled))
+                continue
+            self._handles.append(module.register_forward_pre_hook(self._forward_begins, prepend=True))
+            self._handles.append(module.register_forward_hook(self._forward_ended, always_call=True))
+
+    def _around_forward(self, call: Call) -> Call:
+        @functools.wraps(call)
+        def ranged(*args: Any, **kwargs: Any) -> Any:
+            self._forward_begins(None, ())
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._forward_ended(None, (), None)
+
+        return ranged
+
+    def _forward_begins(self, module: Any, args: Any) -> None:
+        if self._is_compiling() or not self._on_training_thread():
+            return
+        outermost = not self._forward
+        self._forward.append(self._problems.guard(f"the range {FORWARD}", self._begin, FORWARD) if outermost else None)
+        if outermost and not self.autocast:
+            self._problems.guard("looking at autocast", self._look_at_autocast)
+
+    def _forward_ended(self, module: Any, args: Any, output: Any) -> None:
+        if not self._is_compiling() and self._on_training_thread() and self._forward:
+            self._end(self._forward.pop())
+
+    def _look_at_autocast(self) -> None:
+        import torch
+
+        if torch.is_autocast_enabled():
+            self.autocast = str(torch.get_autocast_gpu_dtype())
+        elif torch.is_autocast_cpu_enabled():
+            self.autocast = str(torch.get_autocast_cpu_dtype())
+
+
+def first_shape(batch: Any, depth: int = 4) -> tuple[int, ...] | None:
+    """Shape of the first tensor in a batch, looking into lists, tuples and mappings; None where there is none."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return tuple(batch.shape)
+    if depth == 0 or not isinstance(batch, (list, tuple, Mapping)):
+        return None
+    items = batch.values() if isinstance(batch, Mapping) else batch
+    return next((shape for shape in (first_shape(item, depth - 1) for item in items) if shape is not None), None)

@@ -1,0 +1,129 @@
+"""Runs real trainings under ``perfscope run`` and reads back what they recorded."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.metadata import LaunchRecord, RunMetadata, load_launch, load_run
+from perfscope.paths import LAUNCH_FILE, run_file, trace_file
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PERFSCOPE = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+@dataclass
+class Recording:
+    """A finished run of the command line."""
+
+    folder: Path
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        """What perfscope said, without the command's own words."""
+        return "\n".join(line for line in self.err.splitlines() if line.startswith("perfscope:"))
+
+    @property
+    def launch(self) -> LaunchRecord:
+        return load_launch(self.folder / LAUNCH_FILE)
+
+    def run(self, rank: int = 0) -> RunMetadata:
+        return load_run(run_file(self.folder, rank))
+
+    def traces(self) -> list[str]:
+        """Names of all files that look like traces, finished or not."""
+        return sorted(path.name for path in self.folder.iterdir() if "trace" in path.name)
+
+    def trace(self, rank: int = 0, capture: int = 0) -> Trace:
+        with gzip.open(trace_file(self.folder, rank, capture)) as file:
+            return Trace(json.load(file))
+
+
+class Trace:
+    """A Chrome trace as JSON."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self.events = [event for event in content["traceEvents"] if event.get("ph") == "X"]
+
+    def steps(self) -> list[int]:
+        """Numbers of the steps, in order of time."""
+        steps = [event for event in self.events if event["name"].startswith("ProfilerStep#")]
+        return [int(event["name"].partition("#")[2]) for event in sorted(steps, key=lambda event: event["ts"])]
+
+    def kept(self) -> list[int]:
+        """The steps that are kept: not the last warm-up step, which is in the trace before them."""
+        return [number for number in self.steps() if number >= self.content["perfscope"]["first_step"]]
+
+    def ranges(self) -> Counter[str]:
+        """How often each range of ours occurs on the host in the kept steps."""
+        begin = min(event["ts"] for event in self.events if event["name"] == f"ProfilerStep#{self.kept()[0]}")
+        return Counter(
+            event["name"]
+            for event in self.events
+            if event["name"].startswith("perfscope::")
+            and event.get("cat") == "user_annotation"
+            and event["ts"] >= begin
+        )
+
+    def within(self, inner: str, outer: str) -> bool:
+        """Does every event ``inner`` lie inside one called ``outer``?"""
+        spans = [(event["ts"], event["ts"] + event["dur"]) for event in self.events if event["name"] == outer]
+        return all(
+            any(start <= event["ts"] and event["ts"] + event["dur"] <= end for start, end in spans)
+            for event in self.events
+            if event["name"] == inner
+        )
+
+
+def record(
+    folder: Path,
+    *arguments: str,
+    options: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+    stdin: str = "",
+    timeout: float = 120,
+) -> Recording:
+    """``perfscope run OPTIONS -- ARGUMENTS``, recording into ``folder``."""
+    process = subprocess.Popen(
+        [*PERFSCOPE, "run", "--output", str(folder), *options, "--", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(stdin, timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # the command's processes too
+        process.communicate()
+        raise
+    return Recording(folder, process.returncode, out, err)
+
+
+def train(folder: Path, *arguments: str, options: tuple[str, ...] = (), **more: Any) -> Recording:
+    """``record`` a plain Python process that runs ``scripts/train.py``."""
+    return record(folder, sys.executable, str(SCRIPTS / "train.py"), *arguments, options=options, **more)
+
+
+SHORT = ("--wait", "1", "--warmup", "1", "--active", "2")
+"""Options that record steps 2 and 3."""

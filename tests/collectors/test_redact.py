@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from perfscope.collectors.redact import REDACTED, performance_environment, redact_command
+
+
+@pytest.mark.parametrize(
+    ("argument", "kept"),
+    [
+        ("--token=abcdef", f"--token={REDACTED}"),
+        ("--hf-token=abcdef", f"--hf-token={REDACTED}"),
+        ("wandb.api_key=0123456789abcdef", f"wandb.api_key={REDACTED}"),
+        ("WANDB_API_KEY=0123456789abcdef", f"WANDB_API_KEY={REDACTED}"),
+        ("--dbPassword=hunter2", f"--dbPassword={REDACTED}"),
+        ("s3://user:hunter2@host/data", f"s3://{REDACTED}@host/data"),
+        ("hf_AbCdEfGhIjKlMnOpQrSt", REDACTED),
+        ("--note=uses hf_AbCdEfGhIjKlMnOpQrSt", f"--note=uses {REDACTED}"),
+    ],
+)
+def test_secrets_are_redacted(argument: str, kept: str) -> None:
+    assert redact_command(["python", argument]) == ("python", kept)
+
+
+def test_the_value_after_a_secret_option_is_redacted() -> None:
+    assert redact_command(["train.py", "--api-key", "abc", "--lr", "0.1"]) == (
+        "train.py", "--api-key", REDACTED, "--lr", "0.1",
+    )  # fmt: skip
+
+
+def test_an_option_after_a_secret_flag_without_value_is_kept() -> None:
+    assert redact_command(["--use-auth", "--lr", "0.1"]) == ("--use-auth", "--lr", "0.1")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--max-tokens=512", "--tokenizer=gpt2", "--num-key-value-heads=8", "--lr=1e-3", "model.tokens=12", "--monkey=1",
+        "https://host/path@v2", "train.py",
+    ],
+)  # fmt: skip
+def test_ordinary_arguments_are_kept(argument: str) -> None:
+    assert redact_command([argument]) == (argument,)
+
+
+def test_the_environment_keeps_what_changes_performance_and_no_secret() -> None:
+    environment = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
+        "NCCL_AUTH_TOKEN": "hunter2",
+        "ACCELERATE_SECRET": "hunter2",
+        "UCX_PASSWORD": "hunter2",
+        "TORCH_PROXY": "http://user:hunter2@proxy",
+        "HOME": "/home/somebody",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "TORCHINDUCTOR_CACHE_DIR": "/home/somebody/cache",
+    }
+    kept = performance_environment(environment)
+    assert kept == {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
+        "TORCH_PROXY": f"http://{REDACTED}@proxy",
+    }
