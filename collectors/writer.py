@@ -83,7 +83,7 @@ class TraceWriter:
 
 
 def _as_seen_from_here(path: Path) -> str:
-    """Relative to the working folder where it lies below: the profiler writes the name that it is given into the trace."""
+    """Relative to the working folder where it lies below: the profiler writes the name it is given into the trace."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (OSError, ValueError):

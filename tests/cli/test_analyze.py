@@ -1,5 +1,7 @@
-"""``perfscope analyze`` as a user meets it: bad input gets a clear message and the right exit code, and what can be saved
-is saved."""
+"""``perfscope analyze`` as a user meets it.
+
+Bad input gets a clear message and the right exit code, and what can be saved is saved.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,12 @@ def test_json_follows_the_contract(traces):
     found = summary(traces)
     assert found["schema"] == "perfscope.summary/1"
     assert set(found) >= {
-        "job", "accounting", "clock", "collectives", "cost_model", "stragglers", "critical_path", "dataloader",
-        "utilisation", "memory", "replay", "findings",
+        "job", "accounting", "clock", "collectives", "cost_model", "stragglers", "critical_path",
+        "dataloader", "utilisation", "memory", "replay", "findings",
     }  # fmt: skip
     assert set(found["job"]) >= {
-        "world_size", "ranks", "missing_ranks", "failures", "steps", "step_time_us", "step_time_us_per_step", "strategy",
-        "backend", "devices", "perturbation",
+        "world_size", "ranks", "missing_ranks", "failures", "steps", "step_time_us", "step_time_us_per_step",
+        "strategy", "backend", "devices", "perturbation",
     }  # fmt: skip
     rows = ["compute", "exposed_comm_wait", "exposed_comm_transfer", "exposed_copy"]
     rows += [f"idle_{cause}" for cause in ("dataloader", "sync", "launch", "host", "dependency", "unknown")]
