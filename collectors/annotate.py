@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from perfscope.vocabulary import NVTX_STEP_PREFIX
+from perfscope.vocabulary import NVTX_RANK_PREFIX, NVTX_STEP_PREFIX
 
-Marker = tuple[Callable[[str], Any], Callable[[], Any], Callable[[str], Any], Callable[[Any], Any]]
-"""Push, pop, start and end of NVTX ranges."""
+
+@dataclass(frozen=True)
+class Nvtx:
+    """The calls of whichever NVTX binding there is: push, pop, start and end of a range, and a mark."""
+
+    push: Callable[[str], Any]
+    pop: Callable[[], Any]
+    start: Callable[[str], Any]
+    end: Callable[[Any], Any]
+    mark: Callable[[str], Any]
 
 
 class Annotator:
@@ -27,14 +36,19 @@ class Annotator:
         record = self._record_function(name)
         record.__enter__()
         if self._nvtx is not None:
-            self._nvtx[0](name)
+            self._nvtx.push(name)
         return record
 
     def end(self, record: Any) -> None:
         """Close a range that :meth:`begin` opened, innermost first."""
         if self._nvtx is not None:
-            self._nvtx[1]()
+            self._nvtx.pop()
         record.__exit__(None, None, None)
+
+    def rank(self, rank: int, world_size: int) -> None:
+        """Say in NVTX which rank this process is: a report around the launcher holds many processes."""
+        if self._nvtx is not None:
+            self._nvtx.mark(f"{NVTX_RANK_PREFIX}{rank} of {world_size}")
 
     def step(self, number: int | None) -> None:
         """End the NVTX range of the step under way and begin that of step ``number``, unless None.
@@ -44,11 +58,11 @@ class Annotator:
         if self._nvtx is None:
             return
         if self._step is not None:
-            self._nvtx[3](self._step)
-        self._step = None if number is None else self._nvtx[2](f"{NVTX_STEP_PREFIX}{number}")
+            self._nvtx.end(self._step)
+        self._step = None if number is None else self._nvtx.start(f"{NVTX_STEP_PREFIX}{number}")
 
 
-def _find_nvtx() -> Marker | None:
+def _find_nvtx() -> Nvtx | None:
     import torch
 
     try:
@@ -57,5 +71,5 @@ def _find_nvtx() -> Marker | None:
         if not torch.cuda.is_available():
             return None
         cuda: Any = torch.cuda.nvtx
-        return cuda.range_push, cuda.range_pop, cuda.range_start, cuda.range_end
-    return nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range
+        return Nvtx(cuda.range_push, cuda.range_pop, cuda.range_start, cuda.range_end, cuda.mark)
+    return Nvtx(nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range, nvtx.mark)

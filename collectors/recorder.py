@@ -130,6 +130,7 @@ class Recorder:
             lambda: self._problems.guard("making way for the script's own profiler", self._yield),
         )
         try:
+            self._annotator.rank(self._identity.rank, self._identity.world_size)
             capture.start(found)
         except Exception as error:
             self._give_up(f"the profiler did not start at step {step}", error)

@@ -9,22 +9,21 @@ from typing import Literal
 
 from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.chrome_peek import peek
+from perfscope.analyzers.readers.nsys_export import REPORT_SUFFIXES
+from perfscope.analyzers.readers.nsys_tables import PARQUET_SUFFIX, STRINGS_TABLE
 
-Kind = Literal["chrome", "nsys-sqlite", "nsys-rep", "unknown"]
+Kind = Literal["chrome", "nsys-sqlite", "nsys-parquet", "nsys-rep", "unknown"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
-_NSYS_TABLE = "StringIds"
-"""In every export of Nsight Systems, whatever was recorded."""
-_NSYS_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
 def detect(path: Path) -> Kind:
     """The kind of a file, packed or not. Raises TraceError where it cannot be opened or unpacked at all."""
     if path.is_dir():
-        return "unknown"
+        return "nsys-parquet" if (path / f"{STRINGS_TABLE}{PARQUET_SUFFIX}").is_file() else "unknown"
     if sources.read_head(path, len(_SQLITE_MAGIC)) == _SQLITE_MAGIC:
         return "nsys-sqlite" if _is_nsys_export(path) else "unknown"
-    if path.name.endswith(_NSYS_REPORT_SUFFIXES):
+    if path.name.endswith(REPORT_SUFFIXES):
         return "nsys-rep"
     return "chrome" if peek(path).is_chrome else "unknown"
 
@@ -33,7 +32,7 @@ def _is_nsys_export(path: Path) -> bool:
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            found: int = database.execute(query, (_NSYS_TABLE,)).fetchone()[0]
+            found: int = database.execute(query, (STRINGS_TABLE,)).fetchone()[0]
     except sqlite3.Error:
         return path.suffix == ".sqlite"  # damaged: reading it will say so
     return found > 0
