@@ -8,8 +8,10 @@ equally often, with the one that was met last. The cycle is learnt while it happ
     events      D D D D D G x 2    five D to one G   ends after G: 2 steps
     events      p1 p2 p3 x 2, p1   one per parameter ends after p3: 2 steps
 
-When an optimizer appears that was not there before, what had been taken for steps may not have been: the verdict is
-RESTART, and no step ends until the optimizers have gone through the same cycle twice. An optimizer that does not come
+An optimizer that takes over from one that had been stepping alone (folds, a search over hyper-parameters) goes on with
+the steps. Otherwise, when an optimizer appears that was not there before, or one that had been replaced comes back, what
+had been taken for steps may not have been: the verdict is RESTART, and no step ends until the optimizers have gone
+through the same cycle twice. An optimizer that does not come
 back twice while another steps 2 * :data:`RARE` times is not part of it (it was replaced, or steps once in a while).
 """
 
@@ -30,6 +32,9 @@ optimizer for each."""
 
 MAX_RESTARTS: Final = 3
 """New optimizers that may reopen the question; a script that makes one every step would otherwise never be recorded."""
+
+ALONE: Final = 3
+"""Steps in a row after which an optimizer counts as the only one, so that a new one replaces it."""
 
 LOST: Final = 4
 """A cycle's end that stays away for this many times its usual distance has been replaced."""
@@ -66,6 +71,10 @@ class StepDetector:
         self._since_end = 0
         self._learning: Counter[Hashable] | None = None
         self._restarts = 0
+        self._last: Hashable = None
+        self._in_a_row = 0
+        self._replaced: dict[Hashable, tuple[int, Counter[Hashable]]] = {}
+        """Optimizers that were replaced, in order -> what had been counted when they were, in case one comes back."""
 
     def explicit_step(self) -> Verdict:
         """``perfscope.step()`` was called."""
@@ -80,11 +89,18 @@ class StepDetector:
         if self.source not in ("", "optimizer"):
             return Verdict.NOTHING
         self.source = "optimizer"
+        alone = self._in_a_row >= ALONE and len(self._order) == 1
+        self._in_a_row = self._in_a_row + 1 if key == self._last else 1
+        self._last = key
+        self._history.append(key)
+        if alone and key not in self._order and key not in self._replaced and self._learning is None:
+            return self._take_over(key)
         new = key not in self._order
         if new:
             self._order[key] = len(self._order)
+        if key in self._replaced:
+            self._bring_back(key)
         self._total[key] += 1
-        self._history.append(key)
         if self._learning is not None:
             return self._learn(key)
         if len(self._order) == 1:
@@ -94,6 +110,22 @@ class StepDetector:
             self._learning = Counter({self._end: 0, key: 1})
             return Verdict.RESTART
         return self._count(key)
+
+    def _take_over(self, key: Hashable) -> Verdict:
+        """``key`` replaces the only optimizer: its steps go on where the other's ended."""
+        self._replaced[self._end] = (self._carried, Counter(self._total))
+        self._order = {key: 0}
+        self._end, self._gap, self._since_end = key, 1, 0
+        self._carried, self._total = self.completed, Counter({key: 1})
+        self.completed += 1
+        return Verdict.STEP
+
+    def _bring_back(self, key: Hashable) -> None:
+        """It had not been replaced after all: count as if neither it nor what came after it had been."""
+        self._carried = self._replaced[key][0]
+        since = list(self._replaced)
+        for each in since[since.index(key) :]:
+            self._total += self._replaced.pop(each)[1]
 
     def _outranking(self, source: str) -> Verdict:
         took_over = self.source not in ("", source)

@@ -54,6 +54,15 @@ def test_a_new_optimizer_says_restart_once_and_nothing_ends_until_it_is_settled(
     assert verdicts == [step, step, Verdict.RESTART, nothing, step, nothing]
 
 
+def test_optimizers_that_replace_one_another_go_on_with_the_steps() -> None:
+    """Folds or a search: none of them comes back, and no step is lost or taken back."""
+    for runs in ((12, 12, 12, 12, 12), (6, 6, 6, 6), (20, 20), (12, 100), (40, 40, 40)):
+        events = [index for index, steps in enumerate(runs) for _ in range(steps)]
+        detector, ends = boundaries(events)
+        assert ends == list(range(sum(runs)))
+        assert detector.completed == sum(runs)
+
+
 def test_an_optimizer_that_was_replaced_does_not_stop_the_count() -> None:
     detector, ends = boundaries("A" * 50 + "B" * 50)
     assert ends[-20:] == list(range(80, 100))
