@@ -15,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("perfscope", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("perfscope")
 
+# Neither the user's cache in the tests' way nor the tests' traces in the user's cache; tests of it have their own.
+os.environ["PERFSCOPE_CACHE"] = "off"
+
 ROOT = Path(__file__).parent.parent
 
 

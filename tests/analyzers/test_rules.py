@@ -28,7 +28,7 @@ def facts(*ranks: AccountRow, **others: object) -> JobFacts:
     known = {
         "step_time_us": STEP_US, "steps": 8, "ranks": tuple(row.rank for row in ranks), "missing_ranks": (),
         "accounting": ranks, "dataloader": (), "collectives": (), "cost_model": (), "stragglers": (),
-        "strategies": ("ddp",), "runs": {},
+        "strategies": ("ddp",), "perturbation": None, "runs": {},
     }  # fmt: skip
     return JobFacts(**{**known, **others})  # type: ignore[arg-type]
 
@@ -92,8 +92,12 @@ class TestDataloaderWorkers:
 
 
 class TestStragglingRank:
-    def late(self, lost_us: float, next_us: float = 0.0, confidence: str = "high") -> JobFacts:
-        rows = [StragglerRow(rank=3, cause="compute", lost_us=lost_us, confidence=confidence, host="node7")]
+    def late(self, lost_us: float, next_us: float = 0.0, share: float = 0.6) -> JobFacts:
+        rows = [
+            StragglerRow(
+                rank=3, cause="compute", lost_us=lost_us, confidence="high", host="node7", share_of_steps=share
+            )
+        ]
         if next_us:
             rows.append(StragglerRow(rank=1, cause="host", lost_us=next_us, confidence="medium"))
         return facts(account(1, exposed_comm_wait=lost_us), account(3), stragglers=tuple(rows))
@@ -108,8 +112,10 @@ class TestStragglingRank:
 
     def test_silent_below_five_percent_and_where_ranks_take_turns(self):
         assert straggling_rank.evaluate(self.late(4_900)) is None
-        assert straggling_rank.evaluate(self.late(9_000, next_us=7_000)) is None
-        assert straggling_rank.evaluate(self.late(9_000, next_us=5_000)) is not None
+        assert straggling_rank.evaluate(self.late(10_000, next_us=4_000)) is None
+        assert straggling_rank.evaluate(self.late(10_000, next_us=3_000)) is not None
+        assert straggling_rank.evaluate(self.late(10_000, next_us=4_000, share=0.875)) is not None
+        assert straggling_rank.evaluate(self.late(16_000, next_us=14_000)) is not None
 
     def test_every_cause_of_the_contract_has_a_remedy(self):
         for cause in ("compute", "dataloader", "launch", "host", "sync", "copy", "communication"):
@@ -169,6 +175,15 @@ class TestDdpBuckets:
         assert ddp_buckets.evaluate(self.reduced({1 << 20: 100}, alpha_us=300, gbps=10, exposed_us=4_900)) is None
         right = self.reduced({25 << 20: 4, 1 << 20: 1}, alpha_us=30, gbps=10, exposed_us=8_000)
         assert ddp_buckets.evaluate(right) is None
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "confidence"),
+    [(None, Confidence.HIGH), (1.2, Confidence.HIGH), (1.3, Confidence.MEDIUM), (3.6, Confidence.LOW)],
+)
+def test_no_finding_is_surer_than_its_recording(perturbation, confidence):
+    (finding,) = evaluate(dataclasses.replace(starved(80_000), perturbation=perturbation))
+    assert finding.confidence is confidence
 
 
 class TestVerdict:

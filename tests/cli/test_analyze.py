@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from perfscope.cli.main import main
+from tests.analyzers.readers.nsys_jobs import write_report
+from tests.clusters import dask_cluster
 from tests.generator import JobSpec, simulate
 
 
@@ -168,3 +171,122 @@ def test_a_single_file(traces):
     result = run(traces / "rank0.json.gz", "--output", traces / "one.html")
     assert result.exit_code == 0
     assert "1 of 4 ranks" in result.stdout
+
+
+class TestNsightSystems:
+    """A report of several processes, each of them a rank."""
+
+    @pytest.fixture
+    def report(self, tmp_path: Path) -> Path:
+        return write_report(simulate(JobSpec(ranks=2, steps=6)), tmp_path / "report.sqlite")
+
+    def test_every_process_is_a_rank(self, report):
+        found = summary(report.parent)
+        assert found["job"]["ranks"] == [0, 1]
+        assert found["job"]["failures"] == []
+        assert len(found["job"]["steps"]) == 6
+
+    def test_processes_that_do_not_say_which_rank_they_are_get_numbers_and_that_is_said(self, report):
+        forget_ranks(report)
+        found = summary(report.parent)
+        assert found["job"]["ranks"] == [0, 1]
+        (note,) = [note for note in found["notes"] if note["about"] == "ranks"]
+        assert "Nothing in the report says which rank" in note["text"]
+        assert f"0 is {report} (process 20000)" in note["text"]
+
+    def test_beside_other_ranks_no_number_is_given(self, report):
+        forget_ranks(report)
+        write_report(simulate(JobSpec(ranks=2, steps=6)), report.with_name("other.sqlite"))
+        found = summary(report.parent)
+        assert found["job"]["ranks"] == [0, 1]
+        assert [failure["rank"] for failure in found["job"]["failures"]] == [None, None]
+        assert "nor its name says which rank" in found["job"]["failures"][0]["error"]
+
+    def test_a_damaged_export_costs_only_itself(self, report):
+        report.with_name("broken.sqlite").write_bytes(report.read_bytes()[:5000])
+        found = summary(report.parent)
+        assert found["job"]["ranks"] == [0, 1]
+        (failure,) = found["job"]["failures"]
+        assert failure["path"].endswith("broken.sqlite")
+        assert "nsys export" in failure["error"]
+
+    def test_a_report_without_nsys_says_what_to_do(self, tmp_path, monkeypatch):
+        (tmp_path / "report.nsys-rep").write_bytes(b"only nsys knows")
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("PERFSCOPE_NSYS", raising=False)
+        result = run(tmp_path)
+        assert result.exit_code == 2
+        assert "nsys export --type sqlite report.nsys-rep" in result.stderr
+
+
+def forget_ranks(report: Path) -> None:
+    database = sqlite3.connect(report)
+    database.execute("DELETE FROM NVTX_EVENTS WHERE eventType = 34")
+    database.commit()
+    database.close()
+
+
+class TestSeveralCaptures:
+    @pytest.fixture
+    def early_and_late(self, tmp_path):
+        """Two captures of one job, an hour apart, under names that do not tell."""
+        for name, spec in (("a", JobSpec(ranks=2, steps=4)), ("b", JobSpec(ranks=2, steps=4, first_step=500))):
+            simulate(spec).write(tmp_path / name, file_template="x{rank}" + name + ".json")
+        shift = 3600 * 10**6  # in the traces' own us
+        folder = tmp_path / "together"
+        folder.mkdir()
+        for path in [*(tmp_path / "a").iterdir(), *(tmp_path / "b").iterdir()]:
+            trace = json.loads(gzip.decompress(path.read_bytes()))
+            for event in trace["traceEvents"]:
+                if path.name.startswith(("x0b", "x1b")) and "ts" in event:
+                    event["ts"] += shift
+            (folder / path.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+        return folder
+
+    def test_by_content_the_last_full_one_is_taken(self, early_and_late):
+        found = summary(early_and_late)
+        assert found["job"]["ranks"] == [0, 1]
+        assert min(found["job"]["steps"]) >= 500
+        failures = found["job"]["failures"]
+        assert {Path(failure["path"]).name for failure in failures} == {"x0a.json.gz", "x1a.json.gz"}
+        assert all("another capture of rank" in failure["error"] for failure in failures)
+
+    def test_by_content_one_that_a_rank_is_missing_from_is_not(self, early_and_late):
+        (early_and_late / "x1b.json.gz").unlink()
+        found = summary(early_and_late)
+        assert max(found["job"]["steps"]) < 500
+
+    def test_by_name_the_choice_is_told(self, job, tmp_path):
+        for step in (10, 20):
+            (tmp_path / f"iteration_{step}").mkdir()
+            for rank in range(2):
+                copy = tmp_path / f"iteration_{step}" / f"rank{rank}_trace.json.gz"
+                copy.write_bytes((job / f"rank{rank}.json.gz").read_bytes())
+        assert any(
+            "number 1, iteration_20 (2 traces), is analyzed" in note["text"] for note in summary(tmp_path)["notes"]
+        )
+
+
+class TestWhereItRuns:
+    def test_workers_change_nothing(self, traces, tmp_path):
+        for workers in (1, 3):
+            result = run(traces, "--workers", workers, "-o", tmp_path / "p.html", "--json", tmp_path / f"{workers}.txt")
+            assert result.exit_code == 0, result.output
+        assert (tmp_path / "1.txt").read_text() == (tmp_path / "3.txt").read_text()
+
+    def test_a_cluster_changes_nothing(self, traces, tmp_path_factory, monkeypatch):
+        """Given a relative path too, which means something else in the workers."""
+        (traces / "rank3.json.gz").write_bytes(b"no trace")
+        monkeypatch.chdir(traces.parent)
+        elsewhere = tmp_path_factory.mktemp("elsewhere")
+        with dask_cluster(elsewhere, workers=2) as address:
+            for name, options in (("cluster", ["--scheduler", address]), ("here", ["--workers", 1])):
+                result = run(traces.name, *options, "-o", elsewhere / "p.html", "--json", elsewhere / f"{name}.txt")
+                assert result.exit_code == 0, result.output
+        assert (elsewhere / "cluster.txt").read_text() == (elsewhere / "here.txt").read_text()
+        assert len(json.loads((elsewhere / "here.txt").read_text())["job"]["failures"]) == 1
+
+    def test_one_or_the_other(self, traces):
+        result = run(traces, "--workers", 2, "--scheduler", "tcp://127.0.0.1:9")
+        assert result.exit_code == 2
+        assert "give one of them" in result.stderr

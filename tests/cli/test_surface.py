@@ -36,7 +36,7 @@ SURFACE = {
     },
     "analyze": {
         "arguments": {"traces"},
-        "options": {"--capture", "--json", "--output", "--quiet", "-o", "-q"},
+        "options": {"--capture", "--json", "--output", "--quiet", "--scheduler", "--workers", "-o", "-q"},
     },
 }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,44 @@ def test_a_capture_not_yet_compressed_counts_once(tmp_path):
 def test_traces_of_other_tools(tmp_path):
     for name in ("rank0.json", "rank1.json.gz", "notes.txt", "review.json"):
         (tmp_path / name).write_text('{"schema": "perfscope.summary/1"}' if name == "review.json" else "{}")
-    (tmp_path / "report.sqlite").write_bytes(b"SQLite format 3\0")
     job = open_job(tmp_path)
     assert [source.path.name for source in job.sources] == ["rank0.json", "rank1.json.gz"]
-    assert [(problem.path.name, "Nsight" in problem.error) for problem in job.problems] == [("report.sqlite", True)]
+    assert job.problems == ()
+
+
+class TestNsightSystems:
+    def names(self, folder):
+        return [(source.path.name, source.named_rank) for source in open_job(folder).sources]
+
+    def export(self, folder, age_s=0):
+        folder.mkdir()
+        (folder / "StringIds.parquet").write_bytes(b"PAR1")
+        os.utime(folder, (1e9 - age_s, 1e9 - age_s))
+
+    def file(self, path, age_s=0):
+        path.write_bytes(b"x")
+        os.utime(path, (1e9 - age_s, 1e9 - age_s))
+
+    def test_reports_and_exports_are_traces(self, tmp_path):
+        for name in ("rank0.nsys-rep", "rank1.sqlite", "rank2.qdrep", "notes.db"):
+            self.file(tmp_path / name)
+        self.export(tmp_path / "rank3_pqtdir")
+        assert self.names(tmp_path) == [
+            ("rank0.nsys-rep", 0), ("rank1.sqlite", 1), ("rank2.qdrep", 2), ("rank3_pqtdir", 3),
+        ]  # fmt: skip
+        assert self.names(tmp_path / "rank3_pqtdir") == [("rank3_pqtdir", 3)]
+        assert self.names(tmp_path / "rank0.nsys-rep") == [("rank0.nsys-rep", 0)]
+
+    def test_a_report_counts_once_by_its_export(self, tmp_path):
+        self.file(tmp_path / "rank0.nsys-rep", age_s=9)
+        self.file(tmp_path / "rank0.sqlite")
+        self.export(tmp_path / "rank0_pqtdir")
+        assert self.names(tmp_path) == [("rank0.sqlite", 0)]
+
+    def test_an_export_of_an_earlier_report_of_that_name_does_not_count(self, tmp_path):
+        self.file(tmp_path / "rank0.nsys-rep")
+        self.file(tmp_path / "rank0.sqlite", age_s=9)
+        assert self.names(tmp_path) == [("rank0.nsys-rep", 0)]
 
 
 @pytest.mark.parametrize(
@@ -72,14 +107,10 @@ class TestNothingToRead:
             open_job(tmp_path)
 
     def test_traces_one_level_down_are_pointed_at(self, tmp_path):
-        (tmp_path / "job").mkdir()
-        (tmp_path / "job" / "rank0.json").write_text("{}")
-        with pytest.raises(UnusableInput, match=r"traces lie in .*job: name one of these"):
-            open_job(tmp_path)
-
-    def test_only_nsight_files(self, tmp_path):
-        (tmp_path / "report.nsys-rep").write_bytes(b"x")
-        with pytest.raises(UnusableInput, match="Nsight Systems"):
+        for name in ("before", "after"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "rank0.json").write_text("{}")
+        with pytest.raises(UnusableInput, match=r"traces lie in .*after, .*before: name one of these"):
             open_job(tmp_path)
 
     def test_a_recording_in_which_no_process_stepped(self, tmp_path):

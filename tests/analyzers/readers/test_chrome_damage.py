@@ -172,3 +172,50 @@ def test_bare_array_is_cut_without_its_end_and_anything_after_it_is_said(tmp_pat
     trace = read(tmp_path, f"[{GOOD}] {AFTER}")
     assert names(trace) == ["before"]
     assert trace.losses.notes == ("text after the event array was ignored",)
+
+
+@pytest.mark.parametrize("base", ["9999999999999999999999", "-9999999999999999999999", "1e30", "null", '"soon"'])
+def test_time_base_that_cannot_be_is_said(tmp_path: Path, base: str) -> None:
+    trace = read(tmp_path, f'{{"baseTimeNanoseconds": {base}, "traceEvents": [{GOOD}]}}')
+
+    assert trace.start_ns.tolist() == [1000]
+    assert "the time base cannot be read" in trace.losses.notes[0]
+
+
+@pytest.mark.parametrize("base", [9223372036854775807, -9223372036854775807])
+def test_times_beyond_an_int64_are_dropped_and_counted(tmp_path: Path, base: int) -> None:
+    text = f'{{"baseTimeNanoseconds": {base}, "traceEvents": [{event_at(0)}, {event_at(1e6)}, {event_at(-1e6)}]}}'
+    trace = read(tmp_path, text)
+
+    assert sorted(trace.start_ns.tolist()) == sorted([base, base - 10**9 if base > 0 else base + 10**9])
+    assert trace.losses.dropped_events == 1
+
+
+def event_at(ts: float) -> str:
+    return json.dumps(event(ts=ts, dur=0))
+
+
+NESTED = ', "args": {"list": [{"name": "a"}, {"ph": "X"}, {"name": "b"}], "odd": [1, 2}}'
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 40, 200, 1 << 19])
+@pytest.mark.parametrize("bare", [True, False])
+def test_dropped_event_with_objects_that_look_like_events_costs_only_itself(
+    tmp_path: Path, slice_bytes: int, bare: bool
+) -> None:
+    events = f"[{GOOD}, {broken(rest=NESTED)}, {AFTER}]"
+    text = events if bare else f'{{"traceEvents": {events}, "distributedInfo": {{"rank": 3}}}}'
+    trace = chrome.read(save(tmp_path, text), slice_bytes=slice_bytes)
+
+    assert names(trace) == ["before", "after"]
+    assert (trace.losses.dropped_events, trace.losses.notes) == (1, ())
+    assert trace.rank == (None if bare else 3)
+
+
+def test_events_after_a_false_end_are_said(tmp_path: Path) -> None:
+    trace = read(tmp_path, f'{{"traceEvents": [{GOOD}]}}, {AFTER}, {AFTER}]}}')
+
+    assert names(trace) == ["before"]
+    assert trace.losses.notes == (
+        "what looks like events after the end of the event array was not read: the array may be damaged",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -36,12 +37,23 @@ def in_members(data: bytes) -> bytes:
     return gzip.compress(data[:cut]) + b"\0" * 512 + gzip.compress(b"") + gzip.compress(data[cut:])
 
 
+zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+def in_frames(data: bytes) -> bytes:
+    cut = len(data) // 3
+    skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"
+    packed: bytes = skippable + zstd.compress(data[:cut]) + zstd.compress(b"") + skippable + zstd.compress(data[cut:])
+    return packed
+
+
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "trace.pt"])
 @pytest.mark.parametrize(
     "pack",
     [bytes, gzip.compress, in_members, lambda data: gzip.compress(data) + b"\0" * 100,
-     lambda data: zipped(("trace.json", data)), lambda data: zipped(("__MACOSX/x", b""), ("a/", b""), ("a/t", data))],
-    ids=["plain", "gzip", "gzip of several members", "padded gzip", "zip", "zip with clutter"],
+     lambda data: zipped(("trace.json", data)), lambda data: zipped(("__MACOSX/x", b""), ("a/", b""), ("a/t", data)),
+     zstd.compress, in_frames],
+    ids=["plain", "gzip", "gzip of several members", "padded gzip", "zip", "zip with clutter", "zstd", "zstd frames"],
 )  # fmt: skip
 def test_packing_is_told_by_content(tmp_path: Path, plain: bytes, pack, name: str) -> None:  # type: ignore[no-untyped-def]
     trace = chrome.read(save(tmp_path, pack(plain), name))
@@ -108,6 +120,36 @@ def test_zip_with_a_wrong_checksum_is_read(tmp_path: Path, plain: bytes) -> None
     assert "the zip archive is damaged" in trace.losses.notes[0]
 
 
+def test_zstd_cut_or_damaged_anywhere_gives_what_precedes(tmp_path: Path, plain: bytes) -> None:
+    packed = zstd.compress(plain)
+    for length in range(len(packed) // 2, len(packed) - 10, len(packed) // 10):
+        cut = chrome.read(save(tmp_path, packed[:length]))
+        assert cut.losses.truncated
+        assert cut.losses.notes[0] == "the zstd stream ends before its end mark"
+        assert names(cut) == NAMES[: len(cut)]
+        assert len(cut) > 500
+    damaged = bytearray(packed)
+    damaged[-len(packed) // 4 :] = bytes(len(packed) // 4 + 1)
+    trace = chrome.read(save(tmp_path, bytes(damaged)))
+    assert "the zstd stream is damaged" in trace.losses.notes[0]
+    assert names(trace)[:500] == NAMES[:500]
+
+
+def test_bytes_after_the_zstd_stream_are_said(tmp_path: Path, plain: bytes) -> None:
+    trace = chrome.read(save(tmp_path, zstd.compress(plain) + b"and more"))
+
+    assert names(trace) == NAMES
+    assert "the zstd stream" in trace.losses.notes[0]
+
+
+def test_zstd_without_a_library_says_what_to_install(
+    tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_ZSTD_MODULES", ("no.such.module",))
+    with pytest.raises(TraceError, match=r"trace\.json: .*pip install 'perfscope-profiler\[zstd\]'"):
+        chrome.read(save(tmp_path, zstd.compress(plain)))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -121,7 +163,7 @@ def test_unusable_zip_says_what_to_do(tmp_path: Path, content: bytes, message: s
         chrome.read(save(tmp_path, content))
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda data: zipped(("t", data))])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda data: zipped(("t", data)), zstd.compress])
 def test_head_and_tail(tmp_path: Path, pack) -> None:  # type: ignore[no-untyped-def]
     data = bytes(range(256)) * 5
     path = save(tmp_path, pack(data))
