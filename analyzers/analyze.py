@@ -2,63 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
-from perfscope import engine
+from perfscope import remote
+from perfscope.analyzers.gather import Progress, gather
 from perfscope.analyzers.identify import Identified, identify
-from perfscope.analyzers.rank import RankPartial, analyze_file
+from perfscope.analyzers.parts import split
 from perfscope.analyzers.summarize import summarize
 from perfscope.errors import UnusableInput
-from perfscope.job import Job, TraceSource, open_job
+from perfscope.job import Job, open_job
 from perfscope.summary import Summary
-
-Progress = Callable[[int, int], None]
-"""Called with (files done, files in all) after each."""
 
 
 def analyze(
     path: str | Path,
     *,
     executor: Executor | None = None,
+    workers: int | None = None,
     capture: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Analyze a recording's folder, a folder of one job's traces, or one trace file.
+    """Analyze a recording's folder, a folder of one job's traces, or one trace file; ``path`` may be a URL.
 
-    ``executor`` runs the per-rank work: any ``concurrent.futures.Executor``; by default a process pool sized to the
-    cores, or the caller's own process where the files are small. ``capture`` chooses among a recording's captures.
+    ``executor`` runs the per-rank work: any ``concurrent.futures.Executor``, such as ``engine.cluster``'s; by default
+    ``workers`` processes, or as many as cores and memory allow, or the caller's own process where the files are small.
+    ``capture`` chooses among several captures.
 
     Raises UnusableInput, naming the path and the remedy, when no rank can be analyzed. A rank that fails costs only
     itself: it is in ``summary.job.failures``.
     """
-    job = open_job(Path(path), capture)
-    found = identify(job, _map(job, executor, progress))
+    if remote.is_url(str(path)):
+        with remote.opened(str(path)) as folder:
+            return _analyze(folder, executor, workers, capture, progress)
+    return _analyze(Path(path), executor, workers, capture, progress)
+
+
+def _analyze(
+    path: Path, executor: Executor | None, workers: int | None, capture: int | None, progress: Progress | None
+) -> Summary:
+    job = open_job(path, capture)
+    sources, unreadable = split(job.sources)
+    job = replace(job, sources=sources)
+    found = identify(job, [*unreadable, *gather(sources, executor, workers, progress)])
     if not found.partials:
         raise UnusableInput(_why_nothing(job, found))
     return summarize(job, found)
-
-
-def _map(
-    job: Job, executor: Executor | None, progress: Progress | None
-) -> list[engine.Outcome[TraceSource, RankPartial]]:
-    total = len(job.sources)
-    own = executor or engine.default_executor(total, sum(source.path.stat().st_size for source in job.sources))
-    outcomes = []
-    try:
-        for outcome in engine.map_items(_analyze_source, job.sources, own):
-            outcomes.append(outcome)
-            if progress is not None:
-                progress(len(outcomes), total)
-    finally:
-        if executor is None:
-            own.shutdown()
-    return outcomes
-
-
-def _analyze_source(source: TraceSource) -> RankPartial:
-    return analyze_file(source.path)
 
 
 def _why_nothing(job: Job, found: Identified) -> str:

@@ -24,6 +24,8 @@ class JobFacts:
     cost_model: tuple[CostRow, ...]
     stragglers: tuple[StragglerRow, ...]
     strategies: tuple[str, ...]
+    perturbation: float | None
+    """Profiled over unprofiled step time; None when not known."""
     runs: Mapping[int, RunMetadata]
     """What the ranks wrote beside their traces; empty for traces of other tools."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.rank import RankPartial
+from perfscope.analyzers.same_capture import of_one_capture
 from perfscope.engine import Outcome
 from perfscope.job import Job, TraceSource
 from perfscope.summary import Failure, Note
@@ -26,7 +27,7 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
     for problem in job.problems:
         found.failures.append(Failure(rank=problem.rank, path=str(problem.path), error=problem.error))
     read: list[tuple[TraceSource, RankPartial]] = []
-    for outcome in sorted(outcomes, key=lambda outcome: str(outcome.item.path)):
+    for outcome in sorted(outcomes, key=lambda outcome: _in_order(outcome.item)):
         if outcome.result is None:
             source = outcome.item
             found.failures.append(
@@ -34,10 +35,41 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
             )
         else:
             read.append((outcome.item, outcome.result))
-    for source, partial in _of_one_world(read, found):
+    read = _label_processes(read, found)
+    together, others = of_one_capture(_of_one_world(read, found))
+    found.failures.extend(others)
+    for source, partial in together:
         _place(source, partial, found, alone=len(read) == 1)
     _keep_common_steps(found)
     return found
+
+
+def _in_order(source: TraceSource) -> tuple[str, int, str]:
+    part = source.part or ""
+    return str(source.path), len(part), part  # parts are numbers
+
+
+def _label_processes(
+    read: list[tuple[TraceSource, RankPartial]], found: Identified
+) -> list[tuple[TraceSource, RankPartial]]:
+    """Number the processes of one report of which none says its rank: they can be told apart, and compared.
+
+    Only where there is nothing else in the job, since then no number can be another rank's.
+    """
+    alone_in_file = len({source.path for source, _ in read}) == 1 and len(read) > 1
+    if not alone_in_file or any(partial.rank is not None for _, partial in read):
+        return read
+    found.notes.append(
+        Note(
+            about="ranks",
+            text="Nothing in the report says which rank its processes are, so they are numbered by process id, which "
+            "need not be the job's own order: "
+            + ", ".join(f"{rank} is {partial.source}" for rank, (_, partial) in enumerate(read))
+            + ". Let each process emit an NVTX mark, such as perfscope::rank#0 of 2.",
+            ranks=tuple(range(len(read))),
+        )
+    )
+    return [(source, replace(partial, rank=rank)) for rank, (source, partial) in enumerate(read)]
 
 
 def _of_one_world(
@@ -74,8 +106,7 @@ def _place(source: TraceSource, partial: RankPartial, found: Identified, *, alon
             Failure(
                 rank=None,
                 path=str(source.path),
-                error="neither its content (distributedInfo) nor its name says which rank it is: name it "
-                "rank<N>.json, or analyze it by itself",
+                error=_unknown(source, partial),
             )
         )
         return
@@ -104,6 +135,19 @@ def _place(source: TraceSource, partial: RankPartial, found: Identified, *, alon
         )
         return
     found.partials[rank] = partial
+
+
+def _unknown(source: TraceSource, partial: RankPartial) -> str:
+    if source.part is not None:
+        return (
+            f"{partial.source}: neither the report (by an NVTX mark such as perfscope::rank#0 of 8, MPI, or the "
+            "environment of nsys) nor its name says which rank this is: name a report of one rank rank<N>, or analyze "
+            "it by itself"
+        )
+    return (
+        "neither its content (distributedInfo) nor its name says which rank it is: name it rank<N>.json, or analyze it "
+        "by itself"
+    )
 
 
 def _keep_common_steps(found: Identified) -> None:

@@ -22,7 +22,8 @@ class Matched:
 
     ``index`` is the row in that rank's ``Collectives``. Times are aligned ns. ``last_arrival_ns`` is the instance's
     last arrival, never outside the participation's own ``[start_ns, end_ns]``. Instances are described by
-    ``instances``."""
+    ``instances``.
+    """
 
     instance: Int64
     rank: Int64

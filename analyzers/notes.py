@@ -126,8 +126,8 @@ def _about_clock(result: Comparison) -> Iterator[Note]:
     if alone:
         yield Note(
             about="clock",
-            text=f"Rank{'s' if len(alone) > 1 else ''} {', '.join(map(str, alone[:8]))} share no collective with the "
-            "lowest rank: clocks stay as recorded.",
+            text=f"Rank{'s' if len(alone) > 1 else ''} {', '.join(map(str, alone[:8]))} "
+            f"share{'' if len(alone) > 1 else 's'} no collective with the lowest rank: clocks stay as recorded.",
             ranks=alone,
         )
 
@@ -143,12 +143,15 @@ def _about_idle(facts: JobFacts) -> Iterator[Note]:
         )
 
 
+def _choice(job: Job) -> str:
+    return f"The recording holds captures {', '.join(map(str, job.captures))}; capture {job.capture} is shown."
+
+
 def _about_collection(job: Job) -> Iterator[Note]:
     if len(job.captures) > 1:
         yield Note(
             about="steps",
-            text=f"The recording holds captures {', '.join(map(str, job.captures))}; capture {job.capture} is shown "
-            "(perfscope analyze --capture N for another).",
+            text=f"{job.choice or _choice(job)} (perfscope analyze --capture N shows another.)",
         )
     problems: dict[str, list[int]] = {}
     for rank, run in sorted(job.runs.items()):

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers import readers
 from perfscope.analyzers.account import account
 from perfscope.analyzers.communication import Collectives
 from perfscope.analyzers.host_activity import HostActivity, host_activity, loader_rows
@@ -15,7 +16,6 @@ from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import DeviceWork, device_work
 from perfscope.analyzers.rank_collectives import find_collectives
 from perfscope.analyzers.rank_flops import RankFlops, rank_flops
-from perfscope.analyzers.readers import chrome
 from perfscope.analyzers.steps import Steps, find_steps
 from perfscope.analyzers.timeline import Timeline
 from perfscope.errors import TraceError
@@ -70,9 +70,12 @@ class RankPartial:
     losses: Losses
 
 
-def analyze_file(path: Path) -> RankPartial:
-    """Read one rank's trace and ask every per-rank question of it. Raises TraceError naming the file."""
-    return analyze_rank(chrome.read(path))
+def analyze_file(path: Path, part: str | None = None) -> RankPartial:
+    """Read one rank's trace and ask every per-rank question of it. Raises TraceError naming the file.
+
+    ``part`` is the rank meant in a file that holds several (``readers.parts``).
+    """
+    return analyze_rank(readers.read(path, part))
 
 
 def analyze_rank(trace: Trace) -> RankPartial:

@@ -58,6 +58,7 @@ def summarize(job: Job, found: Identified) -> Summary:
         cost_model=cost_rows(models, result.matched.instances),
         stragglers=_stragglers(result, runs),
         strategies=_strategies(result, runs),
+        perturbation=_perturbation(result, runs),
         runs=runs,
     )
     findings = rules.evaluate(facts)
@@ -136,7 +137,7 @@ def _job(
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=(first.backend if first else "") or lowest.backend or None,
         devices=device_names(result, runs),
-        perturbation=_profiled_ns(result) / unprofiled if unprofiled and _is_marked(result) else None,
+        perturbation=facts.perturbation,
         steps_from=lowest.steps.source,
         hosts=tuple(hosts),
         command=job.launch.command if job.launch else (first.command if first else ()),
@@ -172,6 +173,11 @@ def _unprofiled_ns(runs: Mapping[int, RunMetadata]) -> float | None:
     """Median wall time of a step outside the recording, of the slowest rank."""
     medians = [median(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns]
     return max(medians, default=None)
+
+
+def _perturbation(result: Comparison, runs: Mapping[int, RunMetadata]) -> float | None:
+    unprofiled = _unprofiled_ns(runs)
+    return _profiled_ns(result) / unprofiled if unprofiled and _is_marked(result) else None
 
 
 def _profiled_ns(result: Comparison) -> float:

@@ -14,9 +14,12 @@ from perfscope.summary import StragglerRow
 RULE: Final = "straggling-rank"
 SHARE: Final = 0.05
 """Share of the step lost to one rank from which the rule fires."""
-OVER_NEXT: Final = 1.5
-"""How much more than the next worst rank it must cost, where it costs little: ranks that take turns at that are noise."""
-BEYOND_NOISE: Final = 0.10
+OVER_NEXT: Final = 3.0
+"""How much more than the next worst rank it must cost, where it is neither steady nor costs much: ranks that take turns
+at that are noise. Two healthy ranks on a busy host were seen at 2.5."""
+STEADY: Final = 0.8
+"""Share of the steps in which it costs the most from which it is steady."""
+BEYOND_NOISE: Final = 0.15
 """Share of the step from which a loss is no noise, whatever the other ranks cost."""
 
 _REMEDIES: Final = {
@@ -45,7 +48,8 @@ def evaluate(facts: JobFacts) -> Finding | None:
     following = facts.stragglers[1].lost_us if len(facts.stragglers) > 1 else 0.0
     if worst.lost_us < SHARE * facts.step_time_us:
         return None
-    if worst.lost_us < BEYOND_NOISE * facts.step_time_us and worst.lost_us < OVER_NEXT * following:
+    much = worst.lost_us >= BEYOND_NOISE * facts.step_time_us
+    if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
         return None
     share = worst.lost_us / facts.step_time_us
     return Finding(
@@ -82,7 +86,10 @@ def _evidence(facts: JobFacts, worst: StragglerRow) -> tuple[Evidence, ...]:
     return (
         Evidence(what="step time lost to it", value=worst.lost_us, unit="us", ranks=(worst.rank,)),
         Evidence(
-            what="share of steps in which it costs the most", value=worst.share_of_steps, unit="share", ranks=(worst.rank,)
+            what="share of steps in which it costs the most",
+            value=worst.share_of_steps,
+            unit="share",
+            ranks=(worst.rank,),
         ),
         Evidence(
             what="exposed wait of the others (mean)",

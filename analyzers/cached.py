@@ -1,0 +1,145 @@
+"""A rank's analysis, from the cache where its file was seen before.
+
+Two things are kept of each file: what was asked of it (``.rank``, a few 100 KB), which makes the next look instant, and
+the trace itself (Parquet, where pyarrow is installed), which spares the parsing when the questions change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import io
+import pickle
+from pathlib import Path
+from typing import Any, Final
+
+import perfscope
+from perfscope import analyzers, remote
+from perfscope import trace as trace_module
+from perfscope.analyzers import rank, readers, stored_traces
+from perfscope.analyzers.rank import RankPartial, analyze_rank
+from perfscope.cache import Cache, Content, fingerprint
+from perfscope.errors import TraceError
+from perfscope.trace import Trace
+
+_DIGEST_BYTES: Final = 16
+_NUMPY: Final = {"_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"}
+"""What numpy's own pickles call."""
+
+
+def analyze_file(path: Path, part: str | None = None, *, use_cache: bool = True) -> RankPartial:
+    """Read one rank and ask every per-rank question of it, unless that was done before. ``path`` may be remote.
+
+    ``part`` is the rank meant in a file that holds several (``readers.parts``). Raises TraceError naming the file. A
+    file that changes while it is read is analyzed, but not kept.
+    """
+    cache = Cache.from_environment() if use_cache else None
+    if remote.is_remote(path):
+        return _analyze_remote(path, part, cache)
+    content = cache.content(path) if cache else None
+    if cache is None or content is None:
+        return rank.analyze_file(path, part)
+    known = _load(cache, content.key, path, part)
+    if known is not None:
+        return known
+    partial = analyze_rank(_trace(cache, content, part))
+    if content.is_current():
+        cache.save(_entry(content.key, path, part), lambda target: target.write_bytes(_pack(partial, path)))
+    return partial
+
+
+def recall(path: Path, part: str | None = None) -> RankPartial | None:
+    """The analysis of a file that was seen before and has not changed since, without reading it; None for others."""
+    cache = Cache.from_environment()
+    if cache is None:
+        return None
+    if remote.is_remote(path):
+        version = remote.version(path)
+        key = cache.recall(version) if version else None
+    else:
+        content = cache.known_content(path)
+        key = content.key if content else None
+    return _load(cache, key, path, part) if key else None
+
+
+def trim() -> None:
+    """Keep the cache to its bound, once the work is done."""
+    cache = Cache.from_environment()
+    if cache is not None:
+        cache.trim()
+
+
+def _analyze_remote(path: Path, part: str | None, cache: Cache | None) -> RankPartial:
+    version = remote.version(path) if cache else None
+    key = cache.recall(version) if cache and version else None
+    known = _load(cache, key, path, part) if cache and key else None
+    if known is not None:
+        return known
+    with remote.fetched(path) as local:
+        try:
+            partial = analyze_file(local, part, use_cache=cache is not None)
+        except TraceError as error:
+            raise TraceError(str(error).replace(str(local), str(path))) from error
+        content = cache.content(local) if cache and version else None
+        if cache and version and content:
+            cache.remember(version, content.key)
+    return dataclasses.replace(partial, source=partial.source.replace(str(local), str(path)))
+
+
+def _load(cache: Cache, key: str, path: Path, part: str | None) -> RankPartial | None:
+    partial = cache.load(_entry(key, path, part), lambda entry: _unpack(entry.read_bytes()))
+    return dataclasses.replace(partial, source=f"{path}{partial.source}") if partial else None
+
+
+def _trace(cache: Cache, content: Content, part: str | None) -> Trace:
+    path = content.path
+    if not stored_traces.is_supported():
+        return readers.read(path, part)
+    made_by = fingerprint(trace_module, readers, stored_traces)
+    name = f"{content.key}.{made_by}{_variant(path, part)}"
+    trace = stored_traces.load(name, cache, path)
+    if trace is None:
+        trace = readers.read(path, part)
+        if content.is_current():
+            stored_traces.save(trace, name, cache, path)
+    return trace
+
+
+def _entry(key: str, path: Path, part: str | None) -> str:
+    return f"{key}.{fingerprint(perfscope, analyzers)}{_variant(path, part)}.rank"
+
+
+def _variant(path: Path, part: str | None) -> str:
+    """What besides its content decides what is read from a file: its suffix may, and which of its ranks."""
+    return f"{path.suffix}.{part}" if part is not None else path.suffix
+
+
+def _pack(partial: RankPartial, path: Path) -> bytes:
+    """A partial in bytes, without the place where its file lies: that may be another next time."""
+    body = pickle.dumps(dataclasses.replace(partial, source=partial.source.removeprefix(str(path))), protocol=5)
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
+
+
+def _unpack(data: bytes) -> RankPartial:
+    digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
+        raise pickle.UnpicklingError("damaged")
+    partial = _ValuesOnly(io.BytesIO(body)).load()
+    if not isinstance(partial, RankPartial):
+        raise pickle.UnpicklingError("not a rank's analysis")
+    return partial
+
+
+class _ValuesOnly(pickle.Unpickler):
+    """Unpickles this package's values and numpy's arrays: a planted entry cannot make it call anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        top = module.partition(".")[0]
+        if top == "numpy" and name in _NUMPY:
+            return super().find_class(module, name)
+        if top == "perfscope" and "." not in name:
+            found = super().find_class(module, name)
+            if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no value")
