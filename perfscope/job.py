@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from perfscope import metadata, paths
+from perfscope import metadata, paths, remote
+from perfscope.captures import (
+    Capture,
+    TraceSource,
+    captures_of_files,
+    captures_of_folders,
+    last_full,
+    natural,
+    rank_in_name,
+)
 from perfscope.errors import UnusableInput
 from perfscope.metadata import LaunchRecord, RunMetadata
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zip", ".zip", ".gz")
-NSYS_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".sqlite")
+NSYS_REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".qdstrm")
+NSYS_EXPORT_SUFFIX: Final = ".sqlite"
+NSYS_PARQUET_MARK: Final = "StringIds.parquet"
+"""In every Parquet export of Nsight Systems, which is a folder with a file a table."""
 
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class TraceSource:
-    """One file that should hold one rank's trace. ``named_rank`` is what its name says; content goes before it."""
-
-    path: Path
-    named_rank: int | None
+__all__ = ["Job", "Problem", "TraceSource", "open_job", "rank_in_name"]
 
 
 @dataclass(frozen=True)
@@ -44,36 +47,28 @@ class Job:
     """Rank -> what it wrote beside its trace; empty for traces of other tools."""
     launch: LaunchRecord | None = None
     captures: tuple[int, ...] = ()
-    """Captures found in a recording; ``capture`` is the one whose files ``sources`` lists."""
+    """Captures found, by number; ``capture`` is the one whose files ``sources`` lists."""
     capture: int | None = None
     problems: tuple[Problem, ...] = ()
+    choice: str = ""
+    """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
 
 
 def open_job(path: Path, capture: int | None = None) -> Job:
     """Find the files of a run: a recording's folder, any folder of traces, or one trace file.
 
-    ``capture`` chooses among the captures of a recording; the last one that most ranks wrote is the default.
+    ``capture`` chooses among captures, where there are several; the last one that most ranks wrote is the default.
+    ``path`` may be remote (``perfscope.remote.folder``).
     Raises UnusableInput, naming the path and the remedy, when there is nothing to read.
     """
     if not path.exists():
         raise UnusableInput(f"{path}: no such file or folder")
-    if path.is_file():
+    if path.is_file() or _is_parquet_export(path):
         return Job(path, (TraceSource(path, rank_in_name(path)),))
-    names = sorted(
-        entry for entry in path.iterdir() if entry.is_file() and not _is_partial(entry) and not _is_own_result(entry)
-    )
+    names = _files(path)
     if any(_is_recording_file(entry) for entry in names):
         return _open_recording(path, names, capture)
-    return _open_folder(path, names)
-
-
-def rank_in_name(path: Path) -> int | None:
-    """The rank that a file's name states (``rank3.json``, ``trace_rank-3.json.gz``); None when it states none."""
-    named = paths.rank_and_capture_of_trace_file(path)
-    if named is not None:
-        return named[0]
-    match = _RANK_IN_NAME.search(path.name)
-    return int(match[1]) if match else None
+    return _open_folder(path, names, capture)
 
 
 def _is_partial(entry: Path) -> bool:
@@ -82,10 +77,9 @@ def _is_partial(entry: Path) -> bool:
 
 def _is_own_result(entry: Path) -> bool:
     """A result that ``perfscope analyze --json`` wrote among the traces."""
-    if not entry.name.endswith(".json"):
-        return False
-    with entry.open("rb") as stream:
-        return b'"perfscope.summary/' in stream.read(64)
+    if not entry.name.endswith(".json") or (remote.is_remote(entry) and rank_in_name(entry) is not None):
+        return False  # a rank's: not worth a request to the store each
+    return b'"perfscope.summary/' in remote.read_head(entry, 64)
 
 
 def _is_recording_file(entry: Path) -> bool:
@@ -161,25 +155,81 @@ def _nothing_recorded(folder: Path, launch: LaunchRecord | None, runs: dict[int,
     )
 
 
-def _open_folder(folder: Path, names: list[Path]) -> Job:
-    problems = [
-        Problem(
-            rank_in_name(entry),
-            entry,
-            "an Nsight Systems file: this version reads Chrome traces only; record with torch.profiler or "
-            "perfscope run",
-        )
-        for entry in names
-        if entry.name.endswith(NSYS_SUFFIXES)
-    ]
-    sources = tuple(TraceSource(entry, rank_in_name(entry)) for entry in names if entry.name.endswith(TRACE_SUFFIXES))
-    if sources:
-        return Job(folder, sources, problems=tuple(problems))
-    if problems:
-        raise UnusableInput(f"{problems[0].path}: {problems[0].error}")
-    below = sorted({entry.parent for suffix in TRACE_SUFFIXES for entry in folder.glob(f"*/*{suffix}")})
-    hint = f"; traces lie in {', '.join(str(entry) for entry in below[:5])}: name one of these" if below else ""
-    raise UnusableInput(
-        f"{folder}: no trace in this folder (looked for {', '.join(TRACE_SUFFIXES)})"
-        f"{hint or '; record one: perfscope run'}"
+def _files(folder: Path) -> list[Path]:
+    found = (entry for entry in folder.iterdir() if entry.is_file())
+    return sorted(
+        (entry for entry in found if not _is_partial(entry) and not _is_own_result(entry)), key=lambda entry: entry.name
     )
+
+
+def _open_folder(folder: Path, names: list[Path], capture: int | None) -> Job:
+    traces = _traces(folder, names)
+    if traces:
+        return _choose(folder, captures_of_files(traces), capture)
+    return _open_folders_below(folder, capture)
+
+
+def _traces(folder: Path, names: list[Path]) -> list[Path]:
+    """The traces among a folder's files (and folders: an export may be one), each recording once."""
+    return [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)] + _without_duplicates(
+        [entry for entry in names if entry.name.endswith((*NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX))],
+        sorted((entry for entry in folder.iterdir() if _is_parquet_export(entry)), key=lambda entry: entry.name),
+    )
+
+
+def _is_parquet_export(path: Path) -> bool:
+    return path.is_dir() and (path / NSYS_PARQUET_MARK).is_file()
+
+
+def _without_duplicates(files: list[Path], folders: list[Path]) -> list[Path]:
+    """Each report of Nsight Systems once: its export rather than itself, and a SQLite export rather than a Parquet one.
+
+    An export older than its report is of an earlier one of the same name, and gives way to it.
+    """
+    reports = {entry.stem: entry for entry in files if entry.name.endswith(NSYS_REPORT_SUFFIXES)}
+    chosen: dict[str, Path] = {}
+    for stem, entry in [(entry.stem, entry) for entry in files if entry not in reports.values()] + [
+        (folder.name.removesuffix("_pqtdir"), folder) for folder in folders
+    ]:
+        report = reports.get(stem)
+        if report is None or entry.stat().st_mtime >= report.stat().st_mtime:
+            chosen.setdefault(stem, entry)
+    return sorted({**reports, **chosen}.values(), key=lambda entry: entry.name)
+
+
+def _open_folders_below(folder: Path, capture: int | None) -> Job:
+    """Frameworks write a folder for each capture, node or rank; one alone may be nested deeper."""
+    folders = sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: natural(entry.name))
+    files = {entry: _files(entry) for entry in folders if not entry.name.startswith(".")}
+    recordings = [entry.name for entry, names in files.items() if any(_is_recording_file(name) for name in names)]
+    found = {entry.name: traces for entry, names in files.items() if (traces := _traces(entry, names))}
+    captures = captures_of_folders(found) if found and not recordings else None
+    if captures:
+        return _choose(folder, captures, capture)
+    if not found and len(folders) == 1:
+        return open_job(folders[0], capture)
+    suffixes = (*TRACE_SUFFIXES, *NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX)
+    below = [str(folder / name) for name in found] or [str(folder / name) for name in recordings]
+    hint = f"; traces lie in {', '.join(below[:5])}: name one of these" if below else ""
+    raise UnusableInput(
+        f"{folder}: no trace in this folder (looked for {', '.join(suffixes)}){hint or '; record one: perfscope run'}"
+    )
+
+
+def _choose(folder: Path, captures: list[Capture], wanted: int | None) -> Job:
+    """The job of one of several captures: the last that most ranks wrote, unless another is wanted."""
+    if len(captures) == 1 and not wanted:
+        return Job(folder, captures[0].sources)
+    if wanted is not None and wanted >= len(captures):
+        there = ", ".join(
+            f"{index} ({capture.label})" if capture.label else "0" for index, capture in enumerate(captures)
+        )
+        raise UnusableInput(f"{folder}: no capture {wanted}; there is {there}")
+    chosen = captures.index(last_full(captures)) if wanted is None else wanted
+    why = "as asked" if wanted is not None else "the last that most ranks wrote"
+    choice = (
+        f"The folder holds {len(captures)} captures; number {chosen}, {captures[chosen].label} "
+        f"({len(captures[chosen].sources)} traces), is analyzed: {why}."
+    )
+    numbers = tuple(range(len(captures)))
+    return Job(folder, captures[chosen].sources, captures=numbers, capture=chosen, choice=choice)

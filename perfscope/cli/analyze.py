@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 
 import click
 
-from perfscope import paths
+from perfscope import engine, paths, remote
 from perfscope.analyzers.analyze import analyze
 from perfscope.errors import PerfscopeError
 from perfscope.reports import page, terminal
@@ -19,10 +22,29 @@ def _progress(done: int, total: int) -> None:
     click.echo(f"\r{f'reading traces: {done} of {total}' if done < total else '':<40}\r", err=True, nl=False)
 
 
+@contextlib.contextmanager
+def _executor(scheduler: str | None) -> Iterator[Executor | None]:
+    if scheduler is None:
+        yield None
+    else:
+        with engine.cluster(scheduler) as cluster:
+            yield cluster
+
+
+def _default_page(traces: str) -> Path:
+    if remote.is_url(traces):
+        return Path(paths.REPORT_FILE)
+    place = Path(traces)
+    return (place if place.is_dir() else place.parent) / paths.REPORT_FILE
+
+
 @click.command("analyze")
-@click.argument("traces", type=click.Path(path_type=Path))
+@click.argument("traces")
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="Where to write the page.  [default: report.html in TRACES]"
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="Where to write the page.  [default: report.html in TRACES, or here where TRACES is a URL]",
 )
 @click.option(
     "--json",
@@ -31,14 +53,33 @@ def _progress(done: int, total: int) -> None:
     help="Also write the result as JSON (schema perfscope.summary/1).",
 )
 @click.option(
-    "--capture", type=click.IntRange(min=0), help="Which capture of a recording to analyze.  [default: the last]"
+    "--capture",
+    type=click.IntRange(min=0),
+    help="Which capture to analyze, counted from 0.  [default: the last that most ranks have]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Processes that read ranks side by side.  [default: as many as cores and memory allow]",
+)
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Read ranks on the dask cluster of this scheduler (tcp://host:8786)."
 )
 @click.option("--quiet", "-q", is_flag=True, help="No verdict on the terminal, only the page's path.")
-def command(traces: Path, output: Path | None, json_file: Path | None, capture: int | None, quiet: bool) -> None:
+def command(
+    traces: str,
+    output: Path | None,
+    json_file: Path | None,
+    capture: int | None,
+    workers: int | None,
+    scheduler: str | None,
+    quiet: bool,
+) -> None:
     """Read every rank's trace in TRACES, say what limits the job, and write one self-contained HTML page.
 
     TRACES is a folder recorded by perfscope run, a folder of Chrome traces (torch.profiler's .json or .json.gz) of one
-    job, or a single trace file. A rank that cannot be read is reported and costs only itself.
+    job, a single trace file, or the URL of one of these (s3://bucket/run). A rank that cannot be read is reported and
+    costs only itself. What was read is kept, so that the next look is instant; PERFSCOPE_CACHE=off turns that off.
 
     Exit code: 0 with findings or without, 2 when nothing in TRACES can be analyzed.
 
@@ -46,8 +87,17 @@ def command(traces: Path, output: Path | None, json_file: Path | None, capture: 
     perfscope analyze perfscope-recording
     perfscope analyze traces/ --output review.html --json review.json
     """
-    summary = analyze(traces, capture=capture, progress=_progress if sys.stderr.isatty() else None)
-    target = output or (traces if traces.is_dir() else traces.parent) / paths.REPORT_FILE
+    if workers is not None and scheduler is not None:
+        raise click.UsageError("--workers is for this machine, --scheduler for a cluster: give one of them")
+    with _executor(scheduler) as executor:
+        summary = analyze(
+            traces,
+            executor=executor,
+            workers=workers,
+            capture=capture,
+            progress=_progress if sys.stderr.isatty() else None,
+        )
+    target = output or _default_page(traces)
     try:
         page.write(summary, target)
         if json_file is not None:
