@@ -10,8 +10,8 @@ Example, two ranks between two such moments, all on their own clocks::
     rank 0   compute 30, exposed all-reduce 15 (of which it waits 10)
     rank 1   host pause 10, compute 30, exposed all-reduce 5
 
-Rank 1 took 40 of its own, rank 0 took 30: rank 1 cost the job 10, by its host. That also holds where the wait was spread
-over several overlapping collectives, or hid some of their transfers.
+Rank 1 took 40 of its own, rank 0 took 30: rank 1 cost the job 10, by its host. That also holds where the wait was
+spread over several overlapping collectives, or hid some of their transfers.
 
 A rank that was itself held up in another of its groups does not show up: waiting is no time of its own.
 """
@@ -163,7 +163,7 @@ def _stands_still(timeline: Timeline, time_ns: Int64) -> Bool:
 
 
 def _charges(segments: _Segments, steps: Int64) -> Iterator[tuple[int, Int64, Int64]]:
-    """For each member: ns lost to it in each step, and ns by which it exceeded its peers in each row of its own time."""
+    """For each member: ns lost to it in each step, and ns by which it exceeded its peers in each row of its own."""
     own = segments.spent_ns[:, :, _OWN]
     total = own.sum(axis=2)
     ranked = np.sort(total, axis=1)

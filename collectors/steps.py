@@ -9,8 +9,8 @@ equally often, with the one that was met last. The cycle is learnt while it happ
     events      p1 p2 p3 x 2, p1   one per parameter ends after p3: 2 steps
 
 An optimizer that takes over from one that had been stepping alone (folds, a search over hyper-parameters) goes on with
-the steps. Otherwise, when an optimizer appears that was not there before, or one that had been replaced comes back, what
-had been taken for steps may not have been: the verdict is RESTART, and no step ends until the optimizers have gone
+the steps. Otherwise, when an optimizer appears that was not there before, or one that had been replaced comes back,
+what had been taken for steps may not have been: the verdict is RESTART, and no step ends until the optimizers have gone
 through the same cycle twice. An optimizer that does not come
 back twice while another steps 2 * :data:`RARE` times is not part of it (it was replaced, or steps once in a while).
 """

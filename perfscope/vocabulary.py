@@ -29,8 +29,8 @@ NVTX_STEP_PREFIX: Final = "perfscope::step#"
 """NVTX range of one training step; Chrome traces carry torch's own ``ProfilerStep#N``."""
 
 NVTX_RANK_PREFIX: Final = "perfscope::rank#"
-"""NVTX mark or range in which a process says which rank it is, ``perfscope::rank#3 of 8`` (`` of 8`` may be left out): one
-Nsight Systems report may hold many processes, and records the environment of its own process only."""
+"""NVTX mark or range in which a process says which rank it is, ``perfscope::rank#3 of 8`` (`` of 8`` may be left
+out): one Nsight Systems report may hold many processes, and records the environment of its own process only."""
 
 PROFILER_STEP_PREFIX: Final = "ProfilerStep#"
 """torch.profiler's annotation of one training step; N is the job's own step number under ``perfscope run``."""

@@ -24,7 +24,7 @@ MAIN, AUTOGRAD, RUNLOOP, RUNLOOP_2 = range(4)
 
 @dataclass
 class TraceBuilder:
-    """Collects events; ``build`` makes the Trace. Every call returns the builder, so that lines chain or stand alone."""
+    """Collects events; ``build`` makes the Trace. Every call returns the builder: lines chain or stand alone."""
 
     rank: int | None = 0
     world_size: int | None = 1
@@ -57,9 +57,7 @@ class TraceBuilder:
         """Device work over ``[start, end)`` whose launch call began at ``launch``."""
         correlation = len(self.events) + 1
         self.call("cudaLaunchKernel", launch, launch + call_takes, correlation)
-        return self.event(
-            name, category, start, end, correlation=correlation, device=0, stream=stream, **columns
-        )
+        return self.event(name, category, start, end, correlation=correlation, device=0, stream=stream, **columns)
 
     def build(self) -> Trace:
         """The trace, checked."""

@@ -22,8 +22,8 @@ STEP = 10_000
 
 def described(elements: int, ranks: tuple[int, ...] = (0, 1), sequence: int | None = None, **other: object) -> dict:
     return {
-        "kind": "allreduce", "group": "0", "ranks": json.dumps(list(ranks)), "dtype": "BFloat16", "elements_in": elements,
-        "elements_out": elements, "group_size": len(ranks), "sequence": sequence, **other,
+        "kind": "allreduce", "group": "0", "ranks": json.dumps(list(ranks)), "dtype": "BFloat16",
+        "elements_in": elements, "elements_out": elements, "group_size": len(ranks), "sequence": sequence, **other,
     }  # fmt: skip
 
 

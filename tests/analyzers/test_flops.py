@@ -102,9 +102,12 @@ def test_agrees_with_torch_s_own_counter(case, tmp_path):
 
     with FlopCounterMode(display=False) as counter:
         train()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
-        with torch.profiler.record_function("ProfilerStep#1"):
-            train()
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with (
+        torch.profiler.profile(activities=cpu, record_shapes=True) as profiler,
+        torch.profiler.record_function("ProfilerStep#1"),
+    ):
+        train()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     flops = analyze_rank(chrome.read(tmp_path / "trace.json")).flops
     assert int(flops.model.sum()) == int(flops.hardware.sum()) == counter.get_total_flops()

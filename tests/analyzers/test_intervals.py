@@ -60,9 +60,9 @@ def test_measures_inside_windows(items, windows):
 def test_paint_gives_every_instant_to_the_first_layer_that_covers_it(layers):
     starts, labels = paint(0, SPAN, [(index, intervals(items)) for index, items in enumerate(layers)], 9)
     ends = [*starts[1:].tolist(), SPAN]
-    painted = {
-        instant: int(label) for start, end, label in zip(starts, ends, labels, strict=True) for instant in range(start, end)
-    }
+    painted = {}
+    for start, end, label in zip(starts, ends, labels, strict=True):
+        painted.update(dict.fromkeys(range(start, end), int(label)))
     covered = [instants(items) for items in layers]
     expected = {
         instant: next((index for index, layer in enumerate(covered) if instant in layer), 9) for instant in range(SPAN)

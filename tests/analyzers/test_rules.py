@@ -131,7 +131,8 @@ class TestDdpBuckets:
         rows = tuple(
             CollectiveRow(
                 group="0", ranks=(0, 1), kind="all_reduce", dtype="float32", bytes=size, count=8 * count,
-                transfer_us=alpha_us + size / gbps / 1e3, wait_us=0.0, algbw_gbps=gbps, busbw_gbps=gbps, last_arriver={},
+                transfer_us=alpha_us + size / gbps / 1e3, wait_us=0.0, algbw_gbps=gbps, busbw_gbps=gbps,
+                last_arriver={},
             )
             for size, count in counts.items()
         )  # fmt: skip

@@ -91,7 +91,13 @@ class TestNsightSystems:
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("rank3.json", 3), ("trace_rank-12.json.gz", 12), ("rank_7_trace.json", 7), ("frank3.json", None), ("trace.json", None)],
+    [
+        ("rank3.json", 3),
+        ("trace_rank-12.json.gz", 12),
+        ("rank_7_trace.json", 7),
+        ("frank3.json", None),
+        ("trace.json", None),
+    ],
 )
 def test_ranks_in_names(name, rank):
     assert rank_in_name(Path(name)) == rank
@@ -129,7 +135,8 @@ class TestMetadata:
     def test_round_trip(self, tmp_path):
         run = RunMetadata(
             rank=3, world_size=8, strategies=("ddp",), settings={"ddp": {"bucket_cap_mb": 25.0}},
-            captures=(CaptureRecord(file="x", first_step=8, last_step=15),), steps=StepRecord(seen=20, unprofiled_ns=(5, 6)),
+            captures=(CaptureRecord(file="x", first_step=8, last_step=15),),
+            steps=StepRecord(seen=20, unprofiled_ns=(5, 6)),
         )  # fmt: skip
         metadata.save(run, tmp_path / "run.json")
         assert metadata.load_run(tmp_path / "run.json") == run
