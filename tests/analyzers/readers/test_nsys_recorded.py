@@ -93,8 +93,9 @@ def test_times_are_the_machine_s_own(report: Path, export: Path) -> None:
         measured = json.loads((report.parent / f"rank{rank}.json").read_text())
         for step, (began, ended) in enumerate(measured):
             (row,) = [row for row in trace.rows(Category.ANNOTATION) if trace.name_of(row) == f"perfscope::step#{step}"]
-            assert began - 5_000_000 < trace.start_ns[row] < trace.end_ns[row] < ended + 5_000_000
-            assert trace.duration_ns[row] == pytest.approx(ended - began, rel=0.1)
+            # A wrong epoch or unit is off by far more than a process that the machine kept waiting.
+            assert began - 100_000_000 < trace.start_ns[row] < trace.end_ns[row] < ended + 100_000_000
+            assert trace.duration_ns[row] == pytest.approx(ended - began, abs=50_000_000)
 
 
 def test_the_account_of_it(export: Path) -> None:
