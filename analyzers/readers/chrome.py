@@ -1,8 +1,10 @@
 """Reads Chrome traces: what torch.profiler (kineto) writes, and what else speaks its format.
 
-Plain, gzip or zip; an object with ``traceEvents`` or a bare array; metadata before or after the events; times in µs
-against a base or the epoch. The file streams through a fixed buffer: memory grows with the events kept, not with the
-file. What cannot be read is counted in the trace's ``losses``.
+Plain, gzip, zip or Zstandard; an object with ``traceEvents`` or a bare array; metadata before or after the events;
+times in µs against a base or the epoch; complete events or begin and end; TensorFlow's and JAX's ``trace.json.gz`` and
+Horovod's timeline (``chrome_dialects``). The file streams through a fixed buffer: memory grows with the events kept,
+not with the file. What cannot be read is counted in the trace's ``losses``. A file into which several ranks were merged
+is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from pathlib import Path
 
 from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.chrome_build import Builder
-from perfscope.analyzers.readers.chrome_metadata import fields_of, interpret
+from perfscope.analyzers.readers.chrome_events import BOUNDARY
+from perfscope.analyzers.readers.chrome_metadata import TIME_BASE, fields_of, interpret
 from perfscope.analyzers.readers.chrome_peek import Peek, peek
 from perfscope.analyzers.readers.chrome_window import (
     SLICE_BYTES,
@@ -48,8 +51,14 @@ def read(path: Path, *, slice_bytes: int = SLICE_BYTES) -> Trace:
         builder.note(damage)
     if tail and not head:
         builder.note("text after the event array was ignored")
+    elif after_state == "invalid" and BOUNDARY.search(tail):
+        builder.note("what looks like events after the end of the event array was not read: the array may be damaged")
+    fields = {**before, **after}
+    metadata = interpret(fields)
+    if TIME_BASE in fields and metadata.base_ns is None:
+        builder.note("the time base cannot be read: this rank's clock cannot be set against others'")
     return builder.build(
-        interpret({**before, **after}),
+        metadata,
         truncated=truncated,
         mended_metadata="invalid" in (before_state, after_state),
     )

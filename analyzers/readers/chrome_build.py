@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.readers import chrome_collectives, chrome_metadata, chrome_times
+from perfscope.analyzers.readers import chrome_collectives, chrome_dialects, chrome_metadata, chrome_times
 from perfscope.analyzers.readers.chrome_columns import Columns, MemoryColumns
 from perfscope.analyzers.readers.chrome_events import (
     UNREAD,
@@ -30,6 +30,7 @@ from perfscope.vocabulary import PROFILER_STEP_PREFIX
 _RARE = frozenset({End, Metadata, *UNREAD})
 _ALLOCATOR = "[memory]"
 _THREAD_NAME = "thread_name"
+_PROCESS_NAME = "process_name"
 _INT64_MAX = (1 << 63) - 1
 _EARLIEST_EPOCH_NS = 10**18
 """2001. Times before it count from a base, not from the epoch."""
@@ -43,6 +44,7 @@ class Builder:
         self._columns = Columns()
         self._ranges = SplitRanges()
         self._thread_names: dict[tuple[str, str], list[str]] = {}
+        self._process_names: dict[str, str] = {}
         self._memory = MemoryColumns()
         self._seen = 0
         self._dropped = 0
@@ -113,6 +115,8 @@ class Builder:
             self._ranges.end(_thread_key(event), time_ns, place)
         elif kind is Metadata and event.name == _THREAD_NAME:
             self._add_thread_name(event)
+        elif kind is Metadata and event.name == _PROCESS_NAME:
+            self._process_names[str(event.pid)] = chrome_metadata.text_of(bytes(event.args.name)).strip()
         elif kind in UNREAD:
             self._unread[UNREAD[kind]] += 1
 
@@ -141,19 +145,22 @@ class Builder:
             raise TraceError(
                 f"{self._source}: holds no event that can be read ({self._dropped} cannot be); record it again"
             )
-        columns = {name: column[rows] for name, column in columns.items()}
+        for name in columns:  # one after the other: a large trace is never there twice
+            columns[name] = columns[name][rows]
         if truncated and metadata.base_ns is None and columns["start_ns"][0] < _EARLIEST_EPOCH_NS:
             self.note("the time base was at the lost end of the file: this rank's clock cannot be set against others'")
         columns["start_ns"] += base_ns
         self._make_steps_annotations(columns)
+        threads = self._threads()
+        steps = chrome_dialects.rows_of_steps(self._columns.step_numbers, rows)
+        for note in chrome_dialects.settle(columns, threads, self._process_names, steps, self._columns.strings):
+            self.note(note)
+        chrome_dialects.refuse_merged(self._source, columns, threads, self._columns.strings.values)
         collectives, groups = chrome_collectives.of(self._columns, rows, metadata.groups)
-        names = self._thread_names
         return Trace(
             source=self._source,
             **columns,
-            threads=tuple(
-                Thread(pid, tid, " / ".join(names.get((pid, tid), ()))) for pid, tid in self._columns.threads
-            ),
+            threads=threads,
             collectives=collectives,
             memory=self._memory.finish(base_ns),
             strings=tuple(self._columns.strings.values),
@@ -168,14 +175,24 @@ class Builder:
             losses=self._losses(truncated=truncated, mended_metadata=mended_metadata),
         )
 
+    def _threads(self) -> tuple[Thread, ...]:
+        """A thread that has no id has no name of its own: its process's is its."""
+        named = {
+            (pid, tid): " / ".join(self._thread_names.get((pid, tid), ()))
+            or ("" if tid else self._process_names.get(pid, ""))
+            for pid, tid in self._columns.threads
+        }
+        return tuple(Thread(pid, tid, name) for (pid, tid), name in named.items())
+
     def _rows_in_order(self, columns: dict[str, Any], base_ns: int) -> Int64:
         """Rows by start, longer first, less those that cannot be kept; gives split ranges their durations."""
         start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
         keep = self._join_ranges(duration_ns)
         in_time = start_ns <= min(_INT64_MAX, _INT64_MAX - base_ns) - duration_ns
+        in_time &= start_ns >= max(-_INT64_MAX, -_INT64_MAX - base_ns)
         self._dropped += int((keep & ~in_time).sum())
         rows = np.flatnonzero(keep & in_time)
-        return rows[np.lexsort((-duration_ns[rows], start_ns[rows]))]
+        return rows[_by_start_longer_first(start_ns[rows], duration_ns[rows])]
 
     def _join_ranges(self, duration_ns: Int64) -> Bool:
         durations, endless, unopened = self._ranges.join()
@@ -203,3 +220,14 @@ class Builder:
 
 def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:
     return str(event.pid), str(event.tid)
+
+
+def _by_start_longer_first(start_ns: Int64, duration_ns: Int64) -> Int64:
+    """The order of events. Few share a start with another, so sorting by both throughout would be mostly in vain."""
+    order: Int64 = np.argsort(start_ns, kind="stable")
+    ordered = start_ns[order]
+    equal = ordered[1:] == ordered[:-1]
+    shared = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+    tied = order[shared]
+    order[shared] = tied[np.lexsort((-duration_ns[tied], start_ns[tied]))]
+    return order

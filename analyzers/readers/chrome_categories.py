@@ -17,6 +17,7 @@ _CATEGORIES = {
     "gpu_user_annotation": Category.GPU_ANNOTATION,
     "cuda_sync": Category.SYNC,
     "runtime": Category.RUNTIME,
+    "mtia_ccp_events": Category.KERNEL,  # kineto: "MTIA on-device CCP events"
     "hpu_op": Category.RUNTIME,  # kineto: "HPU host side runtime event"
 }
 _RUNTIME_SUFFIXES = ("_runtime", "_driver")

@@ -52,6 +52,7 @@ class Args(
         "elements_out": "Out msg nelems",
         "group_size": "Group size",
         "sequence": "Seq",
+        "step": "step_num",
     },
 ):
     """What is read of an event's ``args``; the rest is skipped without being decoded."""
@@ -73,6 +74,8 @@ class Args(
     elements_out: msgspec.Raw = NOTHING
     group_size: msgspec.Raw = NOTHING
     sequence: msgspec.Raw = NOTHING
+    step: Number = -1
+    """Of a step that JAX or TensorFlow annotated."""
 
 
 NO_ARGS = Args()
@@ -319,23 +322,38 @@ def _keep(piece: bytes, result: Stretch) -> bool:
 def _keep_damaged(text: bytes, at: int, limit: int, result: Stretch, *, last: bool) -> bool:
     """Mend or drop the event at ``at``; False where the stretch does not tell where it ends."""
     ends = _possible_ends(text, at, limit, last=last)
-    if not ends:
-        return False
     for end in ends:
         if _keep(text[at:end], result):
             result.consumed = end
             return True
+    if not ends:
+        return False
     result.dropped += 1
     result.consumed = ends[0]
     return True
 
 
 _ENDS_TRIED = 3
-"""How many boundaries an event in need of repair may span: objects nested in its own arguments look like events."""
+"""How many boundaries an event in need of repair may span."""
+_BOUNDARIES_SEEN = 200
+_EVENT_FOLLOWS = re.compile(rb'\s*,\s*\{[^{}]*"(?:ph|ts)"\s*:[^{}]*"(?:ph|ts)"\s*:')
+"""A boundary with more than a nested object's keys after it."""
 
 
 def _possible_ends(text: bytes, at: int, limit: int, *, last: bool) -> list[int]:
-    ends = [match.start() + 1 for match in islice(BOUNDARY.finditer(text, at, limit), _ENDS_TRIED)]
-    if last and not ends and (match := _ARRAY_END.search(text, at, limit)):
-        ends.append(match.start() + 1)
-    return ends
+    """Where the damaged event at ``at`` may end, likeliest first; empty where more text is needed to tell.
+
+    Objects nested in its arguments look like events, so the boundaries at which its brackets are closed go first.
+    """
+    boundaries = [match.start() + 1 for match in islice(BOUNDARY.finditer(text, at, limit), _BOUNDARIES_SEEN)]
+    if last and len(boundaries) < _BOUNDARIES_SEEN and (match := _ARRAY_END.search(text, at, limit)):
+        boundaries.append(match.start() + 1)
+    if not boundaries:
+        return []
+    boundaries.sort()
+    if closed := chrome_repair.ends_of_object(text, at, boundaries):
+        return closed[:_ENDS_TRIED]
+    if last or len(boundaries) >= _ENDS_TRIED or limit >= _ENOUGH_BYTES:
+        # Its strings are beyond telling. None of these: it was cut off, and there is nothing after it.
+        return [end for end in boundaries if _EVENT_FOLLOWS.match(text, end, limit)][:_ENDS_TRIED]
+    return []

@@ -20,6 +20,8 @@ _KEY = re.compile(
 )
 _SCALAR = re.compile(rb'-?\d+(?:\.\d+)?(?=\s*[,}])|"[^"\\]*"')
 _VERSION_SUFFIX = "_version"
+TIME_BASE = "baseTimeNanoseconds"
+_INT64_MAX = (1 << 63) - 1
 
 
 Soundness = Literal["whole", "invalid", "cut short"]
@@ -92,8 +94,9 @@ def interpret(fields: dict[str, Any]) -> FileMetadata:
         for key, value in source.items()
         if key.endswith(_VERSION_SUFFIX) and isinstance(value, (str, int, float)) and value != "unknown"
     }
+    base_ns = integer(fields.get(TIME_BASE))
     return FileMetadata(
-        base_ns=integer(fields.get("baseTimeNanoseconds")),
+        base_ns=base_ns if base_ns is not None and abs(base_ns) <= _INT64_MAX else None,
         rank=_natural(distributed.get("rank")),
         world_size=world_size,
         backend=_text(distributed.get("backend")),

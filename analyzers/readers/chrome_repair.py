@@ -19,7 +19,7 @@ _HALF_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u....)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 _KEY_END = re.compile(r"\s*:")
-_VALUE_END_IN_OBJECT = re.compile(r'\s*(?:,\s*"[^"\\]{1,80}"\s*:|\}\s*(?:[,}\]]|$))')
+_VALUE_END_IN_OBJECT = re.compile(r'\s*(?:,\s*"(?:[^"\\]|\\.){1,80}"\s*:|\}\s*(?:[,}\]]|$))')
 _VALUE_END_IN_ARRAY = re.compile(r'\s*(?:\]|,\s*["\[{\-0-9tfn])')
 _BARE_WORD = re.compile(r"[-+]?[A-Za-z][\w.]*(?:\([\w.]*\))?")
 _JSON_WORDS = ("true", "false", "null")
@@ -54,6 +54,40 @@ def mended(piece: bytes) -> bytes:
         out.append(char)
         at += 1
     return "".join(out).encode()
+
+
+def ends_of_object(text: bytes, start: int, candidates: list[int]) -> list[int]:
+    """Those of ``candidates``, indices after a ``}``, at which all that was opened since ``start`` is closed again.
+
+    Brackets inside strings do not count, where strings end is told as ``mended`` does; a ``}`` closes what was left
+    open inside its object. Example: of ``{"a": [{}, {}, 1}, {`` only the index after the last ``}`` is one.
+    """
+    piece = text[start : candidates[-1]].decode("latin-1")  # a character a byte
+    wanted = set(candidates)
+    found: list[int] = []
+    nesting: list[str] = []
+    expects_key = False
+    at = 0
+    while at < len(piece):
+        char = piece[at]
+        if char == '"':
+            at = _string(piece, at + 1, _KEY_END if expects_key else _value_ending(nesting))[1]
+            continue
+        at += 1
+        if char in "{[":
+            nesting.append(char)
+        elif char == "}":
+            while nesting and nesting.pop() != "{":
+                pass
+            if not nesting and start + at in wanted:
+                found.append(start + at)
+        elif char == "]" and nesting and nesting[-1] == "[":
+            nesting.pop()
+        if char in "{,":
+            expects_key = bool(nesting) and nesting[-1] == "{"
+        elif char in "[:":
+            expects_key = False
+    return found
 
 
 def _value_ending(nesting: list[str]) -> re.Pattern[str]:
@@ -113,7 +147,7 @@ def normalized(piece: bytes) -> bytes:
 
 
 _STRINGS = ("cat", "name")
-_IDS = ("pid", "tid", "ts", "dur", "External id", "external id", "correlation", "device", "stream")
+_IDS = ("pid", "tid", "ts", "dur", "External id", "external id", "correlation", "device", "stream", "step_num")
 _IDS_OF_MEMORY = ("Total Allocated", "Total Reserved", "Device Id", "Device Type")
 
 

@@ -46,6 +46,7 @@ def from_numbers(values: Sequence[Any]) -> Int64 | None:
 
 def from_texts(texts: Sequence[bytes]) -> list[int | None]:
     """Nanoseconds of JSON numbers or quoted numbers, rounded half to even; None for what is none or beyond int64."""
+    texts = [text.strip() for text in texts]  # else a space could pass for a third decimal
     if all(text[-4:-3] == b"." for text in texts):
         joined = b" ".join(texts)
         try:

@@ -1,13 +1,17 @@
-"""The bytes of a trace file, unpacked as they are asked for: plain, gzip (also several members) or zip, by content."""
+"""The bytes of a trace file, unpacked as they are asked for, by content.
+
+Plain, gzip (also several members), zip, or Zstandard (also several frames).
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from isal import isal_zlib
 
@@ -15,6 +19,9 @@ from perfscope.errors import TraceError
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+ZSTD_SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
+"""The last three bytes of four: parallel and seekable writers begin with such a frame."""
 
 _PACKED_BYTES = 1 << 16
 _DAMAGED: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub declares an instance
@@ -45,6 +52,8 @@ def opened(path: Path) -> Iterator[ByteSource]:
                     yield _Zip(member)
             elif magic[:2] == GZIP_MAGIC:
                 yield _Gzip(file)
+            elif magic == ZSTD_MAGIC or magic[1:] == ZSTD_SKIPPABLE_MAGIC:
+                yield _Zstd(file, _zstd_library(path))
             else:
                 yield _Plain(file)
     except OSError as error:
@@ -117,7 +126,7 @@ def _zip_member(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
     """The one file in a zip archive."""
     try:
         archive = zipfile.ZipFile(file)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError) as error:
         raise TraceError(f"{path}: the zip archive is cut short or damaged ({error}); copy it again") from error
     with archive:
         members = [entry for entry in archive.infolist() if not _is_clutter(entry)]
@@ -218,3 +227,63 @@ class _Gzip:
             kept.append(output[skip:])
             skip = max(0, skip - len(output))
         return b"".join(kept)
+
+
+_ZSTD_MODULES = ("compression.zstd", "backports.zstd")
+"""The standard library's, since Python 3.14, and the same for earlier versions."""
+
+
+def _zstd_library(path: Path) -> Any:
+    for name in _ZSTD_MODULES:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise TraceError(
+        f"{path}: is packed with Zstandard, which this Python cannot unpack: pip install 'perfscope-profiler[zstd]', "
+        "or unpack it first (zstd -d)"
+    )
+
+
+class _Zstd:
+    """Unpacks frame after frame, a block at a time: what precedes damage is then already handed out."""
+
+    _BLOCK_BYTES = 128 << 10
+    """The most that a Zstandard block unpacks to."""
+
+    def __init__(self, file: BinaryIO, library: Any) -> None:
+        self.damage = ""
+        self._file = file
+        self._library = library
+        self._decoder = library.ZstdDecompressor()
+        self._done = False
+
+    def readinto(self, view: memoryview) -> int:
+        while not self._done:
+            if output := self._unpack(min(len(view), self._BLOCK_BYTES)):
+                view[: len(output)] = output
+                return len(output)
+        return 0
+
+    def _unpack(self, limit: int) -> bytes:
+        packed = b""
+        if self._decoder.eof:
+            packed = self._decoder.unused_data or self._file.read(_PACKED_BYTES)
+            self._done = not packed
+            self._decoder = self._library.ZstdDecompressor()
+        elif self._decoder.needs_input:
+            packed = self._file.read(_PACKED_BYTES)
+            if not packed:
+                self._stop("the zstd stream ends before its end mark")
+        if self._done:
+            return b""
+        try:
+            output: bytes = self._decoder.decompress(packed, limit)
+        except self._library.ZstdError as error:
+            self._stop(f"the zstd stream is damaged ({error})")
+            return b""
+        return output
+
+    def _stop(self, damage: str) -> None:
+        self.damage = damage
+        self._done = True

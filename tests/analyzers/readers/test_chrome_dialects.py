@@ -1,0 +1,165 @@
+"""Writers that tell what an event is by its process and thread: TensorFlow, JAX, Horovod; and ranks in one file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.readers import chrome
+from perfscope.errors import TraceError
+from perfscope.trace import NONE, Category
+from tests.analyzers.readers.helpers import event, names, read, save
+
+
+def label(what: str, name: str, pid: int, tid: int | None = None) -> dict[str, Any]:
+    track = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
+    return {"ph": "M", "name": f"{what}_name", **track, "args": {"name": name}}
+
+
+def span(name: str, pid: int, tid: int, ts: float, dur: float = 1) -> dict[str, Any]:
+    return {"ph": "X", "pid": pid, "tid": tid, "ts": ts, "dur": dur, "name": name, "args": {"long_name": name}}
+
+
+JAX_ON_GPU = {
+    "displayTimeUnit": "ns",
+    "metadata": {"highres-ticks": True},
+    "traceEvents": [
+        label("process", "/device:GPU:1", 4),
+        {"ph": "M", "name": "process_sort_index", "pid": 4, "args": {"sort_index": 4}},
+        label("thread", "Stream #13(Compute,MemcpyD2D)", 4, 13),
+        label("thread", "Steps", 4, 20),
+        label("thread", "XLA Ops", 4, 22),
+        label("process", "/host:CPU", 701),
+        label("thread", "python", 701, 5),
+        span("fusion_7", 4, 13, 10, 4),
+        span("MemcpyD2D", 4, 13, 15),
+        span("Memset 0", 4, 13, 17),
+        span("12", 4, 20, 10, 8),
+        span("fusion", 4, 22, 10, 4),
+        span("PjitFunction(step)", 701, 5, 1, 5),
+        span("cuLaunchKernel", 701, 5, 2),
+        span("$train.py:12 main", 701, 5, 0, 20),
+        span("$<unknown> __exit__", 701, 5, 21),
+        {**span("train", 701, 5, 0.5, 19), "args": {"group_id": "1", "step_num": "12"}},
+        {},
+    ],
+}
+
+
+def by_name(content: Any, tmp_path: Path) -> dict[str, Category]:
+    trace = read(tmp_path, content)
+    return {trace.name_of(row): Category(trace.category[row]) for row in range(len(trace))}
+
+
+def test_jax_on_a_gpu(tmp_path: Path) -> None:
+    assert by_name(gzip.compress(json.dumps(JAX_ON_GPU).encode()), tmp_path) == {
+        "$train.py:12 main": Category.PYTHON,
+        "$<unknown> __exit__": Category.PYTHON,
+        "PjitFunction(step)": Category.CPU_OP,
+        "cuLaunchKernel": Category.RUNTIME,
+        "fusion_7": Category.KERNEL,
+        "MemcpyD2D": Category.MEMCPY,
+        "Memset 0": Category.MEMSET,
+        "ProfilerStep#12": Category.GPU_ANNOTATION,
+        "fusion": Category.GPU_ANNOTATION,
+    }
+    trace = chrome.read(tmp_path / "trace.json")
+    steps = [row for row, name in enumerate(names(trace)) if name == "ProfilerStep#12"]
+    assert [(trace.start_ns[row], trace.duration_ns[row]) for row in steps] == [(500, 19_000), (10_000, 8000)]
+    assert [trace.category[row] for row in steps] == [Category.ANNOTATION, Category.GPU_ANNOTATION]
+    kernel = names(trace).index("fusion_7")
+    assert (trace.device[kernel], trace.stream[kernel]) == (1, 13)
+    assert set(trace.device[trace.rows(Category.CPU_OP, Category.RUNTIME, Category.PYTHON)].tolist()) == {NONE}
+    assert trace.losses.notes == ()
+
+
+def test_jax_on_a_tpu_has_its_work_on_the_operations_thread(tmp_path: Path) -> None:
+    events = [
+        label("process", "/device:TPU:0", 3),
+        label("thread", "XLA Modules", 3, 2),
+        label("thread", "XLA Ops", 3, 3),
+        label("thread", "Async XLA Ops", 3, 4),
+        span("jit_step(123)", 3, 2, 0, 9),
+        span("fusion.3", 3, 3, 0, 4),
+        span("all-reduce-start.1", 3, 4, 1, 6),
+    ]
+
+    assert by_name(events, tmp_path) == {
+        "jit_step(123)": Category.GPU_ANNOTATION,
+        "fusion.3": Category.KERNEL,
+        "all-reduce-start.1": Category.KERNEL,
+    }
+
+
+def test_several_devices_of_one_process_are_noted(tmp_path: Path) -> None:
+    events = [
+        *(label("process", f"/device:TPU:{device}", 3 + device) for device in (0, 1)),
+        *(label("thread", "XLA Ops", 3 + device, 3) for device in (0, 1)),
+        *(span("fusion", 3 + device, 3, 0) for device in (0, 1)),
+    ]
+    trace = read(tmp_path, events)
+
+    assert trace.device.tolist() == [0, 1]
+    assert "one process drove 2 devices" in trace.losses.notes[0]
+
+
+def test_a_category_goes_before_the_track(tmp_path: Path) -> None:
+    events = [label("process", "/host:CPU", 10), event("said"), {**event("not said"), "cat": ""}]
+
+    assert by_name(events, tmp_path) == {"said": Category.CPU_OP, "not said": Category.CPU_OP}
+    assert by_name([event("kernel", cat="kernel"), events[0]], tmp_path) == {"kernel": Category.KERNEL}
+
+
+HOROVOD = """[
+{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "grad/dense"}},
+{"name": "process_sort_index", "ph": "M", "pid": 1, "args": {"sort_index": 1}},
+{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 100, "pid": 1},
+{"ph": "X", "name": "0", "ts": 101, "pid": 1, "dur": 0},
+{"ph": "X", "name": "1", "ts": 140, "pid": 1, "dur": 0},
+{"ph": "E", "ts": 150, "pid": 1},
+{"ph": "B", "name": "ALLREDUCE", "ts": 150, "pid": 1},
+{"ph": "B", "name": "NCCL_ALLREDUCE", "ts": 160, "pid": 1},
+{"ph": "E", "ts": 180, "pid": 1},
+{"ph": "E", "ts": 190, "pid": 1, "args": {"dtype": "float32", "shape": "[3, 2]"}},
+"""
+
+
+@pytest.mark.parametrize("end", ["{}]\n", ""])
+def test_horovod(tmp_path: Path, end: str) -> None:
+    assert by_name(HOROVOD + end, tmp_path) == {
+        "NEGOTIATE_ALLREDUCE": Category.ANNOTATION,
+        "0": Category.OTHER,
+        "1": Category.OTHER,
+        "ALLREDUCE": Category.ANNOTATION,
+        "NCCL_ALLREDUCE": Category.ANNOTATION,
+    }
+    trace = chrome.read(tmp_path / "trace.json")
+    assert trace.duration_ns.tolist() == [50_000, 0, 0, 40_000, 20_000]
+    assert [thread.name for thread in trace.threads] == ["grad/dense"]
+    assert trace.losses.truncated == (end == "")
+
+
+def test_capitals_alone_are_no_horovod(tmp_path: Path) -> None:
+    assert by_name([{**event("ALLREDUCE"), "cat": ""}], tmp_path) == {"ALLREDUCE": Category.OTHER}
+
+
+def test_ranks_in_one_file_are_refused(tmp_path: Path) -> None:
+    steps = [
+        event(f"ProfilerStep#{step}", cat="user_annotation", pid=pid, ts=step) for step in (1, 2) for pid in (7, 8)
+    ]
+    with pytest.raises(TraceError, match=r"trace\.json: holds the training steps of 2 processes \(7, 8\).*own files"):
+        chrome.read(save(tmp_path, steps))
+
+
+def test_shadows_of_steps_and_other_threads_are_one_rank(tmp_path: Path) -> None:
+    steps = [
+        event("ProfilerStep#1", cat="user_annotation", pid=7, tid=7),
+        event("ProfilerStep#1", cat="user_annotation", pid=7, tid=8),
+        event("ProfilerStep#1", cat="gpu_user_annotation", pid=0),
+    ]
+
+    assert len(read(tmp_path, steps)) == 3
