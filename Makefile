@@ -16,7 +16,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 DEMO := demo-recording
 # What is planted in the demo, for the verdict to find: each batch takes 120 ms to load, in the training process.
 DEMO_ARGS ?= --load-ms 120
-PYTEST_ARGS ?=
+# Two processes: half of the suite waits for trainings and browsers that it started.
+PYTEST_ARGS ?= -n 2
 
 .PHONY: demo test lint check samples clean
 

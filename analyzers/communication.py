@@ -34,6 +34,7 @@ HOST_PATTERNS: Final = (
     (r"^mpi:", "c10d ProcessGroupMPI.cpp"),
     (r"^nccl:", "c10d ProcessGroupNCCL.cpp; host range, used only where no device work is recorded"),
     (r"^ucc:", "c10d ProcessGroupUCC.cpp"),
+    (r"^(ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER)$", "Horovod Timeline: horovod common/common.h"),
 )
 """Host ranges in which a backend's threads carry out a collective."""
 

@@ -19,7 +19,7 @@ from perfscope.captures import (
 from perfscope.errors import UnusableInput
 from perfscope.metadata import LaunchRecord, RunMetadata
 
-TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zip", ".zip", ".gz")
+TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zip", ".zip", ".gz", ".zst")
 NSYS_REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".qdstrm")
 NSYS_EXPORT_SUFFIX: Final = ".sqlite"
 NSYS_PARQUET_MARK: Final = "StringIds.parquet"

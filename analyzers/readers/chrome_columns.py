@@ -25,6 +25,8 @@ _DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNE
 """Events that may carry shapes or say which collective they are."""
 
 _LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
+_LONGEST_NUMBER = 100
+"""Digits; Python refuses to turn thousands of them into a number."""
 _TWO_63 = 1 << 63
 _TWO_64 = 1 << 64
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -262,10 +264,10 @@ def _number_in(text: str) -> int:
         return int(text, 0)
     except ValueError:
         match = _LAST_NUMBER.search(text)
-        return int(match[0]) if match else NONE
+        return int(match[0]) if match and len(match[0]) <= _LONGEST_NUMBER else NONE
 
 
 def _count(raw: msgspec.Raw) -> int:
     """A count, also one in quotes; NONE where not said."""
     text = bytes(raw).strip(b'"')
-    return integer_id(int(text)) if text.isdigit() else NONE
+    return integer_id(int(text)) if text.isdigit() and len(text) <= _LONGEST_NUMBER else NONE

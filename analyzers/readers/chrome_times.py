@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Decimal, DecimalException
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,12 @@ def from_text(text: bytes) -> int | None:
     """Nanoseconds of one JSON number or quoted number, rounded half to even; None if it is none or beyond int64."""
     digits = text.strip().strip(b'"').strip()
     whole, point, fraction = digits.partition(b".")
-    if whole.isdigit() and len(fraction) <= 3 and (fraction.isdigit() or not point):
+    if whole.isdigit() and len(whole) <= _INT64_DIGITS and len(fraction) <= 3 and (fraction.isdigit() or not point):
         ns = int(whole) * _NS_PER_US + int(fraction.ljust(3, b"0"))
         return ns if ns <= _INT64_MAX else None
     try:
         exact = Decimal(digits.decode("ascii")) * _NS_PER_US
-    except (InvalidOperation, UnicodeDecodeError):
+    except (DecimalException, UnicodeDecodeError):
         return None
     if not exact.is_finite() or exact.adjusted() > _INT64_DIGITS:
         return None

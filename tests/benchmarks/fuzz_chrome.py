@@ -48,6 +48,8 @@ TOKENS = (
     b"\x01", b"\n", b"\x7f", b"\xff\xfe", b"\xf0\x9f\x98", b"{", b"}", b"[", b"]", b",", b":", b"},{", b'},\n{"ph"',
     b'"}, {"name": "', b"]}", b'"ph": "X",', b'"traceEvents": [', b"null", b"true", b"1e999", b"-1e-999", b"9" * 40,
     b"-" + b"9" * 400, b"0x10", b"1.5.5", b"[" * 3000, b'{"a":' * 2000, b"/*", b"'", b"  ", b"\xef\xbb\xbf",
+    b"9" * 5000, b'"' + b"9" * 5000 + b'"', b"1e9999999999999999999", b'"Seq": ' + b"9" * 5000,
+    b'"pid": "x' + b"9" * 5000,
     b'"ts": "soon"', b'"dur": -1', b'"args": 5', b'"args": {"device": [1]}', b'"baseTimeNanoseconds": 1e30,',
 )  # fmt: skip
 

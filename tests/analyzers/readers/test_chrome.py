@@ -161,6 +161,16 @@ def test_ids_in_every_spelling(tmp_path: Path) -> None:
     assert trace.losses.repaired_slices == trace.losses.dropped_events == 0
 
 
+@pytest.mark.parametrize("digits", ["9" * 5000, '"' + "9" * 5000 + '"', '"stream ' + "9" * 5000 + '"'])
+def test_numbers_of_thousands_of_digits_are_no_ids(tmp_path: Path, digits: str) -> None:
+    args = (
+        f'"stream": {digits}, "correlation": {digits}, "Collective name": "x", "Seq": {digits}, "Group size": {digits}'
+    )
+    trace = read(tmp_path, f'[{{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": 1, "args": {{{args}}}}}]')
+
+    assert (trace.stream[0], trace.correlation[0], trace.collectives.sequence[0]) == (NONE, NONE, NONE)
+
+
 def test_old_spelling_of_external_id_and_none_for_python(tmp_path: Path) -> None:
     trace = read(tmp_path, [
         event("a", args={"external id": 4}),

@@ -65,7 +65,8 @@ def test_texts_as_kineto_writes_them_are_exact(values: list[Decimal]) -> None:
         (b"0.0005", 0), (b"0.0015", 2), (b"-0.0015", -2), (b"1.0005000001", 1001), (b"1e3", 1_000_000),
         (b"1E-3", 1), (b"9223372036854775.807", INT64), (b"9223372036854775.808", None), (b"1e400", None),
         (b"", None), (b"null", None), (b"true", None), (b"soon", None), (b"NaN", None), (b'"Infinity"', None),
-        (b"\xff", None), (b"1.2.345", None),
+        (b"\xff", None), (b"1.2.345", None), (b"9" * 5000, None), (b"1e9999999999999999999", None),
+        (b"1e999999", None), (b"1e-999999999", 0), (b"0" * 5000 + b"1.5", 1500),
     ],
 )  # fmt: skip
 def test_text(text: bytes, ns: int | None) -> None:
