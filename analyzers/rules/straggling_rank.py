@@ -39,6 +39,11 @@ _REMEDIES: Final = {
     "with theirs.",
 }
 
+_SLOW_ON_CPU: Final = (
+    "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its number "
+    "of threads (OMP_NUM_THREADS), then the amount of work (sequence lengths, experts) it is given."
+)
+
 
 def evaluate(facts: JobFacts) -> Finding | None:
     """The worst straggler that costs enough and clearly more than the next; None otherwise."""
@@ -61,12 +66,19 @@ def evaluate(facts: JobFacts) -> Finding | None:
             setting=f"rank {worst.rank}{f' on {worst.host}' if worst.host else ''}",
             old=None,
             new=None,
-            how=_REMEDIES[worst.cause],
+            how=_remedy(facts, worst),
         ),
         confidence=Confidence(worst.confidence),
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, worst.lost_us),
     )
+
+
+def _remedy(facts: JobFacts, worst: StragglerRow) -> str:
+    run = facts.runs.get(worst.rank)
+    if worst.cause == "compute" and run is not None and run.device.type == "cpu":
+        return _SLOW_ON_CPU
+    return _REMEDIES[worst.cause]
 
 
 def _cause(row: StragglerRow) -> str:

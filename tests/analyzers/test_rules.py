@@ -117,6 +117,13 @@ class TestStragglingRank:
         assert straggling_rank.evaluate(self.late(10_000, next_us=4_000, share=0.875)) is not None
         assert straggling_rank.evaluate(self.late(16_000, next_us=14_000)) is not None
 
+    def test_a_slow_cpu_is_not_looked_for_with_nvidia_smi(self):
+        case = dataclasses.replace(self.late(25_000), runs={3: RunMetadata(rank=3)})
+        finding = straggling_rank.evaluate(case)
+        assert finding is not None
+        assert "nvidia" not in finding.action.how
+        assert "OMP_NUM_THREADS" in finding.action.how
+
     def test_every_cause_of_the_contract_has_a_remedy(self):
         for cause in ("compute", "dataloader", "launch", "host", "sync", "copy", "communication"):
             row = StragglerRow(rank=0, cause=cause, lost_us=30_000, confidence="high")
