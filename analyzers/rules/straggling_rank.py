@@ -40,8 +40,8 @@ _REMEDIES: Final = {
 }
 
 _SLOW_ON_CPU: Final = (
-    "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its number "
-    "of threads (OMP_NUM_THREADS), then the amount of work (sequence lengths, experts) it is given."
+    "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its "
+    "number of threads (OMP_NUM_THREADS), then the amount of work (sequence lengths, experts) it is given."
 )
 
 
