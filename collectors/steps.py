@@ -8,11 +8,12 @@ equally often, with the one that was met last. The cycle is learnt while it happ
     events      D D D D D G x 2    five D to one G   ends after G: 2 steps
     events      p1 p2 p3 x 2, p1   one per parameter ends after p3: 2 steps
 
-An optimizer that takes over from one that had been stepping alone (folds, a search over hyper-parameters) goes on with
-the steps. Otherwise, when an optimizer appears that was not there before, or one that had been replaced comes back,
-what had been taken for steps may not have been: the verdict is RESTART, and no step ends until the optimizers have gone
-through the same cycle twice. An optimizer that does not come
-back twice while another steps 2 * :data:`RARE` times is not part of it (it was replaced, or steps once in a while).
+An optimizer that takes over from one that had been stepping alone for long (folds, a search over hyper-parameters)
+goes on with the steps. Otherwise, when an optimizer appears that was not there before, or one that had been replaced
+comes back, what had been taken for steps may not have been: the verdict is RESTART, and no step ends until the
+optimizers have gone through the same cycle twice, or a third one shows that each replaces the one before. An
+optimizer that does not come back twice while another steps 2 * :data:`RARE` times is not part of the cycle (it was
+replaced, or steps once in a while).
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ optimizer for each."""
 MAX_RESTARTS: Final = 3
 """New optimizers that may reopen the question; a script that makes one every step would otherwise never be recorded."""
 
-ALONE: Final = 3
-"""Steps in a row after which an optimizer counts as the only one, so that a new one replaces it."""
+ALONE: Final = RARE + 1
+"""Steps in a row after which an optimizer counts as the only one, so that a new one replaces it: more than a critic
+takes for one of the generator's."""
+
+AGAIN: Final = 3
+"""Steps in a row of a second optimizer, after which a third one, with the first not back, shows that each replaces the
+one before."""
 
 LOST: Final = 4
 """A cycle's end that stays away for this many times its usual distance has been replaced."""
@@ -89,11 +95,14 @@ class StepDetector:
         if self.source not in ("", "optimizer"):
             return Verdict.NOTHING
         self.source = "optimizer"
-        alone = self._in_a_row >= ALONE and len(self._order) == 1
+        # One takeover seen, the next is believed sooner.
+        alone = self._in_a_row >= (AGAIN if self._replaced else ALONE) and len(self._order) == 1
+        second_alone = self._in_a_row >= AGAIN and self._total[self._last] == self._in_a_row
         self._in_a_row = self._in_a_row + 1 if key == self._last else 1
         self._last = key
         self._history.append(key)
-        if alone and key not in self._order and key not in self._replaced and self._learning is None:
+        unknown = key not in self._order and key not in self._replaced
+        if unknown and (alone if self._learning is None else second_alone):
             return self._take_over(key)
         new = key not in self._order
         if new:
@@ -112,12 +121,14 @@ class StepDetector:
         return self._count(key)
 
     def _take_over(self, key: Hashable) -> Verdict:
-        """``key`` replaces the only optimizer: its steps go on where the other's ended."""
-        self._replaced[self._end] = (self._carried, Counter(self._total))
-        self._order = {key: 0}
+        """``key`` replaces what was there: its steps go on where the others' ended."""
+        for each in self._order:
+            self._replaced[each] = (self._carried, Counter({each: self._total[each]}))
+        self._carried += sum(self._total.values())
+        self._order, self._learning = {key: 0}, None
         self._end, self._gap, self._since_end = key, 1, 0
-        self._carried, self._total = self.completed, Counter({key: 1})
-        self.completed += 1
+        self._total = Counter({key: 1})
+        self.completed = self._carried + 1
         return Verdict.STEP
 
     def _bring_back(self, key: Hashable) -> None:

@@ -73,6 +73,8 @@ def start(folder: Path, *command: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here (nohup), and a shell cannot trap what it inherits as ignored")
     name = number.name.removeprefix("SIG")
     script = f"trap 'echo got; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
     process = start(tmp_path / "r", "sh", "-c", script)

@@ -56,11 +56,19 @@ def test_a_new_optimizer_says_restart_once_and_nothing_ends_until_it_is_settled(
 
 def test_optimizers_that_replace_one_another_go_on_with_the_steps() -> None:
     """Folds or a search: none of them comes back, and no step is lost or taken back."""
-    for runs in ((12, 12, 12, 12, 12), (6, 6, 6, 6), (20, 20), (12, 100), (40, 40, 40)):
+    for runs in ((12, 12, 12, 12, 12), (20, 20), (12, 100), (40, 40, 40)):
         events = [index for index, steps in enumerate(runs) for _ in range(steps)]
         detector, ends = boundaries(events)
         assert ends == list(range(sum(runs)))
         assert detector.completed == sum(runs)
+
+
+def test_short_runs_are_told_from_a_cycle_when_a_third_optimizer_comes() -> None:
+    events = [fold for fold in range(6) for _ in range(6)]
+    detector, ends = boundaries(events)
+    # The second could be a generator after six of its critic's steps.
+    assert ends == [*range(6), *range(12, 36)]
+    assert detector.completed == 36
 
 
 def test_an_optimizer_that_was_replaced_does_not_stop_the_count() -> None:
