@@ -132,8 +132,7 @@ def account_rows(result: Comparison) -> tuple[AccountRow, ...]:
 
 
 def _windows(own: Steps, steps: Int64) -> tuple[Int64, Int64]:
-    order = np.argsort(own.number, kind="stable")
-    chosen = order[np.searchsorted(own.number[order], steps)]
+    chosen = own.indices_of(steps)
     return own.start_ns[chosen], own.end_ns[chosen]
 
 

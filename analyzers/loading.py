@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
-
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.timeline import Row
@@ -22,8 +20,7 @@ def dataloader_rows(result: Comparison, runs: Mapping[int, RunMetadata]) -> tupl
     """One row for each rank that drew a batch in the used steps."""
     rows = []
     for rank, partial in sorted(result.partials.items()):
-        order = np.argsort(partial.steps.number, kind="stable")
-        used = order[np.searchsorted(partial.steps.number[order], result.steps)]
+        used = partial.steps.indices_of(result.steps)
         batches = int(partial.loading.batches[used].sum())
         if batches == 0:
             continue

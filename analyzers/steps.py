@@ -39,6 +39,11 @@ class Steps:
     def __len__(self) -> int:
         return len(self.number)
 
+    def indices_of(self, number: Int64) -> Int64:
+        """Index of each of these step numbers, all of which must be here."""
+        order = np.argsort(self.number, kind="stable")
+        return order[np.searchsorted(self.number[order], number)]
+
     def of_host_time(self, time_ns: Int64) -> Int64:
         """Index of the step in whose host window each time lies; -1 outside all."""
         return _window_of(time_ns, self.host_start_ns, self.host_end_ns)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
-
 from perfscope.analyzers.comparison import Comparison
 from perfscope.hardware import DevicePeaks, peaks_of
 from perfscope.metadata import RunMetadata
 from perfscope.summary import Utilisation
-from perfscope.trace import Int64
 
 CAUSAL: Final = "full"
 """Causal attention is counted in full: recorded shapes do not show the mask."""
@@ -72,8 +69,7 @@ def _flops(result: Comparison, rank: int, run: RunMetadata | None) -> tuple[floa
     partial = result.partials[rank]
     if run is not None and run.model_flops_per_step:
         return run.model_flops_per_step, run.model_flops_per_step
-    order = np.argsort(partial.steps.number, kind="stable")
-    used: Int64 = order[np.searchsorted(partial.steps.number[order], result.steps)]
+    used = partial.steps.indices_of(result.steps)
     return float(partial.flops.model[used].mean()), float(partial.flops.hardware[used].mean())
 
 
