@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from perfscope.summary_tables import GroupRow, KernelRow, LaunchRow, MemoryStrip, ModuleRow, OperatorRow, Pipeline
+
 SCHEMA: Final = "perfscope.summary/1"
 
 ROWS: Final = (
@@ -185,6 +187,14 @@ class StragglerRow:
     share_of_steps: float = 1.0
     """Share of the used steps in which it was the one that came last."""
     host: str = ""
+    scope: str = "rank"
+    """What is slow: ``rank``, ``host`` (its ranks alike), ``stage`` (a pipeline's) or ``job`` (any rank, in turn)."""
+    ranks: tuple[int, ...] = ()
+    """All ranks of that scope; ``rank`` is the slowest of them."""
+    pattern: str = "steady"
+    """``steady`` (most steps), ``intermittent`` (some) or ``rotating`` (some, on changing ranks)."""
+    steps: tuple[int, ...] = ()
+    """Step numbers in which it held the job up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +247,15 @@ class MemoryRow:
     rank: int
     peak_bytes: int | None
     capacity_bytes: int | None
+    # Beyond the contract's keys:
+    allocated_peak_bytes: int | None = None
+    """Largest sum of live tensors; ``peak_bytes`` is what the allocator held from the device, where known."""
+    fragmentation: float | None = None
+    """1 - allocated / reserved at the peak of reserved."""
+    headroom_bytes: int | None = None
+    """Capacity - peak; None where either is unknown."""
+    allocation_retries: int | None = None
+    """Times that the allocator had to give its cache back and ask again; None where not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +355,14 @@ class Summary:
     verdict: Verdict
     notes: tuple[Note, ...]
     strips: tuple[Strip, ...]
+    kernels: tuple[KernelRow, ...] = ()
+    operators: tuple[OperatorRow, ...] = ()
+    modules: tuple[ModuleRow, ...] = ()
+    launches: tuple[LaunchRow, ...] = ()
+    memory_timeline: tuple[MemoryStrip, ...] = ()
+    groups: tuple[GroupRow, ...] = ()
+    pipeline: Pipeline | None = None
+    """None where the job has no pipeline."""
     perfscope_version: str = ""
     source: str = ""
     """The folder or file analyzed, as the user named it."""
