@@ -54,7 +54,7 @@ def _device_account(trace: Trace, work: DeviceWork, host: HostActivity, start_ns
 
     communication = union(is_communication)
     gaps = union(np.ones(len(work), dtype=np.bool_)).complement(start_ns, end_ns)
-    idle = _idle_layers(trace, work, host, gaps)
+    idle = idle_layers(trace, work, host, gaps)
     timeline = Timeline.of(
         start_ns,
         end_ns,
@@ -69,7 +69,7 @@ def _device_account(trace: Trace, work: DeviceWork, host: HostActivity, start_ns
     return RankAccount(timeline, communication)
 
 
-def _idle_layers(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Intervals) -> list[tuple[Row, Intervals]]:
+def idle_layers(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Intervals) -> list[tuple[Row, Intervals]]:
     """Why the device was idle in each gap, by what the host did until it launched the work that ends the gap.
 
     ::

@@ -16,6 +16,7 @@ from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import DeviceWork, device_work
 from perfscope.analyzers.rank_collectives import find_collectives
 from perfscope.analyzers.rank_flops import RankFlops, rank_flops
+from perfscope.analyzers.replay.progress import Progress, progress
 from perfscope.analyzers.steps import Steps, find_steps
 from perfscope.analyzers.timeline import Timeline
 from perfscope.errors import TraceError
@@ -60,6 +61,7 @@ class RankPartial:
     communication: Intervals
     named_host: dict[str, Intervals]
     collectives: Collectives
+    progress: Progress
     loading: Loading
     flops: RankFlops
     peak_memory_bytes: int | None
@@ -87,6 +89,7 @@ def analyze_rank(trace: Trace) -> RankPartial:
         raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
     host = host_activity(trace, work)
     result = account(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
+    collectives = find_collectives(trace, work, steps)
     used = {int(index) for index in np.unique(trace.device[work.row])} if len(work) else set()
     return RankPartial(
         source=trace.source,
@@ -101,7 +104,8 @@ def analyze_rank(trace: Trace) -> RankPartial:
         timeline=result.timeline,
         communication=result.communication,
         named_host=host.named,
-        collectives=find_collectives(trace, work, steps),
+        collectives=collectives,
+        progress=progress(trace, work, host, collectives, result.timeline, steps),
         loading=_loading(trace, host, steps),
         flops=rank_flops(trace, work, steps),
         peak_memory_bytes=_peak_memory(trace, work),

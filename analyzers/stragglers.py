@@ -1,32 +1,37 @@
 """Who made the others wait, why, and how much step time it cost.
 
-The members of a group start over together at every collective for which all of them stood still: none had work left to
-do beside it. Between two such moments every member does the same work and then waits for the slowest. So the member
-with the most time of its own (all but exposed communication) held the others up, by as much as it exceeds the next
-slowest, and the category in which it exceeds its peers' median is the cause.
+Lost time of a rank is the step time that would be saved were it as fast as the median of its peers: the recorded steps
+are played again with that rank at its peers' pace, and what they then take less is what it cost. That holds where waits
+pass through several ranks and groups, where they hide transfers, and where another rank would have been waited for
+anyway (curing this one then saves nothing). The category in which it exceeds its peers is the cause.
 
-Example, two ranks between two such moments, all on their own clocks::
+Example, two ranks that meet in one all-reduce::
 
     rank 0   compute 30, exposed all-reduce 15 (of which it waits 10)
     rank 1   host pause 10, compute 30, exposed all-reduce 5
 
-Rank 1 took 40 of its own, rank 0 took 30: rank 1 cost the job 10, by its host. That also holds where the wait was
-spread over several overlapping collectives, or hid some of their transfers.
+At rank 0's pace rank 1 would not pause, and both would take 35 instead of 45: rank 1 cost the job 10, by its host.
 
-A rank that was itself held up in another of its groups does not show up: waiting is no time of its own.
+The ranks of one host that are slow alike are one culprit: cured one by one, none of them would save anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.matching import Matched
-from perfscope.analyzers.timeline import Row, Timeline
+from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.replay.engine import Played, play
+from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
+from perfscope.analyzers.replay.programs import Recorded
+from perfscope.analyzers.timeline import Row
 from perfscope.trace import Bool, Int64
+
+NOISE: Final = 0.02
+"""Share of the step below which a loss is not told from noise."""
 
 CAUSES: Final = {
     Row.COMPUTE: "compute",
@@ -41,139 +46,153 @@ CAUSES: Final = {
 """Row of the account that is a rank's own time -> cause as the summary names it."""
 
 _OWN: Final = np.array([int(row) for row in CAUSES])
-_EXPOSED: Final = np.array([int(Row.COMM_WAIT), int(Row.COMM_TRANSFER)])
 
-POINT_TO_POINT: Final = ("send", "recv", "send_recv")
-"""Kinds whose participants do different work (stages of a pipeline): nothing to compare."""
+_CANDIDATES: Final = 24
+"""Ranks that are tried one by one, those with the most time over their peers first. More than a few that each cost
+2 % of the step cannot be."""
 
+_TOGETHER: Final = 1.5
+"""How many times as much a host must cost as the worst of its ranks alone to be the culprit in their place."""
 
-@dataclass(frozen=True)
-class Lateness:
-    """What one rank cost the job: ``lost_ns`` in each used step (in the order of the steps), and the main cause.
-
-    ``from_window``: the first step is seen only from its window's start, since no collective before it was recorded.
-    """
-
-    rank: int
-    lost_ns: Int64
-    cause: str
-    from_window: bool
-
-    @property
-    def mean_ns(self) -> float:
-        """Lost per step.
-
-        Ranks do not begin a recording together, and that skew is nobody's fault: what the first step shows from its
-        window's start only is incomplete. So a loss in it alone is no evidence, and one that goes on in the later steps
-        is taken to be no smaller there than their median.
-        """
-        if not self.from_window:
-            return float(self.lost_ns.mean())
-        first, later = float(self.lost_ns[0]), self.lost_ns[1:]
-        if len(later) == 0:
-            return first
-        if not later.any():
-            return 0.0
-        if first > 0:
-            first = max(first, float(np.median(later)))
-        return (first + float(later.sum())) / len(self.lost_ns)
+_IN_TURN: Final = 4.0
+"""How many times its usual distance the slowest rank of a step must lie above the median to be hit by something: the
+slowest of many ranks is always slower than the median, pauses are not of that size."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Segments:
-    """The stretches of one group between the moments at which its members started over together.
+class Lateness:
+    """What some ranks cost the job: ``lost_ns`` per step, ``per_step_ns`` in each used step, and the main cause.
 
-    ``spent_ns`` is [segment, member, row]: ns of each row of the account; ``step`` is the step of the collective that
-    closes each segment.
+    ``scope`` and ``ranks`` are as in ``StragglerRow``; ``rank`` is the one of them with the most time over its peers.
     """
 
-    members: Int64
-    step: Int64
-    spent_ns: Int64
+    rank: int
+    ranks: tuple[int, ...]
+    scope: str
+    cause: str
+    lost_ns: float
+    per_step_ns: Int64
 
 
 def find_lateness(
-    timelines: Mapping[int, Timeline], start_ns: Mapping[int, int], matched: Matched, steps: Int64
+    result: Comparison, recorded: Recorded, base: Played, hosts: Mapping[int, str]
 ) -> tuple[Lateness, ...]:
-    """Every rank that cost the job anything, the costliest first.
+    """Everyone who cost the job more than noise, the costliest first.
 
-    ``timelines`` are the ranks' accounts on their own clocks, ``start_ns`` where each begins to be compared (its first
-    recorded window); ``matched`` may begin with collectives of steps before the first used one. A rank in
-    several groups is charged what it cost the one that lost most in that step: it held them all up at once.
+    ``base`` is the unchanged replay; ``hosts`` names each rank's host, where known. Empty where nothing can be
+    compared: a single rank, or programs that do not play to their end.
     """
-    lost: dict[int, Int64] = {}
-    causes: dict[int, Int64] = {}
-    from_window = not (matched.instances.step < steps[0]).any()
-    for segments in _groups(timelines, start_ns, matched):
-        for rank, in_step, excess in _charges(segments, steps):
-            lost[rank] = np.maximum(lost.get(rank, np.zeros_like(in_step)), in_step)
-            causes[rank] = causes.get(rank, np.zeros_like(excess)) + excess
-    found = [
-        Lateness(rank, in_step, CAUSES[Row(int(_OWN[np.argmax(causes[rank])]))], from_window)
-        for rank, in_step in lost.items()
-        if in_step.any()
-    ]
-    return tuple(sorted(found, key=lambda lateness: (-int(lateness.lost_ns.sum()), lateness.rank)))
+    groups = [peers for peers in find_peers(result, recorded) if len(peers.ranks) > 1]
+    if not groups or not base.complete:
+        return ()
+    return _Search(recorded, base, groups, hosts).run()
 
 
-def _groups(timelines: Mapping[int, Timeline], start_ns: Mapping[int, int], matched: Matched) -> Iterator[_Segments]:
-    instances = matched.instances
-    excluded = [index for index, kind in enumerate(instances.kinds) if kind in POINT_TO_POINT]
-    usable = instances.complete & (instances.participants > 1) & ~np.isin(instances.kind, excluded)
-    for group in np.unique(instances.group[usable]):
-        numbers = np.flatnonzero(usable & (instances.group == group))
-        lines = np.flatnonzero(np.isin(matched.instance, numbers))
-        members = np.unique(matched.rank[lines])
-        # Lines are ordered by instance, then rank, and every instance is complete: a rectangle.
-        own_ends = np.stack(
-            [_own_ends(timelines, matched, lines[matched.rank[lines] == rank]) for rank in members], axis=1
-        )
-        yield _cut(timelines, start_ns, members, instances.step[numbers], own_ends)
+class _Search:
+    """Tries cures and keeps what they save."""
+
+    def __init__(self, recorded: Recorded, base: Played, groups: Sequence[Peers], hosts: Mapping[int, str]) -> None:
+        self._recorded = recorded
+        self._slowest_ns = recorded.slowest_ns(base)
+        self._step_ns = float(self._slowest_ns.mean())
+        self._peers = {rank: peers for peers in groups for rank in peers.ranks}
+        self._hosts = hosts
+        self._excess = {rank: excess for peers in groups for rank, excess in _excess(recorded, peers).items()}
+        over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self._excess.items()}
+        self._slow = [rank for rank in sorted(over, key=lambda rank: -over[rank]) if over[rank] >= self._noise]
+
+    @property
+    def _noise(self) -> float:
+        return NOISE * self._step_ns
+
+    def run(self) -> tuple[Lateness, ...]:
+        """Single ranks, then hosts in place of their ranks, then ranks that take turns."""
+        found = [late for rank in self._slow[:_CANDIDATES] if (late := self._cured((rank,), "rank")) is not None]
+        for members in self._slow_hosts():
+            late = self._cured(members, "host")
+            alone = [other.lost_ns for other in found if other.rank in members]
+            if late is not None and late.lost_ns >= _TOGETHER * max(alone, default=0.0):
+                found = [other for other in found if other.rank not in members]
+                found.append(late)
+        if not found:
+            found += self._in_turn()
+        return tuple(sorted(found, key=lambda late: (-late.lost_ns, late.rank)))
+
+    def _slow_hosts(self) -> list[tuple[int, ...]]:
+        """The slow ranks of each host most of whose ranks are slow, where there are other hosts to compare with."""
+        members: dict[str, list[int]] = {}
+        for rank in self._peers:
+            members.setdefault(self._hosts.get(rank, ""), []).append(rank)
+        members.pop("", None)
+        if len(members) < 2:
+            return []
+        slow = set(self._slow)
+        return [
+            tuple(rank for rank in ranks if rank in slow)
+            for ranks in members.values()
+            if len(slow.intersection(ranks)) >= max(2, len(ranks) / 2)
+        ]
+
+    def _cured(self, ranks: tuple[int, ...], scope: str) -> Lateness | None:
+        """What these ranks cost together; None where that is no more than noise."""
+        played = play(at_peers_pace(self._recorded, self._peers, ranks))
+        saved = self._slowest_ns - self._recorded.slowest_ns(played)
+        lost = _mean_loss(saved, self._recorded.used)
+        if not played.complete or lost < self._noise:
+            return None
+        worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
+        return Lateness(worst, tuple(sorted(ranks)), scope, self._cause(ranks), lost, np.maximum(saved, 0))
+
+    def _cause(self, ranks: Sequence[int]) -> str:
+        """The category in which these ranks exceed their peers most, over the used steps."""
+        total = np.zeros(len(Row), dtype=np.float64)
+        for rank in ranks:
+            peers = self._peers[rank]
+            excess = peers.excess_ns(rank, ranks)
+            if excess is not None:
+                total += excess[self._recorded.used[peers.step]].sum(axis=0)
+        return CAUSES[Row(int(_OWN[np.argmax(total[_OWN])]))]
+
+    def _in_turn(self) -> list[Lateness]:
+        """Pauses that strike now this rank, now that one: no single rank costs much, all of them together do."""
+        struck = [rank for peers in set(self._peers.values()) for rank in _struck(self._recorded, peers)]
+        if len(set(struck)) < 2:
+            return []
+        late = self._cured(tuple(sorted(set(struck))), "job")
+        return [late] if late is not None else []
 
 
-def _own_ends(timelines: Mapping[int, Timeline], matched: Matched, lines: Int64) -> Int64:
-    """Ends of one rank's collectives on its own clock, inside its timeline."""
-    rank = int(matched.rank[lines[0]])
-    timeline = timelines[rank]
-    offset = matched.offset_of(rank)
-    return np.clip(matched.end_ns[lines] - offset, timeline.start_ns[0], timeline.end_ns)
+def _mean_loss(saved_ns: Int64, used: Bool) -> float:
+    """Mean of what each used step would take less.
+
+    Ranks do not begin a recording together, and that skew is nobody's fault: where no step before the first used one
+    was recorded, a loss in that one alone is no evidence.
+    """
+    if len(saved_ns) > 1 and used[0] and saved_ns[1:].sum() <= 0:
+        return 0.0
+    return float(saved_ns.mean())
 
 
-def _cut(
-    timelines: Mapping[int, Timeline], start_ns: Mapping[int, int], members: Int64, step: Int64, own_ends: Int64
-) -> _Segments:
-    """Cut at the collectives at whose end every member stood still; the last of each step counts as one in any case."""
-    together = np.ones(len(own_ends), dtype=np.bool_)
-    for index, rank in enumerate(members):
-        together &= _stands_still(timelines[int(rank)], own_ends[:, index])
-    closes_step = np.append(step[1:] != step[:-1], True)
-    chosen = np.flatnonzero(together | closes_step)
-    first = np.array([[start_ns[int(rank)] for rank in members]], dtype=np.int64)
-    edges = np.maximum.accumulate(np.concatenate((first, own_ends[chosen])), axis=0)
-    spent = np.stack(
-        [timelines[int(rank)].totals(edges[:-1, index], edges[1:, index]) for index, rank in enumerate(members)], axis=1
-    )
-    return _Segments(members, step[chosen], spent)
+def _own_in_step(recorded: Recorded, peers: Peers) -> Int64:
+    """Own time of each rank (lines) in each used step (columns)."""
+    steps = np.flatnonzero(recorded.used)
+    return np.stack([peers.own_ns[:, peers.step == step].sum(axis=1) for step in steps], axis=1)
 
 
-def _stands_still(timeline: Timeline, time_ns: Int64) -> Bool:
-    """Was the rank in exposed communication just before each time?"""
-    index = np.searchsorted(timeline.start_ns, time_ns, side="left") - 1
-    return np.isin(timeline.row[np.maximum(index, 0)], _EXPOSED) & (index >= 0)
+def _excess(recorded: Recorded, peers: Peers) -> dict[int, Int64]:
+    """By how much each rank's own time exceeds its peers' median in each used step."""
+    own = _own_in_step(recorded, peers)
+    if len(own) == 2:
+        return {rank: own[index] - own[1 - index] for index, rank in enumerate(peers.ranks)}
+    middle = np.median(own, axis=0)
+    return {rank: (own[index] - middle).astype(np.int64) for index, rank in enumerate(peers.ranks)}
 
 
-def _charges(segments: _Segments, steps: Int64) -> Iterator[tuple[int, Int64, Int64]]:
-    """For each member: ns lost to it in each step, and ns by which it exceeded its peers in each row of its own."""
-    own = segments.spent_ns[:, :, _OWN]
-    total = own.sum(axis=2)
-    ranked = np.sort(total, axis=1)
-    over_next = ranked[:, -1] - ranked[:, -2]
-    slowest = total.argmax(axis=1)
-    for index, rank in enumerate(segments.members):
-        mine = np.flatnonzero((slowest == index) & (over_next > 0) & np.isin(segments.step, steps))
-        if len(mine) == 0:
-            continue
-        in_step = np.zeros(len(steps), dtype=np.int64)
-        np.add.at(in_step, np.searchsorted(steps, segments.step[mine]), over_next[mine])
-        peers = np.median(np.delete(own[mine], index, axis=1), axis=1)
-        yield int(rank), in_step, (own[mine, index] - peers).sum(axis=0).astype(np.int64)
+def _struck(recorded: Recorded, peers: Peers) -> list[int]:
+    """Ranks that some step found far slower than ranks usually differ."""
+    own = _own_in_step(recorded, peers)
+    distance = own - np.median(own, axis=0)
+    usual = float(np.median(np.abs(distance))) * 1.4826  # the median absolute deviation as a standard deviation
+    window = float(np.median(own))
+    hit = (distance > _IN_TURN * usual) & (distance > NOISE * window)
+    return [peers.ranks[index] for index in np.unique(np.argmax(own, axis=0)[hit.any(axis=0)])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import Final
 
 import numpy as np
 
@@ -13,15 +12,17 @@ from perfscope.analyzers import rules
 from perfscope.analyzers.collectives import collective_rows, cost_models, cost_rows
 from perfscope.analyzers.comparison import Comparison, account_rows, compare
 from perfscope.analyzers.critical_path import critical_path
+from perfscope.analyzers.culprits import straggler_rows
 from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.identify import Identified
 from perfscope.analyzers.loading import dataloader_rows
 from perfscope.analyzers.notes import job_notes
-from perfscope.analyzers.stragglers import find_lateness
+from perfscope.analyzers.replay.engine import Played, play
+from perfscope.analyzers.replay.programs import Recorded, record
 from perfscope.analyzers.strips import strips
 from perfscope.analyzers.utilisation import device_names, utilisation
 from perfscope.analyzers.verdict import verdict
-from perfscope.findings import Confidence, Finding
+from perfscope.findings import Finding
 from perfscope.job import Job
 from perfscope.metadata import RunMetadata
 from perfscope.summary import (
@@ -37,14 +38,13 @@ from perfscope.summary import (
 )
 from perfscope.summary import Job as JobSummary
 
-NOISE: Final = 0.02
-"""Share of the step below which a straggler is not told from noise."""
-
 
 def summarize(job: Job, found: Identified) -> Summary:
     """Compare the ranks found and put everything into a Summary."""
     runs = {rank: run for rank, run in job.runs.items() if rank in found.partials}
     result = compare(found.partials, _first_step(job, runs))
+    recorded = record(result)
+    played = play(recorded.programs)
     models = cost_models(result.matched)
     utilised = utilisation(result, runs)
     facts = JobFacts(
@@ -56,7 +56,7 @@ def summarize(job: Job, found: Identified) -> Summary:
         dataloader=dataloader_rows(result, runs),
         collectives=collective_rows(result.matched),
         cost_model=cost_rows(models, result.matched.instances),
-        stragglers=_stragglers(result, runs),
+        stragglers=_stragglers(result, recorded, played, runs),
         strategies=_strategies(result, runs),
         perturbation=_perturbation(result, runs),
         runs=runs,
@@ -73,7 +73,7 @@ def summarize(job: Job, found: Identified) -> Summary:
         dataloader=facts.dataloader,
         utilisation=utilised,
         memory=_memory(result, runs),
-        replay=Replay(),
+        replay=_replay(result, recorded, played),
         findings=tuple(_finding_row(finding) for finding in findings),
         verdict=verdict(facts, findings),
         notes=(*found.notes, *job_notes(job, result, facts)),
@@ -201,37 +201,25 @@ def _clock(result: Comparison) -> tuple[ClockRow, ...]:
     )
 
 
-def _stragglers(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[StragglerRow, ...]:
+def _stragglers(
+    result: Comparison, recorded: Recorded, played: Played, runs: Mapping[int, RunMetadata]
+) -> tuple[StragglerRow, ...]:
     if not _is_marked(result):
         return ()
-    begin = {rank: int(timeline.start_ns[0]) for rank, timeline in result.timelines.items()}
-    found = find_lateness(result.timelines, begin, result.matched_before, result.steps)
-    per_step = {lateness.rank: lateness.lost_ns for lateness in found}
-    highest = np.max(list(per_step.values()), axis=0) if per_step else np.zeros(len(result.steps))
-    rows = []
-    for lateness in found:
-        lost = lateness.mean_ns
-        if lost < NOISE * result.step_ns:
-            continue
-        leads = (lateness.lost_ns == highest) & (lateness.lost_ns >= NOISE * result.step_ns)
-        share = float(leads.mean())
-        rows.append(
-            StragglerRow(
-                rank=lateness.rank,
-                cause=lateness.cause,
-                lost_us=lost / 1e3,
-                confidence=_confidence(result, runs, share).value,
-                share_of_steps=share,
-                host=_host(lateness.rank, result, runs),
-            )
-        )
-    return tuple(rows)
+    hosts = {rank: _host(rank, result, runs) for rank in result.partials}
+    return straggler_rows(result, recorded, played, hosts, complete=not _missing(result, runs))
 
 
-def _confidence(result: Comparison, runs: Mapping[int, RunMetadata], share: float) -> Confidence:
-    if len(result.steps) < 5:
-        return Confidence.LOW
-    return Confidence.HIGH if share >= 0.8 and not _missing(result, runs) else Confidence.MEDIUM
+def _replay(result: Comparison, recorded: Recorded, played: Played) -> Replay:
+    """The unchanged steps, played again; only measured where they do not play to their end."""
+    if not played.complete:
+        return Replay(measured_step_us=result.step_ns / 1e3)
+    replayed = float(recorded.slowest_ns(played).mean())
+    return Replay(
+        measured_step_us=result.step_ns / 1e3,
+        replayed_step_us=replayed / 1e3,
+        error=abs(replayed / result.step_ns - 1),
+    )
 
 
 def _path(result: Comparison) -> tuple[PathRow, ...] | None:

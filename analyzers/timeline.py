@@ -78,4 +78,17 @@ class Timeline:
 
     def totals(self, start_ns: Int64, end_ns: Int64) -> Int64:
         """Ns of each row (columns, in ``Row`` order) inside each window (lines)."""
-        return np.stack([self.where(row).within(start_ns, end_ns) for row in Row], axis=1)
+        return self._before(end_ns) - self._before(start_ns)
+
+    def _before(self, time_ns: Int64) -> Int64:
+        """Ns of each row (columns) before each time (lines)."""
+        length = np.zeros((len(self) + 1, len(Row)), dtype=np.int64)
+        length[np.arange(1, len(self) + 1), self.row] = self.ends_ns - self.start_ns
+        total = length.cumsum(axis=0)
+        # The stretch that holds each time counts up to that time; NONE of them before the first.
+        index = np.searchsorted(self.start_ns, time_ns, side="right")
+        before = total[np.maximum(index - 1, 0)].copy()
+        inside = np.flatnonzero(index > 0)
+        holding = index[inside] - 1
+        before[inside, self.row[holding]] += np.minimum(time_ns[inside], self.ends_ns[holding]) - self.start_ns[holding]
+        return np.asarray(before, dtype=np.int64)

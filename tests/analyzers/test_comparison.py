@@ -11,6 +11,8 @@ from perfscope.analyzers.collectives import collective_rows, cost_models, cost_r
 from perfscope.analyzers.comparison import Comparison, account_rows, compare
 from perfscope.analyzers.critical_path import critical_path
 from perfscope.analyzers.rank import analyze_rank
+from perfscope.analyzers.replay.engine import play
+from perfscope.analyzers.replay.programs import record
 from perfscope.analyzers.stragglers import Lateness, find_lateness
 from perfscope.analyzers.timeline import Row
 from perfscope.trace import ProcessGroup
@@ -18,6 +20,7 @@ from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEP = 10_000
+US = 1_000
 
 
 def described(elements: int, ranks: tuple[int, ...] = (0, 1), sequence: int | None = None, **other: object) -> dict:
@@ -33,8 +36,8 @@ def compared(*builders: TraceBuilder, first_step: int | None = None) -> Comparis
 
 
 def lateness(result: Comparison) -> tuple[Lateness, ...]:
-    begin = {rank: int(timeline.start_ns[0]) for rank, timeline in result.timelines.items()}
-    return find_lateness(result.timelines, begin, result.matched_before, result.steps)
+    recorded = record(result)
+    return find_lateness(result, recorded, play(recorded.programs), {})
 
 
 def gpu_rank(rank: int, arrival: int, end: int, steps: int = 6, work_until: int | None = None) -> TraceBuilder:
@@ -76,7 +79,7 @@ def test_the_late_rank_is_charged_with_what_made_it_late():
     result = compared(gpu_rank(0, 1000, 5000), gpu_rank(1, 4000, 5000))
     (late,) = lateness(result)
     assert (late.rank, late.cause) == (1, "compute")
-    assert late.lost_ns.tolist() == [3000] * 6
+    assert late.per_step_ns.tolist() == [3000] * 6
 
 
 def test_a_step_before_the_first_used_one_serves_to_begin_together_only():
@@ -85,8 +88,7 @@ def test_a_step_before_the_first_used_one_serves_to_begin_together_only():
     assert len(result.totals[0]) == 4
     assert sum(row.count for row in collective_rows(result.matched)) == 4
     (late,) = lateness(result)
-    assert late.lost_ns.tolist() == [3000] * 4
-    assert not late.from_window
+    assert late.per_step_ns.tolist() == [3000] * 4
 
 
 def test_lost_time_is_what_the_next_slowest_leaves():
@@ -101,7 +103,7 @@ def test_lost_time_is_what_the_next_slowest_leaves():
     result = compared(*ranks)
     (late,) = lateness(result)
     # Were rank 2 quicker, rank 1 would still hold the others until 3000: 1000 would be saved, not 3000.
-    assert (late.rank, late.lost_ns.tolist()) == (2, [1000, 1000])
+    assert (late.rank, late.per_step_ns.tolist()) == (2, [1000, 1000])
 
 
 def test_a_collective_held_up_behind_another_blames_whoever_that_one_waited_for():
@@ -118,21 +120,22 @@ def test_a_collective_held_up_behind_another_blames_whoever_that_one_waited_for(
     for step in range(6):
         at = step * STEP
         for builder in ranks:
-            builder.step(step, at, at + STEP)
-        ranks[0].op("aten::mm", at + 100, at + 1600)
-        ranks[1].op("aten::mm", at + 3600, at + 5200)
+            builder.step(step, at * US, (at + STEP) * US)
+        ranks[0].op("aten::mm", (at + 100) * US, (at + 1600) * US)
+        ranks[1].op("aten::mm", (at + 3600) * US, (at + 5200) * US)
         for builder, times in zip(
             ranks, ([(1000, 6000), (1500, 6200), (6005, 6500)], [(5000, 6000), (5100, 6200), (6000, 6500)]), strict=True
         ):
             for (start, end), thread, size in zip(times, (RUNLOOP, RUNLOOP_2, RUNLOOP), (10, 20, 30), strict=True):
                 shapes = {"shapes": [[size]], "types": ["float"]}
-                builder.note("gloo:all_reduce", at + start, at + end, thread, **shapes)
+                builder.note("gloo:all_reduce", (at + start) * US, (at + end) * US, thread, **shapes)
     result = compared(*ranks)
     assert [row.bytes for row in sorted(collective_rows(result.matched), key=lambda row: row.bytes)] == [40, 80, 120]
     found = lateness(result)
     assert [(late.rank, late.cause) for late in found] == [(1, "host")]
-    # Rank 0 is done with its own work after 1600 of the step, rank 1 after 5200.
-    assert found[0].lost_ns.tolist() == [3600] * 6
+    # At rank 0's pace rank 1 would come to the first collective at 1000: that ends at 2000 and the third, which waits
+    # for it, at 2500 instead of 6500.
+    assert found[0].per_step_ns.tolist() == [4000 * US] * 6
 
 
 def test_clock_offsets_do_not_move_blame():

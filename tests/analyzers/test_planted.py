@@ -240,18 +240,7 @@ def test_collectives_are_matched_and_measured(case: Case) -> None:
             assert row.last_arriver[2] == pytest.approx(true.last_arriver[2], abs=0.01)
 
 
-NOT_YET = {
-    # Curing rank 2 saves nothing, which shows only when the loader's workers are played again with a quicker rank 2.
-    "slow rank between loader stalls": "needs a replay of the loader's queue",
-    # Found with the right cause, but with 7 of its 8 stalls: the first lies before rank 1's first kernel, where its own
-    # window begins, and it is rank 2 that leads in what remains of that step.
-    "slow rank hidden by a slower loader": "the first stall lies before the first window",
-}
-
-
-def test_the_culprits_are_named(case: Case, request: pytest.FixtureRequest) -> None:
-    if case.scenario.name in NOT_YET:
-        request.applymarker(pytest.mark.xfail(reason=NOT_YET[case.scenario.name], strict=True))
+def test_the_culprits_are_named(case: Case) -> None:
     found = {(row.rank, row.cause): row for row in case.summary.stragglers}
     assert len(found) == len(case.summary.stragglers)
     lost = [row.lost_us for row in case.summary.stragglers]
@@ -265,6 +254,11 @@ def test_the_culprits_are_named(case: Case, request: pytest.FixtureRequest) -> N
     for key, cause in expected.items():
         assert found[key].lost_us == pytest.approx(case.job.lost_ns(cause) / 1e3, rel=0.05)
         assert found[key].confidence in ("medium", "high")
+
+
+def test_the_unchanged_replay_is_the_recording(case: Case) -> None:
+    assert case.summary.replay.measured_step_us == case.summary.job.step_time_us
+    assert case.summary.replay.error == pytest.approx(0.0, abs=1e-6)
 
 
 def test_stragglers_are_a_finding(case: Case) -> None:

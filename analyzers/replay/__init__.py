@@ -1,0 +1,1 @@
+"""The recorded steps of all ranks, played again with something changed."""

@@ -1,0 +1,89 @@
+"""Each rank's part in the collectives of the job, as the engine wants it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.matching import Matched
+from perfscope.analyzers.rank import RankPartial
+from perfscope.trace import NONE, Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Participations:
+    """One rank's collectives in order: parallel arrays, columns as in ``Programs``.
+
+    ``number`` numbers participations across the job, ``row`` is the row of the rank's ``Collectives``; ``ready_ns`` is
+    aligned.
+    """
+
+    number: Int64
+    row: Int64
+    instance: Int64
+    previous: Int64
+    gap_ns: Int64
+    transfer_ns: Int64
+    ready_ns: Int64
+
+
+class Matches:
+    """Hands out participations rank by rank; a collective that matched nothing is its rank's alone."""
+
+    def __init__(self, matched: Matched) -> None:
+        self._matched = matched
+        self._lines = {int(rank): np.flatnonzero(matched.rank == rank) for rank in np.unique(matched.rank)}
+        self._numbered = 0
+        self._alone = 0
+
+    def of(self, rank: int, partial: RankPartial, offset_ns: int, first_ns: int, last_ns: int) -> Participations:
+        """The participations of one rank that lie in ``[first_ns, last_ns)`` of its own clock, at least in part."""
+        own, matched = partial.collectives, self._matched
+        row = np.flatnonzero((own.end_ns > first_ns) & (own.start_ns < last_ns))
+        line = np.full(len(own), NONE, dtype=np.int64)
+        lines = self._lines.get(rank, np.empty(0, dtype=np.int64))
+        line[matched.index[lines]] = lines
+        line = line[row]
+        start, end = own.start_ns[row] + offset_ns, own.end_ns[row] + offset_ns
+        known = line != NONE
+        instance = np.empty(len(row), dtype=np.int64)
+        instance[known] = matched.instance[line[known]]
+        alone = int((~known).sum())
+        instance[~known] = len(matched.instances) + self._alone + np.arange(alone)
+        arrival = start.copy()
+        arrival[known] = matched.last_arrival_ns[line[known]]
+        ready = np.minimum(partial.progress.ready_ns[row] + offset_ns, start)
+        previous, able = _follow(own.stream[row], ready, start, end)
+        number = self._numbered + np.arange(len(row))
+        self._numbered += len(row)
+        self._alone += alone
+        return Participations(
+            number=number,
+            row=row,
+            instance=instance,
+            previous=np.where(previous == NONE, NONE, number[previous]) if len(row) else previous,
+            gap_ns=start - able,
+            transfer_ns=end - arrival,
+            ready_ns=ready,
+        )
+
+    def floor_ns(self) -> Int64:
+        """For each instance, its last arrival where that was somebody who is not in the recording."""
+        never = np.iinfo(np.int64).min
+        known = np.where(self._matched.instances.complete, never, self._matched.instances.last_arrival_ns)
+        return np.concatenate((known, np.full(self._alone, never)))
+
+
+def _follow(stream: Int64, ready_ns: Int64, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
+    """For each collective, the one before it on its stream (NONE: none), and when it could have begun.
+
+    Two on one stream that overlap (several lanes that a trace shows as one) do not follow one another.
+    """
+    previous = np.full(len(stream), NONE, dtype=np.int64)
+    order = np.argsort(stream, kind="stable")
+    following = stream[order][1:] == stream[order][:-1]
+    previous[order[1:][following]] = order[:-1][following]
+    before = np.where(previous == NONE, ready_ns, end_ns[previous]) if len(stream) else ready_ns
+    previous[before > start_ns] = NONE
+    return previous, np.where(previous == NONE, ready_ns, np.maximum(ready_ns, before))
