@@ -17,13 +17,10 @@ from tests.generator import (
     Collective,
     Fabric,
     Host,
-    HostSpec,
     HostSync,
     JobSpec,
     Loader,
     LoaderSpec,
-    ModelSpec,
-    NetworkSpec,
     Pause,
     SlowCompute,
     SlowHost,
@@ -35,23 +32,8 @@ from tests.generator import (
     simulate,
 )
 from tests.generator.engine import Program, run
-
-PAPER = JobSpec(
-    ranks=2,
-    steps=3,
-    warmup=1,
-    model=ModelSpec(
-        layers=1, tokens=10, width=10, hidden=10, flops_per_ns=20.0, small_kernel_ns=10, optimizer_kernel_ns=20
-    ),
-    host=HostSpec(operator_ns=0, launch_ns=0, event_ns=0, python_ns=0, sync_return_ns=0),
-    loader=LoaderSpec(workers=1, load_ns=0, next_ns=0),
-    network=NetworkSpec(alpha_ns=50, busbw_gbps=4.0),
-    bucket_bytes=200,
-    first_bucket_bytes=1_000,
-    copy_ns=5,
-)
-"""Matrix products of 100 ns (2 x 10 x 10 x 10 operations at 20 a ns), two weights of 100 elements of 2 bytes, a bucket
-each, reduced over two ranks in 50 + 200 x 1 / 4 = 100 ns; the host costs nothing."""
+from tests.generator.paper import PAPER
+from tests.generator.paper import present as _present
 
 
 def _collective(sequence: int, cost: int, size: int = 8) -> Collective:
@@ -282,7 +264,18 @@ def test_noise_is_small_seeded_and_changes_every_kernel() -> None:
     assert first.step_time_ns == pytest.approx(simulate(JobSpec()).truth.step_time_ns, rel=0.02)
 
 
-@pytest.mark.parametrize("spec", [JobSpec(noise=0.05), JobSpec(strategy="fsdp", noise=0.05), cpu_job(noise=0.05)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JobSpec(noise=0.05),
+        JobSpec(strategy="fsdp", noise=0.05),
+        JobSpec(strategy="zero2", noise=0.05, recompute="non_reentrant"),
+        JobSpec(strategy="zero3", noise=0.05, microbatches=2),
+        JobSpec(strategy="pipeline", pipeline=2, tensor=2, microbatches=3, clip_norm=True, noise=0.05),
+        cpu_job(noise=0.05),
+    ],
+    ids=lambda spec: spec.strategy if spec.backend == "nccl" else "cpu",
+)
 def test_truth_keeps_the_conservation_laws(spec: JobSpec) -> None:
     causes = (
         SlowCompute(ranks=(1,), factor=1.2),
@@ -297,6 +290,7 @@ def test_truth_keeps_the_conservation_laws(spec: JobSpec) -> None:
             assert sum(window.rows.values()) == window.duration_ns
             assert min(window.rows.values()) >= 0
             assert exposed <= window.comm_ns
+            assert sum(end - start for start, end in window.bubbles) <= window.rows["exposed_comm_wait"]
         for before, after in itertools.pairwise(windows):
             assert before.end_ns == after.start_ns
 
@@ -372,15 +366,11 @@ def test_written_cpu_trace_has_gloo_on_two_threads_and_no_device(tmp_path: Path)
 
 
 def test_generator_knows_nothing_of_the_product(root: Path) -> None:
-    for file in (root / "tests" / "generator").glob("*.py"):
+    for file in (root / "tests" / "generator").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.startswith("perfscope")], f"{file} imports the product"
-
-
-def _present(rows: dict[str, int]) -> dict[str, int]:
-    return {row: ns for row, ns in rows.items() if ns}
 
 
 def _flops(event: dict[str, Any]) -> int:

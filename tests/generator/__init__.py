@@ -8,57 +8,66 @@ Shares no code with the product: it writes traces as kineto does and knows the t
     job.truth.step_time_ns, job.lost_ns(slow)
 """
 
-from tests.generator.engine import Collective, Fabric, Host, Stream, Work
-from tests.generator.job import Job, simulate
-from tests.generator.loader import Delivery, Loader
-from tests.generator.spec import (
-    MIB,
-    MS,
-    US,
+from tests.generator.causes import (
     Cause,
-    HostSpec,
+    ExtraLayers,
     HostSync,
-    JobSpec,
-    LoaderSpec,
-    ModelSpec,
-    NetworkSpec,
     Pause,
+    ReduceEachMicrobatch,
+    RotatingPause,
     SlowCompute,
     SlowCopy,
     SlowHost,
     SlowLink,
     SlowLoader,
     SmallBuckets,
-    cpu_job,
 )
-from tests.generator.truth import ROWS, CollectiveTruth, Truth, Window
+from tests.generator.engine import Host
+from tests.generator.job import TENSORBOARD, Job, simulate
+from tests.generator.layout import Group, Layout
+from tests.generator.loader import Delivery, Loader
+from tests.generator.parts import MIB, MS, US, HostSpec, LoaderSpec, ModelSpec, NetworkSpec, PipelineSpec
+from tests.generator.spec import JobSpec, cpu_job
+from tests.generator.stages import Passes, StageTruth
+from tests.generator.sweep import ROWS, Window
+from tests.generator.truth import CollectiveTruth, Truth
+from tests.generator.work import Collective, Fabric, Stream, Work
 
 __all__ = [
     "MIB",
     "MS",
     "ROWS",
+    "TENSORBOARD",
     "US",
     "Cause",
     "Collective",
     "CollectiveTruth",
     "Delivery",
+    "ExtraLayers",
     "Fabric",
+    "Group",
     "Host",
     "HostSpec",
     "HostSync",
     "Job",
     "JobSpec",
+    "Layout",
     "Loader",
     "LoaderSpec",
     "ModelSpec",
     "NetworkSpec",
+    "Passes",
     "Pause",
+    "PipelineSpec",
+    "ReduceEachMicrobatch",
+    "RotatingPause",
     "SlowCompute",
     "SlowCopy",
     "SlowHost",
     "SlowLink",
     "SlowLoader",
     "SmallBuckets",
+    "StageTruth",
     "Stream",
     "Truth",
     "Window",

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import functools
+import gc
 import gzip
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.generator import chrome
-from tests.generator.engine import Collective, Fabric, Host, run
+from tests.generator.causes import Cause
+from tests.generator.cpu import CpuProcess
+from tests.generator.cuda import CudaProcess
+from tests.generator.engine import Host, run
+from tests.generator.fsdp import FullyShardedDataParallel
 from tests.generator.loader import Delivery, Loader
-from tests.generator.process import CpuProcess, CudaProcess
-from tests.generator.spec import MS, Cause, JobSpec
-from tests.generator.training import STRATEGIES
+from tests.generator.parts import MS
+from tests.generator.pipeline import Pipeline
+from tests.generator.spec import JobSpec
+from tests.generator.training import DataParallel, Training
 from tests.generator.truth import Truth, establish
+from tests.generator.work import Collective, Fabric
+from tests.generator.zero import Zero1, Zero2, Zero3
 
 _BEGIN_NS = 1_000 * MS
+
+TENSORBOARD = "{host}_{pid}.{ms}.pt.trace.json"
+"""How torch's ``tensorboard_trace_handler`` names files: the host by name, the rank not at all."""
+
+_STRATEGIES: dict[str, type[Training]] = {
+    "ddp": DataParallel,
+    "fsdp": FullyShardedDataParallel,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": Zero3,
+    "pipeline": Pipeline,
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +47,7 @@ class Job:
     spec: JobSpec
     hosts: tuple[Host, ...]
     collectives: tuple[Collective, ...]
-    """All of them, warm-up included, in order."""
+    """All of them, warm-up included, in the order in which their first rank issued them."""
     deliveries: dict[int, list[Delivery]]
 
     @functools.cached_property
@@ -37,12 +59,30 @@ class Job:
         """Step time that these causes cost: this job's against the same job simulated without them."""
         return self.truth.step_time_ns - simulate(self.spec.without(*causes)).truth.step_time_ns
 
-    def write(self, folder: Path, *, compress: bool = True, file_template: str = "rank{rank}.json") -> list[Path]:
-        """Write one trace a rank into ``folder`` (made if need be) and return the files."""
+    def write(
+        self,
+        folder: Path,
+        *,
+        compress: bool = True,
+        file_template: str = "rank{rank}.json",
+        ranks: Sequence[int] | None = None,
+    ) -> list[Path]:
+        """Write one trace a rank (of ``ranks`` only, where given) into ``folder`` (made if need be); return the files.
+
+        ``file_template`` may name {rank}, {host}, {pid} and {ms}, the end of the recording: ``TENSORBOARD`` does.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for host in self.hosts:
-            path = folder / file_template.format(rank=host.rank)
+            if ranks is not None and host.rank not in ranks:
+                continue
+            name = file_template.format(
+                rank=host.rank,
+                host=self.spec.host_name(host.rank),
+                pid=chrome.pid(host.rank),
+                ms=chrome.finished_ms(self.spec, host),
+            )
+            path = folder / name
             text = chrome.document(self.spec, host).encode()
             if compress:
                 path = path.with_name(path.name + ".gz")
@@ -64,11 +104,25 @@ def simulate(spec: JobSpec) -> Job:
         process = CudaProcess(spec, host, fabric) if spec.backend == "nccl" else CpuProcess(spec, host, fabric)
         loaders[rank] = Loader(spec.loader, start, functools.partial(_load_ns, spec, rank))
         hosts.append(host)
-        programs.append(STRATEGIES[spec.strategy](process, loaders[rank]).run(steps))
-    run(hosts, programs, fabric)
+        programs.append(_STRATEGIES[spec.strategy](process, loaders[rank]).run(steps))
+    with _nothing_to_collect():
+        run(hosts, programs, fabric)
     return Job(spec, tuple(hosts), tuple(fabric.collectives), {rank: made.deliveries for rank, made in loaders.items()})
+
+
+@contextmanager
+def _nothing_to_collect() -> Iterator[None]:
+    """A simulation makes a million objects and drops none: looking for garbage among them takes longer than it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _load_ns(spec: JobSpec, rank: int, batch: int) -> int:
     """Load time of a rank's ``batch``-th batch, warm-up included."""
-    return spec.load_ns(rank, spec.first_step - spec.warmup + batch)
+    a_step = 1 if spec.strategy == "pipeline" else spec.microbatches
+    return spec.load_ns(rank, spec.first_step - spec.warmup + batch // a_step)

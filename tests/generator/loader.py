@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.generator.engine import Host
-from tests.generator.spec import LoaderSpec
+from tests.generator.parts import LoaderSpec
 
 MULTIPROCESSING = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 SINGLE_PROCESS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -1,184 +1,34 @@
-"""What a simulated job looks like, and the causes that can be planted in it.
-
-Times are int ns, bandwidths GB/s (10^9 bytes a second, so also bytes per ns), sizes bytes. Everything is a frozen
-value: ``spec.without(cause)`` is the same job without one cause, which is how the generator knows what a cause costs.
-"""
+"""What a simulated job looks like: everything is a frozen value. ``spec.without(cause)`` is the same job without one
+cause, which is how the generator knows what a cause costs."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-MIB = 1 << 20
-US = 1_000
-MS = 1_000_000
+from tests.generator.causes import (
+    Cause,
+    ExtraLayers,
+    HostSync,
+    Pause,
+    ReduceEachMicrobatch,
+    RotatingPause,
+    SlowCompute,
+    SlowCopy,
+    SlowHost,
+    SlowLink,
+    SlowLoader,
+    SmallBuckets,
+)
+from tests.generator.layout import Group, Layout
+from tests.generator.parts import MIB, US, HostSpec, LoaderSpec, ModelSpec, NetworkSpec, PipelineSpec
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """A stack of two-matrix blocks (width -> hidden -> width), every dimension known, so FLOPs are too."""
-
-    layers: int = 4
-    tokens: int = 8192
-    """Rows of a rank's batch."""
-    width: int = 1024
-    hidden: int = 4096
-    flops_per_ns: float = 156_000.0
-    """Speed at which matrix products run: 156 TFLOP/s is half an A100's bf16 peak."""
-    small_kernel_ns: int = 20 * US
-    """An element-wise kernel."""
-    optimizer_kernel_ns: int = 100 * US
-    optimizer_kernels: int = 3
-    element_bytes: int = 2
-    """2 is bf16, 4 is fp32: parameters, gradients and what travels."""
-
-    @property
-    def layer_parameters(self) -> int:
-        """Elements in one layer's two weight matrices."""
-        return 2 * self.width * self.hidden
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of one layer's gradients."""
-        return self.layer_parameters * self.element_bytes
-
-    @property
-    def matrix_flops(self) -> int:
-        """One matrix product, multiply and add counted: forward or either half of backward, all the same size."""
-        return 2 * self.tokens * self.width * self.hidden
-
-    @property
-    def flops_per_step(self) -> int:
-        """Forward (2 products a layer) and backward (4 products a layer) of one rank."""
-        return 6 * self.layers * self.matrix_flops
-
-    @property
-    def matrix_ns(self) -> int:
-        """Duration of one matrix product."""
-        return round(self.matrix_flops / self.flops_per_ns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSpec:
-    """What the training process's own work costs."""
-
-    operator_ns: int = 6 * US
-    """Framework time of one operator, launches not included."""
-    launch_ns: int = 4 * US
-    """One launch call."""
-    event_ns: int = 1 * US
-    """One call that records an event or makes a stream wait for one."""
-    python_ns: int = 2 * US
-    """Python between two operators."""
-    latency_ns: int = 0
-    """From the end of a launch call to the earliest start on the device."""
-    sync_return_ns: int = 5 * US
-    """From the end of the awaited work to the return of the synchronising call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderSpec:
-    """A data loader: ``workers`` 0 loads inside ``__next__``."""
-
-    workers: int = 2
-    load_ns: int = 1 * MS
-    """Time of one worker for one batch."""
-    prefetch: int = 2
-    """Batches each worker is asked for ahead."""
-    next_ns: int = 20 * US
-    """Cost of ``__next__`` itself when the batch is there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkSpec:
-    """Every collective takes alpha + f(n) * bytes / busbw once the last rank has arrived."""
-
-    alpha_ns: int = 20 * US
-    busbw_gbps: float = 230.0
-    end_jitter_ns: int = 0
-    """Ranks leave a collective up to this much apart."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """Something planted. ``ranks`` None: all; ``steps`` None: every step, warm-up included."""
-
-    category: ClassVar[str] = ""
-    """The account's name for it; empty when it is not charged to ranks."""
-    ranks: tuple[int, ...] | None = None
-    steps: tuple[int, ...] | None = None
-
-    def hits(self, rank: int, step: int) -> bool:
-        """Whether this rank suffers from it in this step."""
-        return (self.ranks is None or rank in self.ranks) and (self.steps is None or step in self.steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowCompute(Cause):
-    """Compute kernels (on CPU: operators) take ``factor`` times as long."""
-
-    category = "compute"
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowLoader(Cause):
-    """A batch takes ``load_ns`` to load."""
-
-    category = "dataloader"
-    load_ns: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowHost(Cause):
-    """An operator costs the host ``factor`` times as much: launch-bound once that exceeds its kernels."""
-
-    category = "launch"
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pause(Cause):
-    """The process does something else for ``pause_ns`` before the forward pass: garbage collection, a checkpoint."""
-
-    category = "host"
-    pause_ns: int
-    name: str | None = None
-    """A range of this name lies over it; None: nothing shows but the gap."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostSync(Cause):
-    """``loss.item()`` between forward and backward."""
-
-    category = "sync"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowCopy(Cause):
-    """The batch takes ``factor`` times as long to reach the device."""
-
-    category = "copy"
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowLink(Cause):
-    """The network moves bytes ``factor`` times as slowly, for all: a ring runs at its slowest link."""
-
-    category = "communication"
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmallBuckets(Cause):
-    """Gradients are reduced in buckets of ``bucket_bytes``."""
-
-    category = "communication"
-    bucket_bytes: int
+STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "pipeline")
+METADATA = ("kernel", "numbered", "operator", "none")
+RECOMPUTE = ("none", "reentrant", "non_reentrant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +45,18 @@ class JobSpec:
     backend: str = "nccl"
     """``nccl`` (on devices) or ``gloo`` (on CPUs)."""
     strategy: str = "ddp"
-    """``ddp`` or ``fsdp`` (on devices only)."""
+    """``ddp``; on devices also ``fsdp``, ``zero1``, ``zero2``, ``zero3`` and ``pipeline``."""
+    tensor: int = 1
+    """Ranks that share each layer."""
+    pipeline: int = 1
+    """Stages; more than 1 with strategy ``pipeline`` only."""
+    microbatches: int = 1
+    """(Micro-)batches of a step: passed through the pipeline, elsewhere gradients accumulated."""
+    schedule: PipelineSpec = field(default_factory=PipelineSpec)
+    recompute: str = "none"
+    """Activation checkpointing of every layer: ``reentrant`` or ``non_reentrant``, as torch's checkpoint has them."""
+    clip_norm: bool = False
+    """The gradients' norm is reduced over all ranks that hold parts of the model before the optimizer."""
     model: ModelSpec = field(default_factory=ModelSpec)
     host: HostSpec = field(default_factory=HostSpec)
     loader: LoaderSpec = field(default_factory=LoaderSpec)
@@ -212,24 +73,123 @@ class JobSpec:
     """Relative standard deviation of every kernel's and operator's duration."""
     seed: int = 0
     causes: tuple[Cause, ...] = ()
+    ranks_per_host: int = 8
+    """Consecutive ranks share a host; a rank's device is its number there."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
     """What each rank's clock shows too much."""
+    host_clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
+    """What each host's clock shows too much, on top."""
+    host_drift_ppm: Mapping[int, float] = field(default_factory=dict)
+    """How much too fast each host's clock runs: recorded time = offset + true time x (1 + drift)."""
     start_skew_ns: Mapping[int, int] = field(default_factory=dict)
     """How much later than the others a rank begins."""
     device_name: str = "NVIDIA A100-SXM4-80GB"
+    metadata: str = "kernel"
+    """Where a collective is described: on its ``kernel`` and the operator that launched it; there with its number too
+    (``numbered``, as the newest torch does; others number it on the operator); on the ``operator`` only; or nowhere
+    (``none``)."""
+    groups: str = "megatron"
+    """Whose descriptions the process groups carry: ``megatron`` or ``mesh``."""
 
     def __post_init__(self) -> None:
-        if self.backend not in ("nccl", "gloo") or self.strategy not in ("ddp", "fsdp"):
+        if self.backend not in ("nccl", "gloo") or self.strategy not in STRATEGIES:
             raise ValueError(f"no such job: backend {self.backend!r}, strategy {self.strategy!r}")
-        if self.backend == "gloo" and self.strategy != "ddp":
+        if self.metadata not in METADATA or self.recompute not in RECOMPUTE:
+            raise ValueError(f"no such job: metadata {self.metadata!r}, recompute {self.recompute!r}")
+        if self.ranks < 1 or self.steps < 1 or self.microbatches < 1 or self.ranks_per_host < 1:
+            raise ValueError(f"a job needs a rank, a step and a micro-batch, got {self}")
+        if self.backend == "gloo" and (self.strategy != "ddp" or self.tensor > 1 or self.clip_norm):
             raise ValueError("the gloo flavour trains with ddp only")
-        if self.ranks < 1 or self.steps < 1:
-            raise ValueError(f"a job needs a rank and a step, got {self.ranks} and {self.steps}")
+        if self.pipeline > 1 and self.strategy != "pipeline":
+            raise ValueError(f"strategy {self.strategy!r} has no stages")
+        if self.model.hidden % self.layout.tensor or self.model.layers % (self.pipeline * self.schedule.chunks):
+            raise ValueError(f"the model's {self.model.layers} layers of {self.model.hidden} cannot be divided so")
+        if self.schedule.chunks > 1 and self.microbatches % self.pipeline:
+            raise ValueError("an interleaved schedule needs a multiple of its stages in micro-batches")
 
-    @property
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Who does what."""
+        return Layout(self.ranks, self.tensor, self.pipeline, self.groups)
+
+    @functools.cached_property
     def recorded_steps(self) -> tuple[int, ...]:
         """Numbers of the recorded steps."""
         return tuple(range(self.first_step, self.first_step + self.steps))
+
+    @functools.cached_property
+    def rank_model(self) -> ModelSpec:
+        """The model as one rank sees it: tensor parallelism leaves it a part of the hidden dimension."""
+        return dataclasses.replace(self.model, hidden=self.model.hidden // self.tensor)
+
+    @functools.cached_property
+    def _groups(self) -> dict[int, dict[str, Group]]:
+        mine: dict[int, dict[str, Group]] = {rank: {} for rank in range(self.ranks)}
+        for role, groups in self.layout.groups().items():
+            for group in groups:
+                for rank in group.ranks:
+                    mine[rank][role] = group
+        return mine
+
+    def groups_of(self, rank: int) -> dict[str, Group]:
+        """A rank's process groups by role; the default group is ``world``."""
+        return self._groups[rank]
+
+    def group(self, rank: int, role: str) -> Group | None:
+        """A rank's group of one role, None where it would be alone in it. Data parallel ranks that are all the ranks
+        use the default group."""
+        groups = self._groups[rank]
+        if role == "data" and self.layout.data == self.ranks > 1:
+            return groups["world"]
+        return groups.get(role)
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return self.layout.coordinates(rank)[2]
+
+    def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
+        """Ranks of a pipeline stage."""
+        return tuple(rank for rank in range(self.ranks) if self.stage_of(rank) == stage)
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return -(-self.ranks // self.ranks_per_host)
+
+    def host_of(self, rank: int) -> int:
+        """The host of a rank."""
+        return rank // self.ranks_per_host
+
+    def host_name(self, rank: int) -> str:
+        """What its host is called."""
+        return f"node{self.host_of(rank)}"
+
+    def device_of(self, rank: int) -> int:
+        """The rank's device on its host: its local rank."""
+        return rank % self.ranks_per_host
+
+    def ranks_of_host(self, host: int) -> tuple[int, ...]:
+        """Ranks on a host."""
+        return tuple(rank for rank in range(self.ranks) if self.host_of(rank) == host)
+
+    def layers_of(self, stage: int, chunk: int = 0) -> int:
+        """Layers of one chunk of a stage; what a stage has too many is in its last chunk."""
+        extra = [cause.layers for cause in self.causes if isinstance(cause, ExtraLayers) and stage in cause.stages]
+        chunks = self.schedule.chunks
+        return self.model.layers // (self.pipeline * chunks) + (sum(extra) if chunk == chunks - 1 else 0)
+
+    def model_flops(self, rank: int) -> int:
+        """Forward (2 products a layer) and backward (4) of one rank's part of a step, recomputation left out."""
+        return 6 * self._layers(rank) * self.rank_model.matrix_flops * self.microbatches
+
+    def hardware_flops(self, rank: int) -> int:
+        """The same with recomputation: all of forward again, or, where it stops at the last tensor that backward
+        needs, all but a layer's last product."""
+        again = {"none": 0, "reentrant": 2, "non_reentrant": 1}[self.recompute]
+        return self.model_flops(rank) // 6 * (6 + again)
+
+    def _layers(self, rank: int) -> int:
+        return sum(self.layers_of(self.stage_of(rank), chunk) for chunk in range(self.schedule.chunks))
 
     def without(self, *causes: Cause) -> JobSpec:
         """The same job without these causes."""
@@ -243,10 +203,19 @@ class JobSpec:
                 result *= cause.factor
         return result
 
-    def link_factor(self, step: int) -> float:
-        """How many times as long the network takes for its bytes in this step."""
-        slow = [c.factor for c in self.causes if isinstance(c, SlowLink) and (c.steps is None or step in c.steps)]
-        return math.prod(slow)
+    def link_factor(self, step: int, ranks: tuple[int, ...] = ()) -> float:
+        """How many times as long the network takes in this step for what these ranks exchange; without ranks, for what
+        leaves no host."""
+        slow = [cause for cause in self.causes if isinstance(cause, SlowLink)]
+        if not slow:
+            return 1.0
+        hosts = {self.host_of(rank) for rank in ranks}
+        return math.prod(
+            cause.factor
+            for cause in slow
+            if (cause.steps is None or step in cause.steps)
+            and (cause.hosts is None or (len(hosts) > 1 and not hosts.isdisjoint(cause.hosts)))
+        )
 
     def load_ns(self, rank: int, step: int) -> int:
         """How long one batch takes to load."""
@@ -255,11 +224,23 @@ class JobSpec:
 
     def pauses(self, rank: int, step: int) -> list[Pause]:
         """Pauses of this rank in this step."""
-        return [cause for cause in self.causes if isinstance(cause, Pause) and cause.hits(rank, step)]
+        return [
+            cause
+            for cause in self.causes
+            if isinstance(cause, Pause)
+            and (
+                cause.pauses(rank, step, self.ranks) if isinstance(cause, RotatingPause) else cause.hits(rank, step)
+            )
+        ]  # fmt: skip
 
     def syncs_forward(self, rank: int, step: int) -> bool:
         """Whether this rank synchronises between forward and backward."""
         return any(isinstance(cause, HostSync) and cause.hits(rank, step) for cause in self.causes)
+
+    def reduces(self, microbatch: int) -> bool:
+        """Whether gradients are reduced after this micro-batch."""
+        each = any(isinstance(cause, ReduceEachMicrobatch) for cause in self.causes)
+        return each or microbatch == self.microbatches - 1
 
     def bucket_limit(self, first: bool) -> int:
         """Bucket size with planted causes in force."""

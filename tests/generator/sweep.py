@@ -1,0 +1,180 @@
+"""Where a rank's time went: goes through its windows from one change of anything to the next."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.generator.engine import Host
+from tests.generator.spec import JobSpec
+from tests.generator.work import Work
+
+ROWS = (
+    "compute",
+    "exposed_comm_wait",
+    "exposed_comm_transfer",
+    "exposed_copy",
+    "idle_dataloader",
+    "idle_sync",
+    "idle_launch",
+    "idle_host",
+    "idle_dependency",
+)
+_IDLE = {
+    "dataloader": "idle_dataloader",
+    "sync": "idle_sync",
+    "operator": "idle_launch",
+    "call": "idle_launch",
+    "wrapper": "idle_launch",
+    "host": "idle_host",
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """One step of one rank: where it lies on the true clock and where its time went (ns)."""
+
+    rank: int
+    step: int
+    start_ns: int
+    end_ns: int
+    rows: dict[str, int]
+    comm_ns: int
+    """Time in which a collective ran; hidden is what the exposed rows leave of it."""
+    idle_after_sync_ns: int
+    """Idle stretches that began while the process was in a synchronising call, whole, what the loader took left out:
+    the most that ``idle_sync`` can be, as ``rows`` has the least."""
+    doubtful_compute_ns: int
+    """On CPUs, the part of compute that is only the framework's: handing a collective over, or autograd's own time
+    around an operator. Whether that is an operator at work is a matter of definition."""
+    mixed_comm_ns: int
+    """Exposed time in which one collective waited and another transferred; ``rows`` counts it as transfer."""
+    bubbles: tuple[tuple[int, int], ...] = ()
+    """[start, end) of every stretch in which the rank waited for another stage, in order: exposed waiting in sends,
+    receives and collectives across stages. Part of ``exposed_comm_wait``."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Length of the step."""
+        return self.end_ns - self.start_ns
+
+
+def bounds(spec: JobSpec, host: Host) -> list[tuple[int, int]]:
+    """(start, end) of a rank's windows. Device windows begin with the first kernel issued in step k, end where the next
+    begins, and the last ends with its last work on the device, copies included; host windows are ``ProfilerStep#k``."""
+    if spec.backend == "gloo":
+        names = {f"ProfilerStep#{step}" for step in spec.recorded_steps}
+        return [(event.start_ns, event.end_ns) for event in host.events if event.name in names]
+    first: dict[int, Work] = {}
+    last = 0
+    for stream in host.streams.values():
+        for work in stream.works:
+            if work.step == spec.recorded_steps[-1]:
+                last = max(last, work.ended)
+            if work.kind in ("compute", "comm"):
+                known = first.setdefault(work.step, work)
+                if work.queued_ns < known.queued_ns:
+                    first[work.step] = work
+    starts = [first[step].started for step in spec.recorded_steps]
+    return list(zip(starts, [*starts[1:], last], strict=True))
+
+
+def windows(spec: JobSpec, host: Host) -> tuple[Window, ...]:
+    """All windows of a rank."""
+    sweep = _Sweep(spec, host)
+    return tuple(
+        sweep.window(step, start, end)
+        for step, (start, end) in zip(spec.recorded_steps, bounds(spec, host), strict=True)
+    )
+
+
+class _Sweep:
+    """Goes through a rank's windows in order."""
+
+    def __init__(self, spec: JobSpec, host: Host) -> None:
+        self._rank = host.rank
+        self._on_device = spec.backend == "nccl"
+        self._roles = ("pipeline", "model") if spec.pipeline > 1 else ()
+        self._states = host.states
+        self._state_starts = [state.start_ns for state in host.states]
+        works = (work for stream in host.streams.values() for work in stream.works)
+        self._works = sorted(works, key=lambda work: work.started)
+        self._starts = [work.started for work in self._works]
+        self._next = 0
+        self._active: list[Work] = []
+        changes = {time for work in self._works for time in (work.started, work.ended)}
+        changes |= {state.start_ns for state in host.states} | {state.end_ns for state in host.states}
+        for work in self._works:
+            for collective in work.collectives:
+                changes.add(collective.last_arrival_ns)
+                if collective.end_ns is not None:
+                    changes.add(collective.end_ns)
+        self._changes = sorted(changes)
+
+    def _activate(self, time: int) -> list[Work]:
+        """What runs at a time no earlier than any asked for before."""
+        self._active = [work for work in self._active if work.ended > time]
+        while self._next < len(self._works) and self._starts[self._next] <= time:
+            work = self._works[self._next]
+            self._next += 1
+            if work.ended > time:
+                self._active.append(work)
+        return self._active
+
+    def window(self, step: int, start: int, end: int) -> Window:
+        """Account for ``[start, end)``; windows come in order."""
+        rows = dict.fromkeys(ROWS, 0)
+        comm = mixed = after_sync = doubtful = 0
+        gap_after_sync, was_idle = False, False
+        bubbles: list[tuple[int, int]] = []
+        inner = self._changes[bisect.bisect_right(self._changes, start) : bisect.bisect_left(self._changes, end)]
+        for begin, stop in zip([start, *inner], [*inner, end], strict=True):
+            length = stop - begin
+            active = self._activate(begin)
+            communicating = [work for work in active if work.kind == "comm"]
+            row = self._row(begin, active, communicating)
+            rows[row] += length
+            comm += length if communicating else 0
+            if row == "exposed_comm_transfer":
+                mixed += length if any(work.waits(begin) for work in communicating) else 0
+            elif row == "exposed_comm_wait":
+                self._note_bubble(bubbles, communicating, begin, stop)
+            elif row == "compute" and not self._on_device:
+                doubtful += length if self._state(begin) != "operator" else 0
+            idle = row.startswith("idle_")
+            if idle and not was_idle:
+                gap_after_sync = self._state(begin) == "sync"
+            was_idle = idle
+            after_sync += length if idle and gap_after_sync and row != "idle_dataloader" else 0
+        return Window(self._rank, step, start, end, rows, comm, after_sync, doubtful, mixed, tuple(bubbles))
+
+    def _note_bubble(
+        self, bubbles: list[tuple[int, int]], communicating: Sequence[Work], begin: int, stop: int
+    ) -> None:
+        groups = [work.collective.group for work in communicating if work.collective is not None]
+        if not any(group is not None and group.role in self._roles for group in groups):
+            return
+        if bubbles and bubbles[-1][1] == begin:
+            begin = bubbles.pop()[0]
+        bubbles.append((begin, stop))
+
+    def _row(self, time: int, active: Sequence[Work], communicating: Sequence[Work]) -> str:
+        if any(work.kind == "compute" for work in active):
+            return "compute"
+        if not self._on_device and _IDLE[self._state(time)] == "idle_launch":
+            return "compute"
+        if communicating:
+            return "exposed_comm_wait" if all(work.waits(time) for work in communicating) else "exposed_comm_transfer"
+        if active:
+            return "exposed_copy"
+        following = bisect.bisect_left(self._starts, time)
+        if self._on_device and following < len(self._works) and self._works[following].queued_ns <= time:
+            return "idle_dependency"
+        return _IDLE[self._state(time)]
+
+    def _state(self, time: int) -> str:
+        index = bisect.bisect_right(self._state_starts, time) - 1
+        if index < 0 or time >= self._states[index].end_ns:
+            return "host"
+        return self._states[index].state
