@@ -1,36 +1,25 @@
-"""Collectives by group, kind, type and size: wait and transfer, bandwidth, last arriver, and the cost model."""
+"""Collectives by group, kind, type and size: wait and transfer, bandwidth, last arriver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.blocks import Blocks
+from perfscope.analyzers.communication import POINT_TO_POINT
 from perfscope.analyzers.matching import Instances, Matched
-from perfscope.summary import CollectiveRow, CostRow
-from perfscope.trace import NONE, Float64, Int64
+from perfscope.summary import CollectiveRow
+from perfscope.trace import NONE, Int64
 
 _BUS_FACTORS: Final[dict[str, Callable[[int], float]]] = {
-    # nccl-tests, doc/PERFORMANCE.md: bus bandwidth = algorithm bandwidth x factor(n).
+    # nccl-tests, doc/PERFORMANCE.md and, for the last two, src/gather.cu and src/scatter.cu:
+    # bus bandwidth = algorithm bandwidth x factor(n).
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), lambda _: 1.0),
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("broadcast", "reduce", *POINT_TO_POINT), lambda _: 1.0),
 }
-
-
-@dataclass(frozen=True)
-class CostModel:
-    """t(S) = alpha + slope · S for one group and kind: ns, ns per byte. ``residual`` is the median relative error."""
-
-    group: int
-    kind: int
-    alpha_ns: float
-    slope: float
-    residual: float
 
 
 def bus_factor(kind: str, participants: int) -> float | None:
@@ -40,99 +29,71 @@ def bus_factor(kind: str, participants: int) -> float | None:
     return _BUS_FACTORS[kind](participants)
 
 
+def group_size(instances: Instances, group: int) -> int:
+    """Ranks of a group; 0 where not known."""
+    known = instances.groups[group]
+    return len(known.ranks) or known.size or 0
+
+
 def instance_transfer_ns(matched: Matched) -> Int64:
-    """For each instance, the transfer: the longest of its participants, from the last arrival to the end."""
-    longest = np.zeros(len(matched.instances), dtype=np.int64)
+    """For each instance, the transfer: the longest of its participants, from the last arrival to the end.
+
+    Of an exchange the longest of those that received: a sender may be done as soon as the message lies in a buffer.
+    """
+    size = len(matched.instances)
+    longest = np.zeros(size, dtype=np.int64)
     np.maximum.at(longest, matched.instance, matched.transfer_ns)
-    return longest
+    ranks = int(matched.rank.max(initial=0)) + 1
+    received = np.unique(matched.passed.instance * ranks + matched.passed.destination)
+    lines = np.isin(matched.instance * ranks + matched.rank, received)
+    receipts = np.full(size, NONE, dtype=np.int64)
+    np.maximum.at(receipts, matched.instance[lines], matched.transfer_ns[lines])
+    return np.where(receipts == NONE, longest, receipts)
 
 
 def collective_rows(matched: Matched) -> tuple[CollectiveRow, ...]:
     """One row for each (group, kind, type, size), the most total transfer first."""
     instances = matched.instances
     transfer = instance_transfer_ns(matched)
-    keys = np.stack((instances.group, instances.kind, instances.dtype, instances.bytes), axis=1)
-    distinct, label = np.unique(keys, axis=0, return_inverse=True)
-    label = label.ravel()
-    rows = [_row(matched, transfer, np.flatnonzero(label == index)) for index in range(len(distinct))]
+    alike = Blocks.of(instances.group, instances.kind, instances.dtype, instances.bytes)
+    lines = Blocks.of(alike.labels()[matched.instance])
+    rows = [
+        _row(
+            matched,
+            transfer,
+            alike.order[alike.first[label] : alike.first[label] + alike.size[label]],
+            lines.order[lines.first[label] : lines.first[label] + lines.size[label]],
+        )
+        for label in range(len(alike))
+    ]
     return tuple(sorted(rows, key=lambda row: -row.transfer_us * row.count))
 
 
-def _row(matched: Matched, transfer_ns: Int64, chosen: Int64) -> CollectiveRow:
+def _row(matched: Matched, transfer_ns: Int64, chosen: Int64, lines: Int64) -> CollectiveRow:
+    """The row of the instances ``chosen``, which are alike; ``lines`` are their participations."""
     instances = matched.instances
     first = int(chosen[0])
     group = instances.groups[instances.group[first]]
     kind = instances.kinds[instances.kind[first]]
     size = int(instances.bytes[first])
-    complete = bool(instances.complete[chosen].all())
     several = bool((instances.participants[chosen] > 1).all())
     mean_transfer = float(transfer_ns[chosen].mean())
-    waits = matched.wait_ns[np.isin(matched.instance, chosen)]
     algorithm = size / mean_transfer if several and size > 0 and mean_transfer > 0 else None
-    factor = bus_factor(kind, len(group.ranks) or group.size or 0)
+    factor = bus_factor(kind, group_size(instances, int(instances.group[first])))
     last, counts = np.unique(instances.last_rank[chosen], return_counts=True)
-    present = np.unique(matched.rank[np.isin(matched.instance, chosen)])
     return CollectiveRow(
         group=group.name,
-        ranks=group.ranks or tuple(int(rank) for rank in present),
+        ranks=group.ranks or tuple(np.unique(matched.rank[lines]).tolist()),
         kind=kind,
         dtype=None if instances.dtype[first] == NONE else instances.dtypes[instances.dtype[first]],
         bytes=size if size >= 0 else None,
         count=len(chosen),
         transfer_us=mean_transfer / 1e3,
-        wait_us=float(waits.mean()) / 1e3 if several else None,
+        wait_us=float(matched.wait_ns[lines].mean()) / 1e3 if several else None,
         algbw_gbps=algorithm,
         busbw_gbps=algorithm * factor if algorithm is not None and factor is not None else None,
         last_arriver={
             int(rank): float(count) / len(chosen) for rank, count in zip(last, counts, strict=True) if rank != NONE
         },
-        complete=complete,
+        complete=bool(instances.complete[chosen].all()),
     )
-
-
-def cost_models(matched: Matched) -> tuple[CostModel, ...]:
-    """Fit t(S) = alpha + S·slope for every group and kind that moved at least two clearly different sizes."""
-    instances = matched.instances
-    transfer = instance_transfer_ns(matched)
-    usable = instances.complete & (instances.participants > 1) & (instances.bytes > 0)
-    models = []
-    for group in np.unique(instances.group[usable]):
-        for kind in np.unique(instances.kind[usable & (instances.group == group)]):
-            chosen = usable & (instances.group == group) & (instances.kind == kind)
-            fitted = _fit(instances.bytes[chosen].astype(np.float64), transfer[chosen].astype(np.float64))
-            if fitted is not None:
-                models.append(CostModel(int(group), int(kind), *fitted))
-    return tuple(models)
-
-
-def _fit(size: Float64, time: Float64) -> tuple[float, float, float] | None:
-    """Theil-Sen on the median time of each size: the median slope of all pairs, then the median intercept, >= 0."""
-    sizes = np.unique(size)
-    if len(sizes) < 2 or sizes[-1] < 2 * sizes[0]:
-        return None
-    medians = np.array([np.median(time[size == value]) for value in sizes])
-    low, high = np.triu_indices(len(sizes), 1)
-    slope = max(float(np.median((medians[high] - medians[low]) / (sizes[high] - sizes[low]))), 0.0)
-    alpha = max(float(np.median(medians - slope * sizes)), 0.0)
-    predicted = alpha + slope * sizes
-    residual = float(np.median(np.abs(predicted - medians) / np.maximum(medians, 1.0)))
-    return alpha, slope, residual
-
-
-def cost_rows(models: tuple[CostModel, ...], instances: Instances) -> tuple[CostRow, ...]:
-    """The cost models as the summary shows them."""
-    rows = []
-    for model in models:
-        group, kind = instances.groups[model.group], instances.kinds[model.kind]
-        factor = bus_factor(kind, len(group.ranks) or group.size or 0)
-        bandwidth = factor / model.slope if factor is not None and model.slope > 0 else None
-        rows.append(
-            CostRow(
-                group=group.name,
-                kind=kind,
-                alpha_us=model.alpha_ns / 1e3,
-                busbw_gbps=bandwidth,
-                residual=model.residual,
-            )
-        )
-    return tuple(rows)

@@ -5,9 +5,10 @@ Recognised by collective metadata first, then by a table of name patterns.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -69,14 +70,18 @@ _KINDS: Final = {
     "recv": "recv",
     "recvanysource": "recv",
     "barrier": "barrier",
+    "allreducebarrier": "barrier",
     "coalesced": "coalesced",
     "sendrecv": "send_recv",
 }
 """Names of collectives in the wild (letters only, lower case) -> the kind as torch.distributed calls it."""
 
+_KNOWN_KINDS: Final = frozenset(_KINDS.values())
+
 DTYPE_BYTES: Final = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
-    "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complex64": 8,
+    "complex128": 16,
 }  # fmt: skip
 
 _DTYPES: Final = {
@@ -100,6 +105,8 @@ _DTYPES: Final = {
     "c10::float8_e4m3fn": "float8_e4m3fn",
     "float8_e5m2": "float8_e5m2",
     "c10::float8_e5m2": "float8_e5m2",
+    "c10::float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
@@ -118,6 +125,11 @@ def kind_of(text: str) -> str:
     return _KINDS.get(letters, letters or "unknown")
 
 
+def is_known_kind(kind: str) -> bool:
+    """Is it a kind that torch.distributed knows?"""
+    return kind in _KNOWN_KINDS
+
+
 def kind_of_kernel(name: str) -> str:
     """The kind by a kernel's name: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` is ``all_reduce``; else ``unknown``."""
     match = re.search(r"(AllReduce|AllGather|ReduceScatter|SendRecv|Broadcast|Reduce|AllToAll)", name)
@@ -129,6 +141,7 @@ def kind_of_kernel(name: str) -> str:
     return "all_reduce" if "reduce" in lowered else "unknown"
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def is_device_communication(name: str) -> bool:
     """Does a kernel of this name move data between ranks?"""
     return _DEVICE.search(name) is not None
@@ -139,16 +152,46 @@ def is_host_communication(name: str) -> bool:
     return _HOST.match(name) is not None
 
 
+POINT_TO_POINT: Final = ("send", "recv", "send_recv")
+"""Kinds that pass between two ranks of a group; ``send_recv`` is both at once, or either where nothing says which."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """The ranks that take part in a collective, as far as the recording tells.
 
-    ``ranks`` is empty when they are not listed; ``size`` None when not even their number is known.
+    ``ranks`` is empty when they are not listed; ``size`` None when not even their number is known. ``name`` is what the
+    process itself calls the group: another process may call another group so. ``description`` is what it was made for,
+    where its maker said so.
     """
 
     name: str
     ranks: tuple[int, ...]
     size: int | None
+    description: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """What a rank's sends and receipts carry: parallel arrays, one entry a message, in the order of issue.
+
+    ``collective`` is the row in ``Collectives`` that carries it out: one kernel may carry several messages. ``peer`` is
+    the global rank at the other end (NONE: not said), ``bytes`` the length (NONE: not said).
+    """
+
+    collective: Int64
+    peer: Int64
+    sends: Bool
+    bytes: Int64
+
+    def __len__(self) -> int:
+        return len(self.collective)
+
+    @classmethod
+    def none(cls) -> Messages:
+        """No message at all."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(nothing, nothing, np.empty(0, dtype=np.bool_), nothing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +201,8 @@ class Collectives:
     ``group``, ``kind`` and ``dtype`` index the tuples of the same name (``dtype`` NONE: unknown). ``bytes`` follows
     nccl-tests: the larger of the two buffers for all-gather and reduce-scatter, else the input; NONE when unknown.
     ``sequence`` is the recorded number within the group (NONE: not recorded); ``step`` the index of the step in whose
-    host window the collective was issued (-1: outside all).
+    host window the collective was issued (-1: outside all). ``messages`` describe those that are point to point; on the
+    host these begin with the operator that issued them.
     """
 
     start_ns: Int64
@@ -173,6 +217,9 @@ class Collectives:
     groups: tuple[Group, ...]
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]
+    messages: Messages = field(default_factory=Messages.none)
+    on_host: bool = False
+    """Ranges of host threads, which end when somebody notices, rather than a device's kernels."""
 
     def __len__(self) -> int:
         return len(self.start_ns)

@@ -36,6 +36,7 @@ def of(
         elements_out=table["elements_out"][order],
         group_size=table["group_size"][order],
         sequence=table["sequence"][order],
+        peer=table["peer"][order],
     )
     return collectives, groups
 
