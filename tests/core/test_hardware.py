@@ -23,7 +23,15 @@ from perfscope.hardware import DEVICES, peaks_of
         ("NVIDIA L40S", "L40S", 362.0),
         ("NVIDIA B200", "B200", 2250.0),
         ("NVIDIA GB200", "GB200", 2500.0),
+        ("NVIDIA A800-SXM4-80GB", "A100", 312.0),
+        ("NVIDIA A30", "A30", 165.0),
+        ("NVIDIA A40", "A40", 149.7),
+        ("NVIDIA RTX A6000", "RTX A6000", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 364.2),
         ("AMD Instinct MI300X", "MI300X", 1307.4),
+        ("AMD Instinct MI210", "MI210", 181.0),
+        ("AMD Instinct MI250", "MI250 (one GCD)", 181.0),
+        ("AMD Instinct MI250X", "MI250X (one GCD)", 191.5),
         ("NVIDIA GeForce RTX 4090", "RTX 4090", 165.2),
     ],
 )
@@ -35,7 +43,18 @@ def test_names_as_drivers_give_them(name, model, bfloat16):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "CPU", "NVIDIA A10G", "NVIDIA A100X", "NVIDIA L40G", "AMD Instinct MI250", "NVIDIA GeForce RTX 4090 D"],
+    [
+        "",
+        "CPU",
+        "NVIDIA A10G",
+        "NVIDIA A100X",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "GRID A100D-20C",
+        "NVIDIA L40G",
+        "AMD Instinct MI200",
+        "NVIDIA GeForce RTX 4090 D",
+    ],
 )
 def test_no_device_gets_another_one_s_peak(name):
     assert peaks_of(name) is None
@@ -44,5 +63,5 @@ def test_no_device_gets_another_one_s_peak(name):
 def test_v100_has_no_bfloat16_and_every_peak_has_a_source():
     peaks = peaks_of("Tesla V100-SXM2-16GB")
     assert peaks is not None
-    assert "bfloat16" not in peaks.tflops
+    assert not {"bfloat16", "tf32"} & peaks.tflops.keys()
     assert all(device.source and all(value > 0 for value in device.tflops.values()) for device in DEVICES)
