@@ -1,0 +1,39 @@
+"""A summary in a notebook's cell: the verdict in a few lines, and where to go on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jinja2
+
+from perfscope.reports import overview
+from perfscope.reports.categories import CATEGORIES, shares
+from perfscope.reports.format import duration, share
+from perfscope.summary import Summary
+
+_VISIBLE_SHARE = 0.01
+"""Smaller parts of the step are left out."""
+
+
+def render(summary: Summary) -> str:
+    """The verdict as a fragment of HTML; everything that came from a recording is escaped."""
+    taken = shares(summary.accounting)
+    shown = [category for category in CATEGORIES if taken[category.name] >= _VISIBLE_SHARE]
+    return _template().render(
+        verdict=summary.verdict,
+        identity=overview.identity(summary),
+        step_time=duration(summary.job.step_time_us),
+        parts=[(category.label, share(taken[category.name])) for category in shown],
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("perfscope.reports", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("notebook.html")
