@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from perfscope.findings import Prediction
 from perfscope.metadata import RunMetadata
 from perfscope.summary import AccountRow, CollectiveRow, CostRow, DataLoaderRow, StragglerRow
+from perfscope.summary_system import System
+from perfscope.summary_tables import Pipeline
+
+Predict = Callable[[Mapping[str, str]], Prediction | None]
+"""Settings of ``perfscope whatif`` -> predicted step time, ns; None where they cannot be replayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,17 @@ class JobFacts:
     """Profiled over unprofiled step time; None when not known."""
     runs: Mapping[int, RunMetadata]
     """What the ranks wrote beside their traces; empty for traces of other tools."""
+    system: System | None = None
+    """What the system sampler saw of the machines; None where nothing did."""
+
+    microbatches: int = 1
+    """Forward passes of DistributedDataParallel per step; 1 also where that is not recorded."""
+    pipeline: Pipeline | None = None
+    """None where the job has no pipeline."""
+    balanced_step_ns: Prediction | None = None
+    """The step with the pipeline's work spread evenly over its stages, played; None where it is even already."""
+    predict: Predict | None = None
+    """Plays the recorded steps with settings changed; None where they cannot be played."""
 
     @property
     def few_steps(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 class Severity(str, enum.Enum):
@@ -87,6 +88,8 @@ class Finding:
     obtained: Obtained
     ceiling: float | None = None
     predicted_step_ns: Prediction | None = None
+    whatif: Mapping[str, str] = field(default_factory=dict)
+    """The same change as settings of ``perfscope whatif``; empty where it cannot be replayed."""
 
     def __post_init__(self) -> None:
         if not self.evidence:

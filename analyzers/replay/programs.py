@@ -26,8 +26,8 @@ class Recorded:
 
     ``begin`` and ``end`` hold the mark at which each rank (line) begins and ends each recorded step (column);
     ``steps`` are the steps' numbers, ``used`` tells which of them the analysis uses. ``row`` is each participation's
-    row in its rank's ``Collectives``; ``lead_ns`` and ``late`` are each rank's ``Progress.lead_ns`` and
-    ``Progress.late`` of the first step.
+    row in its rank's ``Collectives``; ``begin_ns`` [rank, step] when each rank began each step, aligned; ``lead_ns``
+    and ``late`` are each rank's ``Progress.lead_ns`` and ``Progress.late`` of the first step.
     """
 
     programs: Programs
@@ -36,6 +36,7 @@ class Recorded:
     steps: Int64
     used: Bool
     row: Int64
+    begin_ns: Int64
     lead_ns: Int64
     late: Bool
 
@@ -68,6 +69,7 @@ def record(result: Comparison) -> Recorded:
         steps=steps,
         used=np.isin(steps, result.steps),
         row=builder.rows(),
+        begin_ns=builder.begin_ns(),
         lead_ns=np.array([progress.lead_ns[index] for progress, index in firsts], dtype=np.int64),
         late=np.array([progress.late[index] for progress, index in firsts], dtype=np.bool_),
     )
@@ -126,6 +128,7 @@ class _Builder:
         self._matches = Matches(result.matched_before)
         self._holds: list[int] = []
         self._starts: list[int] = []
+        self._begins: list[Int64] = []
         self._first = [0]
         self._columns: list[tuple[Int64, ...]] = []
         self._participations: list[Participations] = []
@@ -151,6 +154,7 @@ class _Builder:
         own, lag = program.own_and_lag(first, partial.progress.blocked)
         self._columns.append((program.op, program.operand, own, lag))
         self._participations.append(mine)
+        self._begins.append(opens + offset)
         self._holds += (held.end_ns + offset).tolist()
         self._starts.append(first + offset)
         self._first.append(self._first[-1] + len(own))
@@ -175,6 +179,10 @@ class _Builder:
             hold_ns=np.array(self._holds, dtype=np.int64),
             marks=marks,
         )
+
+    def begin_ns(self) -> Int64:
+        """When each rank (line) began each step (column), aligned."""
+        return np.stack(self._begins)
 
     def rows(self) -> Int64:
         """Row of each participation in its rank's ``Collectives``."""

@@ -55,7 +55,8 @@ class Progress:
     after its start.
 
     ``lead_ns`` holds, for each step, how long after the host's begin of the step it launched what the window begins
-    with; ``late``: the device waited for that launch.
+    with; ``late``: the device waited for that launch. ``host_busy_ns`` is, for each step, the host's time outside the
+    loader and blocking calls: the step cannot be shorter, however quick the device.
     """
 
     own: Timeline
@@ -63,6 +64,7 @@ class Progress:
     ready_ns: Int64
     lead_ns: Int64
     late: Bool
+    host_busy_ns: Int64
 
     @property
     def blocked(self) -> Intervals:
@@ -81,11 +83,18 @@ def progress(
     trace: Trace, work: DeviceWork, host: HostActivity, collectives: Collectives, timeline: Timeline, steps: Steps
 ) -> Progress:
     """Own progress of one rank over the stretch that ``timeline`` (its account) covers."""
+    held_up = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns))
+    busy = steps.host_end_ns - steps.host_start_ns - held_up.within(steps.host_start_ns, steps.host_end_ns)
+    if len(timeline) == 0:
+        # Nothing in the window takes any time.
+        nothing = np.empty(0, dtype=np.int64)
+        lead = np.zeros(len(steps), dtype=np.int64)
+        return Progress(timeline, nothing, collectives.start_ns, lead, np.zeros(len(steps), dtype=np.bool_), busy)
     if len(work) == 0:
         own = _own_timeline_of_threads(host, collectives, timeline)
         lead = steps.start_ns - steps.host_start_ns
         ready = _handed_over(trace, host, collectives)
-        return Progress(own, _blockers(own, collectives), ready, lead, np.ones(len(steps), dtype=np.bool_))
+        return Progress(own, _blockers(own, collectives), ready, lead, np.ones(len(steps), dtype=np.bool_), busy)
     is_communication = device_communication(trace, work)
     own_work = DeviceWork(
         *(column[~is_communication] for column in (work.row, work.start_ns, work.end_ns, work.launch))
@@ -99,6 +108,7 @@ def progress(
         ready_ns=_ready(trace, work, is_communication, collectives),
         lead_ns=launched - steps.host_start_ns,
         late=(work.launch[first] != NONE) & (steps.start_ns - launched < _PROMPT_NS),
+        host_busy_ns=busy,
     )
 
 

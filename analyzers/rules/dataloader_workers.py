@@ -51,6 +51,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
         confidence=_confidence(facts, worst),
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, recoverable),
+        whatif={"dataloader.num_workers": str(need.workers)} if need and need.workers != worst.num_workers else {},
     )
 
 

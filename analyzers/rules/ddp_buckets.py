@@ -58,6 +58,8 @@ def evaluate(facts: JobFacts) -> Finding | None:
     if buckets is None or buckets.exposed_us < SHARE * facts.step_time_us:
         return None
     change = _larger(buckets) or _smaller(buckets)
+    if change is not None and facts.predict is not None:
+        change = _best(facts, buckets, change)
     if change is None or change.saved_us < SHARE * facts.step_time_us:
         return None
     old = _current_cap(facts)
@@ -85,6 +87,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
         confidence=Confidence.LOW if facts.few_steps or facts.missing_ranks else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, change.saved_us),
+        whatif={"ddp.bucket_cap_mb": str(change.cap_mib)},
     )
 
 
@@ -147,6 +150,25 @@ def _smaller(buckets: _Buckets) -> _Change | None:
     now = buckets.alpha_us + buckets.largest * buckets.us_per_byte
     saved = min(now, buckets.exposed_us) - tail - max(added, 0.0)
     return _Change(cap, saved, "DDP's last gradient bucket is too big to hide behind the backward")
+
+
+def _best(facts: JobFacts, buckets: _Buckets, change: _Change) -> _Change:
+    """The size that replays best, from 1 MiB up to all gradients in one bucket, with what that saves.
+
+    ``change`` as it is where sizes cannot be replayed.
+    """
+    assert facts.predict is not None
+    found = []
+    size = 1
+    while size < 2 * buckets.bytes / MIB:
+        prediction = facts.predict({"ddp.bucket_cap_mb": str(size)})
+        if prediction is not None:
+            found.append((prediction.mid / 1e3, size))
+        size *= 2
+    if not found:
+        return change
+    step_us, cap = min(found)
+    return _Change(cap, facts.step_time_us - step_us, change.why)
 
 
 def _current_cap(facts: JobFacts) -> float | None:

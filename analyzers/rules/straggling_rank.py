@@ -1,4 +1,4 @@
-"""A rank that the others wait for, step after step; names the rank, its host and the cause.
+"""Who the others wait for: a rank, a host, a pipeline stage, or ranks in turn; names them and the cause.
 
 Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are rare, uneven work comes first.
 """
@@ -35,9 +35,27 @@ _REMEDIES: Final = {
     "this rank only.",
     "copy": "Its host-device copies take longer than its peers': look at pinned memory and at the PCIe link of its "
     "device.",
-    "communication": "Its communication takes longer than its peers': compare its links (nvidia-smi topo -m, ibstat) "
-    "with theirs.",
+    "communication": "Transfers that leave it take longer than the same transfers elsewhere: compare its links and "
+    "network adapters with the others' (nvidia-smi topo -m, ibstat, ethtool -S), and its place in the fabric.",
 }
+
+_IN_TURN: Final = (
+    "Pauses strike one rank after another and each time all wait. Python's garbage collector does that, since every "
+    "process starts it by its own count of objects: call gc.disable() before the loop and gc.collect() on all ranks at "
+    "the same step, say every 500. If it is off already, look for other work that each process does at its own time "
+    "(logging, checkpoints, evaluation)."
+)
+
+_WHOLE_HOST: Final = (
+    "All its ranks are slow alike, so the cause is the machine's, not one process's: compare its clocks, power caps "
+    "and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), its CPU governor, and what else runs there; take it "
+    "out of the job to see."
+)
+
+_WHOLE_STAGE: Final = (
+    "All ranks of this pipeline stage are slow although they compute as much as the other stages: compare its devices' "
+    "clocks and its kernels' efficiency with those of another stage; if it cannot be helped, give it fewer layers."
+)
 
 _SLOW_ON_CPU: Final = (
     "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its "
@@ -59,11 +77,11 @@ def evaluate(facts: JobFacts) -> Finding | None:
     share = worst.lost_us / facts.step_time_us
     return Finding(
         rule=RULE,
-        title=f"Rank {worst.rank} makes the others wait {share:.0%} of the step, by its {_cause(worst)}",
+        title=f"{_who(worst)} the others wait {share:.0%} of the step, by {_whose(worst)} {_cause(worst)}",
         severity=Severity.of_share(share),
         evidence=_evidence(facts, worst),
         action=Action(
-            setting=f"rank {worst.rank}{f' on {worst.host}' if worst.host else ''}",
+            setting=_setting(worst),
             old=None,
             new=None,
             how=_remedy(facts, worst),
@@ -71,10 +89,52 @@ def evaluate(facts: JobFacts) -> Finding | None:
         confidence=Confidence(worst.confidence),
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, worst.lost_us),
+        whatif={f"rank.{rank}": "peers" for rank in worst.ranks} if worst.scope in ("rank", "host") else {},
     )
 
 
+def _who(row: StragglerRow) -> str:
+    """The culprit as the title's subject, with its verb."""
+    ranks = ranks_in_words(row.ranks)
+    if row.scope == "host":
+        return f"Host {row.host} ({ranks}) makes" if row.host else f"One host's {ranks} make"
+    if row.scope == "stage":
+        return f"One pipeline stage ({ranks}) makes"
+    if row.scope == "job":
+        return f"Now one, now another of {ranks} makes"
+    return f"Rank {row.rank} makes"
+
+
+def _whose(row: StragglerRow) -> str:
+    return "their" if row.scope == "host" and not row.host else "its"
+
+
+def _setting(row: StragglerRow) -> str:
+    if row.scope in ("stage", "job"):
+        return ranks_in_words(row.ranks)
+    where = f" on {row.host}" if row.host else ""
+    return f"rank {row.rank}{where}" if row.scope == "rank" else f"host {row.host}".rstrip()
+
+
+def ranks_in_words(ranks: tuple[int, ...]) -> str:
+    """``rank 3``, ``ranks 0-3, 8``."""
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], rank
+        else:
+            runs.append((rank, rank))
+    told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"
+
+
 def _remedy(facts: JobFacts, worst: StragglerRow) -> str:
+    if worst.scope == "job":
+        return _IN_TURN if worst.cause == "host" else _REMEDIES[worst.cause]
+    if worst.scope == "host" and worst.cause != "communication":
+        return _WHOLE_HOST
+    if worst.scope == "stage":
+        return _WHOLE_STAGE
     run = facts.runs.get(worst.rank)
     if worst.cause == "compute" and run is not None and run.device.type == "cpu":
         return _SLOW_ON_CPU
@@ -94,14 +154,15 @@ def _cause(row: StragglerRow) -> str:
 
 
 def _evidence(facts: JobFacts, worst: StragglerRow) -> tuple[Evidence, ...]:
-    others = tuple(rank for rank in facts.ranks if rank != worst.rank)
+    mine = worst.ranks or (worst.rank,)
+    others = tuple(rank for rank in facts.ranks if rank not in mine) or facts.ranks
     return (
-        Evidence(what="step time lost to it", value=worst.lost_us, unit="us", ranks=(worst.rank,)),
+        Evidence(what="step time lost to it, by replay", value=worst.lost_us, unit="us", ranks=mine),
         Evidence(
             what="share of steps in which it costs the most",
             value=worst.share_of_steps,
             unit="share",
-            ranks=(worst.rank,),
+            ranks=mine,
         ),
         Evidence(
             what="exposed wait of the others (mean)",
@@ -109,7 +170,7 @@ def _evidence(facts: JobFacts, worst: StragglerRow) -> tuple[Evidence, ...]:
             unit="us",
             ranks=others,
         ),
-        Evidence(what="its own exposed wait", value=_mean_wait(facts, (worst.rank,)), unit="us", ranks=(worst.rank,)),
+        Evidence(what="its own exposed wait", value=_mean_wait(facts, mine), unit="us", ranks=mine),
     )
 
 

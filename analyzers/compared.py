@@ -1,0 +1,57 @@
+"""A job whose ranks were read, compared and played again: what the summary and what-ifs both begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfscope.analyzers.comparison import Comparison, compare
+from perfscope.analyzers.cost_model import CostModel, cost_models
+from perfscope.analyzers.hosts import find_hosts
+from perfscope.analyzers.identify import Identified
+from perfscope.analyzers.rank import RankPartial
+from perfscope.analyzers.replay.engine import Played, play
+from perfscope.analyzers.replay.programs import Recorded, record
+from perfscope.job import Job
+from perfscope.metadata import RunMetadata
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """``runs`` are the ranks' own words, where they wrote some; ``played`` are the ``recorded`` steps, unchanged."""
+
+    runs: Mapping[int, RunMetadata]
+    result: Comparison
+    recorded: Recorded
+    played: Played
+    models: tuple[CostModel, ...]
+
+
+def compare_job(job: Job, found: Identified) -> Compared:
+    """Compare the ranks found, and play their steps."""
+    runs = {rank: run for rank, run in job.runs.items() if rank in found.partials}
+    hosts = find_hosts(found.partials, runs, world_size(found.partials, runs))
+    result = compare(found.partials, _first_step(job, runs), hosts, _last_step(runs))
+    recorded = record(result)
+    return Compared(runs, result, recorded, play(recorded.programs), cost_models(result.matched))
+
+
+def world_size(partials: Mapping[int, RankPartial], runs: Mapping[int, RunMetadata]) -> int | None:
+    """Ranks of the whole job, recorded or not; None where nothing tells."""
+    sizes = [run.world_size for run in runs.values()]
+    sizes += [partial.world_size for partial in partials.values() if partial.world_size is not None]
+    return max(sizes, default=None)
+
+
+def _first_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
+    """First step of the capture analyzed that the recorder meant to be used; None for traces of other tools."""
+    if job.capture is None:
+        return None
+    captures = [run.capture(job.capture) for run in runs.values()]
+    return max((capture.first_step for capture in captures if capture is not None), default=None)
+
+
+def _last_step(runs: Mapping[int, RunMetadata]) -> int | None:
+    """Last step that ended on every rank, where ranges alone were written: they stay open until the process ends."""
+    seen = [run.steps.seen for run in runs.values() if run.mode in ("nvtx", "nsys") and run.outcome != "running"]
+    return min(seen) - 1 if seen else None

@@ -1,0 +1,93 @@
+"""Changes: what a setting does to the script of the recorded steps.
+
+A change is registered under the name that the user types (``network.bandwidth``); it is given the setting's value as
+typed and edits the script in place, or raises ``CannotReplay`` with the reason. Changes are applied in the order of
+``ORDER``, whatever the order in which they were asked for: what is sent before how fast, how fast before who.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.cost_model import CostModel
+from perfscope.analyzers.replay.programs import Recorded
+from perfscope.analyzers.whatif.script import Script
+from perfscope.errors import UnusableInput
+from perfscope.metadata import RunMetadata
+
+
+class CannotReplay(UnusableInput):
+    """The change cannot be played from this recording; the message says why and what would help."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What changes may look at. ``runs`` is empty for traces of other tools."""
+
+    result: Comparison
+    recorded: Recorded
+    models: tuple[CostModel, ...]
+    runs: Mapping[int, RunMetadata]
+
+    def model_of(self, group: int, kind: str) -> CostModel | None:
+        """The fitted cost of a kind of collective in a group (index in ``Instances``); None where none was fitted."""
+        kinds = self.result.matched_before.instances.kinds
+        for model in self.models:
+            if model.group == group and kinds[model.kind] == kind:
+                return model
+        return None
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """By which share the saving of a change may be smaller or larger than predicted: what its model leaves out."""
+
+    less: float
+    more: float
+
+
+Apply = Callable[[Script, Context, str, str], Uncertainty]
+"""(script, context, name as typed, value as typed) -> how sure. Edits the script; raises CannotReplay, or BadSetting
+where the value makes no sense."""
+
+
+class BadSetting(UnusableInput):
+    """The setting or its value is not understood; the message names it and says what is."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that can be changed. ``name`` may end in ``.*`` or hold one ``*`` (``rank.*``)."""
+
+    name: str
+    value: str
+    """How a value is written, for help: ``MB``, ``FACTORx``, ``true|false``."""
+    help: str
+    apply: Apply
+    order: int
+    """Lower is applied earlier: 0 the work itself, 1 what is sent, 2 how fast, 3 who."""
+
+
+def factor(name: str, text: str) -> float:
+    """The number in ``2x`` or ``0.5x``. Raises BadSetting."""
+    try:
+        number = float(text.removesuffix("x"))
+    except ValueError:
+        number = -1.0
+    if number <= 0:
+        raise BadSetting(f"{name}={text}: write a factor above 0, such as 2x or 0.5x")
+    return number
+
+
+def flag(name: str, text: str) -> bool:
+    """``true`` or ``false``. Raises BadSetting."""
+    if text.lower() not in ("true", "false"):
+        raise BadSetting(f"{name}={text}: write true or false")
+    return text.lower() == "true"
+
+
+FULL: Final = Uncertainty(0.0, 0.0)
+"""Nothing is left out that the replay knows of."""

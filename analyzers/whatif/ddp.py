@@ -1,0 +1,218 @@
+"""Changes of DistributedDataParallel: bucket size, ``no_sync`` while gradients accumulate, half the bytes on the wire.
+
+Gradients become ready while the backward goes on. Between the moments at which the recorded buckets were full, bytes
+are taken to become ready evenly, or parameter by parameter where the run recorded their sizes; new buckets are filled
+from that as torch fills them (``compute_bucket_assignment_by_size`` in ``reducer.cpp``: a bucket is full once it holds
+its limit; the first one's is 1 MiB at most) and take what the fitted cost model says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.replay.engine import Op
+from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.whatif.change import (
+    BadSetting,
+    CannotReplay,
+    Context,
+    Setting,
+    Uncertainty,
+    flag,
+)  # fmt: skip
+from perfscope.analyzers.whatif.network import transfer_of
+from perfscope.analyzers.whatif.relay import Stretch
+from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
+from perfscope.trace import Float64
+
+MIB: Final = 1 << 20
+FIRST_BUCKET_BYTES: Final = 1 * MIB
+"""torch.distributed's ``_DEFAULT_FIRST_BUCKET_BYTES``."""
+_SMALLEST: Final = 4096
+"""All-reduces of fewer bytes are not gradients: losses, norms, counters."""
+_HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """One reduction of all gradients on one rank: its buckets in order of hand-over, and what lies around them."""
+
+    rank: int
+    step: int
+    parts: tuple[Part, ...]
+
+
+def _rounds(script: Script) -> list[_Round]:
+    """Every step's gradient reductions of every rank. Raises CannotReplay where there are none."""
+    found = []
+    group = _gradient_group(script)
+    for rank, lines in script.lines.items():
+        by_step: dict[int, list[Part]] = {}
+        for line in lines:
+            part = line.part
+            if line.op is Op.ISSUE and part is not None and line.step is not None and _is_gradient(part.meeting, group):
+                by_step.setdefault(line.step, []).append(part)
+        found += [_Round(rank, step, tuple(parts)) for step, parts in by_step.items()]
+    return found
+
+
+def _is_gradient(meeting: Meeting, group: int) -> bool:
+    return meeting.kind == "all_reduce" and meeting.group == group and (meeting.bytes or 0) >= _SMALLEST
+
+
+def _gradient_group(script: Script) -> int:
+    """The group whose all-reduces move most bytes."""
+    total: dict[int, int] = {}
+    for meeting in script.meetings():
+        if meeting.kind == "all_reduce" and meeting.bytes is not None and meeting.bytes >= _SMALLEST:
+            total[meeting.group] = total.get(meeting.group, 0) + meeting.bytes
+    if not total:
+        raise CannotReplay("no all-reduce of gradients is recorded with its size: record with shapes, under DDP")
+    return max(total, key=lambda group: total[group])
+
+
+def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    try:
+        cap = float(value.removesuffix("MB").removesuffix("MiB"))
+    except ValueError:
+        cap = 0.0
+    if cap <= 0:
+        raise BadSetting(f"{name}={value}: write MiB above 0, such as 50")
+    rounds = _rounds(script)
+    sizes = {tuple(part.meeting.bytes for part in one.parts) for one in rounds}
+    if len({sum(size or 0 for size in bucket) for bucket in sizes}) > 1:
+        raise CannotReplay(f"{name}: gradients are reduced unevenly often in the recorded steps; try ddp.no_sync first")
+    parameters = _parameter_bytes(context, sum(size or 0 for size in next(iter(sizes))))
+    meetings: dict[tuple[int, int], Meeting] = {}
+    for one in rounds:
+        _rebucket(script, context, one, cap * MIB, parameters, meetings)
+    return Uncertainty(less=0.25, more=0.25) if parameters is None else Uncertainty(less=0.15, more=0.15)
+
+
+def _parameter_bytes(context: Context, total: int) -> list[int] | None:
+    """Bytes of each trainable parameter in the order of its gradient; None where the run did not record them, or where
+    they are not what is reduced.
+    """
+    for run in context.runs.values():
+        if run.model is not None and run.model.trainable_sizes:
+            sizes = list(reversed(run.model.trainable_sizes))
+            if abs(sum(sizes) - total) <= 0.01 * total:
+                return sizes
+    return None
+
+
+def _rebucket(
+    script: Script, context: Context, one: _Round, cap: float, parameters: list[int] | None,
+    meetings: dict[tuple[int, int], Meeting],
+) -> None:  # fmt: skip
+    """Replace the buckets of one round by those that ``cap`` bytes give."""
+    stretch = Stretch(script, one.rank, one.step)
+    old = set(one.parts)
+    issues = [place for place, line in enumerate(stretch.lines) if line.op is Op.ISSUE and line.part in old]
+    blocks = [place for place, line in enumerate(stretch.lines) if line.op is Op.BLOCK and line.part in old]
+    ready = stretch.progress_ns[issues]
+    total = np.cumsum([part.meeting.bytes or 0 for part in one.parts]).astype(np.float64)
+    ends = _bucket_ends(float(total[-1]), cap, parameters)
+    model = one.parts[0]
+    added: list[tuple[float, Line]] = []
+    begun = 0.0
+    parts = []
+    for number, end in enumerate(ends):
+        meeting = meetings.setdefault((one.step, number), _like(model.meeting, round(end - begun)))
+        part = Part(one.rank, meeting, model.lane, model.gap_ns, transfer_of(context, model, meeting.bytes or 0))
+        added.append((_ready_at(end, total, ready), Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=one.step)))
+        parts.append(part)
+        begun = end
+    # The optimizer waits for all of them; where no wait showed, it could have begun after the last hand-over.
+    waits_at = float(stretch.progress_ns[blocks[-1]]) if blocks else float(ready[-1])
+    waits_at = max(waits_at, added[-1][0])
+    added += [(waits_at, Line(Op.BLOCK, np.zeros(len(Row)), part=part, step=one.step)) for part in parts]
+    stretch.replace(frozenset(old), added)
+
+
+def _like(meeting: Meeting, size: int) -> Meeting:
+    return Meeting(meeting.kind, meeting.group, size, meeting.size, meeting.step, meeting.dtype, meeting.floor_ns)
+
+
+def _bucket_ends(total: float, cap: float, parameters: list[int] | None) -> list[float]:
+    """Bytes reduced once each bucket is; the last is ``total``."""
+    ends: list[float] = []
+    held = passed = 0.0
+    if parameters is None:
+        limit = min(cap, FIRST_BUCKET_BYTES)
+        while passed < total:
+            passed = min(passed + limit, total)
+            ends.append(passed)
+            limit = cap
+        return ends
+    scale = total / sum(parameters)
+    for size in parameters:
+        held += size * scale
+        passed += size * scale
+        if held >= (cap if ends else min(cap, FIRST_BUCKET_BYTES)):
+            ends.append(passed)
+            held = 0.0
+    if held:
+        ends.append(total)
+    return ends
+
+
+def _ready_at(wanted: float, total: Float64, ready: Float64) -> float:
+    """Own progress at which ``wanted`` bytes of gradients are there, given when each recorded bucket was full.
+
+    Before the first bucket was full, bytes came as fast as in the second; with one bucket, all at its end.
+    """
+    if len(total) == 1:
+        return float(ready[0])
+    rate = (ready[1] - ready[0]) / max(total[1] - total[0], 1.0)
+    begin = max(0.0, float(ready[0] - rate * total[0]))
+    return float(np.interp(wanted, np.concatenate(([0.0], total)), np.concatenate(([begin], ready))))
+
+
+def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    """Reduce gradients once a step, after the last micro-batch's backward."""
+    if not flag(name, value):
+        raise CannotReplay(f"{name}=false: how long the reductions would take that were not made is not recorded")
+    dropped: set[Part] = set()
+    for one in _rounds(script):
+        microbatches = _microbatches(context, one)
+        sizes = [part.meeting.bytes for part in one.parts]
+        once = len(sizes) // microbatches
+        if microbatches > 1 and sizes == sizes[:once] * microbatches:
+            dropped.update(one.parts[:-once])
+    if not dropped:
+        raise CannotReplay(f"{name}: gradients are reduced once a step already")
+    script.without(dropped)
+    return Uncertainty(less=0.15, more=0.05)
+
+
+def _microbatches(context: Context, one: _Round) -> int:
+    """Forward passes of the DDP module in the step of a round: as often as its gradients become ready."""
+    partial = context.result.partials[one.rank]
+    return int(partial.forwards[partial.steps.indices_of(np.array([one.step]))[0]])
+
+
+def _comm_dtype(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
+    if value not in ("bf16", "fp16"):
+        raise BadSetting(f"{name}={value}: write bf16 or fp16")
+    halved = False
+    for one in _rounds(script):
+        for part in one.parts:
+            meeting = part.meeting
+            if meeting.dtype in _HALVED and meeting.bytes is not None:
+                halved = True
+                part.transfer_ns = transfer_of(context, part, meeting.bytes // 2)
+    if not halved:
+        raise CannotReplay(f"{name}: gradients travel in 16 bits or fewer already, or their type is not recorded")
+    return Uncertainty(less=0.20, more=0.05)
+
+
+SETTINGS = (
+    Setting("ddp.no_sync", "true", "reduce gradients after the last micro-batch only", _no_sync, 1),
+    Setting("ddp.bucket_cap_mb", "MIB", "DistributedDataParallel(bucket_cap_mb=…)", _bucket_cap, 1),
+    Setting("ddp.comm_dtype", "bf16|fp16", "gradients in 16 bits on the wire", _comm_dtype, 1),
+)

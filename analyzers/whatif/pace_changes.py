@@ -1,0 +1,89 @@
+"""Changes of pace: a rank as quick as its peers, quicker computation, launches for nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.replay.engine import Op
+from perfscope.analyzers.replay.pace import at_peers_pace, find_peers
+from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, factor
+from perfscope.analyzers.whatif.script import NEVER, Script
+
+
+def _rank_at_peers_pace(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    if value != "peers":
+        raise BadSetting(f"{name}={value}: write {name}=peers")
+    try:
+        rank = int(name.removeprefix("rank."))
+    except ValueError:
+        raise BadSetting(f"{name}: write rank.3=peers for rank 3") from None
+    if rank not in script.lines:
+        raise CannotReplay(f"rank {rank} is not in the recording")
+    peers = {one: group for group in find_peers(context.result, context.recorded) for one in group.ranks}
+    if rank not in peers:
+        raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so there is no pace to take")
+    paced = at_peers_pace(context.recorded, peers, [rank])
+    part = paced.slice_of(rank)
+    # Other changes may have edited the lines: what was recorded is stretched, by the same factor where they meet.
+    before, after = context.recorded.programs.own_ns[part], paced.own_ns[part]
+    if len(before) != len(script.lines[rank]):
+        raise CannotReplay(f"{name} cannot be combined with a change of what rank {rank} sends")
+    for place, line in enumerate(script.lines[rank]):
+        own = float(before[place])
+        line.own_ns = line.own_ns * (after[place] / own) if own else line.own_ns + _as_compute(float(after[place]))
+        if line.op is Op.HOLD:
+            line.hold_ns, line.lag_ns = NEVER, 0
+    index = paced.ranks.index(rank)
+    script.start_ns[rank] = int(paced.start_ns[index])
+    return Uncertainty(less=0.15, more=0.05)
+
+
+def _as_compute(own_ns: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    rows = np.zeros(len(Row))
+    rows[Row.COMPUTE] = own_ns
+    return rows
+
+
+def _compute(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    """Computation ``value`` times as fast. The step cannot get shorter than what its host does meanwhile."""
+    speed = factor(name, value)
+    for lines in script.lines.values():
+        for line in lines:
+            line.own_ns[Row.COMPUTE] /= speed
+    if speed > 1:
+        for rank in script.lines:
+            script.floor_step_ns[rank] = _host_busy_ns(context.result, rank)
+    return Uncertainty(less=0.10, more=0.0)
+
+
+def _host_busy_ns(result: Comparison, rank: int) -> float:
+    """Mean host time of one rank's step in which it was neither in the loader nor in a blocking call."""
+    partial = result.partials[rank]
+    if not partial.has_device_work:
+        return 0.0
+    return float(partial.progress.host_busy_ns[partial.steps.indices_of(result.steps)].mean())
+
+
+def _launches(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    """Launches and framework operators for ``value`` times their cost: 0 is what CUDA graphs come close to."""
+    try:
+        share = float(value.removesuffix("x"))
+    except ValueError:
+        share = -1.0
+    if not share >= 0:
+        raise BadSetting(f"{name}={value}: write the cost that is left, from 0 (none) to 1 (all) or more")
+    if not any(context.result.partials[rank].has_device_work for rank in script.lines):
+        raise CannotReplay("the job ran on CPUs: operators are its computation, there is no launch to save")
+    for lines in script.lines.values():
+        for line in lines:
+            line.own_ns[Row.LAUNCH] *= share
+    return Uncertainty(less=0.25, more=0.0)
+
+
+SETTINGS = (
+    Setting("rank.*", "peers", "rank N as quick as the median of its peers", _rank_at_peers_pace, 3),
+    Setting("compute", "FACTORx", "computation that many times as fast", _compute, 0),
+    Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none", _launches, 0),
+)

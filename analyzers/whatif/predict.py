@@ -1,0 +1,108 @@
+"""Plays the recorded steps with settings changed and says what a step will take, and how surely."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope import findings
+from perfscope.analyzers.compared import Compared
+from perfscope.analyzers.facts import Predict
+from perfscope.analyzers.replay.engine import play
+from perfscope.analyzers.whatif import ddp, loader, network, pace_changes, sharding
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
+from perfscope.analyzers.whatif.script import script_of
+
+SETTINGS: Final[tuple[Setting, ...]] = (
+    *ddp.SETTINGS,
+    *loader.SETTINGS,
+    *network.SETTINGS,
+    *pace_changes.SETTINGS,
+    *sharding.SETTINGS,
+)
+"""Everything that can be changed."""
+
+TRUSTED: Final = 0.05
+"""Error of the unchanged replay above which nothing is predicted (``docs/metrics.md``)."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Step times in ns: measured, played unchanged, played with the changes (low, mid, high).
+
+    ``error`` is the unchanged replay's, relative; low and high hold it, and what the changes' models leave out.
+    """
+
+    settings: Mapping[str, str]
+    measured_ns: float
+    replayed_ns: float
+    low_ns: float
+    mid_ns: float
+    high_ns: float
+    error: float
+
+
+def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
+    """One replay with all ``settings`` changed.
+
+    Raises BadSetting for a name or value that is not understood, CannotReplay where the recording does not allow it.
+    """
+    measured = context.result.step_ns
+    base = play(context.recorded.programs)
+    if not base.complete:
+        raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
+    replayed = float(context.recorded.slowest_ns(base).mean())
+    error = abs(replayed / measured - 1)
+    if error > TRUSTED:
+        raise CannotReplay(
+            f"the unchanged replay misses the measured step by {error:.0%}, so no prediction can be trusted; "
+            "record all ranks, and more steps"
+        )
+    script = script_of(context.result, context.recorded)
+    asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
+    sure = [setting.apply(script, context, name, value) for setting, name, value in asked]
+    played = play(script.programs())
+    if not played.complete:
+        raise CannotReplay(
+            "with these settings the ranks would wait for each other forever: this is a defect, report it"
+        )
+    # The replay's own error is taken out of its prediction: it misses both in the same direction.
+    mid = script.step_ns(played) * measured / replayed
+    return _with_range(settings, measured, replayed, mid, error, sure)
+
+
+def predictor(compared: Compared) -> Predict | None:
+    """``predict`` for the rules, which do without an answer where there is none; None where nothing can be played."""
+    if not compared.played.complete:
+        return None
+    context = Context(compared.result, compared.recorded, compared.models, compared.runs)
+
+    def ask(settings: Mapping[str, str]) -> findings.Prediction | None:
+        try:
+            found = predict(context, settings)
+        except CannotReplay:
+            return None
+        return findings.Prediction(low=found.low_ns, mid=found.mid_ns, high=found.high_ns)
+
+    return ask
+
+
+def setting_named(name: str) -> Setting:
+    """The setting of that name. Raises BadSetting, listing what there is."""
+    for setting in SETTINGS:
+        if fnmatch.fnmatchcase(name, setting.name):
+            return setting
+    known = ", ".join(setting.name for setting in SETTINGS)
+    raise BadSetting(f"{name}: no such setting; there are {known}")
+
+
+def _with_range(
+    settings: Mapping[str, str], measured: float, replayed: float, mid: float, error: float, sure: list[Uncertainty]
+) -> Prediction:
+    saving = abs(measured - mid)
+    less = max((uncertainty.less for uncertainty in sure), default=0.0) * saving + error * mid
+    more = max((uncertainty.more for uncertainty in sure), default=0.0) * saving + error * mid
+    toward_slower, toward_faster = (less, more) if mid <= measured else (more, less)
+    return Prediction(settings, measured, replayed, mid - toward_faster, mid, mid + toward_slower, error)

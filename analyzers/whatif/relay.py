@@ -1,0 +1,52 @@
+"""Taking lines of one rank out and putting others in at given points of its own progress."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfscope.analyzers.whatif.script import Line, Part, Script
+from perfscope.trace import Float64
+
+
+class Stretch:
+    """The lines of one rank in one step. ``progress_ns`` is the rank's own time passed at each line, from the first of
+    them; what is put in is given by it.
+    """
+
+    def __init__(self, script: Script, rank: int, step: int) -> None:
+        self._script, self._rank = script, rank
+        places = [place for place, line in enumerate(script.lines[rank]) if line.step == step]
+        self._bounds = (places[0], places[-1] + 1) if places else (0, 0)
+        self.lines: list[Line] = script.lines[rank][slice(*self._bounds)]
+        self._rows = np.cumsum([line.own_ns for line in self.lines], axis=0) if self.lines else np.zeros((0, 1))
+        self.progress_ns: Float64 = self._rows.sum(axis=1)
+
+    def replace(self, dropped: frozenset[Part], added: Sequence[tuple[float, Line]]) -> None:
+        """Take the lines of the parts ``dropped`` out and put ``added`` in at their progress; the own time stays.
+
+        At one progress what was there comes first, then what is added, in its order.
+        """
+        lines = zip(self.progress_ns, self.lines, strict=True)
+        kept = [(float(at), line) for at, line in lines if line.part is None or line.part not in dropped]
+        items = sorted([*kept, *added], key=lambda item: item[0])
+        relaid = []
+        passed = np.zeros(self._rows.shape[1])
+        for at, line in items:
+            rows = self._rows_at(at)
+            relaid.append(dataclasses.replace(line, own_ns=rows - passed))
+            passed = rows
+        rest = self._rows[-1] - passed
+        self._script.lines[self._rank][slice(*self._bounds)] = relaid
+        # What was left after the last line comes before the next step's first.
+        following = self._bounds[0] + len(relaid)
+        if rest.any() and following < len(self._script.lines[self._rank]):
+            line = self._script.lines[self._rank][following]
+            line.own_ns = line.own_ns + rest
+
+    def _rows_at(self, progress_ns: float) -> Float64:
+        points = np.concatenate(([0.0], self.progress_ns))
+        rows = np.concatenate((np.zeros((1, self._rows.shape[1])), self._rows))
+        return np.array([np.interp(progress_ns, points, column) for column in rows.T])

@@ -1,0 +1,123 @@
+"""Changes of sharding: the ZeRO stage, which is FSDP's sharding strategy under another name.
+
+What each stage sends per step for P bytes of parameters (Rajbhandari et al., "ZeRO", SC'20, section 7): stage 0
+all-reduces the gradients; stages 1 and 2 reduce-scatter them and all-gather the updated parameters once; stage 3
+gathers parameters before each layer's forward and again before its backward, and reduce-scatters gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.replay.engine import Op
+from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
+from perfscope.analyzers.whatif.network import transfer_of
+from perfscope.analyzers.whatif.relay import Stretch
+from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
+
+_SMALLEST: Final = 4096
+"""Collectives of fewer bytes move no parameters."""
+
+
+def _stage(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    """From stage 3 to a lower one: parameters are gathered once, after the optimizer, or never."""
+    if value not in ("0", "1", "2", "3"):
+        raise BadSetting(f"{name}={value}: write 0, 1, 2 or 3")
+    gathers = [part for _, _, line in script.of_kind("all_gather") if (part := line.part) is not None]
+    gathers = [part for part in gathers if (part.meeting.bytes or 0) >= _SMALLEST]
+    if not gathers:
+        raise CannotReplay(f"{name}: no gather of parameters is recorded, so the job does not shard them")
+    per_step = _gathered_bytes(gathers)
+    held = _parameter_bytes(context)
+    if held is not None and per_step < 1.5 * held:
+        raise CannotReplay(f"{name}: parameters are gathered once a step only: the job is at stage 1 or 2 already")
+    if value == "3":
+        return Uncertainty(0.0, 0.0)
+    script.without(set(gathers))
+    if value == "0":
+        _reduce_all(script, context)
+    else:
+        # Forward and backward each gathered every parameter: once is half of it.
+        _gather_once(script, context, gathers, per_step / 2)
+    if value == "1":
+        _reduce_after_backward(script)
+    return Uncertainty(less=0.30, more=0.15)
+
+
+def _gathered_bytes(gathers: list[Part]) -> float:
+    """Bytes gathered per step, by the rank that gathered most."""
+    by_rank: dict[tuple[int, int | None], int] = {}
+    for part in gathers:
+        key = part.rank, part.meeting.step
+        by_rank[key] = by_rank.get(key, 0) + (part.meeting.bytes or 0)
+    return float(np.median(list(by_rank.values())))
+
+
+def _parameter_bytes(context: Context) -> float | None:
+    """Bytes of the whole model, where the run told them: its shards' on all ranks."""
+    told = [run.model.parameter_bytes for run in context.runs.values() if run.model is not None]
+    return float(sum(told)) if told and len(told) == len(context.result.partials) else None
+
+
+def _gather_once(script: Script, context: Context, gathers: list[Part], size: float) -> None:
+    """One gather of all parameters at the end of every step, in pieces as long as the recorded ones.
+
+    The next step's first own work waits for it.
+    """
+    sizes = [part.meeting.bytes or 0 for part in gathers]
+    pieces = max(1, round(size / max(float(np.median(sizes)), 1.0)))
+    meetings: dict[tuple[int, int], Meeting] = {}
+    for rank in script.lines:
+        mine = next((part for part in gathers if part.rank == rank), None)
+        if mine is None:
+            continue
+        for step in sorted({line.step for line in script.lines[rank] if line.step is not None}):
+            stretch = Stretch(script, rank, step)
+            if not stretch.lines:
+                continue
+            at = float(stretch.progress_ns[-1])
+            added: list[tuple[float, Line]] = []
+            for piece in range(pieces):
+                meeting = meetings.setdefault((step, piece), _like(mine.meeting, round(size / pieces), step))
+                part = Part(rank, meeting, mine.lane, 0.0, transfer_of(context, mine, round(size / pieces)))
+                added.append((at, Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=step)))
+            added += [(at, Line(Op.BLOCK, np.zeros(len(Row)), part=line.part, step=step)) for _, line in added]
+            stretch.replace(frozenset(), added)
+
+
+def _reduce_after_backward(script: Script) -> None:
+    """Stage 1 keeps whole gradients and reduces them once the last of them is there."""
+    for rank in script.lines:
+        for step in sorted({line.step for line in script.lines[rank] if line.step is not None}):
+            stretch = Stretch(script, rank, step)
+            mine = {part for line in stretch.lines if line.op is Op.ISSUE and (part := line.part) and _reduces(part)}
+            if not mine:
+                continue
+            at = [float(at) for at in stretch.progress_ns]
+            issues = [place for place, line in enumerate(stretch.lines) if line.op is Op.ISSUE and line.part in mine]
+            blocks = [place for place, line in enumerate(stretch.lines) if line.op is Op.BLOCK and line.part in mine]
+            moved = [(at[issues[-1]], stretch.lines[place]) for place in issues]
+            moved += [(max(at[place], at[issues[-1]]), stretch.lines[place]) for place in blocks]
+            stretch.replace(frozenset(mine), moved)
+
+
+def _reduces(part: Part) -> bool:
+    return part.meeting.kind == "reduce_scatter" and (part.meeting.bytes or 0) >= _SMALLEST
+
+
+def _like(meeting: Meeting, size: int, step: int) -> Meeting:
+    return Meeting(meeting.kind, meeting.group, size, meeting.size, step, meeting.dtype)
+
+
+def _reduce_all(script: Script, context: Context) -> None:
+    """Reduce-scatters become all-reduces, which move twice the bytes."""
+    for _, _, line in script.of_kind("reduce_scatter"):
+        part = line.part
+        if part is not None and (part.meeting.bytes or 0) >= _SMALLEST:
+            part.transfer_ns = transfer_of(context, part, 2 * (part.meeting.bytes or 0))
+
+
+SETTINGS = (Setting("zero.stage", "0|1|2", "shard less: from ZeRO-3 or FULL_SHARD", _stage, 1),)

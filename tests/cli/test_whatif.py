@@ -1,0 +1,85 @@
+"""``perfscope whatif`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfscope.cli.main import main
+from tests.generator import JobSpec, ModelSpec, SlowCompute, simulate
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    slow = SlowCompute(ranks=(1,), factor=1.5)
+    simulate(JobSpec(ranks=2, steps=5, model=ModelSpec(tokens=2048), end_sync=True, causes=(slow,))).write(folder)
+    return folder
+
+
+def whatif(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["whatif", *(str(argument) for argument in arguments)])
+    return result.exit_code, result.output
+
+
+def test_json_is_as_documented(traces: Path) -> None:
+    code, output = whatif(traces, "--set", "rank.1=peers", "--json")
+    assert code == 0
+    document = json.loads(output)
+    assert set(document) >= {"measured_step_us", "replayed_step_us", "predicted_step_us", "error"}
+    predicted = document["predicted_step_us"]
+    assert predicted["low"] <= predicted["mid"] <= predicted["high"] < document["measured_step_us"]
+    assert document["replayed_step_us"] == pytest.approx(document["measured_step_us"], rel=1e-6)
+
+
+def test_several_settings_are_shown_alone_and_together(traces: Path) -> None:
+    code, output = whatif(traces, "--set", "rank.1=peers", "--set", "network.bandwidth=2x")
+    assert code == 0
+    lines = output.splitlines()
+    assert lines[2].startswith("rank.1=peers ")
+    assert lines[3].startswith("network.bandwidth=2x ")
+    assert lines[4].startswith("rank.1=peers network.bandwidth=2x ")
+
+
+def test_a_sweep_marks_the_best(traces: Path) -> None:
+    code, output = whatif(traces, "--sweep", "network.bandwidth=1..4")
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()[2:]] == [
+        f"network.bandwidth={factor}" for factor in (1, 2, 4)
+    ]
+    assert output.splitlines()[-1].endswith("<- best")
+    points = json.loads(whatif(traces, "--sweep", "network.bandwidth=0.5,1", "--json")[1])["points"]
+    assert [point["value"] for point in points] == ["0.5", "1"]
+    assert points[0]["predicted_step_us"]["mid"] >= points[1]["predicted_step_us"]["mid"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((), "nothing to change"),
+        (("--set", "network.bandwidth"), "write NAME=VALUE"),
+        (("--set", "network.bandwith=2x"), "no such setting"),
+        (("--set", "zero.stage=1"), "does not shard"),
+        (("--sweep", "network.bandwidth=4..1"), "from a smaller number"),
+        (("--sweep", "network.bandwidth=a..b"), "range of numbers"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(traces: Path, arguments: tuple[str, ...], why: str) -> None:
+    code, output = whatif(traces, *arguments)
+    assert code == 2
+    assert why in output
+
+
+def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
+    code, output = whatif(tmp_path, "--set", "network.bandwidth=2x")
+    assert code == 2
+    assert str(tmp_path) in output
+
+
+def test_the_settings_are_listed() -> None:
+    code, output = whatif(".", "--list")
+    assert code == 0
+    assert "ddp.bucket_cap_mb" in output
