@@ -76,8 +76,12 @@ def _row(matched: Matched, transfer_ns: Int64, chosen: Int64, lines: Int64) -> C
     group = instances.groups[instances.group[first]]
     kind = instances.kinds[instances.kind[first]]
     size = int(instances.bytes[first])
-    several = bool((instances.participants[chosen] > 1).all())
-    mean_transfer = float(transfer_ns[chosen].mean())
+    # Those of a single rank tell nothing of wait and transfer, and leave that to the others where there are such.
+    shared = instances.participants > 1
+    several = bool(shared[chosen].any())
+    if several:
+        lines = lines[shared[matched.instance[lines]]]
+    mean_transfer = float(transfer_ns[chosen[shared[chosen]] if several else chosen].mean())
     algorithm = size / mean_transfer if several and size > 0 and mean_transfer > 0 else None
     factor = bus_factor(kind, group_size(instances, int(instances.group[first])))
     last, counts = np.unique(instances.last_rank[chosen], return_counts=True)

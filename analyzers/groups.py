@@ -8,11 +8,16 @@ else what they were made for, else the order in which each rank came to use them
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from perfscope.analyzers.communication import Group
+
+_HASH: Final = re.compile(r"^[0-9a-f]{40}")
+"""torch.distributed.distributed_c10d._process_group_name, for groups that only their members create."""
 
 _Own = tuple[int, int]
 """(rank, place among that rank's groups)."""
@@ -82,7 +87,7 @@ def _told_apart(of: Mapping[_Own, Group]) -> dict[_Own, object]:
 
 def _labelled(groups: Sequence[Group]) -> tuple[Group, ...]:
     """The groups under labels of their own: what they are for, or their name; their ranks where several share that."""
-    labels = [group.description or group.name for group in groups]
+    labels = [group.description or _readable(group) for group in groups]
     for more in (lambda group: f"[{ranks_text(group.ranks)}]", lambda group: group.name):
         shared = Counter(labels)
         labels = [
@@ -90,6 +95,11 @@ def _labelled(groups: Sequence[Group]) -> tuple[Group, ...]:
             for label, group in zip(labels, groups, strict=True)
         ]
     return tuple(replace(group, name=label) for label, group in zip(labels, groups, strict=True))
+
+
+def _readable(group: Group) -> str:
+    """A group's name; of one that torch named by a hash of its ranks, these."""
+    return f"[{ranks_text(group.ranks)}]" if _HASH.match(group.name) and group.ranks else group.name
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

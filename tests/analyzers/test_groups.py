@@ -72,6 +72,10 @@ class TestUnite:
         groups, _ = unite({0: [UNKNOWN_GROUP], 1: [UNKNOWN_GROUP]})
         assert groups == (UNKNOWN_GROUP,)
 
+    def test_a_hash_is_no_name(self) -> None:
+        groups, _ = unite({0: [group("da4b9237bacccdf19c0760cab7aec4a8359010b0", 0, 1)]})
+        assert [each.name for each in groups] == ["[0,1]"]
+
     def test_no_two_groups_share_a_label(self) -> None:
         own = [group(str(at), 0, 1, description="x") for at in range(3)]
         groups, _ = unite({0: own, 1: own})

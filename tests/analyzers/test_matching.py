@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from perfscope.analyzers.collectives import collective_rows
 from tests.analyzers.matching_jobs import Rank, instances, matched
 
 WORLD = {"0": (0, 1)}
@@ -219,3 +220,14 @@ def test_each_participation_knows_whom_it_waited_for() -> None:
     assert found.transfer_ns.tolist() == [200, 200, 200]
     assert np.array_equal(found.lines_of(2), [2])
     assert found.lines_of(9).tolist() == []
+
+
+def test_those_left_over_do_not_blur_the_others_times() -> None:
+    """The second is missing on rank 1: waits, transfers and bandwidth are those of the first."""
+    ranks = pair()
+    ranks[0].kernel("allreduce", "0", 200, 500).kernel("allreduce", "0", 600, 99_600)
+    ranks[1].kernel("allreduce", "0", 300, 500)
+    found, _, _ = matched(ranks)
+    (row,) = collective_rows(found)
+    assert (row.count, row.complete) == (2, False)
+    assert (row.wait_us, row.transfer_us, row.algbw_gbps) == (0.05, 0.2, 1.0)
