@@ -91,8 +91,8 @@ class _Anchors:
 
 
 def find_peers(result: Comparison, recorded: Recorded) -> tuple[Peers, ...]:
-    """Sort the ranks by the work they do: alike are those of one pipeline stage that issue the same kinds of collectives
-    in the same order in every step, point-to-point ones included.
+    """Sort the ranks by the work they do: alike are those of one pipeline stage (if any) that issue the same kinds of
+    collectives in the same order in every step, point-to-point ones included.
     """
     stage_of = stages(result)
     alike: dict[tuple[int | None, tuple[StepSignature, ...]], list[int]] = {}
@@ -212,7 +212,7 @@ def rows_between(result: Comparison, recorded: Recorded, rank: int, progress_ns:
     if len(own.own) == 0:
         return np.zeros((len(progress_ns) - 1, len(Row)), dtype=np.int64)
     index = recorded.programs.ranks.index(rank)
-    begin = int(recorded.programs.start_ns[index]) - result.clocks.offset_of(rank)
+    begin = result.clocks.to_own(rank, int(recorded.programs.start_ns[index]))
     passed = begin - int(own.own.start_ns[0]) - int(own.blocked.before(np.array([begin]))[0])
     return own.unblocked().totals(progress_ns[:-1] + passed, progress_ns[1:] + passed)
 

@@ -16,7 +16,7 @@ class Participations:
     """One rank's collectives in order: parallel arrays, columns as in ``Programs``.
 
     ``number`` numbers participations across the job, ``row`` is the row of the rank's ``Collectives``; ``ready_ns`` is
-    aligned.
+    on the rank's own clock.
     """
 
     number: Int64
@@ -37,7 +37,7 @@ class Matches:
         self._numbered = 0
         self._alone = 0
 
-    def of(self, rank: int, partial: RankPartial, offset_ns: int, first_ns: int, last_ns: int) -> Participations:
+    def of(self, rank: int, partial: RankPartial, first_ns: int, last_ns: int) -> Participations:
         """The participations of one rank that lie in ``[first_ns, last_ns)`` of its own clock, at least in part."""
         own, matched = partial.collectives, self._matched
         row = np.flatnonzero((own.end_ns > first_ns) & (own.start_ns < last_ns))
@@ -45,7 +45,9 @@ class Matches:
         lines = self._lines.get(rank, np.empty(0, dtype=np.int64))
         line[matched.index[lines]] = lines
         line = line[row]
-        start, end = own.start_ns[row] + offset_ns, own.end_ns[row] + offset_ns
+        clocks = self._matched.clocks
+        start, end = clocks.to_common(rank, own.start_ns[row]), clocks.to_common(rank, own.end_ns[row])
+        ready_own = np.minimum(partial.progress.ready_ns[row], own.start_ns[row])
         known = line != NONE
         instance = np.empty(len(row), dtype=np.int64)
         instance[known] = matched.instance[line[known]]
@@ -53,7 +55,7 @@ class Matches:
         instance[~known] = len(matched.instances) + self._alone + np.arange(alone)
         arrival = start.copy()
         arrival[known] = matched.last_arrival_ns[line[known]]
-        ready = np.minimum(partial.progress.ready_ns[row] + offset_ns, start)
+        ready = clocks.to_common(rank, ready_own)
         previous, able = _follow(own.stream[row], ready, start, end)
         number = self._numbered + np.arange(len(row))
         self._numbered += len(row)
@@ -65,7 +67,7 @@ class Matches:
             previous=np.where(previous == NONE, NONE, number[previous]) if len(row) else previous,
             gap_ns=start - able,
             transfer_ns=end - arrival,
-            ready_ns=ready,
+            ready_ns=ready_own,
         )
 
     def floor_ns(self) -> Int64:

@@ -136,14 +136,14 @@ class _Builder:
     def add(self, rank: int, begin: Int64, end: Int64) -> None:
         """Write one rank's program; ``begin`` and ``end`` are its marks."""
         partial = self._result.partials[rank]
-        offset = self._result.clocks.offset_of(rank)
+        clocks = self._result.clocks
         chosen = partial.steps.indices_of(self._steps)
         opens, closes = partial.steps.start_ns[chosen], partial.steps.end_ns[chosen]
         first, last = int(opens[0]), int(closes[-1])
-        mine = self._matches.of(rank, partial, offset, first, last)
+        mine = self._matches.of(rank, partial, first, last)
         held = deliveries(partial)
         program = _Instructions.in_order(
-            _Instructions.of(Op.ISSUE, mine.ready_ns - offset, mine.number),
+            _Instructions.of(Op.ISSUE, mine.ready_ns, mine.number),
             _blocks(partial, mine, first, last),
             _Instructions.of(Op.MARK, opens, begin),
             _Instructions.of(Op.MARK, closes, end),
@@ -154,9 +154,9 @@ class _Builder:
         own, lag = program.own_and_lag(first, partial.progress.blocked)
         self._columns.append((program.op, program.operand, own, lag))
         self._participations.append(mine)
-        self._begins.append(opens + offset)
-        self._holds += (held.end_ns + offset).tolist()
-        self._starts.append(first + offset)
+        self._begins.append(clocks.to_common(rank, opens))
+        self._holds += clocks.to_common(rank, held.end_ns).tolist()
+        self._starts.append(clocks.to_common(rank, first))
         self._first.append(self._first[-1] + len(own))
 
     def programs(self, ranks: tuple[int, ...], marks: int) -> Programs:

@@ -23,6 +23,8 @@ LATENCY_BOUND: Final = 0.5
 LATE_SHARE: Final = 1 / 3
 """Share of all gradient bytes in the largest bucket from which it counts as a late big one."""
 MIB: Final = 1 << 20
+_SWEPT: Final = 64
+"""Ranks up to which all sizes are replayed: a fraction of a second each."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +157,19 @@ def _smaller(buckets: _Buckets) -> _Change | None:
 def _best(facts: JobFacts, buckets: _Buckets, change: _Change) -> _Change:
     """The size that replays best, from 1 MiB up to all gradients in one bucket, with what that saves.
 
-    ``change`` as it is where sizes cannot be replayed.
+    On many ranks only the size that the cost model gives. ``change`` as it is where sizes cannot be replayed.
     """
     assert facts.predict is not None
-    found = []
+    sizes = {change.cap_mib}
     size = 1
-    while size < 2 * buckets.bytes / MIB:
+    while size < 2 * buckets.bytes / MIB and len(facts.ranks) <= _SWEPT:
+        sizes.add(size)
+        size *= 2
+    found = []
+    for size in sorted(sizes):
         prediction = facts.predict({"ddp.bucket_cap_mb": str(size)})
         if prediction is not None:
             found.append((prediction.mid / 1e3, size))
-        size *= 2
     if not found:
         return change
     step_us, cap = min(found)

@@ -56,10 +56,14 @@ def _evidence(pipeline: Pipeline, row: StageRow, share: float) -> tuple[Evidence
     found = [Evidence(what="its work, over the mean stage's", value=share, unit="ratio", ranks=row.ranks)]
     if row.flops_per_step is not None:
         flops = [other.flops_per_step for other in others if other.flops_per_step is not None]
-        found.append(Evidence(what="model FLOPs per step", value=row.flops_per_step, unit="FLOP", ranks=row.ranks))
+        found.append(
+            Evidence(what="model FLOPs per step", value=row.flops_per_step / 1e12, unit="TFLOP", ranks=row.ranks)
+        )
         if flops:
             found.append(
-                Evidence(what="the other stages' (mean)", value=sum(flops) / len(flops), unit="FLOP", ranks=ranks)
+                Evidence(
+                    what="the other stages' (mean)", value=sum(flops) / len(flops) / 1e12, unit="TFLOP", ranks=ranks
+                )
             )
     return (
         *found,
@@ -77,7 +81,9 @@ def _how(facts: JobFacts, pipeline: Pipeline, row: StageRow) -> str:
     megatron, told = settings.get("megatron", {}), settings.get("pipeline", {})
     end = {0: "first", (pipeline.degree or 0) - 1: "last"}.get(row.stage)
     ends = f"--decoder-{end}-pipeline-num-layers with fewer layers" if end else "--pipeline-model-parallel-layout"
-    of_megatron = f"{ends}; for embedding and loss --account-for-{'embedding' if end == 'first' else 'loss'}-in-pipeline-split"
+    of_megatron = (
+        f"{ends}; for embedding and loss --account-for-{'embedding' if end == 'first' else 'loss'}-in-pipeline-split"
+    )
     of_torch = "the split points of pipeline(…, split_spec=…), or the layers that each PipelineStage is built from"
     if "pipeline_model_parallel_size" in megatron:
         return f"Move layers from stage {row.stage} to the others: {of_megatron}."

@@ -7,12 +7,15 @@ typed and edits the script in place, or raises ``CannotReplay`` with the reason.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.cost_model import CostModel
+from perfscope.analyzers.replay.engine import Programs
+from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
 from perfscope.analyzers.replay.programs import Recorded
 from perfscope.analyzers.whatif.script import Script
 from perfscope.errors import UnusableInput
@@ -25,12 +28,31 @@ class CannotReplay(UnusableInput):
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What changes may look at. ``runs`` is empty for traces of other tools."""
+    """What changes may look at. ``runs`` is empty for traces of other tools; ``cured`` are the ranks that take their
+    peers' pace in the prediction at hand, which is therefore not theirs.
+    """
 
     result: Comparison
     recorded: Recorded
     models: tuple[CostModel, ...]
     runs: Mapping[int, RunMetadata]
+    cured: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def peers(self) -> Mapping[int, Peers]:
+        """Rank -> the ranks that do the same work, itself among them; only those that have their like."""
+        return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
+
+    def asked(self, cured: tuple[int, ...]) -> Context:
+        """The same for another question; who is whose peer is found once."""
+        other = replace(self, cured=cured)
+        other.__dict__["peers"] = self.peers if cured else {}
+        return other
+
+    @functools.cached_property
+    def paced(self) -> Programs:
+        """The recorded steps with all ``cured`` ranks at their peers' pace."""
+        return at_peers_pace(self.recorded, self.peers, [rank for rank in self.cured if rank in self.peers])
 
     def model_of(self, group: int, kind: str) -> CostModel | None:
         """The fitted cost of a kind of collective in a group (index in ``Instances``); None where none was fitted."""

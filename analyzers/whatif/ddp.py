@@ -85,10 +85,12 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
     sizes = {tuple(part.meeting.bytes for part in one.parts) for one in rounds}
     if len({sum(size or 0 for size in bucket) for bucket in sizes}) > 1:
         raise CannotReplay(f"{name}: gradients are reduced unevenly often in the recorded steps; try ddp.no_sync first")
-    parameters = _parameter_bytes(context, sum(size or 0 for size in next(iter(sizes))))
+    total = sum(size or 0 for size in next(iter(sizes)))
+    parameters = _parameter_bytes(context, total)
+    ends = _bucket_ends(float(total), cap * MIB, parameters)
     meetings: dict[tuple[int, int], Meeting] = {}
     for one in rounds:
-        _rebucket(script, context, one, cap * MIB, parameters, meetings)
+        _rebucket(script, context, one, ends, meetings)
     return Uncertainty(less=0.25, more=0.25) if parameters is None else Uncertainty(less=0.15, more=0.15)
 
 
@@ -105,17 +107,15 @@ def _parameter_bytes(context: Context, total: int) -> list[int] | None:
 
 
 def _rebucket(
-    script: Script, context: Context, one: _Round, cap: float, parameters: list[int] | None,
-    meetings: dict[tuple[int, int], Meeting],
-) -> None:  # fmt: skip
-    """Replace the buckets of one round by those that ``cap`` bytes give."""
+    script: Script, context: Context, one: _Round, ends: list[float], meetings: dict[tuple[int, int], Meeting]
+) -> None:
+    """Replace the buckets of one round by new ones, given the bytes reduced once each of them is."""
     stretch = Stretch(script, one.rank, one.step)
     old = set(one.parts)
     issues = [place for place, line in enumerate(stretch.lines) if line.op is Op.ISSUE and line.part in old]
     blocks = [place for place, line in enumerate(stretch.lines) if line.op is Op.BLOCK and line.part in old]
     ready = stretch.progress_ns[issues]
     total = np.cumsum([part.meeting.bytes or 0 for part in one.parts]).astype(np.float64)
-    ends = _bucket_ends(float(total[-1]), cap, parameters)
     model = one.parts[0]
     added: list[tuple[float, Line]] = []
     begun = 0.0

@@ -6,7 +6,6 @@ import numpy as np
 
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.replay.engine import Op
-from perfscope.analyzers.replay.pace import at_peers_pace, find_peers
 from perfscope.analyzers.timeline import Row
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, factor
 from perfscope.analyzers.whatif.script import NEVER, Script
@@ -21,10 +20,9 @@ def _rank_at_peers_pace(script: Script, context: Context, name: str, value: str)
         raise BadSetting(f"{name}: write rank.3=peers for rank 3") from None
     if rank not in script.lines:
         raise CannotReplay(f"rank {rank} is not in the recording")
-    peers = {one: group for group in find_peers(context.result, context.recorded) for one in group.ranks}
-    if rank not in peers:
+    if rank not in context.peers:
         raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so there is no pace to take")
-    paced = at_peers_pace(context.recorded, peers, [rank])
+    paced = context.paced
     part = paced.slice_of(rank)
     # Other changes may have edited the lines: what was recorded is stretched, by the same factor where they meet.
     before, after = context.recorded.programs.own_ns[part], paced.own_ns[part]

@@ -61,6 +61,9 @@ def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
             "record all ranks, and more steps"
         )
     script = script_of(context.result, context.recorded)
+    # What was found out for one question (who is whose peer) serves the next.
+    cured = tuple(sorted(int(name[5:]) for name in settings if name.startswith("rank.") and name[5:].isdecimal()))
+    context = context.asked(cured)
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
     sure = [setting.apply(script, context, name, value) for setting, name, value in asked]
     played = play(script.programs())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,13 +32,10 @@ class Stretch:
         lines = zip(self.progress_ns, self.lines, strict=True)
         kept = [(float(at), line) for at, line in lines if line.part is None or line.part not in dropped]
         items = sorted([*kept, *added], key=lambda item: item[0])
-        relaid = []
-        passed = np.zeros(self._rows.shape[1])
-        for at, line in items:
-            rows = self._rows_at(at)
-            relaid.append(dataclasses.replace(line, own_ns=rows - passed))
-            passed = rows
-        rest = self._rows[-1] - passed
+        passed = self._rows_at(np.array([at for at, _ in items]))
+        own = np.diff(passed, axis=0, prepend=0.0)
+        relaid = [_with_own(line, rows) for (_, line), rows in zip(items, own, strict=True)]
+        rest = self._rows[-1] - (passed[-1] if len(passed) else 0.0)
         self._script.lines[self._rank][slice(*self._bounds)] = relaid
         # What was left after the last line comes before the next step's first.
         following = self._bounds[0] + len(relaid)
@@ -46,7 +43,18 @@ class Stretch:
             line = self._script.lines[self._rank][following]
             line.own_ns = line.own_ns + rest
 
-    def _rows_at(self, progress_ns: float) -> Float64:
+    def _rows_at(self, progress_ns: Float64) -> Float64:
+        """Own time passed at each moment of the progress (lines), by row (columns): straight between the lines."""
         points = np.concatenate(([0.0], self.progress_ns))
         rows = np.concatenate((np.zeros((1, self._rows.shape[1])), self._rows))
-        return np.array([np.interp(progress_ns, points, column) for column in rows.T])
+        after = np.clip(np.searchsorted(points, progress_ns, side="left"), 1, len(points) - 1)
+        length = points[after] - points[after - 1]
+        share = np.divide(progress_ns - points[after - 1], length, out=np.ones_like(length), where=length > 0)
+        share = np.clip(share, 0.0, 1.0)[:, None]
+        return np.asarray(rows[after - 1] + share * (rows[after] - rows[after - 1]), dtype=np.float64)
+
+
+def _with_own(line: Line, own_ns: Float64) -> Line:
+    moved = copy.copy(line)
+    moved.own_ns = own_ns
+    return moved
