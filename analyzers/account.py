@@ -20,9 +20,9 @@ from perfscope.analyzers.rank_collectives import host_communication_rows
 from perfscope.analyzers.timeline import Row, Timeline
 from perfscope.trace import NONE, Bool, Category, Int64, Trace
 
-_NOT_COMPUTE: Final = re.compile(
-    r"^(c10d|_c10d_functional|c10d_functional|symm_mem)::|^record_param_comms$|^gloo:|^autograd::engine::"
-)
+_COMMUNICATION_OPERATOR: Final = re.compile(r"^(c10d|_c10d_functional|c10d_functional|symm_mem)::|^record_param_comms$")
+
+_NOT_COMPUTE: Final = re.compile(rf"{_COMMUNICATION_OPERATOR.pattern}|^gloo:|^autograd::engine::")
 """Host operators that wait for or start communication, or that only wrap others."""
 
 
@@ -137,6 +137,7 @@ def _host_account(trace: Trace, host: HostActivity, start_ns: int, end_ns: int) 
     communication = Intervals.of(trace.start_ns[rows], trace.end_ns[rows])
     operators = _computing_rows(trace, host)
     compute = Intervals.of(trace.start_ns[operators], trace.end_ns[operators]).subtract(host.loading)
+    compute = compute.subtract(_issuing_and_awaiting(trace, host))
     timeline = Timeline.of(
         start_ns,
         end_ns,
@@ -144,6 +145,16 @@ def _host_account(trace: Trace, host: HostActivity, start_ns: int, end_ns: int) 
         Row.HOST,
     )
     return RankAccount(timeline, communication)
+
+
+def _issuing_and_awaiting(trace: Trace, host: HostActivity) -> Intervals:
+    """When the training threads start or await communication, which may be inside an operator that computes.
+
+    A tensor that a functional collective has not delivered yet is awaited by the first operator that is given it.
+    """
+    named = trace.names_where(lambda name: _COMMUNICATION_OPERATOR.match(name) is not None)
+    rows = np.flatnonzero(named & (trace.category == Category.CPU_OP) & np.isin(trace.thread, host.threads))
+    return Intervals.of(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def _computing_rows(trace: Trace, host: HostActivity) -> Int64:

@@ -20,6 +20,7 @@ from perfscope import trace as trace_module
 from perfscope.analyzers import rank, readers, stored_traces
 from perfscope.analyzers.rank import RankPartial, analyze_rank
 from perfscope.cache import Cache, Content, fingerprint
+from perfscope.custom_flops import CustomFlops
 from perfscope.errors import TraceError
 from perfscope.trace import Trace
 
@@ -28,28 +29,30 @@ _NUMPY: Final = {"_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"}
 """What numpy's own pickles call."""
 
 
-def analyze_file(path: Path, part: str | None = None, *, use_cache: bool = True) -> RankPartial:
+def analyze_file(
+    path: Path, part: str | None = None, *, use_cache: bool = True, flops: CustomFlops | None = None
+) -> RankPartial:
     """Read one rank and ask every per-rank question of it, unless that was done before. ``path`` may be remote.
 
-    ``part`` is the rank meant in a file that holds several (``readers.parts``). Raises TraceError naming the file. A
-    file that changes while it is read is analyzed, but not kept.
+    ``part`` is the rank meant in a file that holds several (``readers.parts``), ``flops`` the user's own formulas.
+    Raises TraceError naming the file. A file that changes while it is read is analyzed, but not kept.
     """
     cache = Cache.from_environment() if use_cache else None
     if remote.is_remote(path):
-        return _analyze_remote(path, part, cache)
+        return _analyze_remote(path, part, cache, flops)
     content = cache.content(path) if cache else None
     if cache is None or content is None:
-        return rank.analyze_file(path, part)
-    known = _load(cache, content.key, path, part)
+        return rank.analyze_file(path, part, flops)
+    known = _load(cache, content.key, path, part, flops)
     if known is not None:
         return known
-    partial = analyze_rank(_trace(cache, content, part))
+    partial = analyze_rank(_trace(cache, content, part), flops)
     if content.is_current():
-        cache.save(_entry(content.key, path, part), lambda target: target.write_bytes(_pack(partial, path)))
+        cache.save(_entry(content.key, path, part, flops), lambda target: target.write_bytes(_pack(partial, path)))
     return partial
 
 
-def recall(path: Path, part: str | None = None) -> RankPartial | None:
+def recall(path: Path, part: str | None = None, flops: CustomFlops | None = None) -> RankPartial | None:
     """The analysis of a file that was seen before and has not changed since, without reading it; None for others."""
     cache = Cache.from_environment()
     if cache is None:
@@ -60,7 +63,7 @@ def recall(path: Path, part: str | None = None) -> RankPartial | None:
     else:
         content = cache.known_content(path)
         key = content.key if content else None
-    return _load(cache, key, path, part) if key else None
+    return _load(cache, key, path, part, flops) if key else None
 
 
 def trim() -> None:
@@ -70,15 +73,15 @@ def trim() -> None:
         cache.trim()
 
 
-def _analyze_remote(path: Path, part: str | None, cache: Cache | None) -> RankPartial:
+def _analyze_remote(path: Path, part: str | None, cache: Cache | None, flops: CustomFlops | None) -> RankPartial:
     version = remote.version(path) if cache else None
     key = cache.recall(version) if cache and version else None
-    known = _load(cache, key, path, part) if cache and key else None
+    known = _load(cache, key, path, part, flops) if cache and key else None
     if known is not None:
         return known
     with remote.fetched(path) as local:
         try:
-            partial = analyze_file(local, part, use_cache=cache is not None)
+            partial = analyze_file(local, part, use_cache=cache is not None, flops=flops)
         except TraceError as error:
             raise TraceError(str(error).replace(str(local), str(path))) from error
         content = cache.content(local) if cache and version else None
@@ -87,8 +90,8 @@ def _analyze_remote(path: Path, part: str | None, cache: Cache | None) -> RankPa
     return dataclasses.replace(partial, source=partial.source.replace(str(local), str(path)))
 
 
-def _load(cache: Cache, key: str, path: Path, part: str | None) -> RankPartial | None:
-    partial = cache.load(_entry(key, path, part), lambda entry: _unpack(entry.read_bytes()))
+def _load(cache: Cache, key: str, path: Path, part: str | None, flops: CustomFlops | None) -> RankPartial | None:
+    partial = cache.load(_entry(key, path, part, flops), lambda entry: _unpack(entry.read_bytes()))
     return dataclasses.replace(partial, source=f"{path}{partial.source}") if partial else None
 
 
@@ -106,8 +109,9 @@ def _trace(cache: Cache, content: Content, part: str | None) -> Trace:
     return trace
 
 
-def _entry(key: str, path: Path, part: str | None) -> str:
-    return f"{key}.{fingerprint(perfscope, analyzers)}{_variant(path, part)}.rank"
+def _entry(key: str, path: Path, part: str | None, flops: CustomFlops | None) -> str:
+    made_by = fingerprint(perfscope, analyzers) + (f"-{flops.digest}" if flops else "")
+    return f"{key}.{made_by}{_variant(path, part)}.rank"
 
 
 def _variant(path: Path, part: str | None) -> str:

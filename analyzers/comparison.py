@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.host_activity import EVALUATING
+from perfscope.analyzers.hosts import Hosts, find_hosts
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.matching import Matched, Mismatch, match
 from perfscope.analyzers.rank import RankPartial
@@ -16,6 +19,10 @@ from perfscope.analyzers.timeline import Row, Timeline
 from perfscope.clock import Clocks
 from perfscope.summary import AccountRow
 from perfscope.trace import Int64
+
+EVALUATED_AT_MOST: Final = 0.5
+"""Share of steps with an evaluation up to which they are left out: an evaluation now and then is no part of training,
+one in most steps is how this job trains (reinforcement learning, say)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +46,9 @@ class Comparison:
     """Those, and the ones of recorded steps before the first used one."""
     clocks: Clocks
     mismatches: tuple[Mismatch, ...]
+    hosts: Hosts
+    evaluated: Int64
+    """Steps in which some rank evaluated the model: left out of ``steps``, unless most are such."""
 
     def mean_step_ns(self, rank: int) -> float:
         """Mean window of one rank."""
@@ -66,21 +76,32 @@ class Comparison:
                 raise ValueError(f"rank {rank}: more communication is exposed than there is")
 
 
-def compare(partials: Mapping[int, RankPartial], first_step: int | None = None) -> Comparison:
+def compare(
+    partials: Mapping[int, RankPartial],
+    first_step: int | None = None,
+    hosts: Hosts | None = None,
+    last_step: int | None = None,
+) -> Comparison:
     """Compare ranks that share at least one step. ``partials`` must not be empty.
 
     ``first_step`` is the first step meant to be used, where the recorder says so: those before it were recorded while
-    the profilers of the ranks were still starting.
+    the profilers of the ranks were still starting. ``hosts`` are the ranks' hosts; else the traces' own word counts.
+    ``last_step`` is the last one that ended, where that is known: what is marked beyond was cut by the job's end.
     """
+    hosts = hosts or find_hosts(partials, {}, None)
     recorded = reduce(np.intersect1d, (partial.steps.number for partial in partials.values()))
     steps = recorded[recorded >= first_step] if first_step is not None else recorded
+    steps = steps[steps <= last_step] if last_step is not None else steps
     if len(steps) == 0:
         steps = recorded
-    matched, clocks, mismatches = match(partials, recorded)
+    evaluated = _evaluated(partials, steps)
+    if len(evaluated) <= EVALUATED_AT_MOST * len(steps):
+        steps = np.setdiff1d(steps, evaluated)
+    matched, clocks, mismatches = match(partials, recorded, hosts.names)
     windows, timelines, totals, communication = {}, {}, {}, {}
     for rank, partial in sorted(partials.items()):
         start, end = _windows(partial.steps, steps)
-        waits = _waits(rank, matched, clocks.offset_of(rank))
+        waits = _waits(rank, matched)
         timeline = partial.timeline.split(Row.COMM_TRANSFER, waits, Row.COMM_WAIT)
         windows[rank], timelines[rank] = (start, end), timeline
         totals[rank] = timeline.totals(start, end)
@@ -96,9 +117,22 @@ def compare(partials: Mapping[int, RankPartial], first_step: int | None = None) 
         matched,
         clocks,
         tuple(mismatch for mismatch in mismatches if mismatch.step in steps),
+        hosts,
+        evaluated,
     )
     result.self_check()
     return result
+
+
+def _evaluated(partials: Mapping[int, RankPartial], steps: Int64) -> Int64:
+    """Those of ``steps`` in whose host window any rank evaluated the model."""
+    found = np.zeros(len(steps), dtype=np.bool_)
+    for partial in partials.values():
+        evaluating = partial.named_host.get(EVALUATING)
+        if evaluating is not None and len(evaluating) and partial.steps.marked:
+            own = partial.steps.indices_of(steps)
+            found |= evaluating.within(partial.steps.host_start_ns[own], partial.steps.host_end_ns[own]) > 0
+    return steps[found]
 
 
 def account_rows(result: Comparison) -> tuple[AccountRow, ...]:
@@ -123,7 +157,7 @@ def account_rows(result: Comparison) -> tuple[AccountRow, ...]:
                 **{f"{row.label}_us": float(mean_us[row]) for row in Row},
                 comm_us=communication / count / 1e3,
                 hidden_comm_us=(communication - exposed) / count / 1e3,
-                host=result.partials[rank].host,
+                host=result.hosts.names.get(rank, ""),
                 wait_is_bound=rank in bounded,
                 named_host_us={name: value for name, value in named.items() if value > 0},
             )
@@ -136,16 +170,17 @@ def _windows(own: Steps, steps: Int64) -> tuple[Int64, Int64]:
     return own.start_ns[chosen], own.end_ns[chosen]
 
 
-def _waits(rank: int, matched: Matched, offset: int) -> Intervals:
+def _waits(rank: int, matched: Matched) -> Intervals:
     """When this rank waited and nothing of its communication moved, on its own clock.
 
     Where collectives overlap, a moment counts as wait only if none of them is past its last arrival.
     """
-    mine = matched.rank == rank
-    start, arrival, end = matched.start_ns[mine], matched.last_arrival_ns[mine], matched.end_ns[mine]
-    waiting = Intervals.of(start - offset, arrival - offset)
-    moving = Intervals.of(arrival - offset, end - offset)
-    return waiting.subtract(moving)
+    mine = matched.lines_of(rank)
+    start, arrival, done = (
+        matched.clocks.to_own(rank, times[mine])
+        for times in (matched.start_ns, matched.last_arrival_ns, matched.done_ns)
+    )
+    return Intervals.of(start, arrival).subtract(Intervals.of(arrival, done))
 
 
 def _bounded_ranks(matched: Matched) -> set[int]:

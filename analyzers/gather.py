@@ -15,6 +15,7 @@ from perfscope.analyzers import cached
 from perfscope.analyzers.rank import RankPartial
 from perfscope.cache import Cache
 from perfscope.captures import TraceSource
+from perfscope.custom_flops import CustomFlops
 
 RankOutcome = engine.Outcome[TraceSource, RankPartial]
 Progress = Callable[[int, int], None]
@@ -34,16 +35,18 @@ def gather(
     executor: Executor | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    flops: CustomFlops | None = None,
 ) -> list[RankOutcome]:
     """Analyze every source on ``executor``, or on ``workers`` of this machine (None: as many as cores and memory hold).
 
-    What the cache knows is not sent to workers. Exactly one outcome for each source, in any order.
+    ``flops`` are the user's own formulas. What the cache knows is not sent to workers. Exactly one outcome for each
+    source, in any order.
     """
     use_cache = Cache.from_environment() is not None
     outcomes: list[RankOutcome] = []
     unknown: list[TraceSource] = []
     for source in sources:
-        known = cached.recall(source.path, source.part) if use_cache else None
+        known = cached.recall(source.path, source.part, flops) if use_cache else None
         if known is None:
             unknown.append(source)
         else:
@@ -52,7 +55,7 @@ def gather(
     if not unknown:
         return outcomes
     with _chosen(executor, unknown, workers) as chosen:
-        work = functools.partial(_analyze, use_cache=use_cache)
+        work = functools.partial(_analyze, use_cache=use_cache, flops=flops)
         for outcome in _on_any_machine(work, unknown, chosen):
             outcomes.append(outcome)
             _tell(progress, len(outcomes), len(sources))
@@ -108,5 +111,5 @@ def _absolute(source: TraceSource) -> TraceSource:
     return source if remote.is_remote(source.path) else replace(source, path=source.path.absolute())
 
 
-def _analyze(source: TraceSource, *, use_cache: bool) -> RankPartial:
-    return cached.analyze_file(source.path, source.part, use_cache=use_cache)
+def _analyze(source: TraceSource, *, use_cache: bool, flops: CustomFlops | None) -> RankPartial:
+    return cached.analyze_file(source.path, source.part, use_cache=use_cache, flops=flops)

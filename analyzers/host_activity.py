@@ -11,7 +11,7 @@ import numpy as np
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import DeviceWork
 from perfscope.trace import NONE, Bool, Category, Int64, Trace
-from perfscope.vocabulary import DATALOADER, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 
 _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
 """torch's own annotation of ``__next__``, ours, and other loaders' of the same spelling."""
@@ -21,8 +21,12 @@ _BLOCKING_CALL: Final = re.compile(
 )
 """Runtime calls that return only when the device has caught up. Asynchronous copies are not among them."""
 
+EVALUATING: Final = "evaluation"
+"""Name of the host work in which the model is evaluated."""
+
 _NAMED_HOST: Final = {
     "garbage collection": re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
+    EVALUATING: re.compile(rf"^{re.escape(EVALUATION)}$"),
     "checkpoint": re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
 }
 """Host work that has a visible name in annotations or Python calls."""

@@ -47,6 +47,13 @@ def _about_steps(result: Comparison, facts: JobFacts) -> Iterator[Note]:
             text=f"Only {facts.steps} step{'s' if facts.steps > 1 else ''} recorded: confidence is low. "
             "Record more with perfscope run --active 8.",
         )
+    if len(result.evaluated):
+        numbers = ", ".join(map(str, result.evaluated[:8])) + (" …" if len(result.evaluated) > 8 else "")
+        kept = np.isin(result.evaluated, result.steps).any()
+        then = "as most steps do: their times include it" if kept else "which are left out: it is no part of training"
+        yield Note(
+            about="steps", text=f"The model is evaluated (evaluation mode, no gradients) in steps {numbers}, {then}."
+        )
     sources = {partial.steps.source for partial in result.partials.values()}
     if facts.steps and any("optimizer" in source for source in sources):
         yield Note(
@@ -101,6 +108,7 @@ def _about_collectives(result: Comparison) -> Iterator[Note]:
         yield Note(
             about="collectives",
             text=f"Group {mismatch.group!r}, step {mismatch.step}: {mismatch.text}; those left over are not compared.",
+            ranks=mismatch.ranks,
         )
     if len(result.mismatches) > 3:
         yield Note(about="collectives", text=f"{len(result.mismatches) - 3} more mismatches like these.")
@@ -112,6 +120,12 @@ def _about_collectives(result: Comparison) -> Iterator[Note]:
             text=f"{share:.0%} of the collectives have participants that are not in the recording: their wait is the "
             "least it can be, and nothing is said of who came last.",
         )
+    if instances.inferred.any():
+        yield Note(
+            about="collectives",
+            text=f"{int(instances.inferred.sum())} collectives were put together by when their kernels end: order does "
+            "not tell, or nothing says between which ranks these messages pass.",
+        )
     if UNKNOWN_GROUP in instances.groups:
         yield Note(
             about="collectives",
@@ -122,6 +136,12 @@ def _about_collectives(result: Comparison) -> Iterator[Note]:
 
 def _about_clock(result: Comparison) -> Iterator[Note]:
     clocks = result.clocks
+    if result.hosts.source == "device numbers" and len(set(result.hosts.names.values())) > 1:
+        yield Note(
+            about="clock",
+            text="The recording does not name hosts: ranks are taken to share one, and its clock, where the numbers of "
+            "their devices count up.",
+        )
     alone = tuple(int(rank) for rank in clocks.ranks[~clocks.aligned])
     if alone:
         yield Note(
@@ -153,6 +173,9 @@ def _about_collection(job: Job) -> Iterator[Note]:
             about="steps",
             text=f"{job.choice or _choice(job)} (perfscope analyze --capture N shows another.)",
         )
+    captures = [run.capture(job.capture) for run in job.runs.values()] if job.capture is not None else []
+    for reason in dict.fromkeys(capture.reason for capture in captures if capture is not None and capture.reason):
+        yield Note(about="collection", text=f"This capture was not planned: {reason}.")
     problems: dict[str, list[int]] = {}
     for rank, run in sorted(job.runs.items()):
         for problem in run.problems:

@@ -10,20 +10,27 @@ import numpy as np
 
 from perfscope.analyzers import readers
 from perfscope.analyzers.account import account
+from perfscope.analyzers.attribution import attribute
 from perfscope.analyzers.communication import Collectives
 from perfscope.analyzers.host_activity import HostActivity, host_activity, loader_rows
 from perfscope.analyzers.intervals import Intervals
-from perfscope.analyzers.launches import DeviceWork, device_work
+from perfscope.analyzers.launches import device_work
+from perfscope.analyzers.passes import Passes, find_passes
 from perfscope.analyzers.rank_collectives import find_collectives
 from perfscope.analyzers.rank_flops import RankFlops, rank_flops
+from perfscope.analyzers.rank_memory import MemoryUse, rank_memory
+from perfscope.analyzers.rank_tables import RankTables, rank_tables
 from perfscope.analyzers.replay.progress import Progress, progress
 from perfscope.analyzers.steps import Steps, find_steps
 from perfscope.analyzers.timeline import Timeline
+from perfscope.custom_flops import CustomFlops
 from perfscope.errors import TraceError
 from perfscope.trace import NONE, Category, Device, Int64, Losses, Trace
 
+DDP_FORWARD: Final = "DistributedDataParallel.forward"
+
 _STRATEGY_MARKS: Final = {
-    "ddp": ("DistributedDataParallel.forward",),
+    "ddp": (DDP_FORWARD,),
     "fsdp": ("FullyShardedDataParallel.", "FSDP::"),
 }
 """Strategy -> beginnings of the ranges that torch.distributed itself records for it."""
@@ -63,8 +70,15 @@ class RankPartial:
     collectives: Collectives
     progress: Progress
     loading: Loading
+    forwards: Int64
+    """Forward passes of a DistributedDataParallel module begun in each step: micro-batches, where gradients
+    accumulate."""
+    passes: Passes
+    """Of micro-batches through a pipeline; none where nothing marks them."""
     flops: RankFlops
-    peak_memory_bytes: int | None
+    tables: RankTables
+    memory: tuple[MemoryUse, ...]
+    """What its allocators held; empty where that was not recorded."""
     has_shapes: bool
     strategies: tuple[str, ...]
     """Parallel strategies that leave ranges of a known name in a trace; empty where none did."""
@@ -72,15 +86,15 @@ class RankPartial:
     losses: Losses
 
 
-def analyze_file(path: Path, part: str | None = None) -> RankPartial:
+def analyze_file(path: Path, part: str | None = None, flops: CustomFlops | None = None) -> RankPartial:
     """Read one rank's trace and ask every per-rank question of it. Raises TraceError naming the file.
 
-    ``part`` is the rank meant in a file that holds several (``readers.parts``).
+    ``part`` is the rank meant in a file that holds several (``readers.parts``), ``flops`` the user's own formulas.
     """
-    return analyze_rank(readers.read(path, part))
+    return analyze_rank(readers.read(path, part), flops)
 
 
-def analyze_rank(trace: Trace) -> RankPartial:
+def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     """Every per-rank question, asked of one trace. Raises TraceError when nothing in it can be accounted for."""
     work = device_work(trace)
     try:
@@ -90,6 +104,7 @@ def analyze_rank(trace: Trace) -> RankPartial:
     host = host_activity(trace, work)
     result = account(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
     collectives = find_collectives(trace, work, steps)
+    attribution = attribute(trace, work, steps, flops)
     used = {int(index) for index in np.unique(trace.device[work.row])} if len(work) else set()
     return RankPartial(
         source=trace.source,
@@ -107,8 +122,11 @@ def analyze_rank(trace: Trace) -> RankPartial:
         collectives=collectives,
         progress=progress(trace, work, host, collectives, result.timeline, steps),
         loading=_loading(trace, host, steps),
-        flops=rank_flops(trace, work, steps),
-        peak_memory_bytes=_peak_memory(trace, work),
+        forwards=_forwards(trace, host, steps),
+        passes=find_passes(trace, work, steps),
+        flops=rank_flops(trace, work, steps, attribution),
+        tables=rank_tables(trace, work, steps, attribution),
+        memory=rank_memory(trace, steps),
         has_shapes=bool((trace.shapes[trace.rows(Category.CPU_OP)] != NONE).any()),
         strategies=tuple(
             name for name, marks in _STRATEGY_MARKS.items() if any(text.startswith(marks) for text in trace.strings)
@@ -116,6 +134,13 @@ def analyze_rank(trace: Trace) -> RankPartial:
         versions=trace.versions,
         losses=trace.losses,
     )
+
+
+def _forwards(trace: Trace, host: HostActivity, steps: Steps) -> Int64:
+    hit = trace.names_where(lambda name: name == DDP_FORWARD)
+    rows = np.flatnonzero(hit & np.isin(trace.thread, host.threads) & (trace.category == Category.ANNOTATION))
+    begun = steps.of_host_time(trace.start_ns[rows])
+    return np.bincount(begun[begun >= 0], minlength=len(steps)).astype(np.int64)
 
 
 def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
@@ -128,14 +153,3 @@ def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
         batches=np.bincount(begun[begun >= 0], minlength=len(steps)).astype(np.int64),
         single_process=single.pop() if len(single) == 1 else None,
     )
-
-
-def _peak_memory(trace: Trace, work: DeviceWork) -> int | None:
-    """Largest memory reserved on the rank's devices (allocated where that is not said); None where not recorded."""
-    used = np.unique(trace.device[work.row])
-    on_device = np.isin(trace.memory.device, used)
-    for column in (trace.memory.reserved, trace.memory.allocated):
-        values = column[on_device & (column != NONE)]
-        if len(values):
-            return int(values.max())
-    return None

@@ -119,11 +119,16 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
         return Steps(number, start, end, start, np.append(start[1:], end[-1:]), source, marked=True)
     # Work whose launch is not recorded was launched before the recording began, unless no launch is recorded at all.
     known = work.launch != NONE
-    step = host.of_host_time(work.launch_start_ns(trace))
+    called = work.launch_start_ns(trace)
+    step = host.of_host_time(called)
+    is_kernel = trace.category[work.row] == Category.KERNEL
     launched = (step >= 0) & (known | ~known.any())
     first = np.full(len(number), np.iinfo(np.int64).max, dtype=np.int64)
     last = np.full(len(number), np.iinfo(np.int64).min, dtype=np.int64)
-    np.minimum.at(first, step[launched], work.start_ns[launched])
+    opening = np.flatnonzero(launched & (is_kernel | ~is_kernel.any()))
+    in_order = opening[np.argsort(called[opening], kind="stable")]
+    present, earliest = np.unique(step[in_order], return_index=True)
+    first[present] = work.start_ns[in_order[earliest]]
     np.maximum.at(last, step[launched], work.end_ns[launched])
     used = last > first
     if not used.any():

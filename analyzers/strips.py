@@ -29,11 +29,12 @@ def strips(result: Comparison) -> tuple[Strip, ...]:
     ranks = sorted(result.partials)
     if len(ranks) > MAX_RANKS:
         ranks = [ranks[round(position)] for position in np.linspace(0, len(ranks) - 1, MAX_RANKS)]
-    offset = {rank: result.clocks.offset_of(rank) for rank in ranks}
-    zero = min(int(result.windows[rank][0][index]) + offset[rank] for rank in ranks)
+    begin = {rank: int(result.windows[rank][0][index]) for rank in ranks}
+    aligned = {rank: result.clocks.to_common(rank, begin[rank]) for rank in ranks}
+    zero = min(aligned.values())
     marked = all(result.partials[rank].steps.marked for rank in ranks)
     number = int(result.steps[index]) if marked else None
-    return tuple(_strip(result, rank, index, number, offset[rank] - zero) for rank in ranks)
+    return tuple(_strip(result, rank, index, number, aligned[rank] - begin[rank] - zero) for rank in ranks)
 
 
 def _strip(result: Comparison, rank: int, index: int, number: int | None, shift: int) -> Strip:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import numpy as np
 
 from perfscope._version import __version__
 from perfscope.analyzers import rules
-from perfscope.analyzers.collectives import collective_rows, cost_models, cost_rows
-from perfscope.analyzers.comparison import Comparison, account_rows, compare
+from perfscope.analyzers.collectives import collective_rows
+from perfscope.analyzers.compared import Compared, compare_job, world_size
+from perfscope.analyzers.comparison import Comparison, account_rows
+from perfscope.analyzers.cost_model import cost_rows
 from perfscope.analyzers.critical_path import critical_path
 from perfscope.analyzers.culprits import straggler_rows
 from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.group_rows import group_rows
 from perfscope.analyzers.identify import Identified
 from perfscope.analyzers.loading import dataloader_rows
+from perfscope.analyzers.memory import memory_rows, memory_strips
+from perfscope.analyzers.ncu import Measured
 from perfscope.analyzers.notes import job_notes
-from perfscope.analyzers.replay.engine import Played, play
-from perfscope.analyzers.replay.programs import Recorded, record
+from perfscope.analyzers.pipeline import find_pipeline
+from perfscope.analyzers.pipeline_balance import balanced_step_ns
 from perfscope.analyzers.strips import strips
+from perfscope.analyzers.system import system
+from perfscope.analyzers.system_notes import system_notes
 from perfscope.analyzers.utilisation import device_names, utilisation
 from perfscope.analyzers.verdict import verdict
-from perfscope.findings import Finding
+from perfscope.analyzers.whatif.predict import predictor
+from perfscope.analyzers.work_tables import work_tables
+from perfscope.findings import Finding, Prediction
 from perfscope.job import Job
 from perfscope.metadata import RunMetadata
 from perfscope.summary import (
@@ -30,8 +39,8 @@ from perfscope.summary import (
     ClockRow,
     EvidenceRow,
     FindingRow,
-    MemoryRow,
     PathRow,
+    Plan,
     Replay,
     StragglerRow,
     Summary,
@@ -39,14 +48,13 @@ from perfscope.summary import (
 from perfscope.summary import Job as JobSummary
 
 
-def summarize(job: Job, found: Identified) -> Summary:
-    """Compare the ranks found and put everything into a Summary."""
-    runs = {rank: run for rank, run in job.runs.items() if rank in found.partials}
-    result = compare(found.partials, _first_step(job, runs))
-    recorded = record(result)
-    played = play(recorded.programs)
-    models = cost_models(result.matched)
+def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) -> Summary:
+    """Compare the ranks found and put everything into a Summary. ``measured`` are Nsight Compute's kernels."""
+    compared = compare_job(job, found)
+    runs, result = compared.runs, compared.result
     utilised = utilisation(result, runs)
+    machines = system(job, result, runs)
+    pipeline = find_pipeline(result, runs)
     facts = JobFacts(
         step_time_us=result.step_ns / 1e3,
         steps=len(result.steps) if _is_marked(result) else 0,
@@ -55,15 +63,22 @@ def summarize(job: Job, found: Identified) -> Summary:
         accounting=account_rows(result),
         dataloader=dataloader_rows(result, runs),
         collectives=collective_rows(result.matched),
-        cost_model=cost_rows(models, result.matched.instances),
-        stragglers=_stragglers(result, recorded, played, runs),
+        cost_model=cost_rows(compared.models, result.matched.instances),
+        stragglers=_stragglers(compared),
         strategies=_strategies(result, runs),
         perturbation=_perturbation(result, runs),
         runs=runs,
+        system=machines,
+        microbatches=_microbatches(result),
+        pipeline=pipeline,
+        balanced_step_ns=balanced_step_ns(compared, pipeline),
+        predict=predictor(compared),
     )
     findings = rules.evaluate(facts)
+    described = _job(job, found, result, runs, facts)
+    tables = work_tables(result, described.devices, described.command, measured)
     summary = Summary(
-        job=_job(job, found, result, runs, facts),
+        job=described,
         accounting=facts.accounting,
         clock=_clock(result),
         collectives=facts.collectives,
@@ -72,12 +87,22 @@ def summarize(job: Job, found: Identified) -> Summary:
         critical_path=_path(result),
         dataloader=facts.dataloader,
         utilisation=utilised,
-        memory=_memory(result, runs),
-        replay=_replay(result, recorded, played),
+        memory=memory_rows(result, runs),
+        replay=_replay(compared),
+        plan=_plan(findings, facts),
         findings=tuple(_finding_row(finding) for finding in findings),
         verdict=verdict(facts, findings),
-        notes=(*found.notes, *job_notes(job, result, facts)),
+        notes=(*found.notes, *job_notes(job, result, facts), *system_notes(job, machines), *tables.notes),
         strips=strips(result),
+        kernels=tables.kernels,
+        operators=tables.operators,
+        modules=tables.modules,
+        launches=tables.launches,
+        ncu_command=tables.ncu_command,
+        memory_timeline=memory_strips(result),
+        groups=group_rows(result),
+        pipeline=pipeline,
+        system=machines,
         perfscope_version=__version__,
         source=str(job.path),
     )
@@ -85,26 +110,12 @@ def summarize(job: Job, found: Identified) -> Summary:
     return summary
 
 
-def _first_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
-    """First step of the capture analyzed that the recorder meant to be used; None for traces of other tools."""
-    if job.capture is None:
-        return None
-    firsts = [run.captures[job.capture].first_step for run in runs.values() if job.capture < len(run.captures)]
-    return max(firsts, default=None)
-
-
 def _is_marked(result: Comparison) -> bool:
     return all(partial.steps.marked for partial in result.partials.values())
 
 
-def _world_size(result: Comparison, runs: Mapping[int, RunMetadata]) -> int | None:
-    sizes = [run.world_size for run in runs.values()]
-    sizes += [partial.world_size for partial in result.partials.values() if partial.world_size is not None]
-    return max(sizes, default=None)
-
-
 def _missing(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[int, ...]:
-    size = _world_size(result, runs)
+    size = world_size(result.partials, runs)
     return tuple(rank for rank in range(size or 0) if rank not in result.partials)
 
 
@@ -112,7 +123,7 @@ def _strategies(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[st
     told = {strategy for run in runs.values() for strategy in run.strategies}
     if not told:
         told = {strategy for partial in result.partials.values() for strategy in partial.strategies}
-    if not told and _world_size(result, runs) == 1:
+    if not told and world_size(result.partials, runs) == 1:
         told = {"single"}
     return tuple(sorted(told))
 
@@ -125,9 +136,9 @@ def _job(
     lowest = result.partials[min(result.partials)]
     unprofiled = _unprofiled_ns(runs)
     strategies = facts.strategies or ("unknown",)
-    hosts = dict.fromkeys(host for rank in facts.ranks if (host := _host(rank, result, runs)))
+    hosts = dict.fromkeys(result.hosts.names[rank] for rank in facts.ranks if rank in result.hosts.names)
     return JobSummary(
-        world_size=_world_size(result, runs),
+        world_size=world_size(result.partials, runs),
         ranks=facts.ranks,
         missing_ranks=facts.missing_ranks,
         failures=tuple(found.failures),
@@ -165,10 +176,6 @@ def _model(run: RunMetadata | None) -> dict[str, object] | None:
     }
 
 
-def _host(rank: int, result: Comparison, runs: Mapping[int, RunMetadata]) -> str:
-    return runs[rank].host if rank in runs and runs[rank].host else result.partials[rank].host
-
-
 def _unprofiled_ns(runs: Mapping[int, RunMetadata]) -> float | None:
     """Median wall time of a step outside the recording, of the slowest rank."""
     medians = [median(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns]
@@ -196,30 +203,28 @@ def _clock(result: Comparison) -> tuple[ClockRow, ...]:
             offset_us=float(clocks.offset_ns[index]) / 1e3,
             residual_us=float(clocks.residual_ns[index]) / 1e3 if clocks.aligned[index] else None,
             aligned=bool(clocks.aligned[index]),
+            drift_ppm=float(clocks.drift_ppm[index]),
         )
         for index, rank in enumerate(clocks.ranks)
     )
 
 
-def _stragglers(
-    result: Comparison, recorded: Recorded, played: Played, runs: Mapping[int, RunMetadata]
-) -> tuple[StragglerRow, ...]:
-    if not _is_marked(result):
+def _stragglers(compared: Compared) -> tuple[StragglerRow, ...]:
+    if not _is_marked(compared.result):
         return ()
-    hosts = {rank: _host(rank, result, runs) for rank in result.partials}
-    return straggler_rows(result, recorded, played, hosts, complete=not _missing(result, runs))
-
-
-def _replay(result: Comparison, recorded: Recorded, played: Played) -> Replay:
-    """The unchanged steps, played again; only measured where they do not play to their end."""
-    if not played.complete:
-        return Replay(measured_step_us=result.step_ns / 1e3)
-    replayed = float(recorded.slowest_ns(played).mean())
-    return Replay(
-        measured_step_us=result.step_ns / 1e3,
-        replayed_step_us=replayed / 1e3,
-        error=abs(replayed / result.step_ns - 1),
+    complete = not _missing(compared.result, compared.runs)
+    return straggler_rows(
+        compared.result, compared.recorded, compared.played, compared.result.hosts.names, complete=complete
     )
+
+
+def _replay(compared: Compared) -> Replay:
+    """The unchanged steps, played again; only measured where they do not play to their end."""
+    measured = compared.result.step_ns
+    if not compared.played.complete:
+        return Replay(measured_step_us=measured / 1e3)
+    replayed = float(compared.recorded.slowest_ns(compared.played).mean())
+    return Replay(measured_step_us=measured / 1e3, replayed_step_us=replayed / 1e3, error=abs(replayed / measured - 1))
 
 
 def _path(result: Comparison) -> tuple[PathRow, ...] | None:
@@ -245,16 +250,21 @@ def _path(result: Comparison) -> tuple[PathRow, ...] | None:
     return tuple(sorted(rows, key=lambda row: -row.us))
 
 
-def _memory(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[MemoryRow, ...]:
-    rows = []
-    for rank, partial in sorted(result.partials.items()):
-        device = runs[rank].device if rank in runs else None
-        peak = device.peak_bytes if device and device.peak_bytes is not None else partial.peak_memory_bytes
-        listed = next((entry.memory_bytes for entry in partial.devices), None)
-        capacity = device.capacity_bytes if device and device.capacity_bytes is not None else listed
-        if peak is not None or capacity is not None:
-            rows.append(MemoryRow(rank=rank, peak_bytes=peak, capacity_bytes=capacity))
-    return tuple(rows)
+def _microbatches(result: Comparison) -> int:
+    own = (partial.forwards[partial.steps.indices_of(result.steps)] for partial in result.partials.values())
+    return max((int(np.median(forwards)) for forwards in own), default=1)
+
+
+def _plan(findings: tuple[Finding, ...], facts: JobFacts) -> Plan | None:
+    joint = rules.joint_plan(findings, facts)
+    if joint is None:
+        return None
+    settings, predicted = joint
+    return Plan(whatif=settings, predicted_step_us=_in_us(predicted))
+
+
+def _in_us(predicted: Prediction) -> dict[str, float]:
+    return {"low": predicted.low / 1e3, "mid": predicted.mid / 1e3, "high": predicted.high / 1e3}
 
 
 def _finding_row(finding: Finding) -> FindingRow:
@@ -270,9 +280,8 @@ def _finding_row(finding: Finding) -> FindingRow:
         action=ActionRow(
             setting=finding.action.setting, old=finding.action.old, new=finding.action.new, how=finding.action.how
         ),
-        predicted_step_us=None
-        if predicted is None
-        else {"low": predicted.low / 1e3, "mid": predicted.mid / 1e3, "high": predicted.high / 1e3},
+        predicted_step_us=None if predicted is None else _in_us(predicted),
+        whatif=dict(finding.whatif),
         ceiling=finding.ceiling,
         obtained=finding.obtained.value,
         confidence=finding.confidence.value,

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.pipeline import inherent_bubble_share
 from perfscope.findings import Finding, Obtained, Severity
 from perfscope.summary import ROWS, Verdict
+from perfscope.summary_tables import Pipeline
 
 LARGE: Final = 0.20
 """Share of the step of a single loss from which a job without findings is not called healthy."""
+
+BEYOND_IDEAL: Final = 0.05
+"""Share of the step by which a pipeline's bubble exceeds the best possible one from which the two are told apart."""
 
 _IN_WORDS: Final = {
     "exposed_comm_wait": "waiting for other ranks in collectives",
@@ -32,23 +37,55 @@ def verdict(facts: JobFacts, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(headline=f"{first.title}.", healthy=False, first_action=_first_action(first))
     shares = _mean_shares(facts)
     compute = shares.pop("compute")
+    bubble = _without_bubble(shares, facts.pipeline)
     row, share = max(shares.items(), key=lambda item: item[1])
-    what = _IN_WORDS[row]
-    if row == "exposed_comm_transfer" and any(entry.wait_is_bound for entry in facts.accounting):
-        what = "communication, or waiting in it for ranks that are not in the recording"
+    what = _in_words(row, share, facts)
     step = "step" if facts.steps else "recording"
     if share >= LARGE:
+        beside = f", besides the {bubble} that the pipeline's bubble takes" if bubble else ""
         return Verdict(
-            headline=f"{share:.0%} of the {step} goes to {what}; compute fills {compute:.0%}.",
+            headline=f"{share:.0%} of the {step} goes to {what}{beside}; compute fills {compute:.0%}.",
             healthy=False,
             first_action=None,
         )
-    loss = f", the largest loss is {share:.0%} ({what})" if share >= 0.005 else ""
+    loss = f", the largest{' other' if bubble else ''} loss is {share:.0%} ({what})" if share >= 0.005 else ""
+    taken = f"; the pipeline's bubble takes {bubble}" if bubble else ""
     return Verdict(
-        headline=f"No bottleneck found: compute fills {compute:.0%} of the {step}{loss}.",
+        headline=f"No bottleneck found: compute fills {compute:.0%} of the {step}{taken}{loss}.",
         healthy=True,
         first_action=None,
     )
+
+
+def _without_bubble(shares: dict[str, float], pipeline: Pipeline | None) -> str:
+    """Take out of ``shares`` what the stages and micro-batches of a pipeline cost however well it runs; the bubble's
+    share in words, empty where there is nothing to take out.
+    """
+    inherent = inherent_bubble_share(pipeline) if pipeline is not None else 0.0
+    if pipeline is None or inherent < 0.005:
+        return ""
+    for row in ("exposed_comm_wait", "exposed_comm_transfer"):  # without its neighbours a rank seems to transfer
+        part = min(shares[row], inherent)
+        shares[row] -= part
+        inherent -= part
+    size = f"{pipeline.degree} stages, {pipeline.microbatches} micro-batches"
+    if pipeline.virtual_stages > 1:
+        size += f", {pipeline.virtual_stages} chunks a stage"
+    ideal = pipeline.ideal_bubble_share or 0.0
+    if pipeline.bubble_share - ideal >= BEYOND_IDEAL:
+        size = f"{ideal:.0%} at best with {size}"
+    return f"{pipeline.bubble_share:.0%} ({size})"
+
+
+def _in_words(row: str, share: float, facts: JobFacts) -> str:
+    """What a row of the account is, in a sentence."""
+    if row == "exposed_comm_wait" and facts.pipeline is not None:
+        pipeline = facts.pipeline
+        if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
+            return "waiting for other stages of the pipeline"
+    if row == "exposed_comm_transfer" and any(entry.wait_is_bound for entry in facts.accounting):
+        return "communication, or waiting in it for ranks that are not in the recording"
+    return _IN_WORDS[row]
 
 
 def _mean_shares(facts: JobFacts) -> dict[str, float]:

@@ -12,13 +12,21 @@ from perfscope._version import __version__
 
 if TYPE_CHECKING:
     from perfscope.analyzers.analyze import analyze
+    from perfscope.analyzers.whatif.ask import whatif
     from perfscope.collectors.session import step
+    from perfscope.custom_flops import flops
+    from perfscope.summary import Summary
+    from perfscope.summary_file import load_summary
 
-__all__ = ["__version__", "analyze", "step"]
+__all__ = ["Summary", "__version__", "analyze", "flops", "load_summary", "step", "whatif"]
 
 _LAZY = {
+    "Summary": "perfscope.summary",
     "analyze": "perfscope.analyzers.analyze",
+    "flops": "perfscope.custom_flops",
+    "load_summary": "perfscope.summary_file",
     "step": "perfscope.collectors.session",
+    "whatif": "perfscope.analyzers.whatif.ask",
 }
 
 

@@ -50,6 +50,10 @@ class Job:
     """Captures found, by number; ``capture`` is the one whose files ``sources`` lists."""
     capture: int | None = None
     problems: tuple[Problem, ...] = ()
+    samples: tuple[Path, ...] = ()
+    """What the system sampler wrote, one file a host."""
+    histories: dict[int, Path] = field(default_factory=dict)
+    """Rank -> its step history. A recording may hold these alone; ``sources`` is then empty."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
 
@@ -87,6 +91,7 @@ def _is_recording_file(entry: Path) -> bool:
         entry.name == paths.LAUNCH_FILE
         or paths.rank_of_run_file(entry) is not None
         or paths.rank_and_capture_of_trace_file(entry) is not None
+        or paths.rank_of_steps_file(entry) is not None
     )
 
 
@@ -107,11 +112,17 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None) -> Job
         if found is not None:
             # The compressed file replaces the plain one; where a kill left both, they hold the same.
             captures.setdefault(found[1], {}).setdefault(found[0], entry)
-    if not captures:
+    samples = tuple(entry for entry in names if paths.is_samples_file(entry))
+    histories = {rank: entry for entry in names if (rank := paths.rank_of_steps_file(entry)) is not None}
+    reports = () if captures else tuple(TraceSource(entry, rank_in_name(entry)) for entry in _reports(folder, names))
+    if not captures and not reports and not (histories and capture is None):
         raise UnusableInput(_nothing_recorded(folder, launch, runs))
-    chosen = _choose_capture(folder, captures, capture)
-    sources = tuple(TraceSource(entry, rank) for rank, entry in sorted(captures[chosen].items()))
-    return Job(folder, sources, runs, launch, tuple(sorted(captures)), chosen, tuple(problems))
+    chosen = _choose_capture(folder, captures, capture) if captures else None
+    traces = captures[chosen] if chosen is not None else {}
+    sources = tuple(TraceSource(entry, rank) for rank, entry in sorted(traces.items())) or reports
+    return Job(
+        folder, sources, runs, launch, tuple(sorted(captures)), chosen, tuple(problems), samples, histories
+    )  # fmt: skip
 
 
 def _launch(folder: Path, problems: list[Problem]) -> LaunchRecord | None:
@@ -171,7 +182,12 @@ def _open_folder(folder: Path, names: list[Path], capture: int | None) -> Job:
 
 def _traces(folder: Path, names: list[Path]) -> list[Path]:
     """The traces among a folder's files (and folders: an export may be one), each recording once."""
-    return [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)] + _without_duplicates(
+    return [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)] + _reports(folder, names)
+
+
+def _reports(folder: Path, names: list[Path]) -> list[Path]:
+    """Reports of Nsight Systems and their exports, each recording once."""
+    return _without_duplicates(
         [entry for entry in names if entry.name.endswith((*NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX))],
         sorted((entry for entry in folder.iterdir() if _is_parquet_export(entry)), key=lambda entry: entry.name),
     )

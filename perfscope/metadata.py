@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perfscope.paths import partial
+from perfscope.paths import partial, rank_and_capture_of_trace_file
 
 RUN_SCHEMA = "perfscope.run/1"
 LAUNCH_SCHEMA = "perfscope.launch/1"
@@ -28,9 +29,15 @@ class DeviceRecord:
     """``cuda``, ``xpu``, ``cpu`` …, as torch spells it."""
     index: int | None = None
     name: str = ""
+    uuid: str = ""
+    """As torch spells it, without the driver's ``GPU-``; empty where it does not tell."""
     capacity_bytes: int | None = None
     peak_bytes: int | None = None
     """Largest memory the framework's allocator held during the recording; None where nothing counts it (CPU)."""
+    allocated_peak_bytes: int | None = None
+    """Largest sum of live tensors among that."""
+    allocation_retries: int | None = None
+    """Times that the allocator had to give its cache back and ask the device again, since the process began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,21 @@ class CaptureRecord:
     last_step: int
     complete: bool = True
     """False when the job ended before the last planned step of the capture."""
+    reason: str = ""
+    """Why it was made, where it was not planned: a step that was slow, or who asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroupRecord:
+    """A process group that this rank is a member of."""
+
+    name: str
+    """As the trace's collectives and ``distributedInfo`` call it."""
+    description: str = ""
+    """What it is for, where its maker says so: ``default_pg``, ``mesh_dp`` …"""
+    backend: str = ""
+    ranks: tuple[int, ...] = ()
+    """Global ranks of its members, in the group's own order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +80,8 @@ class DataLoaderRecord:
     dataset: str = ""
     """Class of the dataset."""
     dataset_length: int | None = None
+    iterable: bool = False
+    """The dataset is a stream of samples: no sampler chooses among them, and workers share it as the script decides."""
     sampler: str = ""
     """Class of the sampler."""
     batches: int = 0
@@ -74,6 +98,8 @@ class ModelRecord:
     """Elements in this rank's parameters (a shard's only, where the strategy shards)."""
     parameter_bytes: int = 0
     trainable_bytes: int = 0
+    trainable_sizes: tuple[int, ...] = ()
+    """Bytes of each trainable parameter, in the order in which the modules registered them; empty beyond 20,000."""
     dtypes: tuple[str, ...] = ()
     compiled: bool = False
 
@@ -88,8 +114,12 @@ class StepRecord:
     """``optimizer``, ``explicit`` (``perfscope.step()``), ``deepspeed``; empty when no step was seen."""
     unprofiled_ns: tuple[int, ...] = ()
     """Wall time of steps outside every capture, ns, in order; the first step and those around a capture left out."""
+    skipped: int = 0
+    """Steps among them that a gradient scaler skipped because of an overflow, as far as its optimizer lets it tell
+    (fused optimizers look for the overflow themselves)."""
     backwards_per_step: float | None = None
-    """Calls of ``backward`` per step while recorded: above 1 is gradient accumulation."""
+    """Calls of ``backward`` per step while recorded; of a pipeline one a micro-batch. ``settings`` say what of it is
+    gradient accumulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +128,9 @@ class RunMetadata:
 
     schema: str = RUN_SCHEMA
     perfscope_version: str = ""
+    mode: str = "captures"
+    """What is recorded: ``captures`` (as planned), ``trigger`` (when a step is slow), ``steps`` (no captures unless
+    asked for), ``nvtx`` or ``nsys`` (ranges only, for another profiler)."""
     attempt: int = 0
     """Elastic restarts before this one."""
     rank: int = 0
@@ -107,11 +140,15 @@ class RunMetadata:
     host: str = ""
     cpu_count: int | None = None
     """Cores this process may run on."""
+    cpu_threads: int | None = None
+    """``torch.get_num_threads()``: threads that one operator on the CPU is spread over."""
     pid: int = 0
     started_at: str = ""
     """ISO 8601, UTC."""
     command: tuple[str, ...] = ()
     backend: str = ""
+    rendezvous: str = ""
+    """Where the ranks met, ``MASTER_ADDR:MASTER_PORT``; the same on every rank of a run. Empty where not set."""
     device: DeviceRecord = field(default_factory=DeviceRecord)
     versions: dict[str, str] = field(default_factory=dict)
     """``python``, ``torch``, ``cuda``, ``nccl``, ``nvtx`` …: what is installed."""
@@ -119,6 +156,8 @@ class RunMetadata:
     """Any of ``ddp``, ``fsdp``, ``zero1`` … ``zero3``, ``pipeline``, ``tensor``; ``single`` alone on one rank."""
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of each strategy and of AMP, gradient accumulation …, keyed as the framework spells them."""
+    process_groups: tuple[ProcessGroupRecord, ...] = ()
+    """The groups that this rank is a member of, in the order of their making."""
     model: ModelRecord | None = None
     batch_shape: tuple[int, ...] | None = None
     """Shape of the first tensor of a batch."""
@@ -134,6 +173,29 @@ class RunMetadata:
     outcome: str = "running"
     """``running`` (or killed), ``finished``, ``exception``."""
 
+    def capture(self, number: int) -> CaptureRecord | None:
+        """The capture of a number, which need not be its place: a rank may have missed one."""
+        return next(
+            (
+                entry
+                for entry in self.captures
+                if rank_and_capture_of_trace_file(Path(entry.file)) == (self.rank, number)
+            ),
+            None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLaunch:
+    """What ``perfscope run`` did on one node of a run whose folders were gathered."""
+
+    host: str = ""
+    command: tuple[str, ...] = ()
+    started_at: str = ""
+    exit_code: int | None = None
+    ranks: tuple[int, ...] = ()
+    """Ranks that left anything in this node's folder."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRecord:
@@ -147,6 +209,8 @@ class LaunchRecord:
     options: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
     """The command's own; negative: the signal that ended it. None while it runs or when the launcher was killed."""
+    nodes: tuple[NodeLaunch, ...] = ()
+    """Of a gathered recording: every node's own launch."""
 
 
 _NESTED: dict[str, type[Any]] = {
@@ -157,14 +221,21 @@ _NESTED: dict[str, type[Any]] = {
 _NESTED_LISTS: dict[str, type[Any]] = {
     "captures": CaptureRecord,
     "dataloaders": DataLoaderRecord,
+    "process_groups": ProcessGroupRecord,
+    "nodes": NodeLaunch,
 }
 
 
 def save(record: RunMetadata | LaunchRecord, path: Path) -> None:
     """Write a record as JSON, whole or not at all. Raises OSError when the folder cannot be written."""
     temporary = partial(path)
-    temporary.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def load_run(path: Path) -> RunMetadata:

@@ -6,6 +6,8 @@ A recording is one folder::
       perfscope.json                       the launch: command, options, when (LaunchRecord)
       rank-00003.run.json                  what a trace cannot tell, one a rank (RunMetadata)
       rank-00003.capture-0.trace.json.gz   the Chrome trace of one capture of one rank
+      rank-00003.steps.bin                 how long each of its steps took (perfscope.history)
+      host-node7.samples.jsonl             what the system sampler saw of one host (perfscope.samples)
       .bootstrap/                          what gets the collector into the ranks; not data
       report.html                          written by ``perfscope analyze``
 
@@ -27,6 +29,8 @@ PARTIAL_SUFFIX: Final = ".partial"
 """Ending of a file that is still being written; readers ignore it."""
 
 _RUN = re.compile(r"^rank-(\d+)\.run\.json$")
+_SAMPLES = re.compile(r"^host-([\w.-]+)\.samples\.jsonl$")
+_STEPS = re.compile(r"^rank-(\d+)\.steps\.bin$")
 _TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
 
 
@@ -40,6 +44,21 @@ def trace_file(folder: Path, rank: int, capture: int, *, compressed: bool = True
     return folder / f"rank-{rank:05d}.capture-{capture}.trace.json{'.gz' if compressed else ''}"
 
 
+def samples_file(folder: Path, host: str) -> Path:
+    """What the system sampler saw of one host."""
+    return folder / f"host-{host_in_name(host)}.samples.jsonl"
+
+
+def host_in_name(host: str) -> str:
+    """A host's name as it stands in file names: letters, digits, ``_``, ``.`` and ``-`` alone."""
+    return re.sub(r"[^\w.-]", "_", host) or "_"
+
+
+def steps_file(folder: Path, rank: int) -> Path:
+    """The step history of one rank."""
+    return folder / f"rank-{rank:05d}.steps.bin"
+
+
 def partial(path: Path) -> Path:
     """The temporary name under which ``path`` is written before it is renamed."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
@@ -51,7 +70,18 @@ def rank_of_run_file(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_samples_file(path: Path) -> bool:
+    """Whether a file's name is that of a host's samples."""
+    return _SAMPLES.match(path.name) is not None
+
+
 def rank_and_capture_of_trace_file(path: Path) -> tuple[int, int] | None:
     """(rank, capture) in a trace file's name, None if this project did not name it."""
     match = _TRACE.match(path.name)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def rank_of_steps_file(path: Path) -> int | None:
+    """The rank in a step history's name, None if it is not one."""
+    match = _STEPS.match(path.name)
+    return int(match[1]) if match else None

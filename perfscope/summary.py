@@ -8,11 +8,18 @@ fractions are 0..1; what the data cannot support is None and ``notes`` says why.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from perfscope.summary_history import History
+from perfscope.summary_system import System
 from perfscope.summary_tables import GroupRow, KernelRow, LaunchRow, MemoryStrip, ModuleRow, OperatorRow, Pipeline
+
+if TYPE_CHECKING:
+    from perfscope.frames import Frames
 
 SCHEMA: Final = "perfscope.summary/1"
 
@@ -136,6 +143,9 @@ class ClockRow:
     residual_us: float | None
     """Median distance of this rank's collective ends from the group's after alignment; None when unaligned."""
     aligned: bool
+    # Beyond the contract's keys:
+    drift_ppm: float = 0.0
+    """Added besides for each second since the middle of the rank's recording, µs; 0 where no trend stands out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,13 +241,18 @@ class Utilisation:
     flops_coverage: float | None
     """Share of matrix-operator time whose shapes were recorded; below 1 the FLOPs are a lower bound."""
     peak_tflops: float | None
-    """Dense peak of one device for ``dtype``."""
+    """Dense peak of one device for ``dtype``; where products ran in several types, what it can reach on their mix."""
     dtype: str | None
+    """Type in which most model FLOPs ran."""
     causal: str
     """``full``: causal attention counted in full."""
     why_absent: str | None
     # Beyond the contract's keys:
     peak_source: str | None = None
+    hardware_flops_per_step: float | None = None
+    """Model FLOPs and what was computed again: activation checkpointing, scores in attention's backward."""
+    flops_by_dtype: dict[str, float] = field(default_factory=dict)
+    """Share of the model FLOPs that ran in each type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,11 +266,15 @@ class MemoryRow:
     allocated_peak_bytes: int | None = None
     """Largest sum of live tensors; ``peak_bytes`` is what the allocator held from the device, where known."""
     fragmentation: float | None = None
-    """1 - allocated / reserved at the peak of reserved."""
+    """1 - allocated / reserved at the peak of reserved, allocated being the most that it was there: a lower bound."""
     headroom_bytes: int | None = None
     """Capacity - peak; None where either is unknown."""
     allocation_retries: int | None = None
-    """Times that the allocator had to give its cache back and ask again; None where not recorded."""
+    """Times that the allocator had to give its cache back and ask again, since the process began; None where not
+    recorded."""
+    kind: str = "device"
+    """``device``, or ``host`` on a rank without one: of that only ``allocated_peak_bytes`` is known, counted from the
+    profiler's start and so a lower bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +330,18 @@ class FindingRow:
     ceiling: float | None
     obtained: str
     confidence: str
+    # Beyond the contract's keys:
+    whatif: dict[str, str] = field(default_factory=dict)
+    """The same change as settings of ``perfscope whatif``; empty where it cannot be replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All changes of the findings that can be replayed, played together: their savings overlap and are never added."""
+
+    whatif: dict[str, str]
+    predicted_step_us: dict[str, float]
+    """low, mid, high."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,13 +390,28 @@ class Summary:
     operators: tuple[OperatorRow, ...] = ()
     modules: tuple[ModuleRow, ...] = ()
     launches: tuple[LaunchRow, ...] = ()
+    ncu_command: str | None = None
+    """Shell commands that measure the kernels worth a look with Nsight Compute; None where there is none or no NVIDIA
+    device."""
     memory_timeline: tuple[MemoryStrip, ...] = ()
     groups: tuple[GroupRow, ...] = ()
+    plan: Plan | None = None
+    """None where fewer than two findings can be replayed."""
     pipeline: Pipeline | None = None
     """None where the job has no pipeline."""
+    history: History | None = None
+    """None where the recording holds no step history."""
+    system: System | None = None
+    """None where no host was sampled during the used steps."""
     perfscope_version: str = ""
     source: str = ""
     """The folder or file analyzed, as the user named it."""
+
+    @property
+    def frames(self) -> Frames:
+        """Every table as a pandas DataFrame: ``summary.frames.collectives``."""
+        made: Frames = _loaded("perfscope.frames").Frames(self)
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of schema ``perfscope.summary/1``."""
@@ -374,7 +420,23 @@ class Summary:
             written["action"] = finding.action.to_dict()
         return document
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Summary:
+        """The summary that ``to_dict`` made ``document`` of; unknown keys are left aside. Raises UnusableInput."""
+        summary: Summary = _loaded("perfscope.summary_file").summary_from_dict(document)
+        return summary
+
+    def _repr_html_(self) -> str:
+        """The verdict, as a notebook shows it."""
+        html: str = _loaded("perfscope.reports.notebook").render(self)
+        return html
+
     def self_check(self) -> None:
         """Raise ValueError where the account breaks a conservation law."""
         for row in self.accounting:
             row.self_check()
+
+
+def _loaded(module: str) -> Any:
+    """A module of higher layers (pandas, msgspec, jinja2), imported only when a summary is asked for what it makes."""
+    return importlib.import_module(module)

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRow:
-    """One kernel (by name), over all ranks and used steps; the costliest first."""
+    """One kernel (by name), over all ranks and used steps; the costliest first.
+
+    A step has the work that begins in its window of the account. ``(other kernels)`` adds up those of its category that
+    are not listed.
+    """
 
     name: str
     category: str
@@ -20,7 +24,8 @@ class KernelRow:
     """Innermost operator that launches it most (by time); None where launches are not recorded."""
     operator_class: str
     """``matrix``, ``attention``, ``convolution``, ``normalisation``, ``elementwise``, ``reduction``, ``optimizer``,
-    ``embedding``, ``communication``, ``copy`` or ``other``."""
+    ``embedding``, ``communication``, ``copy``, ``memset`` or ``other``: of the operator or one that called it, else by
+    its own name."""
     count_per_step: float
     """Per rank and step."""
     us_per_step: float
@@ -35,13 +40,14 @@ class KernelRow:
     slowest_over_median: float | None
     """Its mean over the median of the ranks' means."""
     dtype: str | None
-    """Type that its products ran in, by operator shapes or by its name; None where it does no products."""
+    """Type that its products ran in, by its operators' recorded types and its name; ``float32 or tf32`` where the name
+    leaves that open; None where it does no products."""
     tensor_cores: bool | None
     """Whether its name says that it uses tensor (matrix) cores; None where it does no products or the name is mute."""
     tflops: float | None
-    """FLOPs of the operators that it served / its time; None without shapes."""
+    """FLOPs of the operators that it served, recomputation included, / its time in those; None without shapes."""
     share_of_peak: float | None
-    """``tflops`` / the device's dense peak of ``dtype``; None where either is unknown."""
+    """``tflops`` / the device's dense peak of ``dtype``; None where either is unknown, and where it would exceed 1."""
     roofline: RooflineRow | None = None
     """Measured by Nsight Compute, where its export was given."""
     worth_a_look: str | None = None
@@ -98,7 +104,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRow:
-    """How one rank feeds its device, over the used steps."""
+    """How one rank feeds its device, over the used steps; medians and percentiles are means of the steps' own."""
 
     rank: int
     launches_per_step: float
@@ -117,12 +123,18 @@ class LaunchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryStrip:
-    """A rank's device memory over time, thinned so that every local extreme survives."""
+    """A rank's device memory over the used steps, thinned so that every local extreme that a picture can show survives.
+
+    Values hold from one point to the next. Of jobs of more than 32 ranks the fullest ones and an even choice are kept.
+    """
 
     rank: int
     device: int
+    """Device index; -1 is the host's memory, on a rank without a device: only what was allocated since the profiler
+    started, and nothing reserved."""
     time_us: tuple[float, ...]
-    """From the start of the first used step, aligned."""
+    """From the earliest start of the first used step on any rank's host, aligned (its own start where a rank's clock is
+    not aligned)."""
     allocated_bytes: tuple[int | None, ...]
     reserved_bytes: tuple[int | None, ...]
 
@@ -160,7 +172,11 @@ class StageRow:
     forward_us: float | None
     """Mean of one micro-batch's forward; None where nothing marks it."""
     backward_us: float | None
+    """The same of its backward, both halves of it where a schedule takes them apart."""
     flops_per_step: float | None
+    """Model FLOPs of one of its ranks; None where no shapes tell."""
+    kernels_per_step: float | None = None
+    """Compute kernels of one of its ranks; None without a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,15 +184,21 @@ class Pipeline:
     """The job's pipeline."""
 
     stages: tuple[StageRow, ...]
+    """Those of which a rank is in the recording."""
     microbatches: int | None
     """Per step and virtual stage; None where it cannot be told."""
     virtual_stages: int
     """Model chunks per rank; 1: not interleaved."""
     schedule: str
-    """``1f1b``, ``gpipe``, ``interleaved`` or ``unknown``."""
+    """``1f1b``, ``gpipe``, ``interleaved``, ``zero_bubble`` or ``unknown``."""
     bubble_share: float
     """Bubble time / step time, mean over stages."""
     ideal_bubble_share: float | None
-    """(p-1)/(v m + p-1), the bubble of p balanced stages, m micro-batches, v chunks (Narayanan et al., SC'21)."""
+    """(p-1)/(v m + p-1), the bubble of p balanced stages, m micro-batches, v chunks (Narayanan et al., SC'21); None where
+    one of these is not known, or the schedule fills bubbles with halves of backwards."""
     imbalance: float
     """Busiest stage's own work over the stages' mean; 1: balanced."""
+    degree: int | None = None
+    """Stages there are, recorded or not; None where that is not known."""
+    bubbles_are_bounds: bool = False
+    """Neighbours of recorded ranks are missing: the waiting for those is the least that it can have been."""

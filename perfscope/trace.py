@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -89,7 +90,8 @@ class CollectiveArgs:
 
     ``row`` indexes the trace's events (ascending). ``kind``, ``group``, ``ranks`` and ``dtype`` index
     ``Trace.strings`` (NONE: not said). ``elements_in`` and ``elements_out`` count elements of ``dtype``; ``sequence``
-    is the recorded sequence number within the group; NONE where not said.
+    is the recorded sequence number within the group; ``peer`` the global rank to which a send goes or from which a
+    receipt comes; NONE where not said.
     """
 
     row: Int64
@@ -101,6 +103,11 @@ class CollectiveArgs:
     elements_out: Int64
     group_size: Int64
     sequence: Int64
+    peer: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        if len(self.peer) != len(self.row):  # a reader that knows of none
+            object.__setattr__(self, "peer", np.full(len(self.row), NONE, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +181,16 @@ class Trace:
         return np.flatnonzero(np.isin(self.category, np.array(categories, dtype=np.int8)))
 
     def names_where(self, predicate: Callable[[str], bool]) -> Bool:
-        """For each event: does its name satisfy ``predicate``? The predicate runs once per distinct string."""
-        hit = np.fromiter((predicate(text) for text in self.strings), dtype=np.bool_, count=len(self.strings))
+        """For each event: does its name satisfy ``predicate``? The predicate runs once per distinct name."""
+        hit = np.zeros(len(self.strings), dtype=np.bool_)
+        for string in self._names:
+            hit[string] = predicate(self.strings[string])
         return hit[self.name] if len(self.strings) else np.zeros(len(self), dtype=np.bool_)
+
+    @functools.cached_property
+    def _names(self) -> tuple[int, ...]:
+        """The strings that are names; most are the texts of shapes, which are many and long."""
+        return tuple(np.flatnonzero(np.bincount(self.name, minlength=1)).tolist()) if len(self) else ()
 
     def name_of(self, row: int) -> str:
         """The name of one event."""

@@ -104,3 +104,16 @@ def _evidence(finding: FindingRow) -> list[EvidenceLine]:
 
 def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}" if ranks else ""
+
+
+def plan_sentence(summary: Summary) -> str | None:
+    """What all changes that can be replayed bring together; None where there is no such plan."""
+    plan = summary.plan
+    if plan is None:
+        return None
+    predicted, step = plan.predicted_step_us, summary.job.step_time_us
+    return (
+        f"All {len(plan.whatif)} settings together, in one replay: {duration(predicted['mid'])} a step "
+        f"(between {duration(predicted['low'])} and {duration(predicted['high'])}), "
+        f"{_more(step / predicted['mid'] - 1)} steps a second. Savings overlap, so they are not added."
+    )

@@ -13,6 +13,8 @@ from typing import Any, Final
 from perfscope.reports.account import HEATMAP_ABOVE
 from perfscope.reports.categories import BY_NAME, CATEGORIES
 from perfscope.reports.format import duration, known, plural, rank_list, ranks_named, share, unit_for
+from perfscope.reports.memory import memory_chart
+from perfscope.reports.system import system_chart
 from perfscope.summary import ROWS, AccountRow, CollectiveRow, CostRow, Strip, Summary
 
 STRIPS_SHOWN: Final = 32
@@ -33,6 +35,8 @@ def chart_data(summary: Summary) -> dict[str, Any]:
         "strips": _strips(shown_strips(summary)),
         "steps": _steps(summary),
         "bandwidth": _bandwidth(summary.collectives, summary.cost_model),
+        "memory": memory_chart(summary),
+        "system": system_chart(summary),
     }
 
 

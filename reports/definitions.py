@@ -139,9 +139,19 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     "cause": (
         "Cause",
         (
-            "The category in which the late rank spent more than its peers' median since the group's previous "
-            "collective."
+            "The category in which it spent more time of its own than its peers' median."
         ),
+    ),
+    "scope": (
+        "Who",
+        (
+            "A rank; a host whose ranks are slow alike and cost more together than one by one; a pipeline stage that "
+            "is slower than others of the same work; or ranks that pauses strike in turn."
+        ),
+    ),
+    "pattern": (
+        "When",
+        "Steady: in 60 % of the steps or more. Intermittent: in some. Rotating: in turn with other ranks.",
     ),
     "share_of_steps": ("Share of steps", "Share of the used steps in which this rank was the one that came last."),
     "confidence": (
@@ -188,9 +198,177 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "loader_batch": ("Time to load a batch", "Time that one worker needs to load one batch."),
     "memory_peak": ("Peak memory", "The most the framework's allocator held during the recording."),
+    "memory_allocated": (
+        "Memory of tensors",
+        (
+            "The largest sum of live tensors. Of the host's memory only what was allocated since the profiler started "
+            "is counted, so there it is a lower bound."
+        ),
+    ),
+    "headroom": (
+        "Headroom",
+        (
+            "Capacity − peak memory: what the allocator could still have asked for. What others hold on the device "
+            "(the driver's context, communication buffers) comes off it."
+        ),
+    ),
+    "fragmentation": (
+        "Unused share",
+        (
+            "1 − tensors ÷ what the allocator held, when it held most and tensors filled most of it: memory lost to "
+            "fragmentation and to sizes that were cached and did not come again."
+        ),
+    ),
+    "allocation_retries": (
+        "Retries",
+        (
+            "Times that the allocator found no memory, gave its cache back to the device and asked again, since the "
+            "process began. Each waits for the device; more than none in steady training is memory running out."
+        ),
+    ),
+    "kernel_class": (
+        "Class",
+        (
+            "What a kernel or operator does, by the operator that launched it or one around that, else by the "
+            "kernel's name."
+        ),
+    ),
+    "kernel_time": (
+        "Time of a kernel",
+        (
+            "Sum of its durations per rank and step, kernels that run at once counted each; share of all device "
+            "work, communication included."
+        ),
+    ),
+    "kernel_type": (
+        "Type",
+        (
+            "Type of the factors of its products: the operator's recorded type, and for float32 by the kernel's "
+            "name whether it computes in TF32. A name may also say that tensor cores are not used."
+        ),
+    ),
+    "kernel_rate": (
+        "Rate",
+        (
+            "FLOPs ÷ time, of the calls whose shapes are recorded, recomputation included; and its share of the "
+            "device's dense peak for that type. Several kernels of one operator share its FLOPs by their time."
+        ),
+    ),
+    "slowest_rank": (
+        "Slowest rank",
+        "The longest mean duration of a kernel on any rank ÷ the median of the ranks' means.",
+    ),
+    "roofline": (
+        "Measured by Nsight Compute",
+        (
+            "Shares of the device's peaks in computing and in moving data, mean over the launches measured. A "
+            "kernel is bound by the larger if that is above 60%, else by latency."
+        ),
+    ),
+    "operator_host": (
+        "Host time of an operator",
+        "Time in the operator itself, its launch calls included and the operators that it calls left out.",
+    ),
+    "operator_device": (
+        "Device time of an operator",
+        ("Sum of the durations of the device work whose launch lies in this operator and in none that it calls."),
+    ),
+    "operator_flops": ("FLOPs of an operator", "Computed by its kernels per rank and step, recomputation included."),
+    "range_depth": ("Depth", "How many ranges lie around it; 0 is outermost."),
+    "range_host": ("Host time of a range", "Its whole length on the host."),
+    "range_device": (
+        "Device time of a range",
+        (
+            "Time in which device work ran that was launched inside it, on the same thread: a module's backward "
+            "is not in it, since autograd calls no modules."
+        ),
+    ),
+    "launch_call": ("Launch call", "Mean length of the calls that launch kernels and copies."),
+    "launch_delay": (
+        "Launch delay",
+        "From the end of a launch call to the start of its work. 0: the device waits for the host.",
+    ),
+    "queue_depth": (
+        "Queue",
+        "Pieces of work launched but not yet begun, median over time. 0: the host is not ahead of the device.",
+    ),
+    "starved": ("Starved launches", "Share of launches before which the device had finished all that was launched."),
+    "short_kernels": ("Short kernels", "Share of kernels shorter than 10 µs, about the cost of launching one."),
     "critical_path": (
         "Critical path",
         "The chain of dependent work that fixes the job's step time. Its stretches add up to the step time.",
+    ),
+    "usable_cores": (
+        "Cores",
+        "That the job's ranks on this host may use together: their bindings, and their container's CPU quota.",
+    ),
+    "cpu_busy": ("CPU busy", "Share of the time of all the host's cores in which they ran anything, the job or not."),
+    "job_cores": (
+        "Cores used by the job",
+        "CPU time of the ranks' processes and their data loader workers ÷ time: how many cores they kept busy.",
+    ),
+    "stage_busy": (
+        "Own work of a stage",
+        "The step less its bubbles: computing, transfers, waiting for its own copies, and idle time of its own.",
+    ),
+    "bubble": (
+        "Bubble",
+        (
+            "Time in which a pipeline stage waits for other stages and does nothing else, in messages between them "
+            "and in collectives across them. With p even stages, m micro-batches and v chunks of the model a "
+            "stage it is (p-1)/(v·m + p-1) of the step."
+        ),
+    ),
+    "bubble_start": ("Bubble at the start", "Until the stage's first micro-batch of the step has come."),
+    "bubble_steady": ("Bubble in between", "From its first forward of the step to the end of its last backward."),
+    "bubble_drain": (
+        "Bubble at the end",
+        "After its last backward, until the pipeline has drained: what follows needs all stages.",
+    ),
+    "micro_batch_pass": (
+        "Forward, backward",
+        (
+            "One micro-batch through one chunk of the stage's model, mean: from its first kernel's start to its last "
+            "one's end; without a device, the range's time less what it waits for other stages."
+        ),
+    ),
+    "stage_flops": ("Model FLOPs of a stage", "Of one of its ranks per step, mean over its ranks."),
+    "runnable": (
+        "Runnable threads",
+        "Threads on the whole host that ran or waited for a core, mean over the samples. More than cores: a queue.",
+    ),
+    "pressure": (
+        "Waited for CPU, for I/O",
+        "Share of the time in which some thread of the host stood still for want of it (Linux's pressure information).",
+    ),
+    "throttled": (
+        "Held back by the CPU quota",
+        "Share of the time for which the container's CPU limit kept the job from running.",
+    ),
+    "steal": ("Steal", "Share of the CPU time that the hypervisor gave to other machines."),
+    "host_memory": ("Memory of the host", "Largest use in the recorded steps, caches that can be dropped left out."),
+    "disk": ("Disk", "Bytes per second to and from the host's own disks; network file systems are not among them."),
+    "network": (
+        "Network",
+        "Bytes per second over all interfaces but loopback, which has its own column, as has RDMA (InfiniBand).",
+    ),
+    "gpu_busy": (
+        "GPU busy",
+        "Share of the time in which any kernel ran, as the driver samples it. 100% does not mean that it was full.",
+    ),
+    "clock_mhz": ("Clock", "Mean clock of the streaming multiprocessors in the recorded steps."),
+    "slowed_by": (
+        "Slowed by",
+        "Reasons that the driver gave for clocks below the highest, with the share of the samples that had each.",
+    ),
+    "rank_cores": ("CPU used", "CPU time of all threads of the rank's process ÷ time."),
+    "waited_for_core": (
+        "Waited for a core",
+        "Share of the time in which the rank's main thread was ready to run but had no core to run on.",
+    ),
+    "worker_cores": (
+        "CPU of one loader worker",
+        "CPU time ÷ time, mean over the rank's data loader workers. 1: a worker that does nothing but compute.",
     ),
 }
 """Glossary key -> (name, definition)."""

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from perfscope.reports import tables
 from perfscope.reports.categories import BY_NAME
-from perfscope.reports.format import byte_size, duration, flop, plural, rank_list, share, significant
+from perfscope.reports.format import byte_size, duration, flop, plural, rank_list, ranks_named, share, significant
+from perfscope.reports.memory import memory_table
+from perfscope.reports.peak import peak_type
 from perfscope.reports.tables import Cell, Filled, Table, absent, written
 from perfscope.summary import (
     ClockRow,
     CollectiveRow,
     CostRow,
     DataLoaderRow,
-    MemoryRow,
     PathRow,
     StragglerRow,
     Summary,
@@ -23,17 +24,17 @@ from perfscope.summary import (
 
 _ALONE = "Only one participant is in the recording, so waiting cannot be told from transfer."
 _NO_BANDWIDTH = "No bandwidth is claimed: the size is not recorded, or the transfer time is only bounded."
-_NOT_REPORTED = "Not reported by this rank."
 
 
 def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> Table:
     """Who made the others wait, worst first."""
     step_share = [row.lost_us / step_us if step_us > 0 else math.nan for row in rows]
-    columns = [tables.ranks("Rank", [row.rank for row in rows])]
+    columns = [tables.words("Who", [_who(row) for row in rows], definition="scope")]
     if any(row.host for row in rows):
         columns.append(tables.words("Host", [row.host for row in rows]))
     columns += [
         tables.words("Cause", [row.cause for row in rows], definition="cause"),
+        tables.words("When", [row.pattern for row in rows], definition="pattern"),
         tables.durations("Lost per step", [row.lost_us for row in rows], definition="lost"),
         tables.numbers(
             "of the step",
@@ -48,8 +49,16 @@ def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> Table:
         "stragglers",
         "Who made the others wait",
         columns,
-        f"Worst is rank {worst.rank}: as fast as its peers, it would make the step {duration(worst.lost_us)} shorter.",
+        f"Worst is {_who(worst)}: at the pace of the others the step would be {duration(worst.lost_us)} shorter, "
+        "played from the recording.",
     )
+
+
+def _who(row: StragglerRow) -> str:
+    """The culprit in a table: a rank, or which ranks of what."""
+    if row.scope in ("host", "stage"):
+        return f"{row.scope}, {ranks_named(row.ranks)}"
+    return f"{ranks_named(row.ranks)} in turn" if row.scope == "job" else f"rank {row.rank}"
 
 
 def collectives_table(rows: Sequence[CollectiveRow], steps: int) -> Table:
@@ -119,23 +128,6 @@ def dataloader_table(rows: Sequence[DataLoaderRow]) -> Table:
     return tables.table("dataloader", "Data loading", columns, reading)
 
 
-def memory_table(rows: Sequence[MemoryRow]) -> Table:
-    """Peak memory per rank."""
-    used = [
-        row.peak_bytes / row.capacity_bytes if row.peak_bytes is not None and row.capacity_bytes else None
-        for row in rows
-    ]
-    columns = [
-        tables.ranks("Rank", [row.rank for row in rows]),
-        tables.sizes("Peak", [row.peak_bytes for row in rows], definition="memory_peak", reason=_NOT_REPORTED),
-        tables.sizes("Capacity", [row.capacity_bytes for row in rows], reason=_NOT_REPORTED),
-        tables.numbers("Used", [_share(part) for part in used], definition="memory_peak"),
-    ]
-    shares = [(part, row.rank) for part, row in zip(used, rows, strict=True) if part is not None]
-    reading = f"The fullest is rank {max(shares)[1]} with {share(max(shares)[0])}." if shares else ""
-    return tables.table("memory", "Memory", columns, reading)
-
-
 def clock_table(rows: Sequence[ClockRow]) -> Table:
     """How each rank's clock was brought to the lowest rank's."""
     columns = [
@@ -191,7 +183,7 @@ def utilisation_table(utilisation: Utilisation) -> Table | None:
         (
             "Peak of a device",
             "peak",
-            written(f"{significant(peak or 0)} TFLOP/s {utilisation.dtype or ''}".strip(), peak, reason),
+            written(f"{significant(peak or 0)} TFLOP/s {peak_type(utilisation)}".rstrip(" ,"), peak, reason),
         ),
     ]
     if all(cell.absent for _, _, cell in lines):
@@ -213,7 +205,7 @@ def evidence_tables(summary: Summary) -> tuple[Table, ...]:
         path_table(summary.critical_path) if summary.critical_path else None,
         dataloader_table(summary.dataloader) if summary.dataloader else None,
         utilisation_table(summary.utilisation),
-        memory_table(summary.memory) if any(row.peak_bytes is not None for row in summary.memory) else None,
+        memory_table(summary.memory),
         clock_table(summary.clock) if len(summary.clock) > 1 else None,
     ]
     return tuple(table for table in found if table is not None)

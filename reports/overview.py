@@ -20,7 +20,9 @@ from perfscope.reports.format import (
     share,
     significant,
 )
+from perfscope.reports.peak import peak_type
 from perfscope.summary import Job, Summary, Utilisation
+from perfscope.summary_history import History
 
 _STRATEGIES = {
     "ddp": "DDP",
@@ -62,6 +64,8 @@ class Fact:
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
     """Step time, MFU, exposed communication and data loading."""
+    if summary.history is not None and not summary.accounting:
+        return _tiles_of_history(summary, summary.history)
     return (_step_tile(summary), _mfu_tile(summary.utilisation), _communication_tile(summary), _loading_tile(summary))
 
 
@@ -114,7 +118,7 @@ def certainty(summary: Summary) -> str:
     if summary.findings and not summary.verdict.healthy:
         sentences.append(f"{summary.findings[0].confidence.capitalize()} confidence.")
     if job.ranks:
-        sentences.append(f"Based on {_basis(job)}.")
+        sentences.append(f"Based on {_basis(summary)}.")
     if job.perturbation is not None and known(job.perturbation):
         sentences.append(perturbation(job.perturbation))
     return " ".join(sentences)
@@ -129,6 +133,22 @@ def perturbation(ratio: float) -> str:
     if change < 0:
         return f"The profiled steps were {percent} faster than the others, so the job's pace varies by itself."
     return f"Profiling slowed the steps by {percent}."
+
+
+def _tiles_of_history(summary: Summary, history: History) -> tuple[Tile, ...]:
+    """The same four numbers, as far as they go, where nothing but the steps' times was recorded."""
+    slowest = max(history.ranks, key=lambda row: row.median_us)
+    times = f"median of {plural(slowest.steps, 'step')}; 95% below {duration(slowest.p95_us)}, longest "
+    no_trace = "No trace was recorded."
+    loading = [row.stages_us["dataloader"] / row.mean_us for row in history.ranks if "dataloader" in row.stages_us]
+    return (
+        Tile("Step time", "step_time", duration(slowest.median_us), times + duration(slowest.max_us)),
+        _mfu_tile(summary.utilisation),
+        Tile("Exposed communication", "exposed_comm", ABSENT, no_trace),
+        Tile("Data loading", "data_loading", share(max(loading)), "of the step on the rank with most of it")
+        if loading
+        else Tile("Data loading", "data_loading", ABSENT, no_trace),
+    )
 
 
 def _step_tile(summary: Summary) -> Tile:
@@ -154,7 +174,7 @@ def _mfu_tile(utilisation: Utilisation) -> Tile:
     coverage = utilisation.flops_coverage
     bounded = coverage is not None and coverage < 0.995
     peak = utilisation.peak_tflops
-    detail = f"of {significant(peak)} TFLOP/s {utilisation.dtype or ''} a device".replace("  ", " ") if peak else ""
+    detail = f"of {significant(peak)} TFLOP/s {peak_type(utilisation)} a device".replace("  ", " ") if peak else ""
     if bounded:
         detail += f"; a lower bound: shapes of {share(coverage)} of the matrix work"
     return Tile("MFU", "mfu", ("≥ " if bounded else "") + share(utilisation.mfu), detail.removeprefix("; "))
@@ -194,8 +214,11 @@ def _loading_tile(summary: Summary) -> Tile:
     return Tile("Data loading", "data_loading", share(taken), _sentence("; ".join(parts), stop=""))
 
 
-def _basis(job: Job) -> str:
+def _basis(summary: Summary) -> str:
+    job = summary.job
     steps = plural(len(job.steps), "step") if job.steps else "one window without steps"
+    if summary.history is not None and not summary.accounting:
+        steps = f"how long {plural(max(row.steps for row in summary.history.ranks), 'step')} took, without a trace,"
     size = job.world_size
     if size is not None and size > len(job.ranks):
         return f"{steps} of {len(job.ranks):,} out of {plural(size, 'rank')}"

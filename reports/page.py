@@ -19,7 +19,7 @@ import jinja2
 import plotly.offline
 
 from perfscope.paths import partial
-from perfscope.reports import account, advice, charts, evidence, gaps, overview
+from perfscope.reports import account, advice, charts, evidence, gaps, kernels, memory, overview, pipeline, system
 from perfscope.reports.categories import CATEGORIES, shares
 from perfscope.reports.definitions import DEFINITIONS
 from perfscope.reports.format import ABSENT, share
@@ -71,6 +71,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "certainty": overview.certainty(summary),
         "mean_step": [(c, taken[c.name], share(taken[c.name])) for c in CATEGORIES if taken[c.name] >= 0.0005],
         "cards": advice.cards(summary),
+        "plan": advice.plan_sentence(summary),
         "top_findings": TOP_FINDINGS,
         "legend": account.legend(rows),
         "account_table": account.account_table(rows) if rows else ABSENT,
@@ -88,6 +89,11 @@ def _values(summary: Summary) -> dict[str, Any]:
         else ABSENT,
         "cost_model": evidence.cost_table(summary.cost_model) if summary.cost_model else ABSENT,
         "tables": evidence.evidence_tables(summary),
+        "memory_reading": memory.memory_reading(summary),
+        "system_reading": system.system_reading(summary),
+        "system_tables": system.system_tables(summary),
+        **kernels.values(summary),
+        **pipeline.values(summary),
         "gaps": gaps.gaps(summary),
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,

@@ -85,7 +85,7 @@ class Columns:
     )  # fmt: skip
     COLLECTIVE_NAMES = (
         "row", "kind", "group", "description", "ranks", "dtype", "elements_in", "elements_out", "group_size",
-        "sequence",
+        "sequence", "peer",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -177,6 +177,7 @@ class Columns:
         self._collectives.append((
             row, text(args.kind), text(args.group), text(args.group_description), text(args.ranks), text(args.dtype),
             _count(args.elements_in), _count(args.elements_out), _count(args.group_size), _count(args.sequence),
+            _count(args.source if args.destination is NOTHING else args.destination),
         ))  # fmt: skip
 
     def finish(self) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Args(
         "elements_out": "Out msg nelems",
         "group_size": "Group size",
         "sequence": "Seq",
+        "source": "Src Rank",
+        "destination": "Dst Rank",
         "step": "step_num",
     },
 ):
@@ -74,6 +76,8 @@ class Args(
     elements_out: msgspec.Raw = NOTHING
     group_size: msgspec.Raw = NOTHING
     sequence: msgspec.Raw = NOTHING
+    source: msgspec.Raw = NOTHING
+    destination: msgspec.Raw = NOTHING
     step: Number = -1
     """Of a step that JAX or TensorFlow annotated."""
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfscope.analyzers.readers.nsys_columns import Columns, lookup
+from perfscope.analyzers.readers.nsys_memory import COLUMNS, MEMORY_EVENTS, memory_counter
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
 from perfscope.analyzers.readers.nsys_processes import (
     COPIES,
@@ -29,7 +30,6 @@ from perfscope.trace import (
     Int32,
     Int64,
     Losses,
-    MemoryCounter,
     Trace,
 )
 
@@ -234,7 +234,8 @@ class _Builder:
                 f"{self._source}: holds no kernel, CUDA call or NVTX range that can be read; record with nsys profile "
                 "-t cuda,nvtx,osrt"
             )
-        columns["start_ns"] += self._epoch_ns(int(columns["start_ns"][-1]))
+        epoch_ns = self._epoch_ns(int(columns["start_ns"][-1]))
+        columns["start_ns"] += epoch_ns
         self._note_devices(columns)
         return Trace(
             source=self._source,
@@ -242,7 +243,7 @@ class _Builder:
             **columns,
             threads=self._columns.threads.described(self._thread_names()),
             collectives=_no_collectives(),
-            memory=MemoryCounter(*(np.empty(0, dtype=np.int64) for _ in range(4))),
+            memory=memory_counter(self._table(MEMORY_EVENTS, COLUMNS, "globalPid"), epoch_ns),
             rank=self._process.rank,
             world_size=self._process.world_size,
             backend=backend,

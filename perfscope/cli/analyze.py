@@ -65,6 +65,19 @@ def _default_page(traces: str) -> Path:
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Read ranks on the dask cluster of this scheduler (tcp://host:8786)."
 )
+@click.option(
+    "--flops",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE.py",
+    help="Formulas of FLOPs for operators of your own (see docs/metrics.md).",
+)
+@click.option(
+    "--ncu",
+    type=click.Path(exists=True, dir_okay=False),
+    multiple=True,
+    metavar="FILE.csv",
+    help="Nsight Compute's CSV export, for the table of kernels; may be given several times.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="No verdict on the terminal, only the page's path.")
 def command(
     traces: str,
@@ -73,6 +86,8 @@ def command(
     capture: int | None,
     workers: int | None,
     scheduler: str | None,
+    flops: str | None,
+    ncu: tuple[str, ...],
     quiet: bool,
 ) -> None:
     """Read every rank's trace in TRACES, say what limits the job, and write one self-contained HTML page.
@@ -95,6 +110,8 @@ def command(
             executor=executor,
             workers=workers,
             capture=capture,
+            flops=flops,
+            ncu=ncu,
             progress=_progress if sys.stderr.isatty() else None,
         )
     target = output or _default_page(traces)

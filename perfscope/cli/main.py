@@ -12,7 +12,11 @@ from perfscope.errors import PerfscopeError, UnusableInput
 
 VERBS: Final = {
     "run": "Profile a training command without changing its code.",
+    "trigger": "Have a running job record its next steps.",
+    "gather": "Make one recording of the folders that each node wrote.",
     "analyze": "Read every rank's trace, write the report and say what limits the job.",
+    "whatif": "Say what a step would take with settings changed.",
+    "doctor": "Try what a recording needs here, and say what to do about what does not work.",
 }
 """Verb -> its line in ``perfscope --help``; each verb's module in this package defines ``command``."""
 

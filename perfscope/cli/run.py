@@ -9,14 +9,19 @@ from typing import Final
 
 import click
 
-from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.config import FOR_ANOTHER, SIGNALS, CollectorConfig
 from perfscope.collectors.launch import FolderTakenError, Launch, die_by, isolated_python, package_root
+from perfscope.collectors.nsys import NsysNotFoundError, says_nsys
 from perfscope.collectors.recap import recap
 from perfscope.errors import UnusableInput
 
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 DEFAULT_OUTPUT: Final = "perfscope-recording"
+NSYS_RECORDS: Final = (
+    "Nsight Systems records this run; PerfScope's own profiler stays off, because one profiler at a time can own the "
+    "device, and only writes ranges"
+)
 
 
 @click.command(
@@ -42,13 +47,36 @@ DEFAULT_OUTPUT: Final = "perfscope-recording"
 @click.option("--memory/--no-memory", default=False, help="Record allocations (larger files).")
 @click.option("--nvtx/--no-nvtx", default=True, help="Also write the ranges as NVTX, for Nsight Systems.")
 @click.option("--count-flops/--no-count-flops", default=False, help="Count one warm-up step's operations, for MFU.")
+@click.option("--steps-only", is_flag=True, help="No traces: how long each step and its stages took, for whole runs.")
+@click.option("--trigger", type=float, metavar="FACTOR", help="Record when a step takes FACTOR times the median.")
+@click.option("--cooldown", default=100, metavar="N", help="With --trigger: steps to let pass after a capture.")
+@click.option("--max-captures", default=5, metavar="N", help="With --trigger: captures that slow steps may start.")
+@click.option("--budget", default=5.0, metavar="PERCENT", help="With --trigger: time that captures may take.")
+@click.option(
+    "--signal", type=click.Choice(SIGNALS), default="USR2",
+    help="With --trigger and --steps-only: signal that asks for a capture, as perfscope trigger does.",
+)  # fmt: skip
+@click.option(
+    "--with", "other", type=click.Choice(FOR_ANOTHER),
+    help="Another profiler records, PerfScope only writes ranges: nsys is started, with nvtx you start it.",
+)  # fmt: skip
+@click.option(
+    "--sample-every", default=0.5, metavar="SECONDS",
+    help="How often to look at each host: its devices, CPU, memory, disk, network.",
+)  # fmt: skip
+@click.option("--no-sampler", is_flag=True, help="Do not look at the hosts.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path,
     overwrite: bool,
     join: bool,
+    steps_only: bool,
+    trigger: float | None,
+    other: str | None,
+    sample_every: float,
+    no_sampler: bool,
     command: tuple[str, ...],
-    **options: int | bool | str,
+    **options: int | float | bool | str,
 ) -> None:
     """Run COMMAND as it is and record a few training steps of every rank.
 
@@ -79,11 +107,18 @@ def command(
         config = CollectorConfig(
             output=str(output.absolute()),
             package_root=package_root(),
+            sample_every=0.0 if no_sampler else sample_every,
+            mode=_mode(steps_only=steps_only, trigger=trigger, other=other),
+            trigger=CollectorConfig.trigger if trigger is None else trigger,
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
     except ValueError as error:
-        raise click.UsageError(str(error).replace("count_flops", "--count-flops")) from error
-    launch = Launch(config, command)
+        told = str(error).replace("count_flops", "--count-flops").replace("sample_every", "--sample-every")
+        raise click.UsageError(told) from error
+    try:
+        launch = Launch(config, command)
+    except NsysNotFoundError as error:
+        raise UnusableInput(str(error)) from error
     try:
         launch.prepare(overwrite=overwrite, join=join)
     except FolderTakenError as error:
@@ -92,6 +127,8 @@ def command(
         raise UnusableInput(f"{output} cannot be written ({error}); choose another folder with --output") from error
     if option := isolated_python(command):
         _say(f"python {option} ignores PYTHONPATH, so nothing can be recorded in it; leave the option out")
+    if config.mode == "nsys" or says_nsys(command):
+        _say(NSYS_RECORDS)
     code = launch.run()
     for line in recap(config, code):
         _say(line)
@@ -99,6 +136,15 @@ def command(
         sys.stderr.flush()
         die_by(-code)
     sys.exit(code)
+
+
+def _mode(*, steps_only: bool, trigger: float | None, other: str | None) -> str:
+    """What the options ask to be recorded; only one of them may."""
+    asked = {"steps": steps_only, "trigger": trigger is not None, other or "nvtx": other is not None}
+    modes = [mode for mode, wanted in asked.items() if wanted]
+    if len(modes) > 1:
+        raise click.UsageError("give only one of --steps-only, --trigger and --with: they say what is recorded")
+    return modes[0] if modes else "captures"
 
 
 def _not_runnable(program: str) -> int | None:

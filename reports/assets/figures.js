@@ -182,5 +182,86 @@ const figures = (() => {
     return [traces, layout(look, 300, { showlegend: true, legend, xaxis, yaxis })];
   }
 
-  return { account, strips, steps, bandwidth };
+  function memory(data, look) {
+    const { series, capacity, unit, size } = data.memory;
+    const palette = ["compute", "exposed_comm_transfer", "idle_sync", "exposed_copy"];
+    const traces = [];
+    series.forEach((one, index) => {
+      const colour = look.colours[palette[index % palette.length]];
+      const name = plain(one.name);
+      const course = (values, what, dash) => ({
+        type: "scatter",
+        mode: "lines",
+        name,
+        legendgroup: name,
+        x: one.time,
+        y: values,
+        // What is held stays so until the next allocation.
+        line: { color: colour, width: 1.5, dash, shape: "hv" },
+        hovertemplate: `<b>${name}</b>, ${what}<br>%{y:.4~g} ${size} at %{x:.4~g} ${unit}<extra></extra>`,
+      });
+      if (one.allocated) traces.push(course(one.allocated, "tensors", "solid"));
+      if (one.reserved) traces.push({ ...course(one.reserved, "held", "dash"), showlegend: !one.allocated });
+    });
+    if (capacity !== null) {
+      const ends = series.flatMap((one) => [one.time[0], one.time.at(-1)]);
+      const x = [Math.min(...ends), Math.max(...ends)];
+      const line = { color: look.muted, width: 1, dash: "dot" };
+      traces.push({ type: "scatter", mode: "lines", name: "capacity", x, y: [capacity, capacity], line, hoverinfo: "skip" });
+    }
+    const xaxis = { title: { text: `${unit} from the first step's start` }, rangemode: "tozero", showgrid: false };
+    const legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
+    const showlegend = series.length > 1 || capacity !== null;
+    return [traces, layout(look, 280, { showlegend, legend, xaxis, yaxis: { title: { text: size }, rangemode: "tozero" } })];
+  }
+
+  function system(data, look) {
+    const { rows, unit, window: shaded } = data.system;
+    const palette = ["compute", "exposed_comm_transfer", "idle_sync", "exposed_copy", "exposed_comm_wait", "idle_host", "idle_dependency", "idle_launch"];
+    const colours = {};
+    for (const one of rows.flatMap((row) => row.series)) colours[one.name] ??= look.colours[palette[Object.keys(colours).length % palette.length]];
+    const gap = 0.08;
+    const tall = (1 - gap * (rows.length - 1)) / rows.length;
+    const traces = [];
+    const axes = {};
+    const named = new Set();
+    rows.forEach((row, index) => {
+      const number = index ? String(index + 1) : "";
+      const top = 1 - index * (tall + gap);
+      axes[`yaxis${number}`] = {
+        domain: [Math.max(top - tall, 0), top],
+        title: { text: row.axis, font: { size: 11 } },
+        rangemode: "tozero",
+        gridcolor: look.line,
+        zerolinecolor: look.line,
+        automargin: true,
+        nticks: 4,
+      };
+      for (const one of row.series) {
+        const name = shortened(one.name);
+        traces.push({
+          type: "scatter",
+          mode: one.time.length > 60 ? "lines" : "lines+markers",
+          name,
+          legendgroup: name,
+          showlegend: !named.has(name),
+          x: one.time,
+          y: one.values,
+          yaxis: `y${number}`,
+          line: { color: colours[one.name], width: 1.5 },
+          marker: { size: 4 },
+          hovertemplate: `<b>${name}</b><br>%{y:.4~g} at %{x:.4~g} ${unit}<extra>${plain(row.axis)}</extra>`,
+        });
+        named.add(name);
+      }
+    });
+    const shade = { type: "rect", xref: "x", yref: "paper", x0: shaded[0], x1: shaded[1], y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: look.line };
+    const { yaxis, ...others } = axes;
+    const xaxis = { title: { text: `${unit} from the first recorded step` }, showgrid: false, anchor: rows.length > 1 ? `y${rows.length}` : "y" };
+    const legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
+    const figure = layout(look, 80 + 130 * rows.length, { showlegend: named.size > 1, legend, shapes: [shade], xaxis, yaxis });
+    return [traces, { ...figure, ...others }];
+  }
+
+  return { account, strips, steps, bandwidth, memory, system };
 })();

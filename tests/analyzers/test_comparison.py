@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from perfscope.analyzers.collectives import collective_rows, cost_models, cost_rows
+from perfscope.analyzers.collectives import collective_rows
 from perfscope.analyzers.comparison import Comparison, account_rows, compare
+from perfscope.analyzers.cost_model import cost_models, cost_rows
 from perfscope.analyzers.critical_path import critical_path
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.analyzers.replay.engine import play
@@ -181,13 +182,16 @@ def test_one_participant_gives_no_wait_and_no_bandwidth():
     assert (row.wait_us, row.algbw_gbps, row.busbw_gbps) == (None, None, None)
 
 
-def rank_with_sizes(rank: int, sizes: list[int], sequences: list[int] | None = None) -> TraceBuilder:
+def rank_with_sizes(
+    rank: int, sizes: list[int], sequences: list[int] | None = None, kind: str = "allreduce"
+) -> TraceBuilder:
     builder = TraceBuilder(rank=rank, world_size=2).step(0, 0, STEP)
     builder.launched("gemm", 5, 10, 90)
     for number, size in enumerate(sizes):
         start = 100 + 1000 * number
         sequence = None if sequences is None else sequences[number]
-        builder.launched(NCCL, start - 50, start, start + 500, stream=20, collective=described(size, sequence=sequence))
+        collective = described(size, sequence=sequence, kind=kind)
+        builder.launched(NCCL, start - 50, start, start + 500, stream=20, collective=collective)
     return builder
 
 
@@ -212,8 +216,12 @@ def test_an_extra_collective_is_reported_not_papered_over():
     assert "rank 0: 2, rank 1: 1" in mismatch.text
 
 
-def test_uneven_sizes_are_matched_in_order():
-    result = compared(rank_with_sizes(0, [10, 21, 30]), rank_with_sizes(1, [12, 20, 33]))
+def test_uneven_sizes_are_matched_in_order_where_they_may_differ():
+    uneven = [
+        rank_with_sizes(0, [10, 21, 30], kind="all_to_allv"),
+        rank_with_sizes(1, [12, 20, 33], kind="all_to_allv"),
+    ]
+    result = compared(*uneven)
     assert result.mismatches == ()
     assert (np.bincount(result.matched.instance) == 2).all()
 

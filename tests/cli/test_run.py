@@ -133,15 +133,19 @@ def test_a_script_that_is_no_program_gets_a_hint(tmp_path: Path) -> None:
 def test_a_recording_is_not_overwritten_unasked(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     assert record(folder, "true").exit_code == 0
-    (folder / "rank-00000.capture-0.trace.json.gz").touch()
-    (folder / BOOTSTRAP_FOLDER / "claim-00000.json").touch()
+    for name in ("rank-00000.capture-0.trace.json.gz", "rank-00000.steps.bin", "nsys-3f2a91bc.nsys-rep"):
+        (folder / name).touch()
+    for name in ("claim-00000.json", "plan-0"):
+        (folder / BOOTSTRAP_FOLDER / name).touch()
     (folder / "notes.txt").write_text("mine")
     refused = record(folder, "true")
     assert refused.exit_code == 2
     assert "--overwrite" in refused.said
     assert record(folder, "true", options=("--overwrite",)).exit_code == 0
     assert {path.name for path in folder.iterdir()} == {BOOTSTRAP_FOLDER, LAUNCH_FILE, "notes.txt"}
-    assert {path.name for path in (folder / BOOTSTRAP_FOLDER).iterdir()} == {"sitecustomize.py", "config.json"}
+    assert {path.name for path in (folder / BOOTSTRAP_FOLDER).iterdir()} == {
+        "sitecustomize.py", "config.json", "plans", "requests",
+    }  # fmt: skip
 
 
 def test_a_folder_that_holds_no_recording_is_used(tmp_path: Path) -> None:
@@ -168,6 +172,9 @@ def test_another_node_joins_a_recording_under_way_but_not_a_finished_one(tmp_pat
         (("--ranks", "2-1"), "ends before it begins"),
         (("--wait", "0"), "wait must be at least 1"),
         (("--count-flops", "--warmup", "0"), "--count-flops"),
+        (("--trigger", "1"), "trigger must be above 1"),
+        (("--trigger", "2", "--budget", "0"), "budget must be above 0"),
+        (("--signal", "TERM"), "--signal"),
         (("--no-such-option",), "--no-such-option"),
     ],
 )
@@ -204,6 +211,45 @@ def test_the_configuration_travels_in_a_file(tmp_path: Path) -> None:
     recording = record(tmp_path / "r", "true", options=("--ranks", "0,3-7", "--stacks", "--active", "2"))
     config = json.loads((recording.folder / BOOTSTRAP_FOLDER / "config.json").read_text())
     assert (config["ranks"], config["stacks"], config["active"], config["shapes"]) == ("0,3-7", True, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), {"mode": "captures", "signal": "USR2"}),
+        (("--steps-only", "--signal", "none"), {"mode": "steps", "signal": "none"}),
+        (
+            ("--trigger", "2.5", "--cooldown", "7", "--max-captures", "2", "--budget", "1.5"),
+            {"mode": "trigger", "trigger": 2.5, "cooldown": 7, "max_captures": 2, "budget": 1.5},
+        ),
+        (("--with", "nvtx"), {"mode": "nvtx"}),
+    ],
+)
+def test_modes_travel_to_the_ranks_and_into_the_launch(
+    tmp_path: Path, options: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    recording = record(tmp_path / "r", "true", options=options)
+    config = json.loads((recording.folder / BOOTSTRAP_FOLDER / "config.json").read_text())
+    for found in (config, recording.launch.options):
+        assert {name: found[name] for name in expected} == expected
+
+
+def test_a_signal_that_asks_for_captures_goes_no_further(tmp_path: Path) -> None:
+    """With planned captures it is the command's; a mode that listens to it keeps it, since a launcher would die of it."""
+    if signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN:
+        pytest.skip("SIGUSR2 is ignored here")
+    script = "trap 'echo got; exit 9' USR2; echo ready; sleep 0.5; sleep 0.5; exit 3"
+    folder = tmp_path / "r"
+    process = subprocess.Popen(
+        [*PERFSCOPE, "run", "-o", str(folder), "--steps-only", "--", "sh", "-c", script],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR2)
+    out, _ = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", 3)
+    assert json.loads((folder / BOOTSTRAP_FOLDER / "requests").read_text()) == {"active": None}
 
 
 def test_help_teaches(tmp_path: Path) -> None:

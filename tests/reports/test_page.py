@@ -283,7 +283,7 @@ def test_the_straggler_is_named_where_the_others_wait() -> None:
     text = parsed(straggler()).text.replace("\xa0", " ")
     assert "They wait for rank 2: the cause is compute." in text
     assert "the others wait for rank 2." in text
-    assert "Worst is rank 2: as fast as its peers, it would make the step 60.7 ms shorter." in text
+    assert "Worst is rank 2: at the pace of the others the step would be 60.7 ms shorter" in text
     assert "517" not in text
 
 

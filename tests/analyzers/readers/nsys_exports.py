@@ -45,6 +45,9 @@ _TABLES = {
     "returnValue INTEGER",
     "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, rangeId INTEGER, text TEXT, globalTid INTEGER, "
     "endGlobalTid INTEGER, textId INTEGER, domainId INTEGER",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": "start INTEGER, globalPid INTEGER, deviceId INTEGER, contextId INTEGER, "
+    "address INTEGER, pc INTEGER, bytes INTEGER, memKind INTEGER, memoryOperationType INTEGER, name TEXT, "
+    "correlationId INTEGER, streamId INTEGER",
     "PROCESSES": "globalPid INTEGER, pid INTEGER, name TEXT",
     "ThreadNames": "nameId INTEGER, priority INTEGER, globalTid INTEGER",
     "TARGET_INFO_SYSTEM_ENV": "globalVid INTEGER, devStateName TEXT, name TEXT, nameEnum INTEGER, value TEXT",

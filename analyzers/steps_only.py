@@ -1,0 +1,165 @@
+"""A recording without a trace, as ``perfscope run --steps-only`` makes: what the step histories alone can tell.
+
+The account, the critical path, communication and utilisation need kernels or operators, and stay empty here: the host's
+stages are no substitute, because they wait for devices and for other ranks without saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from perfscope._version import __version__
+from perfscope.job import Job
+from perfscope.summary import Failure, Note, Replay, Summary, Utilisation, Verdict
+from perfscope.summary import Job as JobSummary
+from perfscope.summary_history import OTHER, History, RankHistory
+
+NOTICEABLE: Final = 0.05
+"""Share of the step from which a rank's excess or the data loading leads the verdict."""
+
+_NO_TRACE: Final = "No trace was recorded, only how long each step took"
+_WORDS: Final = {
+    "dataloader": "loading data",
+    "forward": "in the forward",
+    "backward": "in the backward",
+    "optimizer": "in the optimizer",
+    OTHER: "outside of data loading, forward, backward and optimizer",
+}
+
+
+def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -> Summary:
+    """A Summary of step histories alone. ``failures``: histories that could not be read."""
+    slowest = max(history.ranks, key=lambda row: row.mean_us)
+    told = tuple(Failure(rank=problem.rank, path=str(problem.path), error=problem.error) for problem in job.problems)
+    return Summary(
+        job=_job(job, history, slowest, (*told, *failures)),
+        accounting=(),
+        clock=(),
+        collectives=(),
+        cost_model=(),
+        stragglers=(),
+        critical_path=None,
+        dataloader=(),
+        utilisation=Utilisation(
+            mfu=None, hfu=None, model_flops_per_step=None, flops_coverage=None, peak_tflops=None, dtype=None,
+            causal="full", why_absent=_NO_TRACE,
+        ),
+        memory=(),
+        replay=Replay(),
+        findings=(),
+        verdict=Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job)),
+        notes=tuple(_notes(job, history)),
+        strips=(),
+        history=history,
+        perfscope_version=__version__,
+        source=str(job.path),
+    )  # fmt: skip
+
+
+def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failure, ...]) -> JobSummary:
+    runs = dict(sorted(job.runs.items()))
+    first = next(iter(runs.values()), None)
+    strategies = tuple(sorted({strategy for run in runs.values() for strategy in run.strategies})) or ("unknown",)
+    ranks = tuple(row.rank for row in history.ranks)
+    return JobSummary(
+        world_size=max((run.world_size for run in runs.values()), default=None),
+        ranks=ranks,
+        missing_ranks=history.missing_ranks,
+        failures=failures,
+        steps=(),
+        step_time_us=slowest.mean_us,
+        step_time_us_per_step=(),
+        strategy=strategies[0] if len(strategies) == 1 else strategies,
+        backend=first.backend or None if first else None,
+        devices=tuple(dict.fromkeys(run.device.name for run in runs.values() if run.device.name)),
+        perturbation=None,
+        steps_from=f"only the times of steps {slowest.first_step} to {slowest.last_step} were recorded",
+        hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
+        command=job.launch.command if job.launch else (first.command if first else ()),
+        started_at=(job.launch.started_at if job.launch else "") or (first.started_at if first else "") or None,
+        batch_shape=first.batch_shape if first else None,
+        settings=dict(first.settings) if first else {},
+        versions=dict(first.versions) if first else {},
+        unprofiled_step_us=slowest.median_us,
+        exit_code=job.launch.exit_code if job.launch else None,
+    )
+
+
+def _headline(history: History, slowest: RankHistory) -> str:
+    step = f"Steps take {_duration(slowest.median_us)} (median of {slowest.steps:,})"
+    first = history.slow_ranks[0] if history.slow_ranks else None
+    if first is not None and first.excess_us >= NOTICEABLE * slowest.median_us:
+        return (
+            f"{step}; rank {first.rank} spends {_duration(first.excess_us)} more {_WORDS[first.stage]} than its peers."
+        )
+    loader, share = max(
+        ((row, row.stages_us.get("dataloader", 0.0) / row.mean_us) for row in history.ranks if row.mean_us > 0),
+        key=lambda entry: entry[1],
+        default=(slowest, 0.0),
+    )
+    if share >= NOTICEABLE:
+        where = f" on rank {loader.rank}" if len(history.ranks) > 1 else ""
+        return f"{step}; {share:.0%} of a step goes to loading data{where}."
+    if slowest.outlier_steps:
+        return f"{step}; {slowest.outlier_steps:,} of them took half as long again as those around them, or longer."
+    return f"{step}; data loading takes {share:.0%}, and no step stands out."
+
+
+def _first_action(job: Job) -> str | None:
+    """How to get a trace."""
+    modes = {run.mode for run in job.runs.values()}
+    if modes & {"nvtx", "nsys"}:
+        return "Look into the report of the profiler that recorded this run; the ranges in it are named perfscope::."
+    if job.launch is not None and job.launch.exit_code is None and modes:
+        return f"Record a few steps to see why: perfscope trigger {job.path}."
+    if modes & {"trigger"}:
+        return "No step was slow enough to be recorded; give --trigger a smaller factor, or leave it out."
+    if modes & {"steps"}:
+        return "Record a few steps to see why: leave out --steps-only, or record slow steps with --trigger 1.5."
+    return "Record a few steps to see why: with --wait 1 --warmup 1 and an --active that the job reaches."
+
+
+def _notes(job: Job, history: History) -> Iterator[Note]:
+    yield Note(
+        about="history",
+        text=f"{_NO_TRACE}: there is no account of the device, of communication or of the critical path, and no "
+        "advice. Stages are the training thread's own time: with a device they are launches and waiting, not the "
+        "device's work, and a rank that waits for another does so within a stage.",
+    )
+    restarted = tuple(row.rank for row in history.ranks if row.attempt)
+    if restarted:
+        earlier = max(row.earlier_steps for row in history.ranks)
+        yield Note(
+            about="history",
+            text=f"The job was restarted; the steps are those of its last attempt, after {earlier:,} of earlier ones.",
+            ranks=restarted,
+        )
+    lost = tuple(row.rank for row in history.ranks if row.lost_steps)
+    if lost:
+        yield Note(
+            about="history",
+            text=f"Up to {max(row.lost_steps for row in history.ranks):,} steps are not in the history: they could not "
+            "be written, or their block was damaged.",
+            ranks=lost,
+        )
+    if history.missing_ranks:
+        yield Note(
+            about="ranks", text=f"{len(history.missing_ranks)} ranks left no history.", ranks=history.missing_ranks
+        )
+    if "pipeline" in {strategy for run in job.runs.values() for strategy in run.strategies}:
+        yield Note(about="history", text="Ranks of a pipeline do different work, so they are not compared.")
+    problems: dict[str, list[int]] = {}
+    for rank, run in sorted(job.runs.items()):
+        for problem in run.problems:
+            problems.setdefault(problem, []).append(rank)
+    for problem, ranks in problems.items():
+        yield Note(about="collection", text=problem, ranks=tuple(ranks))
+    if job.launch is not None and job.launch.exit_code not in (0, None):
+        yield Note(about="collection", text=f"The recorded command ended with exit code {job.launch.exit_code}.")
+
+
+def _duration(us: float) -> str:
+    if us >= 1e6:
+        return f"{us / 1e6:.3g} s"
+    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"

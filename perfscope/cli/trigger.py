@@ -1,0 +1,56 @@
+"""``perfscope trigger``: have the ranks of a running job record the next steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from perfscope.collectors.agreement import LEAD_S, ask
+from perfscope.collectors.config import FOR_ANOTHER, CollectorConfig
+from perfscope.errors import UnusableInput
+from perfscope.metadata import load_launch
+from perfscope.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
+
+
+@click.command("trigger", short_help="Have a running job record its next steps.")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Steps to record.  [default: --active of the run]"
+)
+def command(folder: Path, steps: int | None) -> None:
+    """Ask the job that perfscope run records into FOLDER for a capture of its next steps.
+
+    All ranks record the same steps, a few seconds from now. Works while the job trains under perfscope run, with
+    planned captures, --trigger or --steps-only, on any host that sees FOLDER.
+
+    \b
+    perfscope run --steps-only -o /shared/rec -- torchrun --nproc-per-node 8 train.py
+    perfscope trigger /shared/rec --steps 5
+    perfscope analyze /shared/rec
+    """
+    config = _config_of_running_job(folder)
+    try:
+        ask(folder, steps)
+    except OSError as error:
+        raise UnusableInput(f"{folder} cannot be written ({error}); ask as the user who runs the job") from error
+    click.echo(
+        f"asked: {steps or config.active} steps will be recorded after {config.warmup} of warm-up, beginning within "
+        f"some {2 * LEAD_S:.0f} seconds; then perfscope analyze {folder}"
+    )
+
+
+def _config_of_running_job(folder: Path) -> CollectorConfig:
+    """What the job was started with. Raises UnusableInput where there is none that could answer."""
+    try:
+        launch = load_launch(folder / LAUNCH_FILE)
+        config = CollectorConfig.load(folder / BOOTSTRAP_FOLDER)
+    except (OSError, ValueError) as error:
+        raise UnusableInput(
+            f"{folder}: no recording under way ({error}); name the folder that perfscope run was given with --output"
+        ) from error
+    if launch.exit_code is not None:
+        raise UnusableInput(f"{folder}: the job has ended (exit code {launch.exit_code}); nothing can be recorded")
+    if config.mode in FOR_ANOTHER:
+        raise UnusableInput(f"{folder}: the job runs with --with {config.mode}, where another profiler records")
+    return config

@@ -1,0 +1,131 @@
+"""Memory on the page: the table, the picture and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perfscope.reports import page
+from perfscope.reports.memory import SHOWN, memory_chart, memory_reading, memory_table
+from perfscope.reports.tables import Table
+from perfscope.summary import MemoryRow, Summary
+from perfscope.summary_tables import MemoryStrip
+from tests.reports.examples import gpu, healthy, summary
+
+GIB = 1 << 30
+
+
+def strip(rank: int, gib: tuple[float, ...], held: float | None = None, device: int = 0) -> MemoryStrip:
+    """A course with a point every 10 ms."""
+    return MemoryStrip(
+        rank=rank,
+        device=device,
+        time_us=tuple(10_000.0 * number for number in range(len(gib))),
+        allocated_bytes=tuple(int(value * GIB) for value in gib),
+        reserved_bytes=tuple(None if held is None else int(held * GIB) for _ in gib),
+    )
+
+
+def told(*strips: MemoryStrip, rows: tuple[MemoryRow, ...] = ()) -> Summary:
+    example = healthy()
+    return summary(
+        job=example.job, verdict=example.verdict, accounting=example.accounting, memory_timeline=strips, memory=rows
+    )
+
+
+def cells(table: Table | None, label: str) -> list[str]:
+    assert table is not None
+    index = [column.label for column in table.columns].index(label)
+    return [row[index].text for row in table.rows]
+
+
+class TestTable:
+    def test_a_column_only_for_what_some_rank_knows(self) -> None:
+        row = MemoryRow(rank=0, peak_bytes=60 * GIB, capacity_bytes=80 * GIB)
+        table = memory_table([row])
+        assert table is not None
+        assert [column.label for column in table.columns] == ["Rank", "Peak", "Capacity", "Used"]
+        assert cells(table, "Used") == ["75%"]
+
+    def test_everything_that_is_known(self) -> None:
+        rows = [
+            MemoryRow(
+                rank=rank, peak_bytes=60 * GIB, capacity_bytes=80 * GIB, allocated_peak_bytes=45 * GIB,
+                fragmentation=0.25, headroom_bytes=20 * GIB, allocation_retries=rank,
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        table = memory_table(rows)
+        assert cells(table, "Headroom") == ["20.00", "20.00"]
+        assert cells(table, "Tensors") == ["45.00", "45.00"]
+        assert cells(table, "Unused") == ["25%", "25%"]
+        assert cells(table, "Retries") == ["0", "1"]
+        assert table is not None
+        assert "Rank 1 ran out of memory and had to empty its cache 1 time;" in table.reading
+
+    def test_the_host_s_memory_is_called_so(self) -> None:
+        row = MemoryRow(rank=0, peak_bytes=None, capacity_bytes=None, allocated_peak_bytes=GIB, kind="host")
+        table = memory_table([row])
+        assert cells(table, "Of") == ["host"]
+        assert table is not None
+        assert "Peak" not in [column.label for column in table.columns]
+        assert table.reading == "The host's memory, as these ranks have no device."
+
+    def test_capacity_alone_is_no_table(self) -> None:
+        assert memory_table([MemoryRow(rank=0, peak_bytes=None, capacity_bytes=80 * GIB)]) is None
+        assert memory_table([]) is None
+
+
+class TestPicture:
+    def test_values_in_one_unit(self) -> None:
+        rows = (MemoryRow(rank=0, peak_bytes=60 * GIB, capacity_bytes=80 * GIB),)
+        chart = memory_chart(told(strip(0, (10, 45, 12), held=60), rows=rows))
+        assert chart == {
+            "unit": "ms",
+            "size": "GiB",
+            "capacity": 80.0,
+            "series": [{"name": "rank 0", "time": [0, 10, 20], "allocated": [10, 45, 12], "reserved": [60, 60, 60]}],
+        }
+        assert memory_reading(told(strip(0, (10, 45, 12), held=60), rows=rows)) == (
+            "Here on rank 0 tensors take between 10.0 GiB and 45.0 GiB, of 60.0 GiB that the allocator holds."
+        )
+
+    def test_capacity_is_left_out_where_it_would_flatten_the_course(self) -> None:
+        rows = (MemoryRow(rank=0, peak_bytes=2 * GIB, capacity_bytes=80 * GIB),)
+        chart = memory_chart(told(strip(0, (1, 2)), rows=rows))
+        assert chart is not None
+        assert chart["capacity"] is None
+        assert chart["series"][0]["reserved"] is None
+
+    def test_of_many_ranks_the_fullest_and_the_emptiest_are_shown(self) -> None:
+        example = told(*(strip(rank, (1, 1 + (rank * 7) % 20)) for rank in range(20)))
+        chart = memory_chart(example)
+        assert chart is not None
+        names = [series["name"] for series in chart["series"]]
+        assert len(names) == SHOWN
+        assert {"rank 17", "rank 0"} <= set(names)  # 17 * 7 % 20 = 19
+        assert memory_reading(example).startswith("Here 4 of 20 ranks, the fullest among them; on rank 17 ")
+
+    def test_the_host_s_course_says_what_it_leaves_out(self) -> None:
+        example = told(strip(0, (0.25, 0.5), device=-1))
+        chart = memory_chart(example)
+        assert chart is not None
+        assert [series["name"] for series in chart["series"]] == ["rank 0, host"]
+        assert memory_reading(example).endswith(
+            "of the host's memory, not counting what was allocated before the profiler started."
+        )
+
+    def test_nothing_recorded_is_no_picture(self) -> None:
+        assert memory_chart(told()) is None
+        assert memory_reading(told()) == ""
+        assert 'id="chart-memory"' not in page.render(gpu())
+
+
+@pytest.mark.browser
+def test_the_browser_draws_a_line_for_each_course(look_at: Callable[..., Any]) -> None:
+    rows = (MemoryRow(rank=0, peak_bytes=60 * GIB, capacity_bytes=80 * GIB),)
+    tab = look_at(told(strip(0, (10, 45, 12), held=60), rows=rows))
+    assert tab.locator("#chart-memory svg .scatterlayer .trace").count() == 3
+    assert "rank 0 tensors take between" in tab.locator("figure:has(#chart-memory) figcaption").inner_text()
