@@ -1,5 +1,6 @@
 # make demo    train a small transformer under `perfscope run`, analyze it and name the report
 # make test    the test suite
+# make frameworks  trainings with every parallel strategy and framework, in .venv-frameworks (half an hour)
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
@@ -9,6 +10,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# Third-party frameworks bring a hundred packages that nothing else here needs.
+FRAMEWORKS_VENV := .venv-frameworks
 # What a command in the environment starts (torchrun, python) comes from the environment too.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,7 +22,7 @@ DEMO_ARGS ?= --load-ms 120
 # Two processes: half of the suite waits for trainings and browsers that it started.
 PYTEST_ARGS ?= -n 2
 
-.PHONY: demo test lint check samples clean
+.PHONY: demo test frameworks lint check samples clean
 
 demo: $(VENV)/collect.stamp
 	@rm -rf $(DEMO)
@@ -30,6 +33,10 @@ demo: $(VENV)/collect.stamp
 
 test: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)
+frameworks: $(FRAMEWORKS_VENV)/frameworks.stamp
+	$(FRAMEWORKS_VENV)/bin/python -m pytest $(PYTEST_ARGS) -m frameworks
 
 lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff check .
@@ -43,7 +50,7 @@ samples: $(VENV)/collect.stamp
 	sample_traces/record.sh
 
 clean:
-	rm -rf $(VENV) $(DEMO) build dist *.egg-info .coverage* htmlcov \
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(DEMO) build dist *.egg-info .coverage* htmlcov \
 	    .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -52,6 +59,11 @@ $(VENV)/%.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
-$(VENV)/bin/python:
+$(FRAMEWORKS_VENV)/frameworks.stamp: pyproject.toml constraints.txt tests/frameworks/requirements.txt | $(FRAMEWORKS_VENV)/bin/python
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --requirement tests/frameworks/requirements.txt
+	@touch $@
+
+$(VENV)/bin/python $(FRAMEWORKS_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("PerfScope needs Python 3.10 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@:/bin/python=)

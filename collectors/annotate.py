@@ -31,6 +31,11 @@ class Annotator:
         self._nvtx = _find_nvtx() if nvtx else None
         self._step: Any = None
 
+    @property
+    def writes_nvtx(self) -> bool:
+        """Is there anything to write NVTX with?"""
+        return self._nvtx is not None
+
     def begin(self, name: str) -> Any:
         """Open a range on this thread; hand what is returned to :meth:`end`."""
         record = self._record_function(name)
@@ -43,6 +48,30 @@ class Annotator:
         """Close a range that :meth:`begin` opened, innermost first."""
         if self._nvtx is not None:
             self._nvtx.pop()
+        record.__exit__(None, None, None)
+
+    def begin_aside(self, name: str) -> Any:
+        """:meth:`begin` for code that may run in the middle of anything, as a garbage collection does.
+
+        Past torch's dispatcher: there a mode that is active (fake tensors, tracing, FLOP counting) would take the range
+        for one of the model's operators.
+        """
+        record = _Aside(name)
+        if self._nvtx is not None:
+            self._nvtx.push(name)
+        return record
+
+    def open(self, name: str) -> tuple[Any, Any]:
+        """Open a range that need not be the innermost one when it ends; hand what is returned to :meth:`close`."""
+        record = self._record_function(name)
+        record.__enter__()
+        return record, None if self._nvtx is None else self._nvtx.start(name)
+
+    def close(self, opened: tuple[Any, Any]) -> None:
+        """Close a range that :meth:`open` opened."""
+        record, mark = opened
+        if self._nvtx is not None:
+            self._nvtx.end(mark)
         record.__exit__(None, None, None)
 
     def rank(self, rank: int, world_size: int) -> None:
@@ -62,14 +91,29 @@ class Annotator:
         self._step = None if number is None else self._nvtx.start(f"{NVTX_STEP_PREFIX}{number}")
 
 
+class _Aside:
+    """A range of the profiler's alone, open from the beginning; ends as ``record_function`` does."""
+
+    def __init__(self, name: str) -> None:
+        import torch.autograd
+
+        calls: Any = torch.autograd
+        self._exit = calls._record_function_with_args_exit
+        self._record = calls._record_function_with_args_enter(name)
+
+    def __exit__(self, *error: object) -> None:
+        self._exit(self._record)
+
+
 def _find_nvtx() -> Nvtx | None:
+    """Torch's own calls where it has them: what the package's releases above 0.2.10 write, older nsys does not see."""
     import torch
 
+    if torch.cuda.is_available():
+        cuda: Any = torch.cuda.nvtx
+        return Nvtx(cuda.range_push, cuda.range_pop, cuda.range_start, cuda.range_end, cuda.mark)
     try:
         nvtx: Any = importlib.import_module("nvtx")
     except ImportError:
-        if not torch.cuda.is_available():
-            return None
-        cuda: Any = torch.cuda.nvtx
-        return Nvtx(cuda.range_push, cuda.range_pop, cuda.range_start, cuda.range_end, cuda.mark)
+        return None
     return Nvtx(nvtx.push_range, nvtx.pop_range, nvtx.start_range, nvtx.end_range, nvtx.mark)

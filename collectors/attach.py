@@ -1,4 +1,7 @@
-"""Hooks the end of optimizer steps, once torch (or DeepSpeed's engine) has been imported. Called by the bootstrap."""
+"""Hooks the end of training steps, once torch (or an engine that steps by itself) has been imported.
+
+Called by the bootstrap. What is replaced here stays so for the whole run: steps are found this way.
+"""
 
 from __future__ import annotations
 
@@ -46,21 +49,52 @@ def attach_deepspeed(_folder: str) -> None:
         return
     edges = _Edges(collector, sys.modules["torch"])
     engine: Any = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
-    for name in ("step", "_take_model_step"):  # pipeline engines call the latter without the former
-        setattr(engine, name, _counted_engine_step(edges, getattr(engine, name)))
+    engine.step = _counted_engine_step(edges, engine.step, _ends_accumulation)
+    # Pipeline engines call this one without the other.
+    engine._take_model_step = _counted_engine_step(edges, engine._take_model_step)
+
+
+def attach_megatron(_folder: str) -> None:
+    """Megatron's optimizers have been imported: each holds others, whose steps are parts of its own.
+
+    One that met an overflow steps none of them, and the training step is over all the same.
+    """
+    collector = session.attached()
+    if collector is None:
+        return
+    edges = _Edges(collector, sys.modules["torch"])
+    for kind in list(vars(sys.modules["megatron.core.optimizer.optimizer"]).values()):
+        step = vars(kind).get("step") if isinstance(kind, type) else None
+        if callable(step) and not getattr(step, "__isabstractmethod__", False):
+            setattr(kind, "step", _counted(edges, step))  # noqa: B010 - mypy: a method is not to be assigned to
 
 
 class _Edges:
     """The beginning and the end of a step, as functions that the compiler leaves alone with all that they call."""
 
     def __init__(self, collector: Collector, torch: Any) -> None:
+        # Functions, not the collector's methods: the compiler marks what it is to leave alone with an attribute.
         def enter() -> Any:
             return collector.enter()
+
+        def enter_without_range() -> bool:
+            return collector.enter_without_range()
+
+        def begin() -> Any:
+            return collector.begin()
+
+        def end(record: Any) -> None:
+            collector.end(record)
 
         def leave(record: Any, stepped: Stepped | None) -> None:
             collector.leave(record, stepped)
 
+        self.optimizer_steps = 0
+        """Optimizer steps begun, nested ones included."""
         self.enter: Callable[[], Any] = torch._disable_dynamo(enter)
+        self.enter_without_range: Callable[[], bool] = torch._disable_dynamo(enter_without_range)
+        self.begin: Callable[[], Any] = torch._disable_dynamo(begin)
+        self.end: Callable[[Any], None] = torch._disable_dynamo(end)
         self.leave: Callable[[Any, Stepped | None], None] = torch._disable_dynamo(leave)
 
 
@@ -70,6 +104,10 @@ def _counted(edges: _Edges, step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def counted(*args: Any, **kwargs: Any) -> Any:
         stepped = None
+        edges.optimizer_steps += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if callable(closure):
+            return _step_with_closure(edges, step, closure, args, kwargs)
         record = edges.enter()
         try:
             result = step(*args, **kwargs)
@@ -81,16 +119,51 @@ def _counted(edges: _Edges, step: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
+def _step_with_closure(
+    edges: _Edges, step: Callable[..., Any], closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A step that calls a closure: the forward and backward in there are none of the optimizer's time.
+
+    Its range begins after the first call and is interrupted by each further one. Lightning steps in this way always,
+    and many an optimizer, such as LBFGS, does so several times.
+    """
+    stepped = record = None
+    outermost = edges.enter_without_range()
+
+    @functools.wraps(closure)
+    def interrupting() -> Any:
+        nonlocal record
+        edges.end(record)
+        record = None
+        try:
+            return closure()
+        finally:
+            record = edges.begin() if outermost else None
+
+    if "closure" in kwargs:
+        kwargs = {**kwargs, "closure": interrupting}
+    else:
+        args = (args[0], interrupting, *args[2:])
+    try:
+        result = step(*args, **kwargs)
+        stepped = functools.partial(Session.optimizer_stepped, optimizer=args[0])
+        return result
+    finally:
+        edges.leave(record, stepped)
+
+
 def _counted_scaler_step(edges: _Edges, maybe_step: Callable[..., Any]) -> Callable[..., Any]:
     """``GradScaler._maybe_opt_step``: the step that it skips, having met an overflow, ends a training step too."""
 
     @functools.wraps(maybe_step)
     def counted(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         stepped = None
+        begun = edges.optimizer_steps
         record = edges.enter()
         try:
             result = maybe_step(self, optimizer, *args, **kwargs)
-            stepped = functools.partial(Session.optimizer_stepped, optimizer=optimizer)
+            skipped = edges.optimizer_steps == begun
+            stepped = functools.partial(Session.optimizer_stepped, optimizer=optimizer, skipped=skipped)
             return result
         finally:
             edges.leave(record, stepped)
@@ -98,14 +171,22 @@ def _counted_scaler_step(edges: _Edges, maybe_step: Callable[..., Any]) -> Calla
     return counted
 
 
-def _counted_engine_step(edges: _Edges, step: Callable[..., Any]) -> Callable[..., Any]:
-    """An engine's step, which ends a training step when it has changed ``global_steps``."""
+def _counted_engine_step(
+    edges: _Edges, step: Callable[..., Any], updates: Callable[[Any], bool] = lambda _: True
+) -> Callable[..., Any]:
+    """An engine's step, which ends a training step when it has changed ``global_steps``.
+
+    Unless ``updates(engine)`` it will do next to nothing, being between the micro-batches of a training step, and is
+    left alone.
+    """
 
     @functools.wraps(step)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(self, "global_steps", None)
+        if before is None or not updates(self):
+            return step(self, *args, **kwargs)
         stepped = None
         record = edges.enter()
-        before = self.global_steps
         try:
             result = step(self, *args, **kwargs)
             if self.global_steps != before:
@@ -115,3 +196,11 @@ def _counted_engine_step(edges: _Edges, step: Callable[..., Any]) -> Callable[..
             edges.leave(record, stepped)
 
     return counted
+
+
+def _ends_accumulation(engine: Any) -> bool:
+    """Will the engine's step update the model? Yes, where it cannot be asked."""
+    try:
+        return bool(engine.is_gradient_accumulation_boundary())
+    except Exception:
+        return True

@@ -2,10 +2,11 @@
 
 ``perfscope run`` copies this file into the recording as ``.bootstrap/sitecustomize.py`` and puts that folder first on
 ``PYTHONPATH``, so Python runs it at every start: in ranks, launchers and data loader workers alike. It therefore costs
-next to nothing (no import beyond what the interpreter has loaded, a file looked for) and starts nothing; it waits until
-``torch`` is imported. Standard library only, in a syntax that old interpreters read as well; it may fail, but never in
-a way that the profiled command notices. Configuration lies in a file beside it, because some launchers pass few
-environment variables on.
+next to nothing (no import beyond what the interpreter has loaded, a file looked for) and starts nothing. It waits until
+``torch`` is imported, and then until the process makes its first optimizer, which launchers and workers never do: only
+then is the collector imported. Standard library only, in a syntax that old interpreters read as well; it may fail, but
+never in a way that the profiled command notices. Configuration lies in a file beside it, because some launchers pass
+few environment variables on.
 """
 
 # pathlib is too dear to import at every start, and old interpreters shall get as far as saying that they are:
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 
-WATCHED = {"torch": "attach_torch", "deepspeed.runtime.engine": "attach_deepspeed"}
+WATCHED = {
+    "torch": "attach_torch",
+    "deepspeed.runtime.engine": "attach_deepspeed",
+    "megatron.core.optimizer.optimizer": "attach_megatron",
+}
 """Module -> the function of ``perfscope.collectors.attach`` to call once it has been imported."""
 
 
@@ -45,7 +50,7 @@ class Watch:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    loader: Any = CallingLoader(spec.loader, lambda: attach(callback))
+                    loader: Any = CallingLoader(spec.loader, lambda: imported(callback))
                     spec.loader = loader
                 return spec
         return None
@@ -72,10 +77,55 @@ class CallingLoader:
         self.then()
 
 
+WAITING: list[str] = []
+"""What to call of ``perfscope.collectors.attach`` once this process trains: modules that have been imported so far."""
+
+MODULE_NAME = "_perfscope_bootstrap"
+"""Name by which ``perfscope.step()`` finds this module: the name it runs under may become the user's own."""
+
+
+def imported(callback: str) -> None:
+    """A watched module has been imported. Torch always comes first, because the others import it."""
+    if callback == WATCHED["torch"]:
+        mark("torch")
+        WAITING.append(callback)
+        try:
+            wait_for_an_optimizer()
+        except Exception:
+            attach_waiting()  # a torch that is made otherwise; what is wrong with it will be said there
+    elif WAITING:
+        WAITING.append(callback)
+    else:
+        attach(callback)
+
+
+def wait_for_an_optimizer() -> None:
+    """Have the first optimizer that is made attach the collector. It looks up a function of its base class for that."""
+    optimizer = sys.modules["torch"].optim.Optimizer
+    original = vars(optimizer)["profile_hook_step"]
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        if vars(optimizer)["profile_hook_step"] is replacement:
+            optimizer.profile_hook_step = original
+        attach_waiting()
+        hooked: Callable[..., Any] = optimizer.profile_hook_step(step)
+        return hooked
+
+    replacement = staticmethod(profile_hook_step)
+    optimizer.profile_hook_step = replacement
+
+
+def attach_waiting() -> None:
+    """This process trains: attach to every module that has been imported so far."""
+    waiting = list(WAITING)
+    del WAITING[:]
+    for callback in waiting:
+        attach(callback)
+
+
 def attach(callback: str) -> None:
     """Hand over to ``perfscope.collectors.attach``; a failure goes to a file that ``perfscope run`` reads."""
     try:
-        mark("torch")
         if sys.version_info < (3, 10):
             return note_failure("Python %d.%d is too old for the collector, which needs 3.10" % sys.version_info[:2])
         import importlib
@@ -145,8 +195,9 @@ def run_the_users_own() -> None:
 def main() -> None:
     """Watch for torch, take our folder off ``sys.path`` (``PYTHONPATH`` keeps it for children), run the user's own."""
     mark("python")
+    sys.modules[MODULE_NAME] = sys.modules[__name__]
     if "torch" in sys.modules:
-        attach(WATCHED["torch"])
+        imported(WATCHED["torch"])
     sys.meta_path.insert(0, Watch({name: call for name, call in WATCHED.items() if name not in sys.modules}))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != FOLDER]
     run_the_users_own()

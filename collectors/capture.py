@@ -14,6 +14,7 @@ from perfscope.collectors.device import DeviceProbe, device_types
 from perfscope.collectors.discovery import Found
 from perfscope.collectors.flops import FlopCount
 from perfscope.collectors.foreign import ForeignStart
+from perfscope.collectors.gc_ranges import GcRanges
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges import Ranges
 from perfscope.vocabulary import BACKWARD
@@ -45,6 +46,7 @@ class Capture:
         self._ranges = ranges
         self._annotator = annotator
         self._problems = problems
+        self._gc_ranges = GcRanges(annotator, problems)
         self._foreign = ForeignStart(yield_first)
         self._flop_count: FlopCount | None = None
         self._profiler: Any = None
@@ -79,6 +81,7 @@ class Capture:
         except BaseException:
             self._release()
             raise
+        self._gc_ranges.install()
         self._annotator.step(self.first)
 
     def step(self) -> bool:
@@ -115,12 +118,14 @@ class Capture:
         """
         autograd: Any = importlib.import_module("torch.autograd")
         self._profiler = None
+        self._gc_ranges.remove()
         self._ranges.forget()
         self._foreign.remove()
         autograd._enable_record_function(False)
 
     def discard(self) -> None:
         """Stop; what was recorded stays unwritten."""
+        self._gc_ranges.remove()  # first: the profiler's own collections while it stops are none of the training's
         profiler, self._profiler = self._profiler, None
         try:
             if profiler is not None:
@@ -138,6 +143,7 @@ class Capture:
         """Leave the training as it was."""
         self._end_flop_count()
         self._annotator.step(None)
+        self._gc_ranges.remove()
         self._ranges.remove()
         self._foreign.remove()
 

@@ -13,7 +13,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from perfscope.paths import BOOTSTRAP_FOLDER
+from perfscope.paths import BOOTSTRAP_FOLDER, host_in_name
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,24 @@ def claim_rank(folder: Path, rank: int, attempt: int, *, recorded: bool) -> Clai
     A later attempt takes over from an earlier one. Within one attempt a dead holder is replaced unless it left a
     recording of this rank (``recorded``). Raises OSError when the folder cannot be written.
     """
-    path = folder / BOOTSTRAP_FOLDER / f"claim-{rank:05d}.json"
+    return _claim(_path(folder, f"{rank:05d}"), attempt, recorded=recorded)
+
+
+def claim_host(folder: Path, attempt: int) -> Claim | None:
+    """Claim to be the process that has this host sampled, as ``claim_rank`` does; the present holder if it keeps it."""
+    return _claim(_path(folder, f"host-{host_in_name(socket.gethostname())}"), attempt, recorded=False)
+
+
+def holder_of_rank(folder: Path, rank: int) -> Claim | None:
+    """Who has claimed a rank; None where nobody has, or the claim is unreadable."""
+    return _read(_path(folder, f"{rank:05d}"))
+
+
+def _path(folder: Path, what: str) -> Path:
+    return folder / BOOTSTRAP_FOLDER / f"claim-{what}.json"
+
+
+def _claim(path: Path, attempt: int, *, recorded: bool) -> Claim | None:
     mine = Claim.mine(attempt)
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -10,6 +10,22 @@ from typing import Final
 
 CONFIG_FILE: Final = "config.json"
 
+SHORTEST_PERIOD_S: Final = 0.05
+"""Of the system sampler: a look takes it milliseconds, which the training is to keep."""
+
+MODES: Final = ("captures", "trigger", "steps", "nvtx", "nsys")
+"""What is recorded: captures as planned; captures when a step is slow or somebody asks; none unless somebody asks; only
+ranges for a profiler of the user's own; the same for Nsight Systems, which ``perfscope run`` starts itself."""
+
+ALWAYS_ON: Final = ("trigger", "steps")
+"""Modes that time the stages of every step of the run."""
+
+FOR_ANOTHER: Final = ("nvtx", "nsys")
+"""Modes in which another profiler records, and this project's is never started."""
+
+SIGNALS: Final = ("USR1", "USR2", "none")
+"""Signals that may ask for a capture."""
+
 FAILURES_FILE: Final = "failures.txt"
 """In the bootstrap folder: why the collector did not start, a line a process."""
 
@@ -64,12 +80,37 @@ class CollectorConfig:
     nvtx: bool = True
     count_flops: bool = False
     """Count floating-point operations of one warm-up step; needs ``warmup`` of at least 1."""
+    sample_every: float = 0.5
+    """Seconds between two looks of the system sampler; 0: no sampler."""
+    mode: str = "captures"
+    """One of :data:`MODES`."""
+    trigger: float = 1.5
+    """In mode ``trigger``: times the running median from which a step is slow."""
+    cooldown: int = 100
+    """In mode ``trigger``: steps to let pass after a capture before a slow step may start another."""
+    max_captures: int = 5
+    """In mode ``trigger``: captures that slow steps may start, in all."""
+    budget: float = 5.0
+    """In mode ``trigger``: per cent of the run's time that captures may take before slow steps start no more."""
+    signal: str = "USR2"
+    """One of :data:`SIGNALS`: what asks a rank for a capture where slow steps or nothing else would start one."""
 
     def __post_init__(self) -> None:
         RankSelection.parse(self.ranks)
         for name, least in (("wait", 1), ("warmup", 0), ("active", 1), ("repeat", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name, choices in (("mode", MODES), ("signal", SIGNALS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        if not self.trigger > 1:
+            raise ValueError(f"trigger must be above 1 (1.5: half as long again as the median), not {self.trigger}")
+        if self.cooldown < 0 or self.max_captures < 0:
+            raise ValueError("cooldown and max_captures must be 0 or more")
+        if not 0 < self.budget <= 100:
+            raise ValueError(f"budget must be above 0 and at most 100 (per cent of the time), not {self.budget}")
+        if self.sample_every and not self.sample_every >= SHORTEST_PERIOD_S:
+            raise ValueError(f"sample_every must be at least {SHORTEST_PERIOD_S} (seconds), not {self.sample_every}")
         if self.count_flops and self.warmup < 1:
             raise ValueError("count_flops counts during a warm-up step: set warmup to at least 1")
 

@@ -3,65 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
-import socket
 import sys
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from perfscope._version import __version__
-from perfscope.collectors.device import device_types
+from perfscope.collectors.device import device_types, memory_counts
 from perfscope.collectors.discovery import Found
-from perfscope.collectors.identity import Identity, attempt
+from perfscope.collectors.execution import describe_execution, describe_scaler
+from perfscope.collectors.groups import describe_groups
 from perfscope.collectors.model import describe_model
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges import Ranges
-from perfscope.collectors.redact import performance_environment, redact_command
 from perfscope.collectors.strategies import describe_strategies
 from perfscope.metadata import DeviceRecord, RunMetadata
 
 _FRAMEWORKS: Final = ("accelerate", "deepspeed", "horovod", "lightning", "pytorch_lightning", "transformers", "triton")
 
 
-def describe_process(identity: Identity) -> RunMetadata:
-    """What is known before anything was recorded."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return RunMetadata(
-        perfscope_version=__version__,
-        attempt=attempt(),
-        rank=identity.rank,
-        local_rank=identity.local_rank,
-        world_size=identity.world_size,
-        local_world_size=identity.local_world_size,
-        host=socket.gethostname(),
-        cpu_count=len(affinity(0)) if affinity is not None else os.cpu_count(),
-        pid=os.getpid(),
-        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        # Where the interpreter was installed says nothing about the run.
-        command=redact_command([os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]),  # noqa: PTH119 - a mere name
-        backend=identity.backend,
-        environment=performance_environment(os.environ),
-    )
-
-
 def describe_run(
     process: RunMetadata, found: Found, optimizers: Iterable[Any], ranges: Ranges, problems: Problems
 ) -> RunMetadata:
     """``process`` completed by what a capture found out. A part that cannot be described is left out, and said."""
+    optimizers = list(optimizers)
     strategies, settings = problems.guard(
-        "describing the strategies", describe_strategies, found, optimizers, process.world_size, problems
+        "describing the strategies",
+        describe_strategies,
+        found,
+        optimizers,
+        process.world_size,
+        problems,
+        ranges.frameworks.observed,
     ) or ((), {})
+    settings |= describe_execution(found, optimizers, problems)
+    amp = problems.guard("describing the gradient scaler", describe_scaler, found) or {}
+    amp = {**settings.get("amp", {}), **amp}
     if ranges.autocast:
-        settings["amp"] = {"dtype": ranges.autocast.removeprefix("torch.")}
+        amp = {"dtype": ranges.autocast.removeprefix("torch."), **amp}
+    # A pipeline's backwards are its micro-batches.
+    accumulation = {} if "pipeline" in strategies else ranges.accumulation.settings()
+    settings |= {name: part for name, part in (("amp", amp), ("gradient_accumulation", accumulation)) if part}
     return dataclasses.replace(
         process,
         device=problems.guard("describing the device", describe_device, found) or process.device,
         versions=problems.guard("finding versions", find_versions) or {},
+        cpu_threads=problems.guard("counting threads", count_threads),
         strategies=strategies,
         settings=settings,
+        process_groups=problems.guard("describing process groups", describe_groups) or (),
         model=problems.guard("describing the model", describe_model, found),
         batch_shape=ranges.batch_shape,
         dataloaders=ranges.loaders.records(),
@@ -69,24 +59,34 @@ def describe_run(
 
 
 def describe_device(found: Found) -> DeviceRecord:
-    """The device that holds the model's parameters."""
+    """The device that holds the model's parameters, or that they are taken to."""
     import torch
 
     kinds = device_types(found.roots)
     if not kinds:
         return DeviceRecord(type="cpu", name=_processor_name())
     kind = kinds[0]
-    device = next(each.device for root in found.roots for each in root.parameters() if each.device.type == kind)
     library: Any = getattr(torch, kind)
-    index = device.index if device.index is not None else library.current_device()
+    held = (each.device.index for root in found.roots for each in root.parameters() if each.device.type == kind)
+    index = next((index for index in held if index is not None), None)
+    if index is None:  # as with offloaded parameters
+        index = library.current_device()
     properties = library.get_device_properties(index)
     return DeviceRecord(
         type=kind,
         index=index,
         name=library.get_device_name(index),
+        uuid=str(getattr(properties, "uuid", "")),
         capacity_bytes=getattr(properties, "total_memory", None),
-        peak_bytes=library.max_memory_reserved(index) if hasattr(library, "max_memory_reserved") else None,
+        **memory_counts(library, index),
     )
+
+
+def count_threads() -> int:
+    """Threads that torch spreads an operator on the CPU over."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 def find_versions() -> dict[str, str]:

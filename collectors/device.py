@@ -1,4 +1,4 @@
-"""Asks a device whether it has finished its work without waiting for it for ever.
+"""Asks a device whether it has finished its work without waiting for it for ever, and its allocator what it counted.
 
 Stopping the profiler waits for the device. When a job ends because a peer crashed, a collective may be under way that
 never finishes, and a process that should have died would hang.
@@ -6,17 +6,45 @@ never finishes, and a process that should have died would hang.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, Final
 
 PATIENCE_S: Final = 10.0
 
+_ACCELERATORS: Final = ("cuda", "xpu")
+
+_MEMORY_COUNTS: Final = {
+    "peak_bytes": "reserved_bytes.all.peak",
+    "allocated_peak_bytes": "allocated_bytes.all.peak",
+    "allocation_retries": "num_alloc_retries",
+}
+"""Field of ``DeviceRecord`` -> key of ``torch.cuda.memory_stats``, which other devices' allocators share."""
+
 
 def device_types(modules: Iterable[Any]) -> list[str]:
-    """Types of the devices that hold the modules' parameters, ``cpu`` left out."""
+    """Types of the devices that hold the modules' parameters, ``cpu`` left out.
+
+    Parameters that are offloaded lie on the host between steps: where all do, the devices that the process has
+    initialised.
+    """
     kinds = {parameter.device.type for module in modules for parameter in module.parameters()}
-    return sorted(kinds - {"cpu", "meta"})
+    return sorted(kinds - {"cpu", "meta"}) or [kind for kind in _ACCELERATORS if _is_initialised(kind)]
+
+
+def _is_initialised(kind: str) -> bool:
+    library: Any = sys.modules.get(f"torch.{kind}")
+    return library is not None and bool(library.is_initialized())
+
+
+def memory_counts(library: Any, index: int) -> dict[str, int]:
+    """What the allocator of one device counted since the process began, under ``DeviceRecord``'s names.
+
+    ``library`` is ``torch.cuda`` or its like. What its allocator does not count is left out.
+    """
+    counted = library.memory_stats(index) if hasattr(library, "memory_stats") else {}
+    return {name: int(counted[key]) for name, key in _MEMORY_COUNTS.items() if key in counted}
 
 
 class DeviceProbe:

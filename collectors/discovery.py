@@ -11,18 +11,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+_OPTIMIZED: Final = ("torch._dynamo.eval_frame", "OptimizedModule")
+"""What ``torch.compile`` makes of a module."""
+
 _WRAPPERS: Final = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel"),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
-    ("torch._dynamo.eval_frame", "OptimizedModule"),
+    _OPTIMIZED,
     ("deepspeed.runtime.engine", "DeepSpeedEngine"),
 )
 """Modules around a module: their forward is the model's forward."""
 
-_PIPELINE: Final = (
-    ("torch.distributed.pipelining.stage", "_PipelineStageBase"),
-    ("deepspeed.runtime.pipe.engine", "PipelineEngine"),
-)
+INNER: Final = ("module", "_orig_mod", "_fsdp_wrapped_module")
+"""Where wrappers keep the module that they wrap."""
+
+_PIPELINED: Final = (("deepspeed.runtime.pipe.engine", "PipelineEngine"),)
+
+_LISTED: Final = {
+    "profilers": (("torch.autograd.profiler", "profile"),),
+    "stages": (("torch.distributed.pipelining.stage", "_PipelineStageBase"),),
+    "schedules": (("torch.distributed.pipelining.schedules", "_PipelineSchedule"),),
+    "scalers": (("torch.amp.grad_scaler", "GradScaler"), ("torch.cuda.amp.grad_scaler", "GradScaler")),
+    "meshes": (("torch.distributed.device_mesh", "DeviceMesh"), ("torch.distributed._tensor", "DeviceMesh")),
+    "compiled": (("torch._dynamo.eval_frame", "OptimizeContext"),),
+    "trainers": (
+        ("accelerate.accelerator", "Accelerator"),
+        ("transformers.trainer", "Trainer"),
+        ("lightning.pytorch.trainer.trainer", "Trainer"),
+        ("pytorch_lightning.trainer.trainer", "Trainer"),
+        ("lightning.fabric.fabric", "Fabric"),
+        ("lightning_fabric.fabric", "Fabric"),
+    ),
+}
+"""Field of :class:`Found` -> the classes whose objects it lists."""
 
 _SHARDED: Final = (
     ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"),
@@ -41,22 +62,35 @@ class Found:
     """Every module below the roots, the roots included."""
     profilers: list[Any] = field(default_factory=list)
     """``torch.autograd.profiler.profile`` objects, whoever made them."""
-    pipeline: bool = False
+    stages: list[Any] = field(default_factory=list)
+    """This rank's stages of ``torch.distributed.pipelining``."""
+    schedules: list[Any] = field(default_factory=list)
+    """What runs those stages."""
+    scalers: list[Any] = field(default_factory=list)
+    """``GradScaler`` objects."""
+    meshes: list[Any] = field(default_factory=list)
+    """``DeviceMesh`` objects, parts of others included."""
+    compiled: list[Any] = field(default_factory=list)
+    """What ``torch.compile`` made: of a module, a function or a method."""
+    trainers: list[Any] = field(default_factory=list)
+    """What runs the training in frameworks that have such an object."""
 
     def of(self, name: str) -> list[Any]:
-        """Modules that are instances of a wrapper, by its class name; none where its library was not imported."""
-        kinds = loaded(entry for entry in (*_WRAPPERS, *_SHARDED) if entry[1] == name)
+        """Modules that are instances of a known class, by its name; none where its library was not imported."""
+        kinds = loaded(entry for entry in (*_WRAPPERS, *_SHARDED, *_PIPELINED) if entry[1] == name)
         return [module for module in self.modules if isinstance(module, kinds)]
 
     def to_hook(self) -> list[Any]:
         """Modules whose outermost calls are the forward.
 
-        The roots, and their children where a root may merely hold the model and never be called itself.
+        The roots; what a wrapper holds, which may be called past it (as evaluation on one rank is); and the children
+        of a root that may merely hold the model and never be called itself.
         """
-        wrappers = loaded(_WRAPPERS)
-        hooked = list(self.roots)
+        hooked: list[Any] = []
         for root in self.roots:
-            if not isinstance(root, wrappers):
+            layers = _layers(root)
+            hooked.extend(layers)
+            if len(layers) == 1 and not isinstance(root, loaded(_WRAPPERS)) and not is_compiled(root):
                 hooked.extend(child for child in root.children() if not _is_container(child))
         return hooked
 
@@ -71,19 +105,20 @@ def discover(optimizers: Iterable[Any]) -> Found:
     """Look through every live object once. Takes a fraction of a second for millions of them."""
     import torch
 
-    profile = torch.autograd.profiler.profile
-    pipeline = loaded(_PIPELINE)
+    listed = {name: loaded(classes) for name, classes in _LISTED.items()}
     modules: dict[int, Any] = {}
     found = Found()
+    wanted: dict[type[Any], tuple[list[Any], ...]] = {}
     for thing in gc.get_objects():
         kind = type(thing)  # not isinstance: a proxy's __class__ may run the script's code
-        if issubclass(kind, torch.nn.Module):
-            if "_modules" in vars(thing):
-                modules[id(thing)] = thing
-        elif issubclass(kind, profile):
-            found.profilers.append(thing)
-        if pipeline and issubclass(kind, pipeline):
-            found.pipeline = True
+        lists = wanted.get(kind)
+        if lists is None:
+            lists = tuple(getattr(found, name) for name, classes in listed.items() if issubclass(kind, classes))
+            wanted[kind] = lists
+        for each in lists:
+            each.append(thing)
+        if issubclass(kind, torch.nn.Module) and "_modules" in vars(thing):
+            modules[id(thing)] = thing
     found.roots = _roots(modules, optimizers)
     seen = {id(module): module for root in found.roots for module in root.modules()}
     found.modules = list(seen.values())
@@ -112,6 +147,25 @@ def _roots(modules: dict[int, Any], optimizers: Iterable[Any]) -> list[Any]:
     return wrapped or [
         module for module in outermost if any(parameter.requires_grad for parameter in module.parameters())
     ]
+
+
+def is_compiled(module: Any) -> bool:
+    """Is the module itself compiled, by ``torch.compile(module)`` or ``module.compile()``?"""
+    if isinstance(module, loaded((_OPTIMIZED,))):
+        return True
+    return vars(module).get("_compiled_call_impl") is not None
+
+
+def _layers(root: Any) -> list[Any]:
+    """``root`` and, where it wraps a module, that module, and so on inwards, but never into compiled code."""
+    layers = [root]
+    wrappers = loaded(_WRAPPERS)
+    while isinstance(layers[-1], wrappers) and not is_compiled(layers[-1]):
+        inner = next((layers[-1]._modules[name] for name in INNER if name in layers[-1]._modules), None)
+        if inner is None:
+            break
+        layers.append(inner)
+    return layers
 
 
 def _is_container(module: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.collectors.discovery import Found
+from perfscope.collectors.discovery import Found, is_compiled
 
 
 class _NoModules:
@@ -30,7 +30,7 @@ class FlopCount:
         """Begin to count on this thread. Raises RuntimeError where the count would be wrong."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        if is_compiled(found):
+        if any(map(is_compiled, found.modules)):
             raise RuntimeError("the model is compiled, and operations inside compiled code cannot be counted")
         mode: Any = FlopCounterMode(display=False)
         if hasattr(mode, "mod_tracker"):
@@ -42,10 +42,3 @@ class FlopCount:
         """Stop counting; operations since :meth:`begin`, None when there were none to count."""
         self._mode.__exit__(None, None, None)
         return float(self._mode.get_total_flops()) or None
-
-
-def is_compiled(found: Found) -> bool:
-    """Is any part of the model compiled?"""
-    if found.of("OptimizedModule"):
-        return True
-    return any(vars(module).get("_compiled_call_impl") is not None for module in found.modules)

@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Final
 import perfscope
 from perfscope._version import __version__
 from perfscope.collectors import bootstrap
-from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.agreement import ask, open_board
+from perfscope.collectors.config import ALWAYS_ON, CollectorConfig
+from perfscope.collectors.nsys import wrap
 from perfscope.collectors.redact import redact_command
 from perfscope.metadata import LaunchRecord, load_launch, save
 from perfscope.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE
@@ -28,10 +30,12 @@ FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 """A terminal sends these to the command as well, so they are passed on only where no terminal does."""
 
 _OURS: Final = re.compile(
-    rf"^(?:rank-\d+\.(?:run\.json|capture-\d+\.trace\.json(?:\.gz)?)(?:{re.escape(PARTIAL_SUFFIX)})?"
-    rf"|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
+    rf"^(?:rank-\d+\.(?:run\.json|steps\.bin|capture-\d+\.trace\.json(?:\.gz)?)(?:{re.escape(PARTIAL_SUFFIX)})?"
+    rf"|nsys-[0-9a-f]+\.\w[\w-]*|host-[\w.-]+\.samples\.jsonl|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
 )
-_OURS_IN_BOOTSTRAP: Final = re.compile(r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|claim-\d+\.json.*)$")
+_OURS_IN_BOOTSTRAP: Final = re.compile(
+    r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|claim-[\w.-]+|plans|requests|plan-\d+)$"
+)
 
 
 class FolderTakenError(Exception):
@@ -39,11 +43,11 @@ class FolderTakenError(Exception):
 
 
 class Launch:
-    """One run of a command under ``perfscope run``."""
+    """One run of a command under ``perfscope run``. Raises NsysNotFoundError when nsys is wanted and there is none."""
 
     def __init__(self, config: CollectorConfig, command: Sequence[str]) -> None:
         self._config = config
-        self._command = list(command)
+        self._command = wrap(config, command, os.environ) if config.mode == "nsys" else list(command)
         self._record = LaunchRecord(
             perfscope_version=__version__,
             command=redact_command(command),
@@ -52,7 +56,8 @@ class Launch:
             options={
                 name: getattr(config, name)
                 for name in (
-                    "ranks", "wait", "warmup", "active", "repeat", "shapes", "stacks", "memory", "nvtx", "count_flops"
+                    "ranks", "wait", "warmup", "active", "repeat", "shapes", "stacks", "memory", "nvtx", "count_flops",
+                    "sample_every", "mode", "trigger", "cooldown", "max_captures", "budget", "signal",
                 )
             },
         )  # fmt: skip
@@ -72,6 +77,7 @@ class Launch:
         (folder / BOOTSTRAP_FOLDER).mkdir(exist_ok=True)
         (folder / BOOTSTRAP_FOLDER / "sitecustomize.py").write_bytes(Path(bootstrap.__file__).read_bytes())
         self._config.save(folder / BOOTSTRAP_FOLDER)
+        open_board(folder)
         if not (folder / LAUNCH_FILE).exists():
             self._opened = True
             save(self._record, folder / LAUNCH_FILE)
@@ -79,10 +85,20 @@ class Launch:
     def run(self) -> int:
         """Run the command to its end; its exit code, or minus the signal that ended it. Raises OSError."""
         environment = child_environment(os.environ, self._config.folder / BOOTSTRAP_FOLDER)
-        code = run_child(self._command, environment)
+        code = run_child(self._command, environment, self._own_signals())
         if self._opened:
             self._finish(code)
         return code
+
+    def _own_signals(self) -> dict[int, Callable[[], None]]:
+        """The signal that asks for a capture: most launchers would die of it, so it goes no further."""
+        if self._config.mode not in ALWAYS_ON or self._config.signal == "none":
+            return {}
+        return {getattr(signal, f"SIG{self._config.signal}"): self._ask}
+
+    def _ask(self) -> None:
+        with suppress(OSError):  # the folder is gone: the command matters more
+            ask(self._config.folder, None)
 
     def _finish(self, code: int) -> None:
         record = LaunchRecord(**{**vars(self._record), "exit_code": code})
@@ -102,15 +118,21 @@ def child_environment(environment: Mapping[str, str], bootstrap_folder: Path) ->
     return {**environment, "PYTHONPATH": path}
 
 
-def run_child(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command with our standard streams and file descriptors, passing signals on.
+def run_child(
+    command: Sequence[str], environment: Mapping[str, str], own: Mapping[int, Callable[[], None]] | None = None
+) -> int:
+    """Run a command with our standard streams and file descriptors, passing signals on but those that are our ``own``.
 
     Returns its exit code, or minus the signal that ended it. Raises OSError when it cannot be started.
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
+    ours = own or {}
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        if number in ours:
+            ours[number]()
+            return
         if number in FROM_TERMINAL and _terminal_is_ours():
             return
         if child is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from perfscope.metadata import DataLoaderRecord
@@ -30,6 +31,8 @@ class LoaderUses:
 
 
 def _describe(iterator: Any) -> DataLoaderRecord:
+    from torch.utils.data import IterableDataset
+
     batches, dataset = iterator._index_sampler, iterator._dataset
     return DataLoaderRecord(
         num_workers=iterator._num_workers,
@@ -40,6 +43,7 @@ def _describe(iterator: Any) -> DataLoaderRecord:
         drop_last=bool(iterator._drop_last),
         dataset=type(dataset).__name__,
         dataset_length=_length(dataset),
+        iterable=isinstance(dataset, IterableDataset),
         sampler=type(getattr(batches, "sampler", batches)).__name__,
     )
 
@@ -50,3 +54,15 @@ def _length(dataset: Any) -> int | None:
         return len(dataset)
     except (TypeError, NotImplementedError):
         return None
+
+
+def first_shape(batch: Any, depth: int = 4) -> tuple[int, ...] | None:
+    """Shape of the first tensor in a batch, looking into lists, tuples and mappings; None where there is none."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return tuple(batch.shape)
+    if depth == 0 or not isinstance(batch, (list, tuple, Mapping)):
+        return None
+    items = batch.values() if isinstance(batch, Mapping) else batch
+    return next((shape for shape in (first_shape(item, depth - 1) for item in items) if shape is not None), None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from perfscope.collectors.discovery import Found
-from perfscope.collectors.flops import is_compiled
+from perfscope.collectors.discovery import INNER, Found, is_compiled
 from perfscope.metadata import ModelRecord
 
-_INNER: Final = ("module", "_orig_mod", "_fsdp_wrapped_module")
-"""Where wrappers keep the module that they wrap."""
+_MOST_SIZES: Final = 20_000
+"""More parameters than this are not listed one by one: the metadata stays a small file."""
 
 
 def describe_model(found: Found) -> ModelRecord | None:
@@ -19,13 +18,15 @@ def describe_model(found: Found) -> ModelRecord | None:
         return None
     parameters = {id(each): each for root in found.roots for each in root.parameters()}.values()
     largest = max(found.roots, key=lambda root: sum(_elements(each) for each in root.parameters()))
+    trainable = [each for each in parameters if each.requires_grad]
     return ModelRecord(
         name=_unsharded_name(unwrap(largest)),
         parameters=sum(map(_elements, parameters)),
         parameter_bytes=_bytes(parameters),
-        trainable_bytes=_bytes(each for each in parameters if each.requires_grad),
+        trainable_bytes=_bytes(trainable),
+        trainable_sizes=tuple(_bytes([each]) for each in trainable) if len(trainable) <= _MOST_SIZES else (),
         dtypes=tuple(sorted({str(each.dtype).removeprefix("torch.") for each in parameters})),
-        compiled=is_compiled(found),
+        compiled=any(map(is_compiled, found.modules)),
     )
 
 
@@ -38,16 +39,16 @@ def unwrap(module: Any) -> Any:
         kinds = {kind.__name__ for kind in type(module).__mro__}
         if not kinds & (wrapper_names | {"DeepSpeedEngine"}):
             return module
-        inner = next((module._modules[name] for name in _INNER if name in module._modules), None)
+        inner = next((module._modules[name] for name in INNER if name in module._modules), None)
         if not isinstance(inner, torch.nn.Module):
             return module
         module = inner
 
 
 def _unsharded_name(module: Any) -> str:
-    """Class of the module; ``fully_shard`` puts a class of its own in front of it."""
+    """Class of the module; ``fully_shard`` and ``replicate`` put a class of their own in front of it."""
     kind = type(module)
-    if any(base.__name__ == "FSDPModule" for base in kind.__bases__) and len(kind.__bases__) > 1:
+    if len(kind.__bases__) > 1 and any(base.__name__ in ("FSDPModule", "ReplicateModule") for base in kind.__bases__):
         kind = kind.__bases__[-1]
     return str(kind.__name__)
 

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from perfscope.collectors.accumulation import Accumulation
 from perfscope.collectors.annotate import Annotator
-from perfscope.collectors.loaders import LoaderUses
+from perfscope.collectors.collectives import CollectiveRanges
+from perfscope.collectors.device import device_types
+from perfscope.collectors.frameworks.ranges import FrameworkRanges
+from perfscope.collectors.loaders import LoaderUses, first_shape
 from perfscope.collectors.patches import Patches
+from perfscope.collectors.pipelining import range_micro_batches
 from perfscope.collectors.problems import Problems
-from perfscope.vocabulary import BACKWARD, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
+from perfscope.vocabulary import BACKWARD, CHECKPOINT, COMMUNICATION, DATALOADER, EVALUATION, FORWARD, OPTIMIZER
 
 COLLECTIVES: Final = (
     "_all_gather_base", "_reduce_scatter_base", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",
@@ -41,14 +47,21 @@ class Ranges:
         self._problems = problems
         self._is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
         self._patches = Patches()
+        self._collectives = CollectiveRanges(annotator, problems)
+        self.frameworks = FrameworkRanges(annotator, problems)
+        """The ranges of what training frameworks do by themselves."""
         self._handles: list[Any] = []
         self._active = False
         self._pid = os.getpid()
         self._thread = threading.get_ident()
         self._depth = threading.local()
         self._forward: list[Any] = []
+        self.backward_ended: Callable[[], None] = lambda: None
+        """Called when a backward has returned and its range has been closed."""
         self.calls: Counter[str] = Counter()
         """Outermost ranges entered since they were installed, by name."""
+        self.accumulation = Accumulation()
+        """Backwards in a row, and whether their gradients were exchanged."""
         self.autocast: str = ""
         """Type that a forward ran in under autocast; empty without."""
         self.batch_shape: tuple[int, ...] | None = None
@@ -56,19 +69,37 @@ class Ranges:
         self.loaders = LoaderUses()
         """The data loaders that batches came from."""
 
+    @property
+    def active(self) -> bool:
+        """Are ranges being written?"""
+        return self._active
+
     def install(self, modules: Iterable[Any]) -> None:
         """Begin to write ranges; forward ranges on calls of ``modules`` that are not inside another of them."""
         self._thread = threading.get_ident()
         self.calls.clear()
+        self.accumulation = Accumulation()
         self._active = True
-        for part in (self._patch_autograd, self._patch_loader, self._patch_collectives):
+        for part in (
+            self._patch_autograd,
+            self._patch_loader,
+            self._patch_collectives,
+            self._patch_pipeline,
+            self._patch_saving,
+        ):
             self._problems.guard(f"the range of {part.__name__.rpartition('_')[2]}", part)
-        self._problems.guard("the range of forward", self._hook_modules, list(modules))
+        modules = list(modules)
+        self._problems.guard("the range of forward", self._hook_modules, modules)
+        if not device_types(modules):
+            self._problems.guard("describing collectives", self._collectives.install)
+        self.frameworks.install(self._on_training_thread, self._around_phase)
 
     def remove(self) -> None:
         """Stop writing ranges and put everything back."""
         self._active = False
+        self.frameworks.remove()
         self._patches.restore()
+        self._problems.guard("leaving collectives alone", self._collectives.remove)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -78,14 +109,19 @@ class Ranges:
     def forget(self) -> None:
         """Write nothing more, in a forked child: ranges are its parent's business."""
         self._forward.clear()
+        self.frameworks.forget()
         self.remove()
 
     def begin_optimizer(self) -> Any:
         """Open the optimizer's range if a capture runs; hand what is returned to :meth:`end_optimizer`."""
-        return self._begin(OPTIMIZER) if self._on_training_thread() else None
+        if not self._on_training_thread():
+            return None
+        self.accumulation.optimizer_begins()
+        return self._begin(OPTIMIZER)
 
     def end_optimizer(self, record: Any) -> None:
         """Close the optimizer's range."""
+        self.accumulation.optimizer_ends()
         self._annotator.end(record)
 
     def _on_training_thread(self) -> bool:
@@ -93,6 +129,8 @@ class Ranges:
 
     def _begin(self, name: str) -> Any:
         self.calls[name] += 1
+        if name == BACKWARD:
+            self.accumulation.backward_begins()
         return self._annotator.begin(name)
 
     def _end(self, record: Any) -> None:
@@ -102,8 +140,8 @@ class Ranges:
     def _patch_autograd(self) -> None:
         import torch.autograd
 
-        backward = torch.autograd.backward
-        self._patches.set(torch.autograd, "backward", self._around(backward, BACKWARD, self._on_training_thread))
+        ranged = self._around(torch.autograd.backward, BACKWARD, self._on_training_thread, self._backward_ended)
+        self._patches.set(torch.autograd, "backward", ranged)
 
     def _patch_loader(self) -> None:
         from torch.utils.data import dataloader
@@ -115,7 +153,8 @@ class Ranges:
     def _patch_collectives(self) -> None:
         import torch.distributed
 
-        if not torch.distributed.is_available():
+        # Compiled code that calls them would be compiled anew for the replacements.
+        if not torch.distributed.is_available() or _has_compiled():
             return
         for name in COLLECTIVES:
             original = vars(torch.distributed).get(name)
@@ -124,8 +163,19 @@ class Ranges:
                 replacement = self._around(original, COMMUNICATION, lambda: self._active)
                 self._patches.set(torch.distributed, name, replacement)
 
+    def _patch_pipeline(self) -> None:
+        range_micro_batches(self._patches, self._annotator, self._problems, self._on_training_thread)
+
+    def _patch_saving(self) -> None:
+        import torch
+
+        self._patches.set(torch, "save", self._around(torch.save, CHECKPOINT, self._on_training_thread))
+
+    def _around_phase(self, original: Call, name: str, anywhere: bool) -> Call:
+        return self._around(original, name, (lambda: self._active) if anywhere else self._on_training_thread)
+
     def _around(
-        self, original: Call, name: str, wanted: Callable[[], bool], then: Callable[[Any, Any], None] | None = None
+        self, original: Call, name: str, wanted: Callable[[], bool], then: Callable[[Any, Any], object] | None = None
     ) -> Call:
         """``original`` within the range ``name``, where ``wanted`` and not already inside it on the same thread."""
         is_compiling = self._is_compiling
@@ -143,13 +193,16 @@ class Ranges:
                 self._end(record)
                 setattr(depth, name, False)
             if then is not None:
-                self._problems.guard("describing the data loader", then, args[0], result)
+                self._problems.guard(f"what follows {name}", then, args, result)
             return result
 
         return ranged
 
-    def _drew(self, iterator: Any, batch: Any) -> None:
-        self.loaders.drew(iterator)
+    def _backward_ended(self, args: Any, result: Any) -> None:
+        self.backward_ended()
+
+    def _drew(self, args: tuple[Any, ...], batch: Any) -> None:
+        self.loaders.drew(args[0])
         if self.batch_shape is None:
             self.batch_shape = first_shape(batch)
 
@@ -157,19 +210,19 @@ class Ranges:
         for module in modules:
             compiled = vars(module).get("_compiled_call_impl")
             if compiled is not None:  # compiled in place: hooks would go into the compiled code, so wrap its entry
-                self._patches.set(module, "_compiled_call_impl", self._around_forward(compiled))
+                self._patches.set(module, "_compiled_call_impl", self._around_forward(module, compiled))
                 continue
             self._handles.append(module.register_forward_pre_hook(self._forward_begins, prepend=True))
             self._handles.append(module.register_forward_hook(self._forward_ended, always_call=True))
 
-    def _around_forward(self, call: Call) -> Call:
+    def _around_forward(self, module: Any, call: Call) -> Call:
         @functools.wraps(call)
         def ranged(*args: Any, **kwargs: Any) -> Any:
-            self._forward_begins(None, ())
+            self._forward_begins(module, ())
             try:
                 return call(*args, **kwargs)
             finally:
-                self._forward_ended(None, (), None)
+                self._forward_ended(module, (), None)
 
         return ranged
 
@@ -177,13 +230,24 @@ class Ranges:
         if self._is_compiling() or not self._on_training_thread():
             return
         outermost = not self._forward
-        self._forward.append(self._problems.guard(f"the range {FORWARD}", self._begin, FORWARD) if outermost else None)
-        if outermost and not self.autocast:
-            self._problems.guard("looking at autocast", self._look_at_autocast)
+        record = self._problems.guard("the range of forward", self._begin_forward, module) if outermost else None
+        self._forward.append(record)
 
     def _forward_ended(self, module: Any, args: Any, output: Any) -> None:
         if not self._is_compiling() and self._on_training_thread() and self._forward:
             self._end(self._forward.pop())
+
+    def _begin_forward(self, module: Any) -> Any:
+        import torch
+
+        inner = module._modules.get("module") or module  # DeepSpeed's engine puts what it holds into evaluation mode
+        if not (module.training and inner.training) and not torch.is_grad_enabled():
+            # A framework's whole evaluation may have its range already.
+            return None if getattr(self._depth, EVALUATION, False) else self._begin(EVALUATION)
+        self.accumulation.forward_begins(module)
+        if not self.autocast:
+            self._look_at_autocast()
+        return self._begin(FORWARD)
 
     def _look_at_autocast(self) -> None:
         import torch
@@ -194,13 +258,7 @@ class Ranges:
             self.autocast = str(torch.get_autocast_cpu_dtype())
 
 
-def first_shape(batch: Any, depth: int = 4) -> tuple[int, ...] | None:
-    """Shape of the first tensor in a batch, looking into lists, tuples and mappings; None where there is none."""
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        return tuple(batch.shape)
-    if depth == 0 or not isinstance(batch, (list, tuple, Mapping)):
-        return None
-    items = batch.values() if isinstance(batch, Mapping) else batch
-    return next((shape for shape in (first_shape(item, depth - 1) for item in items) if shape is not None), None)
+def _has_compiled() -> bool:
+    """Has ``torch.compile`` compiled anything in this process?"""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["frames"]["total"] > 0

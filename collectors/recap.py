@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
-from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.config import ALWAYS_ON, FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.nsys import reports
+from perfscope.history import unpack
 from perfscope.metadata import RunMetadata, load_run
-from perfscope.paths import BOOTSTRAP_FOLDER, rank_and_capture_of_trace_file, rank_of_run_file
+from perfscope.paths import BOOTSTRAP_FOLDER, rank_and_capture_of_trace_file, rank_of_run_file, steps_file
+
+_TAIL_BYTES: Final = 1 << 16
+"""Of a step history: more than its last block."""
 
 
 def recap(config: CollectorConfig, exit_code: int) -> list[str]:
@@ -18,16 +25,51 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
     runs = read_runs(config.folder)
     recorded = [run for run in runs if run.captures]
     if not recorded:
-        return ["nothing was recorded: " + why_nothing(config, runs, exit_code)]
+        return _without_captures(config, runs) or ["nothing was recorded: " + why_nothing(config, runs, exit_code)]
     lines = [f"recorded {_ranks(recorded, config)}, {_steps(recorded)}, {_size(config.folder)} in {config.folder}"]
     cut = [run for run in recorded if not all(capture.complete for capture in run.captures)]
     if cut:
         lines.append(f"a capture was cut short on {_plural(len(cut), 'rank')}")
     missing = _missing(runs, recorded, config)
     if missing:
-        lines.append(f"no trace of {_plural(len(missing), 'rank')} {_ranges(missing)}; the analysis will say so")
+        noun = "rank" if len(missing) == 1 else "ranks"
+        lines.append(f"no trace of {noun} {_ranges(missing)} here; where other nodes have it, see perfscope gather")
     lines.append(f"next: perfscope analyze {shlex.quote(str(config.folder))}")
     return lines
+
+
+def _without_captures(config: CollectorConfig, runs: list[RunMetadata]) -> list[str]:
+    """What there is where no capture was to be made, or none had a reason to; empty where there should be one."""
+    folder, next_line = config.folder, f"next: perfscope analyze {shlex.quote(str(config.folder))}"
+    found = reports(folder)
+    if found:
+        size = _in_units(sum(path.stat().st_size for path in found))
+        return [f"Nsight Systems recorded {_plural(len(found), 'report')}, {size} in {folder}", next_line]
+    if not runs or config.mode == "captures":
+        return []
+    steps = max(_steps_kept(folder, run) for run in runs)
+    if config.mode == "nvtx":
+        return [f"ranges were written in {_ranks(runs, config)}, {_plural(steps, 'step')}, for your own profiler"]
+    if not steps or config.mode == "nsys":
+        return []
+    size = _in_units(sum(steps_file(folder, run.rank).stat().st_size for run in runs if _steps_kept(folder, run)))
+    lines = [
+        f"recorded how long the steps of {_ranks(runs, config)} took: {_plural(steps, 'step')}, {size} in {folder}"
+    ]
+    if config.mode == "trigger":
+        lines.append(f"no step took {config.trigger:g} times the median, so none was traced")
+    return [*lines, next_line]
+
+
+def _steps_kept(folder: Path, run: RunMetadata) -> int:
+    """Steps in a rank's history, by its last block; a killed rank's metadata may be older."""
+    try:
+        with steps_file(folder, run.rank).open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            blocks = list(unpack(file.read()))
+    except OSError:
+        return 0
+    return blocks[-1].first_step + blocks[-1].steps if blocks else 0
 
 
 def read_runs(folder: Path) -> list[RunMetadata]:
@@ -71,6 +113,10 @@ def _why_no_capture(config: CollectorConfig, runs: list[RunMetadata], exit_code:
     plan = f"recording begins after {before} (--wait {config.wait}, --warmup {config.warmup})"
     if all(run.outcome == "running" for run in runs):
         return f"the job ended{_failed(exit_code)} before a capture was written, and {plan}; {_options_for(8)}"
+    if config.mode == "nsys":
+        return f"nsys left no report of {_plural(seen, 'step')}{_failed(exit_code)}; what it says above tells why"
+    if config.mode in ALWAYS_ON:
+        return f"the job took {_plural(seen, 'step')}{_failed(exit_code)}, too few to keep any"
     if seen > before:
         return f"the job took {_plural(seen, 'step')}, yet no capture was written"
     if exit_code:
@@ -107,7 +153,10 @@ def _steps(recorded: list[RunMetadata]) -> str:
 
 def _size(folder: Path) -> str:
     traces = [path for path in folder.iterdir() if rank_and_capture_of_trace_file(path) is not None]
-    size = float(sum(path.stat().st_size for path in traces))
+    return _in_units(sum(path.stat().st_size for path in traces))
+
+
+def _in_units(size: float) -> str:
     for unit in ("B", "KB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 REDACTED: Final = "[redacted]"
 
@@ -58,6 +58,20 @@ def redact_command(arguments: Iterable[str]) -> tuple[str, ...]:
 def redact_value(value: str) -> str:
     """A value without the secrets that can be told by their shape."""
     return _SECRET_SHAPES.sub(REDACTED, _URL_PASSWORD.sub(REDACTED, value))
+
+
+def redact_settings(value: Any, *, secret: bool = False) -> Any:
+    """A JSON value without what lies under keys that name secrets, and without values that are secrets.
+
+    ``secret``: the value lies under such a key.
+    """
+    if isinstance(value, dict):
+        return {name: redact_settings(each, secret=secret or _names_secret(str(name))) for name, each in value.items()}
+    if isinstance(value, list):
+        return [redact_settings(each, secret=secret) for each in value]
+    if secret and not isinstance(value, (bool, type(None))) and not _harmless(str(value)):
+        return REDACTED
+    return redact_value(value) if isinstance(value, str) else value
 
 
 def performance_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The collector in one process: finds its steps and has them recorded.
 
-Waiting costs a counter and two looks at the clock per step. The profiler exists only from the beginning of a capture's
-warm-up to the end of its last step, so it never runs in a process that does not step.
+Outside captures a step costs a few microseconds: a counter, some looks at the clock and a row in memory. The profiler
+exists only from the beginning of a capture's warm-up to the end of its last step, so it never runs in a process that
+does not step.
 """
 
 from __future__ import annotations
@@ -14,46 +15,54 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any
 
+from perfscope.collectors.backward import AfterBackward
+from perfscope.collectors.bootstrap import MODULE_NAME
 from perfscope.collectors.claims import claim_rank
 from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.identity import attempt, identify
+from perfscope.collectors.nsys import make_way
 from perfscope.collectors.problems import Problems
-from perfscope.collectors.recorder import Recorder
+from perfscope.collectors.record import RunRecord
+from perfscope.collectors.recording import Recording
+from perfscope.collectors.sampler import HostSampler, start_sampler
+from perfscope.collectors.stages import OPTIMIZER as OPTIMIZER_STAGE
 from perfscope.collectors.steps import StepDetector, Verdict
+from perfscope.collectors.watch import Watch
 from perfscope.metadata import RunMetadata, StepRecord, load_run
 from perfscope.paths import BOOTSTRAP_FOLDER, run_file
 from perfscope.vocabulary import OPTIMIZER
-
-UNPROFILED_STEPS: Final = 256
-"""Unprofiled steps whose time is kept: enough for a steady median, few enough for a job of a million steps."""
 
 
 class Session:
     """One process's steps. Made when the process has completed its first."""
 
-    def __init__(self, config: CollectorConfig, problems: Problems) -> None:
+    def __init__(self, config: CollectorConfig, problems: Problems, after_backward: AfterBackward) -> None:
         self._pid = os.getpid()
         self._thread = threading.get_ident()
-        self._config = config
+        self._config = config = make_way(config, os.environ, problems)
         self._problems = problems
         self._detector = StepDetector()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers_met = 0
-        self._last_ns: int | None = None
-        self._unprofiled: list[int] = []
-        self._saved_captures = -1
+        self._skipped = 0
         self._identity = identify()
         self._earlier = self._load_earlier()
-        self._recorder: Recorder | None = None
-        if self._is_ours():
-            self._recorder = Recorder(config, self._identity, problems)
+        self._record = RunRecord(config, self._identity, problems, self._earlier)
+        self._recording: Recording | None = None
+        self._sampler: HostSampler | None = None
+        if not self._is_ours():
+            return
+        self._recording = Recording(config, self._identity, self._record, after_backward, problems)
+        self._watch = Watch(config, self._identity.rank, attempt(), self._recording, self._record, problems)
+        self._watch.start()
+        self._sampler = problems.guard("starting the system sampler", start_sampler, config, self._identity)
 
-    def optimizer_stepped(self, optimizer: Any) -> None:
-        """An outermost optimizer step has ended."""
+    def optimizer_stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
+        """An outermost optimizer step has ended, or was skipped by a gradient scaler that met an overflow."""
         if self._counts():
+            self._skipped += skipped
             key = self._optimizers.get(optimizer)
             if key is None:
                 self._optimizers_met += 1
@@ -71,29 +80,38 @@ class Session:
             self._act(self._detector.explicit_step())
 
     def begin_optimizer(self) -> Any:
-        """Open the optimizer's range, where a capture runs; hand what is returned to :meth:`end_optimizer`."""
-        return self._recorder.ranges.begin_optimizer() if self._recorder is not None else None
+        """An optimizer's step begins; hand what is returned to :meth:`end_optimizer`, if it is not None."""
+        if self._recording is None or threading.get_ident() != self._thread:
+            return None
+        self._watch.stages.begin(OPTIMIZER_STAGE)
+        return (self._recording.begin_optimizer(),)
 
-    def end_optimizer(self, record: Any) -> None:
-        """Close the optimizer's range."""
-        if record is not None and self._recorder is not None:
-            self._recorder.ranges.end_optimizer(record)
+    def end_optimizer(self, begun: Any) -> None:
+        """It has ended."""
+        if self._recording is not None:
+            self._recording.end_optimizer(begun[0])
+            self._watch.stages.end(OPTIMIZER_STAGE)
 
     def forget(self) -> None:
         """In a forked child: leave everything to the parent."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.forget()
+        recording, self._recording = self._recording, None
+        self._sampler = None
+        if recording is not None:
+            recording.forget()
+            self._watch.forget()
 
     def close(self, outcome: str) -> None:
         """The process ends: write what there is. Further calls do nothing."""
-        recorder = self._recorder
-        if recorder is None or os.getpid() != self._pid:
+        recording = self._recording
+        if recording is None or os.getpid() != self._pid:
             return
-        self._problems.guard("writing the capture under way", recorder.close)
-        self._recorder = None
-        self._problems.guard("writing the run's metadata", self._save, recorder, outcome)
-        self._problems.guard("compressing the traces", recorder.join)
+        self._problems.guard("writing the capture under way", recording.close)
+        self._recording = None
+        self._problems.guard("writing the step history", self._watch.close)
+        if self._sampler is not None:
+            self._problems.guard("stopping the system sampler", self._sampler.stop)
+        self._problems.guard("writing the run's metadata", self._save, outcome)
+        self._problems.guard("compressing the traces", recording.join)
 
     def _load_earlier(self) -> RunMetadata | None:
         """What an earlier process recorded of this rank; None where none did."""
@@ -119,7 +137,7 @@ class Session:
 
     def _counts(self) -> bool:
         """Do this thread's steps count?"""
-        if self._recorder is None:
+        if self._recording is None:
             return False
         if threading.get_ident() == self._thread:
             return True
@@ -130,42 +148,44 @@ class Session:
         return False
 
     def _act(self, verdict: Verdict) -> None:
-        recorder = self._recorder
-        assert recorder is not None
+        recording = self._recording
+        assert recording is not None
         if verdict is Verdict.STEP:
-            self._time_step(recorder)
-            recorder.boundary(self._detector.completed, lambda: list(self._optimizers))
-            self._last_ns = None if self._disturbed(recorder) else perf_counter_ns()
+            self._between_steps(recording, self._detector.completed)
         elif verdict is Verdict.RESTART:
-            self._unprofiled.clear()
-            self._last_ns = None
-            recorder.restart()
-        if recorder.captures != self._saved_captures:
-            self._problems.guard("writing the run's metadata", self._save, recorder, "running")
+            self._watch.restart()
+            recording.restart()
 
-    def _time_step(self, recorder: Recorder) -> None:
-        """Keep the time of the step that has ended, if nothing of ours was near it."""
-        if self._last_ns is not None and not recorder.busy:
-            self._unprofiled.append(perf_counter_ns() - self._last_ns)
+    def _between_steps(self, recording: Recording, completed: int) -> None:
+        """``completed`` steps have ended; the next begins when this returns, and its time with it."""
+        was_busy = recording.busy
+        self._watch.step_ends(completed, busy=was_busy)
+        if self._sampler is not None and recording.at_edge(completed):
+            self._problems.guard("telling the system sampler", self._sampler.look)
+        recording.boundary(completed, self._trained)
+        hooked = not was_busy and self._watch.hook(completed, self._trained, self._optimizers_met)
+        if self._record.unsaved:
+            self._problems.guard("writing the run's metadata", self._save, "running")
+        busy = recording.busy
+        self._watch.step_begins(completed, busy=busy, disturbed=busy or was_busy or hooked)
 
-    def _disturbed(self, recorder: Recorder) -> bool:
-        """Is the next step's time of no use?"""
-        return (
-            recorder.busy
-            or recorder.captures > max(self._saved_captures, 0)
-            or len(self._unprofiled) >= UNPROFILED_STEPS
-        )
+    def _trained(self) -> list[Any]:
+        return list(self._optimizers)
 
-    def _save(self, recorder: Recorder, outcome: str) -> None:
-        self._saved_captures = recorder.captures
-        if self._earlier is not None and not recorder.captures:
+    def _save(self, outcome: str) -> None:
+        if self._earlier is not None and not self._record.captures:
+            self._record.unsaved = False
             return  # what an earlier attempt recorded is worth more than that this one recorded nothing
         steps = StepRecord(
             seen=self._detector.completed,
             detected_by=self._detector.source,
-            unprofiled_ns=tuple(self._unprofiled),
+            unprofiled_ns=tuple(self._watch.unprofiled),
+            skipped=self._skipped,
         )
-        recorder.save(steps, outcome)
+        try:
+            self._record.save(steps, outcome)
+        except OSError as error:  # a full disk may have room again at the end
+            self._problems.add(f"the run's metadata could not be written ({error})")
 
 
 class Collector:
@@ -175,32 +195,41 @@ class Collector:
         self._config = config
         self._problems = Problems()
         self._session: Session | None = None
+        self._after_backward = AfterBackward()
         self._depth = threading.local()
         os.register_at_fork(after_in_child=self._forked)
 
     def enter(self) -> Any:
         """An optimizer's or engine's step begins; hand what is returned to :meth:`leave`."""
-        depth = getattr(self._depth, "value", 0)
+        return self.begin() if self.enter_without_range() else None
+
+    def enter_without_range(self) -> bool:
+        """A step begins whose range :meth:`begin` will open later. Is it the outermost, whose range is wanted?"""
+        depth: int = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
-        if depth or self._session is None:
+        return not depth
+
+    def begin(self) -> Any:
+        """The range of the outermost step begins; hand what is returned to :meth:`end` or :meth:`leave`."""
+        if self._session is None:
             return None
         return self._problems.guard(f"the range {OPTIMIZER}", self._session.begin_optimizer)
+
+    def end(self, record: Any) -> None:
+        """The range of the outermost step ends, for good or for the time of a closure."""
+        if record is not None and self._session is not None:
+            self._problems.guard(f"the end of the range {OPTIMIZER}", self._session.end_optimizer, record)
 
     def leave(self, record: Any, stepped: Callable[[Session], None] | None) -> None:
         """It has ended. ``stepped`` tells the session, unless the step failed or was part of another."""
         self._depth.value -= 1
-        if record is not None and self._session is not None:
-            self._problems.guard(f"the end of the range {OPTIMIZER}", self._session.end_optimizer, record)
+        self.end(record)
         if stepped is not None and not self._depth.value:
             self.tell(stepped)
 
     def tell(self, stepped: Callable[[Session], None]) -> None:
         """Tell the session about an event; make the session first if there is none."""
-        if isinstance(threading.current_thread(), threading._DummyThread):
-            self._problems.add(
-                "optimizers step on autograd's own threads, where steps cannot be told apart; "
-                "call perfscope.step() at the end of each"
-            )
+        if self._after_backward.put_off(lambda: self.tell(stepped)):
             return
         if self._session is None and not self._problems.broke("starting the collector"):
             self._problems.guard("starting the collector", self._start)
@@ -213,7 +242,7 @@ class Collector:
             self._problems.guard("stopping the recording", self._session.close, "running")
 
     def _start(self) -> None:
-        self._session = Session(self._config, self._problems)
+        self._session = Session(self._config, self._problems, self._after_backward)
         atexit.register(self._close)
         if "multiprocessing.util" in sys.modules:
             # Forked children end without running what atexit holds.
@@ -224,9 +253,11 @@ class Collector:
     def _close(self) -> None:
         if self._session is not None:
             self._problems.guard("the collector's end", self._session.close, outcome())
+            self._after_backward.remove()
 
     def _forked(self) -> None:
         session, self._session = self._session, None
+        self._after_backward.remove()
         self._problems = Problems()
         self._depth = threading.local()
         if session is not None:
@@ -270,5 +301,9 @@ def step() -> None:
     Only for loops whose steps it cannot find from their optimizers; once called, calls alone count. Outside
     ``perfscope run`` it does nothing.
     """
+    if not _attached and "torch" in sys.modules:
+        bootstrap = sys.modules.get(MODULE_NAME)
+        if bootstrap is not None:  # a job that makes no optimizer of torch's
+            bootstrap.attach_waiting()
     for collector in _attached:
         collector.tell(Session.explicitly_stepped)

@@ -2,58 +2,72 @@
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
 from perfscope.collectors.discovery import Found, loaded
+from perfscope.collectors.frameworks.describe import describe_frameworks
+from perfscope.collectors.groups import describe_meshes, mesh_dimensions
+from perfscope.collectors.pipelining import describe_pipeline
 from perfscope.collectors.problems import Problems
+from perfscope.collectors.sharding import describe_fsdp1, describe_fsdp2, parameter_groups
 
 Settings = dict[str, dict[str, Any]]
+Described = tuple[str, dict[str, Any]] | None
+"""A strategy and its settings; None where the job does not use it."""
 
 _DDP_LOGGED: Final = (
     "gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers", "has_sync_bn", "num_buckets_reduced",
     "total_parameter_size_bytes", "unused_parameter_size", "comm_hook",
 )  # fmt: skip
 _DDP_FLAGS: Final = ("gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers", "has_sync_bn")
-_FSDP: Final = ("sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "cpu_offload")
 _MEBIBYTE: Final = 1 << 20
 
 
 def describe_strategies(
-    found: Found, optimizers: Iterable[Any], world_size: int, problems: Problems
+    found: Found, optimizers: Iterable[Any], world_size: int, problems: Problems, observed: dict[str, Any] | None = None
 ) -> tuple[tuple[str, ...], Settings]:
-    """The strategies in use, and their settings by strategy."""
+    """The strategies in use, and their settings by strategy; the device meshes under ``device_mesh``.
+
+    ``observed``: what the frameworks' ranges saw of settings.
+    """
     optimizers = list(optimizers)
     names: list[str] = []
     settings: Settings = {}
-    for describe in (_ddp, _fsdp, _fully_shard, _deepspeed):
-        described = problems.guard(f"describing {describe.__name__.strip('_')}", describe, found)
+    for describe in (_ddp, describe_fsdp1, describe_fsdp2, _pipeline, _tensor):
+        described = problems.guard(f"describing {describe.__name__.rpartition('_')[2]}", describe, found)
         if described is not None:
             names.append(described[0])
             settings[described[0]] = {**described[1], **settings.get(described[0], {})}
-    if any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in optimizers):
+    sharded = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
+    if sharded:
         names.append("zero1")
-        settings["zero1"] = {"optimizer": "ZeroRedundancyOptimizer"}
-    if found.pipeline:
-        names.append("pipeline")
-    if problems.guard("looking for tensor parallelism", _is_tensor_parallel, found):
-        names.append("tensor")
+        settings["zero1"] = {
+            "optimizer": "ZeroRedundancyOptimizer",
+            "shards": str(getattr(vars(sharded[0]).get("_optim_constructor"), "__name__", "")),
+            "parameters_as_bucket_view": bool(vars(sharded[0]).get("parameters_as_bucket_view")),
+            "overlap_with_ddp": bool(vars(sharded[0]).get("_overlap_with_ddp")),
+        }
+    theirs, settings_of_theirs = describe_frameworks(found, optimizers, observed or {}, problems)
+    names.extend(theirs)
+    settings = {**settings_of_theirs, **settings}
     if not names and world_size == 1:
         names.append("single")
-    horovod: Any = sys.modules.get("horovod.torch")
-    if horovod is not None:
-        settings["horovod"] = {"size": world_size}
+    meshes = problems.guard("describing device meshes", describe_meshes, found)
+    if meshes is not None:
+        settings["device_mesh"] = meshes
     return tuple(dict.fromkeys(names)), settings
 
 
-def _ddp(found: Found) -> tuple[str, dict[str, Any]] | None:
+def _ddp(found: Found) -> Described:
     modules = found.of("DistributedDataParallel")
     if not modules:
         return None
     ddp = modules[0]
     settings: dict[str, Any] = {"bucket_cap_mb": ddp.bucket_bytes_cap / _MEBIBYTE}
     settings["static_graph"] = bool(ddp.static_graph)
+    settings["group"] = str(getattr(ddp.process_group, "group_name", ""))
     logged = ddp._get_ddp_logging_data()
     for name in _DDP_LOGGED:
         if name in logged:
@@ -65,74 +79,42 @@ def _ddp(found: Found) -> tuple[str, dict[str, Any]] | None:
     return "ddp", settings
 
 
-def _fsdp(found: Found) -> tuple[str, dict[str, Any]] | None:
-    modules = found.of("FullyShardedDataParallel")
-    if not modules:
-        return None
-    root = modules[0]
-    settings: dict[str, Any] = {"version": 1, "units": len(modules)}
-    for name in _FSDP:
-        value = vars(root).get(name)
-        if value is not None:
-            settings[name] = getattr(value, "name", None) or str(value) if not isinstance(value, bool) else value
-    settings["mixed_precision"] = _precision(vars(root).get("mixed_precision"))
-    return "fsdp", settings
+def _pipeline(found: Found) -> Described:
+    settings = describe_pipeline(found)
+    return ("pipeline", settings) if settings is not None else None
 
 
-def _fully_shard(found: Found) -> tuple[str, dict[str, Any]] | None:
-    modules = found.of("FSDPModule")
-    if not modules:
-        return None
-    settings: dict[str, Any] = {"version": 2, "units": len(modules)}
-    groups = [group for module in modules for group in _parameter_groups(module)]
-    if groups:  # the root has none where every parameter lies in a unit below it
-        reshard = getattr(groups[0], "_reshard_after_forward", None)
-        settings["reshard_after_forward"] = bool(reshard) if reshard is not None else None
-        settings["mixed_precision"] = _precision(getattr(groups[0], "mp_policy", None))
-    return "fsdp", settings
+def _tensor(found: Found) -> Described:
+    """Parameters laid over the dimensions of a mesh that no sharding of whole replicas uses.
 
-
-def _parameter_groups(module: Any) -> list[Any]:
-    """The groups of parameters that ``fully_shard`` gathers together: several in newer versions, at most one before."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    return list(groups) if groups is not None else list(filter(None, [getattr(state, "_fsdp_param_group", None)]))
-
-
-def _deepspeed(found: Found) -> tuple[str, dict[str, Any]] | None:
-    engines = found.of("DeepSpeedEngine")
-    if not engines:
-        return None
-    engine = engines[0]
-    stage = int(engine.zero_optimization_stage())
-    config = getattr(engine._config, "_param_dict", {})
-    settings: dict[str, Any] = {
-        name: value
-        for name, value in config.items()
-        if name in ("zero_optimization", "bf16", "fp16", "activation_checkpointing", "communication_data_type")
-    }
-    settings["stage"] = stage
-    settings["gradient_accumulation_steps"] = int(engine.gradient_accumulation_steps())
-    return (f"zero{stage}" if stage else "ddp"), settings
-
-
-def _precision(policy: Any) -> dict[str, str]:
-    """The types in a mixed-precision policy."""
-    names = ("param_dtype", "reduce_dtype", "buffer_dtype", "output_dtype")
-    return {name: str(value) for name in names if (value := getattr(policy, name, None)) is not None}
-
-
-def _is_tensor_parallel(found: Found) -> bool:
-    """Is a parameter split along a mesh dimension that is not FSDP's own?"""
+    ``fully_shard`` makes DTensors of its own: where it is at work, only the dimensions that its mesh lacks count.
+    """
     kinds = loaded((("torch.distributed.tensor", "DTensor"), ("torch.distributed._tensor", "DTensor")))
     if not kinds:
-        return False
+        return None
+    taken = {name for group in _all_parameter_groups(found) for name in _names(group.mesh_info.mesh)}
     sharded = bool(found.of("FSDPModule"))
-    for root in found.roots:
-        for parameter in root.parameters():
-            if isinstance(parameter, kinds):
-                mesh: Any = parameter.device_mesh
-                names = " ".join(mesh.mesh_dim_names or ()).lower()
-                if not sharded or (mesh.ndim > 1 and ("tp" in names or "tensor" in names)):
-                    return True
-    return False
+    placements: Counter[str] = Counter()
+    degree, over = 1, ""
+    for parameter in {id(each): each for root in found.roots for each in root.parameters()}.values():
+        if not isinstance(parameter, kinds):
+            continue
+        names, shape = mesh_dimensions(parameter.device_mesh)
+        for dimension, placement in enumerate(parameter.placements):
+            name = names[dimension] if names else ""
+            if sharded and (not name or name in taken):
+                continue
+            placements[str(placement)] += 1
+            if placement.is_shard():
+                degree, over = max(degree, shape[dimension]), over or name
+    if degree == 1:
+        return None
+    return "tensor", {"degree": degree, "mesh_dimension": over, "placements": dict(sorted(placements.items()))}
+
+
+def _all_parameter_groups(found: Found) -> list[Any]:
+    return [group for module in found.of("FSDPModule") for group in parameter_groups(module)]
+
+
+def _names(mesh: Any) -> tuple[str, ...]:
+    return mesh_dimensions(mesh)[0]

@@ -21,6 +21,9 @@ CHUNK: Final = 1 << 20
 NICENESS: Final = 15
 """Of the compressing thread: the training's own threads come first."""
 
+_PROFILERS_OWN: Final = ".tmp"
+"""Ending under which the profiler writes a file before it gives it the name that it was asked for."""
+
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
@@ -45,8 +48,9 @@ class TraceWriter:
             _check_whole(temporary)
             temporary.replace(plain)
         except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
+            for left in (temporary, temporary.with_name(temporary.name + _PROFILERS_OWN)):
+                with suppress(OSError):
+                    left.unlink()
             raise
         compressed = trace_file(self._folder, self._rank, capture)
         # Not a daemon: the interpreter waits for it at its end, wherever that comes from.
@@ -100,6 +104,8 @@ def _gzip(source: Path, target: Path) -> None:
 
 def _check_whole(path: Path) -> None:
     """The profiler writes without looking at errors; a trace that was cut (disk full) does not end in a brace."""
+    if not path.exists():
+        raise OSError(f"{path.name} could not be written; is the disk full?")
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - 64, 0))
         if not file.read().rstrip().endswith(b"}"):

@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-COLLECTORS_MAY_IMPORT = {"_version", "collectors", "metadata", "paths", "vocabulary"}
+COLLECTORS_MAY_IMPORT = {"_version", "collectors", "history", "metadata", "paths", "samples", "vocabulary"}
 """Of ``perfscope``, inside the user's job."""
 
 

@@ -134,7 +134,8 @@ def test_every_key_of_the_metadata_is_described(root: Path, record: type) -> Non
 def test_files_and_ranges_of_a_recording_are_described(root: Path) -> None:
     text = _read(root, "docs/recording.md")
     folder = Path("recording")
-    for path in (paths.run_file(folder, 0), paths.trace_file(folder, 0, 0), folder / paths.LAUNCH_FILE):
+    named = (paths.run_file(folder, 0), paths.trace_file(folder, 0, 0), paths.samples_file(folder, "node7"))
+    for path in (*named, folder / paths.LAUNCH_FILE):
         assert path.name in text
     for name in (*vocabulary.RANGES, vocabulary.NVTX_STEP_PREFIX, vocabulary.PROFILER_STEP_PREFIX):
         assert f"`{name}" in text

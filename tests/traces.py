@@ -88,7 +88,7 @@ class TraceBuilder:
         collectives = CollectiveArgs(
             row=np.array([row for row, _ in described], dtype=np.int64),
             **{key: of_collective(key, np.int32) for key in keys},
-            **{key: of_collective(key, np.int64) for key in ("elements_in", "elements_out", "group_size", "sequence")},
+            **{key: of_collective(key, np.int64) for key in _NUMBERS},
         )
         nothing = np.empty(0, dtype=np.int64)
         trace = Trace(
@@ -118,3 +118,4 @@ class TraceBuilder:
 
 
 _TEXTS = ("shapes", "types", "inputs")
+_NUMBERS = ("elements_in", "elements_out", "group_size", "sequence", "peer")

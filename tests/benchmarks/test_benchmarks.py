@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.readers import chrome
 from perfscope.trace import Category
-from tests.benchmarks import floor, generate, growth, measure
+from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure
 
 
 def test_a_generated_set_reads_whole_and_is_what_it_claims(tmp_path: Path) -> None:
@@ -67,3 +68,58 @@ def test_floor_compares_the_same_bytes(tmp_path: Path) -> None:
 
     assert floor.unpacked_size(path) == written
     assert floor.compare(path, 1).startswith("| trace.json.gz | 1 | ")
+
+
+def test_tracelens_s_definition_by_hand() -> None:
+    """Compute 0-10 and 8-14, a memset 30-31, nccl 12-20, a copy 18-25: exposed nccl 14-20, exposed copy 20-25."""
+    spans = [
+        ("kernel", "gemm", 0, 10), ("kernel", "add", 8, 6), ("gpu_memset", "Memset (Device)", 30, 1),
+        ("kernel", "ncclDevKernel_AllReduce", 12, 8), ("gpu_memcpy", "Memcpy DtoH", 18, 7),
+        ("cuda_sync", "Sync", 0, 99),
+    ]  # fmt: skip
+    events = [{"cat": cat, "name": name, "ts": ts, "dur": dur} for cat, name, ts, dur in spans]
+
+    assert agreement_tracelens.by_definition(events) == {
+        "total": 31, "busy": 26, "idle": 5, "compute and memsets": 15, "communication": 8, "exposed communication": 6,
+        "copies": 7, "exposed copies": 5,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no device events"):
+        agreement_tracelens.by_definition(events[-1:])
+
+
+def test_the_account_agrees_with_tracelens_s_definition(tmp_path: Path) -> None:
+    generate.write_set(tmp_path, 1, 400_000, packed=True)
+
+    lines = list(agreement.lines_of(agreement.traces_in([tmp_path]), None, None))
+    assert {line.quantity for line in lines} == set(agreement_tracelens.NAMES.values())
+    assert all(line.difference == pytest.approx(0, abs=1e-5) for line in lines)
+    assert next(line.theirs for line in lines if line.quantity == "exposed communication")
+
+
+def test_a_difference_is_traced_to_what_it_comes_from() -> None:
+    variants = {
+        "as it comes": {"idle": 150.0, "copies": 0.0}, "rounding": {"idle": 120.0, "copies": 0.0},
+        "steps": {"idle": 120.01, "copies": 0.0}, "rows": {"idle": 100.0, "copies": 4.0},
+    }  # fmt: skip
+    idle, copies = agreement.compare("t", "HTA", {"idle": 100.0, "copies": 0.0}, variants)
+
+    assert (idle.agrees, idle.explained) == (False, True)
+    assert list(idle.reasons()) == ["rounding: +50.00 % → +20.00 %", "rows: +20.01 % → +0.00 %"]
+    assert (copies.agrees, copies.explained) == (True, False)
+    failing = agreement.compare("t", "HTA", {"idle": 100.0}, {**variants, "as it comes": {"error": "Broken"}})[0]
+    assert (failing.theirs, failing.agrees, failing.explained) == (None, False, True)
+    assert next(failing.reasons()) == "rounding: Broken → +20.00 %"
+    assert "| t | idle | 150 | 100 | +50.00 % |" in "\n".join(agreement.table([idle]))
+    assert "| t | HTA | 2 | 1 | 1 | rounding, rows |" in "\n".join(agreement.digest([idle, copies]))
+
+
+@pytest.mark.skipif(
+    "PERFSCOPE_HTA_PYTHON" not in os.environ, reason="PERFSCOPE_HTA_PYTHON names no interpreter with HTA"
+)
+def test_hta_s_differences_are_all_explained(tmp_path: Path) -> None:
+    generate.write_set(tmp_path, 1, 400_000, packed=True)
+
+    hta = Path(os.environ["PERFSCOPE_HTA_PYTHON"])
+    lines = [line for line in agreement.lines_of(agreement.traces_in([tmp_path]), hta, None) if line.tool == "HTA"]
+    assert len(lines) >= 14
+    assert not [line for line in lines if not line.explained]

@@ -18,6 +18,7 @@ import pytest
 
 from perfscope.metadata import LaunchRecord, RunMetadata, load_launch, load_run
 from perfscope.paths import LAUNCH_FILE, run_file, trace_file
+from perfscope.vocabulary import GARBAGE_COLLECTION
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PERFSCOPE = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
@@ -72,12 +73,13 @@ class Trace:
         return [number for number in self.steps() if number >= self.content["perfscope"]["first_step"]]
 
     def ranges(self) -> Counter[str]:
-        """How often each range of ours occurs on the host in the kept steps."""
+        """How often each range of ours occurs on the host in the kept steps; garbage collections come as they like."""
         begin = min(event["ts"] for event in self.events if event["name"] == f"ProfilerStep#{self.kept()[0]}")
         return Counter(
             event["name"]
             for event in self.events
             if event["name"].startswith("perfscope::")
+            and event["name"] != GARBAGE_COLLECTION
             and event.get("cat") == "user_annotation"
             and event["ts"] >= begin
         )

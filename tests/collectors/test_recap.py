@@ -51,7 +51,7 @@ def test_missing_and_cut_ranks_are_named(config: CollectorConfig) -> None:
     lines = recap(config, 0)
     assert lines[0].startswith("recorded 1 of 4 ranks, steps 8-15")
     assert lines[1] == "a capture was cut short on 1 rank"
-    assert lines[2] == "no trace of 3 ranks 0,2-3; the analysis will say so"
+    assert lines[2] == "no trace of ranks 0,2-3 here; where other nodes have it, see perfscope gather"
 
 
 def test_ranks_that_were_not_chosen_are_not_missing(config: CollectorConfig) -> None:

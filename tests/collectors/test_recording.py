@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.metadata import CaptureRecord
-from perfscope.vocabulary import BACKWARD, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
+from perfscope.paths import samples_file
+from perfscope.vocabulary import BACKWARD, COLLECTIVE_PREFIX, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
 from tests.collectors.harness import SCRIPTS, SHORT, Recording, needs_torch, record, train
 
 pytestmark = [pytest.mark.training, needs_torch]
@@ -47,6 +49,7 @@ class TestDdp:
             ".bootstrap", "perfscope.json",
             "rank-00000.run.json", "rank-00000.capture-0.trace.json.gz",
             "rank-00001.run.json", "rank-00001.capture-0.trace.json.gz",
+            "rank-00000.steps.bin", "rank-00001.steps.bin", samples_file(ddp.folder, socket.gethostname()).name,
         }  # fmt: skip
         assert "recorded all 2 ranks, steps 8-15" in ddp.said
         assert "next: perfscope analyze" in ddp.said
@@ -61,7 +64,11 @@ class TestDdp:
 
     def test_ranges_are_there_once_a_step_and_around_the_right_things(self, ddp: Recording) -> None:
         trace = ddp.trace()
-        assert trace.ranges() == dict.fromkeys((DATALOADER, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER), 8)
+        ranges = trace.ranges()
+        collectives = {name for name in ranges if name.startswith(COLLECTIVE_PREFIX)}
+        assert len(collectives) == 2 * 8  # DDP's and the script's own
+        parts = (DATALOADER, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
+        assert {name: ranges[name] for name in ranges.keys() - collectives} == dict.fromkeys(parts, 8)
         assert trace.within("DistributedDataParallel.forward", FORWARD)
         assert trace.within("Optimizer.step#AdamW.step", OPTIMIZER)
         assert trace.within("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", DATALOADER)
@@ -168,7 +175,7 @@ def test_a_step_that_the_scaler_skips_is_a_step_and_so_is_a_compiled_one(tmp_pat
     recording = train(tmp_path / "r", "--overflow-at", "3", "--compiled-step", "--steps", "6", options=SHORT)
     assert recording.exit_code == 0, recording.err
     assert recording.trace().kept() == [2, 3]
-    assert recording.run().steps.seen == 6
+    assert (recording.run().steps.seen, recording.run().steps.skipped) == (6, 1)
     assert recording.trace().ranges()[OPTIMIZER] == 2
 
 

@@ -1,0 +1,159 @@
+"""What recording costs the training: step times with and without, in turn, and what a rank's start takes longer.
+
+``python -m tests.benchmarks.overhead [--ranks 2] [--layers 4] [--rounds 60]``. Every round goes through all contenders
+(``overhead_job.py``) in one process, so each ratio is of blocks seconds apart; the ratio of ``bare again`` to ``bare``
+says how much of a difference is noise. Intervals are of the median, by order statistics. CPU time is the training
+thread's own; it misses waiting, but other work on the machine is not in it either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+PERFSCOPE: Final = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
+BASELINE: Final = {"waiting": "bare", "bare again": "bare", "always-on": "bare", "recording": "by hand"}
+"""Contender -> what it is compared with."""
+
+START: Final = """
+import json, sys, time
+began = time.perf_counter()
+import torch
+from torch import nn
+imported = time.perf_counter()
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+made = time.perf_counter()
+x = torch.ones(1, 4)
+for step in range(4):
+    model(x).sum().backward()
+    optimizer.step()
+print(json.dumps({"make": made - imported, "steps": time.perf_counter() - made}))
+"""
+"""A process's first steps. What the collector does at its start it does in these, but for starting the interpreter."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and the order statistics between which it lies with 95 % confidence (normal approximation)."""
+    ordered = sorted(values)
+    half = 0.98 * math.sqrt(len(ordered))
+    low = max(0, math.floor(len(ordered) / 2 - half))
+    high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + half))
+    return median(ordered), ordered[low], ordered[high]
+
+
+def measure(ranks: int, layers: int, steps: int, rounds: int) -> dict[str, Any]:
+    """Run the job; what it measured."""
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "blocks.json")
+        launcher = [sys.executable]
+        if ranks > 1:
+            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        job = ["-m", "tests.benchmarks.overhead_job", str(output), "--layers", str(layers)]
+        job += ["--steps", str(steps), "--rounds", str(rounds)]
+        never = ["--wait", "1000000000"]  # captures are asked for by the job
+        subprocess.run(
+            [*PERFSCOPE, "run", "--output", str(Path(scratch, "recording")), *never, "--", *launcher, *job],
+            check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+
+def table(blocks: dict[str, list[list[list[int]]]]) -> list[str]:
+    """A row for each contender: its median step, and its ratio to what it is compared with, wall and CPU time."""
+    of_block = {
+        name: [[median(sample[clock] for sample in block) for block in turns] for clock in (0, 1)]
+        for name, turns in blocks.items()
+    }
+    rows = ["| | step, wall ms | step, CPU ms | against | wall ratio | CPU ratio |", "|---|---|---|---|---|---|"]
+    for name, clocks in of_block.items():
+        wall, cpu = (f"{median(clock) / 1e6:.2f}" for clock in clocks)
+        base = BASELINE.get(name)
+        if base is None:
+            rows.append(f"| {name} | {wall} | {cpu} | | | |")
+            continue
+        ratios = []
+        for clock in (0, 1):
+            paired = [mine / its for mine, its in zip(clocks[clock], of_block[base][clock], strict=True)]
+            middle, low, high = interval(paired)
+            ratios.append(f"{middle:.4f} ({low:.4f} to {high:.4f})")
+        rows.append(f"| {name} | {wall} | {cpu} | {base} | {' | '.join(ratios)} |")
+    return rows
+
+
+def start_ms(options: Sequence[str] | None) -> dict[str, float]:
+    """What making the first optimizer and the first steps take in a new process, ms; bare where there are no options.
+
+    ``start`` is what an interpreter takes that imports nothing, by the CPU time of its process.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = str(Path(scratch, "recording"))
+        prefix = [] if options is None else [*PERFSCOPE, "run", "--output", folder, "--no-sampler", *options, "--"]
+        done = subprocess.run(
+            [*prefix, sys.executable, "-c", START], check=True, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        took: dict[str, float] = json.loads(done.stdout)
+        environment = {**os.environ}
+        if options is not None:
+            environment["PYTHONPATH"] = str(Path(folder, ".bootstrap"))
+        before = os.times()
+        subprocess.run([sys.executable, "-c", ""], check=True, env=environment)
+        after = os.times()
+        start = after.children_user - before.children_user + after.children_system - before.children_system
+    return {"start": 1e3 * start, **{name: 1e3 * value for name, value in took.items()}}
+
+
+def start_table(rounds: int) -> list[str]:
+    """What a rank's start takes longer, in turn with bare ones."""
+    modes: dict[str, Sequence[str] | None] = {
+        "bare": None, "planned captures": ("--wait", "1000"), "--steps-only": ("--steps-only",),
+    }  # fmt: skip
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in modes}
+    for _ in range(rounds):
+        for name, options in modes.items():
+            found[name].append(start_ms(options))
+    rows = [
+        "| | interpreter, ms | first optimizer, ms | first four steps, ms | more than bare, ms |",
+        "|---|---|---|---|---|",
+    ]
+    sums = {}
+    for name, runs in found.items():
+        parts = [median(run[part] for run in runs) for part in ("start", "make", "steps")]
+        sums[name] = sum(parts)
+        shown = " | ".join(f"{part:.0f}" for part in parts)
+        rows.append(f"| {name} | {shown} | {sums[name] - sums['bare']:.0f} |")
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
+    parser.add_argument("--layers", type=int, default=4, help="of the transformer: some 4 ms a step each")
+    parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--rounds", type=int, default=60, help="blocks of each contender")
+    parser.add_argument("--starts", type=int, default=7, help="processes started of each kind")
+    options = parser.parse_args(arguments)
+    found = measure(options.ranks, options.layers, options.steps, options.rounds)
+    print(f"{options.rounds} rounds, blocks of {options.steps} steps, {options.ranks} rank(s)\n")
+    print("\n".join(table(found["blocks"])))
+    torch_us, ours_us = (median(found["alone_us"][name]) for name in ("torch", "perfscope"))
+    print(
+        f"\nA step that does nothing: {torch_us:.1f} µs, under perfscope run {ours_us:.1f} µs: {ours_us - torch_us:.1f} µs more.\n"
+    )
+    print("\n".join(start_table(options.starts)))
+
+
+if __name__ == "__main__":
+    main()

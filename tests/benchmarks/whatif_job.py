@@ -1,0 +1,187 @@
+"""The training that ``whatif_real.py`` records and then changes: plain user code with a stopwatch of its own.
+
+Every ``--setup`` is one way of running it, as JSON of the fields of ``Setup`` that differ from their defaults. They
+take turns, ``--steps`` optimizer steps each, ``--rounds`` times, in the same processes; so what else the machine does
+meets all of them. A step of the stopwatch lasts from the end of one optimizer step to the end of the next. The first steps of
+each turn are left out: workers deliver what they had loaded before it, and DDP finds its buckets.
+"""
+
+# No ``from __future__ import annotations``: DDP looks at the types that a communication hook is annotated with.
+import argparse
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from tests.real.network import reshape
+
+SETTLING = 4
+"""Steps at the begin of a turn that do not count; two workers hold four batches."""
+_PRODUCT = 256
+"""Side of the matrices that a dataset multiplies to keep a core busy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One way of running the training."""
+
+    strategy: str = "ddp"
+    """``ddp``, or FSDP: ``full_shard``, ``shard_grad_op``."""
+    blocks: int = 4
+    width: int = 512
+    batch: int = 64
+    bucket_mb: float = 25.0
+    bf16_hook: bool = False
+    accumulate: int = 1
+    no_sync: bool = False
+    slow_ms: float = 0.0
+    """Rank 1 sleeps this long in its forward."""
+    workers: int = 0
+    load_sleep_ms: float = 0.0
+    """A batch takes this long to load, asleep: as from a remote disk."""
+    load_products: int = 0
+    """A batch takes this many matrix products to load: as decoding does."""
+    megabits: float | None = None
+    """Of the link; None: not throttled."""
+
+
+def half_the_bytes(state: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's hook under another name: DDP refuses its own with gloo, whose all-reduce takes bfloat16 all the same."""
+    return bf16_compress_hook(state, bucket)
+
+
+class Batches(Dataset[Tensor]):
+    """Items are whole batches, and each takes its time."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self.setup.load_sleep_ms:
+            time.sleep(self.setup.load_sleep_ms / 1e3)
+        square = torch.ones(_PRODUCT, _PRODUCT)
+        for _ in range(self.setup.load_products):
+            square = torch.mm(square, square).clamp_(max=1.0)
+        return torch.full((self.setup.batch, self.setup.width), float(index % 17))
+
+
+class Block(nn.Module):
+    """Two layers with a residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        changed: Tensor = self.inner(x)
+        return x + changed
+
+
+class Network(nn.Module):
+    """Blocks; one rank may be slow."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.slow_s = setup.slow_ms / 1e3 if dist.get_rank() == 1 else 0.0
+        self.blocks = nn.Sequential(*(Block(setup.width) for _ in range(setup.blocks)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.slow_s:
+            time.sleep(self.slow_s)
+        out: Tensor = self.blocks(x)
+        return out
+
+
+class Training:
+    """One setup, ready to take its turns."""
+
+    def __init__(self, setup: Setup) -> None:
+        torch.manual_seed(0)
+        self.setup = setup
+        self.model = _wrapped(Network(setup), setup)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.batches: Iterator[Tensor] = iter(DataLoader(Batches(setup), batch_size=None, num_workers=setup.workers))
+
+    def turn(self, steps: int) -> list[float]:
+        """Train; how long each step took, ms."""
+        if self.setup.megabits is not None:
+            self._throttle(self.setup.megabits)
+        took = []
+        began = time.perf_counter()
+        for _ in range(steps):
+            self._step()
+            now = time.perf_counter()
+            took.append((now - began) * 1e3)
+            began = now
+        return took[SETTLING:]
+
+    def _step(self) -> None:
+        for micro in range(self.setup.accumulate):
+            x = next(self.batches)
+            held = self.setup.no_sync and micro < self.setup.accumulate - 1
+            with self.model.no_sync() if held else nullcontext():
+                self.model(x).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @staticmethod
+    def _throttle(megabits: float) -> None:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            subprocess.run(shlex.split(reshape(megabits)), check=True)
+        dist.barrier()
+
+
+def _wrapped(network: nn.Module, setup: Setup) -> FullyShardedDataParallel | DistributedDataParallel:
+    if setup.strategy == "ddp":
+        model = DistributedDataParallel(network, bucket_cap_mb=setup.bucket_mb)
+        if setup.bf16_hook:
+            model.register_comm_hook(None, half_the_bytes)
+        return model
+    return FullyShardedDataParallel(
+        network,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        sharding_strategy=ShardingStrategy[setup.strategy.upper()],
+        device_id=torch.device("cpu"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", action="append", required=True, type=lambda text: Setup(**json.loads(text)))
+    parser.add_argument("--steps", type=int, default=10, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True, help="[setup][round][rank][step], ms, as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    trainings = [Training(setup) for setup in options.setup]
+    found: list[list[list[list[float]]]] = [[] for _ in trainings]
+    for _ in range(options.rounds):
+        for turns, training in zip(found, trainings, strict=True):
+            everyone: list[list[float]] = [[] for _ in range(dist.get_world_size())]
+            dist.all_gather_object(everyone, training.turn(options.steps))
+            turns.append(everyone)
+    if dist.get_rank() == 0:
+        options.out.write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Predictions against reality: record once, predict, change the setting for real, measure.
+
+    python -m tests.benchmarks.whatif_real [--only network] [--rounds 6] [--keep FOLDER]
+
+Real trainings on two ranks of this machine's CPU (gloo; ``whatif_job.py``). A scene is recorded once, with
+``perfscope run``, in its first setup alone. What its changes would bring is predicted from that recording. Then, without
+a profiler, the first setup, every changed one and the first again take turns, and the script's own stopwatch tells how
+long steps took. How far ``before`` and ``before again`` are apart says how much of a difference is noise.
+
+What is measured has no profiler in it, the recording has: predictions are scaled by measured ``before`` over recorded
+step. Best on a machine with two idle cores and more. The slow link is a token bucket on the loopback interface of a
+network namespace of the benchmark's own; scenes that need it are left out, with the reason, where that is not allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Final
+
+from perfscope.analyzers.whatif.ask import context_of
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.errors import UnusableInput
+from tests.real import network
+
+PERFSCOPE: Final = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
+WAIT, WARMUP, ACTIVE = 5, 2, 10
+RECORDED_STEPS: Final = WAIT + WARMUP + ACTIVE + 8
+MEGABITS: Final = 1000.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is asked of PerfScope, and the fields of ``whatif_job.Setup`` that make it real."""
+
+    setting: str
+    value: str
+    real: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}={self.value}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One recording and the changes predicted from it."""
+
+    name: str
+    setup: dict[str, Any]
+    changes: tuple[Change, ...]
+
+    @property
+    def throttled(self) -> bool:
+        return "megabits" in self.setup
+
+
+def _workers(*numbers: int) -> tuple[Change, ...]:
+    return tuple(Change("dataloader.num_workers", str(number), {"workers": number}) for number in numbers)
+
+
+def _buckets(*sizes: float) -> tuple[Change, ...]:
+    return tuple(Change("ddp.bucket_cap_mb", f"{size:g}", {"bucket_mb": size}) for size in sizes)
+
+
+SCENES: Final = (
+    Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 512}, _workers(1, 2)),
+    Scene("a dataset that waits, 1 worker", {"load_sleep_ms": 120, "workers": 1}, _workers(2)),
+    Scene("a dataset that computes", {"load_products": 60, "batch": 512}, _workers(1, 2)),
+    Scene("a slow rank", {"slow_ms": 100, "batch": 256}, (Change("rank.1", "peers", {"slow_ms": 0}),)),
+    Scene(
+        "network",
+        {"megabits": MEGABITS, "bucket_mb": 4, "batch": 1024},
+        (
+            *_buckets(1, 25),
+            Change("network.bandwidth", "2x", {"megabits": 2 * MEGABITS}),
+            Change("network.bandwidth", "0.5x", {"megabits": MEGABITS / 2}),
+            Change("ddp.comm_dtype", "bf16", {"bf16_hook": True}),
+        ),
+    ),
+    Scene("one bucket", {"megabits": MEGABITS, "bucket_mb": 100, "batch": 1024}, _buckets(4, 2)),
+    Scene(
+        "accumulation",
+        {"megabits": MEGABITS, "accumulate": 4, "batch": 256},
+        (Change("ddp.no_sync", "true", {"no_sync": True}),),
+    ),
+    Scene(
+        "FULL_SHARD",
+        {"megabits": MEGABITS, "strategy": "full_shard", "batch": 512},
+        (
+            Change("zero.stage", "2", {"strategy": "shard_grad_op"}),
+            Change("zero.stage", "0", {"strategy": "ddp"}),
+            Change("network.bandwidth", "2x", {"megabits": 2 * MEGABITS}),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One change: step times in ms. ``before`` and ``after`` by the stopwatch, unprofiled; the prediction scaled to
+    that; ``profiled`` as recorded. ``refused`` is why nothing was predicted.
+    """
+
+    scene: str
+    change: str
+    profiled: float
+    before: float
+    noise: float
+    after: float
+    low: float = 0.0
+    mid: float = 0.0
+    high: float = 0.0
+    refused: str = ""
+
+    @property
+    def inside(self) -> bool:
+        return not self.refused and self.low <= self.after <= self.high
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.mid / self.after - 1
+
+    def row(self) -> str:
+        """One line of the table."""
+        shown = [self.scene, f"`{self.change}`", f"{self.before:.1f}", f"{self.noise:.1%}"]
+        if self.refused:
+            return _line([*shown, f"refused: {self.refused}", f"{self.after:.1f}", "**no**", ""])
+        told = f"{self.low:.1f} .. **{self.mid:.1f}** .. {self.high:.1f}"
+        return _line([*shown, told, f"{self.after:.1f}", "yes" if self.inside else "**no**", f"{self.error:+.1%}"])
+
+
+HEAD: Final = ("scene", "setting", "before, ms", "noise", "predicted, ms", "measured, ms", "inside", "error")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def outcomes(scene: Scene, folder: Path, steps: int, rounds: int) -> list[Outcome]:
+    """Record, predict, measure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recording = folder / "recording"
+    _record(scene, recording)
+    measured = _measure(scene, folder, steps, rounds)
+    return judged(scene, recording, measured)
+
+
+def judged(scene: Scene, recording: Path, measured: list[list[float]]) -> list[Outcome]:
+    """What was predicted of each change beside what was measured: ``before``, each change and ``before`` again, by
+    round.
+    """
+    context = context_of(recording)
+    first, *changed, last = measured
+    before = median([*first, *last])
+    noise = median(abs(one / other - 1) for one, other in zip(first, last, strict=True))
+    found = []
+    for change, after in zip(scene.changes, changed, strict=True):
+        # What else the machine did in a round met all of its turns: ratios within rounds, not of medians.
+        ratio = median(2 * one / (a + b) for one, a, b in zip(after, first, last, strict=True))
+        known: dict[str, Any] = {"scene": scene.name, "change": change.name, "before": before, "noise": noise, "after": before * ratio}
+        profiled = context.result.step_ns / 1e6
+        try:
+            told = predict(context, {change.setting: change.value})
+        except UnusableInput as reason:
+            found.append(Outcome(**known, profiled=profiled, refused=str(reason)))
+            continue
+        low, mid, high = (ns / told.measured_ns * before for ns in (told.low_ns, told.mid_ns, told.high_ns))
+        found.append(Outcome(**known, profiled=profiled, low=low, mid=mid, high=high))
+    return found
+
+
+def _record(scene: Scene, recording: Path) -> None:
+    counts = ("--wait", str(WAIT), "--warmup", str(WARMUP), "--active", str(ACTIVE))
+    recorder = (*PERFSCOPE, "run", "--output", str(recording), "--overwrite", *counts, "--")
+    _run(scene, recorder, [scene.setup], recording.parent / "recorded.json", RECORDED_STEPS, 1)
+
+
+def _measure(scene: Scene, folder: Path, steps: int, rounds: int) -> list[list[float]]:
+    """Step time of each setup (before, the changed ones, before again) in each round, ms: the slowest rank's."""
+    setups = [scene.setup, *({**scene.setup, **change.real} for change in scene.changes), scene.setup]
+    took = _run(scene, (), setups, folder / "measured.json", steps, rounds)
+    return [[max(map(median, ranks)) for ranks in turns] for turns in took]
+
+
+def _run(
+    scene: Scene, before: Sequence[str], setups: Sequence[dict[str, Any]], out: Path, steps: int, rounds: int
+) -> list[list[list[list[float]]]]:
+    """The job under a network of its own where it needs one: step times [setup][round][rank][step], ms."""
+    link = network.throttled(scene.setup["megabits"]) if scene.throttled else ()
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    job = ("-m", "tests.benchmarks.whatif_job", "--steps", str(steps), "--rounds", str(rounds), "--out", str(out))
+    every = [f"--setup={json.dumps(setup)}" for setup in setups]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(network.GLOO if scene.throttled else {})}
+    done = subprocess.run(
+        [*link, *before, *launch, *job, *every], check=False, capture_output=True, text=True, env=environment,
+        timeout=900,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{scene.name} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    found: list[list[list[list[float]]]] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def main() -> int:
+    """Play the scenes and print the table; 0 where at least nine of ten measured times lie in their ranges."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=[scene.name for scene in SCENES], help="may be repeated")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=12, help="of a turn; the first four do not count")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep recordings and figures here")
+    options = parser.parse_args()
+    os.environ["PERFSCOPE_CACHE"] = "off"
+    scenes = [scene for scene in SCENES if not options.only or scene.name in options.only]
+    if any(scene.throttled for scene in scenes) and (reason := network.why_not()):
+        print(f"left out, for want of a network namespace: {reason}", file=sys.stderr)
+        scenes = [scene for scene in scenes if not scene.throttled]
+    found: list[Outcome] = []
+    print(_line(HEAD))
+    print(_line(["---"] * len(HEAD)))
+    with tempfile.TemporaryDirectory() as scratch:
+        for scene in scenes:
+            folder = (options.keep or Path(scratch)) / scene.name.replace(" ", "-")
+            played = outcomes(scene, folder, options.steps, options.rounds)
+            (folder / "outcomes.json").write_text(json.dumps([asdict(one) for one in played], indent=1))
+            for one in played:
+                print(one.row(), flush=True)
+            found += played
+    inside = sum(one.inside for one in found)
+    errors = [abs(one.error) for one in found if not one.refused]
+    print(f"\n{inside} of {len(found)} inside; error {mean(errors):.1%} on average, {median(errors):.1%} in the middle")
+    return 0 if inside >= 0.9 * len(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

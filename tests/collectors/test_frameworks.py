@@ -1,0 +1,283 @@
+"""Hooks into training frameworks, on stand-ins for them. Trainings with the frameworks themselves: tests/frameworks."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfscope.collectors.discovery import Found
+from perfscope.collectors.frameworks import megatron, megatron_timers
+from perfscope.collectors.frameworks.describe import describe_frameworks
+from perfscope.collectors.frameworks.hooks import Hooks, Phase, range_phases
+from perfscope.collectors.frameworks.ranges import FrameworkRanges
+from perfscope.collectors.frameworks.values import DEPTH, clean, plain, settings_of
+from perfscope.collectors.patches import Patches
+from perfscope.collectors.problems import Problems
+from perfscope.vocabulary import PIPELINE_PREFIX
+
+
+class Ranges:
+    """Stands in for the annotator: what begins and ends, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def begin(self, name: str) -> str:
+        self.events.append(f"begin {name}")
+        return name
+
+    def end(self, record: str) -> None:
+        self.events.append(f"end {record}")
+
+    open, close = begin, end
+
+
+@pytest.fixture
+def ranges() -> Ranges:
+    return Ranges()
+
+
+@pytest.fixture
+def hooks(ranges: Ranges) -> Iterator[Hooks]:
+    def around(call: Callable[..., Any], name: str, anywhere: bool) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def ranged(*args: Any, **kwargs: Any) -> Any:
+            record = ranges.begin(name)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                ranges.end(record)
+
+        return ranged
+
+    patches = Patches()
+    made: Any = Hooks(patches, ranges, Problems(), lambda: True, around)  # type: ignore[arg-type]
+    yield made
+    patches.restore()
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Make a module and have it imported."""
+
+    def make(name: str, **content: Any) -> ModuleType:
+        made = ModuleType(name)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    return make
+
+
+class Engine:
+    def reduce(self, factor: int) -> int:
+        if factor < 0:
+            raise ValueError("negative")
+        return 2 * factor
+
+
+def test_a_phase_gets_its_range_and_the_original_comes_back(
+    hooks: Hooks, ranges: Ranges, module: Callable[..., ModuleType]
+) -> None:
+    module("engines", Engine=Engine, size=lambda: 3)
+    original = vars(Engine)["reduce"]
+    absent = [Phase("engines", "Engine", "no such method", "x"), Phase("engines", "NoClass", "y", "x")]
+    range_phases(hooks, [Phase("engines", "Engine", "reduce", "reducing"), Phase("nowhere", "", "f", "x"), *absent])
+    assert Engine().reduce(2) == 4
+    with pytest.raises(ValueError, match="negative"):
+        Engine().reduce(-1)
+    assert ranges.events == ["begin reducing", "end reducing"] * 2
+    hooks.patches.restore()
+    assert vars(Engine)["reduce"] is original
+
+
+def test_a_range_that_cannot_begin_leaves_the_call_alone_and_is_said_once(
+    hooks: Hooks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begin(*_: Any) -> None:
+        raise RuntimeError("injected")
+
+    double = hooks.ranged(Engine.reduce, begin)
+    assert [double(Engine(), number) for number in (1, 2, 3)] == [2, 4, 6]
+    assert capsys.readouterr().err.count("injected") == 1
+
+
+def test_a_framework_that_fails_costs_itself_alone(
+    ranges: Ranges, module: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = fake_timers(module)
+
+    def broken(_: Hooks) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr("perfscope.collectors.frameworks.deepspeed.install", broken)
+    problems = Problems()
+    frameworks = FrameworkRanges(ranges, problems)  # type: ignore[arg-type]
+    frameworks.install(lambda: True, lambda call, name, anywhere: call)
+    timers("forward").start()
+    timers("forward").stop()
+    frameworks.remove()
+    assert ranges.events == ["begin megatron::forward", "end megatron::forward"]
+    assert [problem.partition(" failed")[0] for problem in problems.as_tuple()] == ["the ranges of deepspeed"]
+
+
+class FakeTimer:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def start(self, barrier: bool = False) -> None:
+        pass
+
+    def stop(self, barrier: bool = False) -> None:
+        pass
+
+
+def fake_timers(module: Callable[..., ModuleType]) -> Any:
+    """``megatron.core.timers`` as it is; the timer "on" is one, the others share one that measures nothing."""
+
+    class Timer(FakeTimer):
+        def start(self, barrier: bool = False) -> None:
+            pass
+
+        def stop(self, barrier: bool = False) -> None:
+            pass
+
+    class DummyTimer(FakeTimer):
+        def start(self, barrier: bool = False) -> None:
+            pass
+
+        def stop(self, barrier: bool = False) -> None:
+            pass
+
+    class Timers:
+        on, off = Timer("on"), DummyTimer("dummy timer")
+
+        def __call__(self, name: str, log_level: int | None = None) -> FakeTimer:
+            return self.on if name == "on" else self.off
+
+    module("megatron.core.timers", Timers=Timers, Timer=Timer, DummyTimer=DummyTimer)
+    return Timers()
+
+
+def test_megatrons_timers_are_ranges_by_their_names(
+    hooks: Hooks, ranges: Ranges, module: Callable[..., ModuleType]
+) -> None:
+    timers = fake_timers(module)
+    before = dict(vars(type(timers)))
+    megatron_timers.range_timers(hooks)
+    timers("on", log_level=0).start(barrier=True)
+    timers("forward", log_level=2).start()
+    timers("forward").stop()
+    timers("backward").stop()  # began before the capture
+    timers("on").stop()
+    timers("left open").start()
+    for close in hooks.at_end:
+        close()
+    hooks.patches.restore()
+    assert ranges.events == [
+        "begin megatron::on", "begin megatron::forward", "end megatron::forward", "end megatron::on",
+        "begin megatron::left open", "end megatron::left open",
+    ]  # fmt: skip
+    assert dict(vars(type(timers))) == before
+
+
+def test_a_backward_in_megatrons_pipeline_has_the_number_of_its_forward(
+    hooks: Hooks, ranges: Ranges, module: Callable[..., ModuleType]
+) -> None:
+    """Two chunks on rank 1 of 2: stages 1 and 3; backwards come in another order than forwards."""
+
+    def forward_step(*args: Any, current_microbatch: int, vp_stage: int) -> Any:
+        return [args[4]], 0
+
+    def backward_step(_input: Any, output: Any) -> None:
+        pass
+
+    module(
+        "megatron.core.parallel_state",
+        get_pipeline_model_parallel_world_size=lambda: 2,
+        get_pipeline_model_parallel_rank=lambda: 1,
+    )
+    schedules: Any = module(
+        "megatron.core.pipeline_parallel.schedules", forward_step=forward_step, backward_step=backward_step
+    )
+    megatron.install(hooks)
+    training, outputs = SimpleNamespace(training=True), [object() for _ in range(3)]
+    for output, micro_batch, chunk in ((outputs[0], 0, 0), (outputs[1], 1, 0), (outputs[2], 0, 1)):
+        schedules.forward_step(None, None, training, 4, output, current_microbatch=micro_batch, vp_stage=chunk)
+    schedules.forward_step(None, None, SimpleNamespace(training=False), 4, 5, current_microbatch=0, vp_stage=0)
+    for output in (outputs[2], outputs[0]):
+        schedules.backward_step(None, output)
+    schedules.backward_step(None, object())  # its forward was before the capture
+    begun = [event.removeprefix(f"begin {PIPELINE_PREFIX}") for event in ranges.events if event.startswith("begin")]
+    assert begun == ["forward|1|0", "forward|1|1", "forward|3|0", "backward|3|0", "backward|1|0"]
+    assert hooks.observed == {"num_microbatches": 4}
+    hooks.patches.restore()
+    assert schedules.forward_step is forward_step
+
+
+class Level(enum.IntEnum):
+    TWO = 2
+
+
+class Kind(enum.Enum):
+    FULL_SHARD = enum.auto()
+    STEPS = "steps"
+
+
+@dataclasses.dataclass
+class Options:
+    kind: Kind
+    path: Path
+
+
+@pytest.mark.parametrize(
+    ("value", "as_json"),
+    [
+        (Level.TWO, 2),
+        (Kind.FULL_SHARD, "FULL_SHARD"),
+        (Kind.STEPS, "steps"),
+        (Options(Kind.STEPS, Path("/a")), {"kind": "steps", "path": "/a"}),
+        ({1: (1.5, float("inf")), "x": {2}}, {"1": [1.5, "inf"], "x": [2]}),
+        (functools.partial(max, 1), "max"),
+        (object(), "<object>"),
+    ],
+)
+def test_values_become_plain(value: Any, as_json: Any) -> None:
+    assert plain(value) == as_json
+
+
+def test_nesting_without_end_is_cut() -> None:
+    nest: dict[str, Any] = {}
+    nest["x"] = nest
+    found = plain(nest)
+    for _ in range(DEPTH):
+        found = found["x"]
+    assert found == "<dict>"
+
+
+def test_settings_keep_no_secrets_but_harmless_names() -> None:
+    held = SimpleNamespace(
+        moe_token_dispatcher_type="alltoall", unset=None, reporter={"api_key": "hunter2", "on": True}, model="gpt"
+    )
+    assert settings_of(held, ("moe_token_dispatcher_type", "unset", "reporter", "absent")) == {
+        "moe_token_dispatcher_type": "alltoall",
+        "reporter": {"api_key": "[redacted]", "on": True},
+    }
+    assert clean({"auth": {"user": {"name": "hunter2"}, "on": False}, "url": "s3://me:hunter2@host/x"}) == {
+        "auth": {"user": {"name": "[redacted]"}, "on": False},
+        "url": "s3://[redacted]@host/x",
+    }
+
+
+def test_without_frameworks_there_is_nothing_to_describe() -> None:
+    problems = Problems()
+    assert describe_frameworks(Found(), [], {}, problems) == ([], {})
+    assert problems.as_tuple() == ()
