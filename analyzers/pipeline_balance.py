@@ -75,8 +75,10 @@ def _least_ns(compared: Compared, pipeline: Pipeline, shares: Mapping[int, float
     """
     if pipeline.virtual_stages == 1 or pipeline.ideal_bubble_share is None:
         return float("inf")
-    even = [row.busy_us * _factor(compared, row.ranks, 1 / shares[row.stage]) for row in pipeline.stages]
-    return fmean(even) * 1e3 / (1 - pipeline.ideal_bubble_share)
+    even = [
+        row.busy_us * 1e3 + (1 / shares[row.stage] - 1) * _own_ns(compared, row.ranks)[0] for row in pipeline.stages
+    ]
+    return fmean(even) / (1 - pipeline.ideal_bubble_share)
 
 
 def _step_ns(compared: Compared, pipeline: Pipeline, shares: Mapping[int, float], moved: float) -> float | None:
@@ -91,8 +93,14 @@ def _step_ns(compared: Compared, pipeline: Pipeline, shares: Mapping[int, float]
 
 def _factor(compared: Compared, ranks: tuple[int, ...], target: float) -> float:
     """What scales all own time of these ranks by what scaling their computation by ``target`` changes in it."""
+    compute, total = _own_ns(compared, ranks)
+    return 1 + (target - 1) * compute / total if total else 1.0
+
+
+def _own_ns(compared: Compared, ranks: tuple[int, ...]) -> tuple[float, float]:
+    """(computation, all own time) of these ranks, mean per step."""
     result = compared.result
-    own = [result.partials[rank].progress.own.totals(*result.windows[rank]).sum(axis=0) for rank in ranks]
+    own = [result.partials[rank].progress.own.totals(*result.windows[rank]).mean(axis=0) for rank in ranks]
     compute = fmean(float(rows[Row.COMPUTE]) for rows in own)
     total = fmean(float(rows.sum() - rows[Row.COMM_TRANSFER] - rows[Row.COMM_WAIT]) for rows in own)
-    return 1 + (target - 1) * compute / total if total else 1.0
+    return compute, total

@@ -85,8 +85,8 @@ def _about_clocks(device: DeviceRow) -> Iterator[Note]:
     if device.pcie_width and device.pcie_width_max and device.pcie_width < device.pcie_width_max:
         yield Note(
             about="machines",
-            text=f"{place} is connected by {device.pcie_width} of {device.pcie_width_max} PCIe lanes: reseat it, or move "
-            "it to another slot.",
+            text=f"{place} is connected by {device.pcie_width} of {device.pcie_width_max} PCIe lanes: reseat it, or "
+            "move it to another slot.",
             ranks=device.ranks,
         )
     chosen = device.throttled.get("clocks set by the user", 0.0)

@@ -19,10 +19,12 @@ _WRAPPERS: Final = (
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
     _OPTIMIZED,
     ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+    ("lightning.fabric.wrappers", "_FabricModule"),
+    ("lightning_fabric.wrappers", "_FabricModule"),
 )
 """Modules around a module: their forward is the model's forward."""
 
-INNER: Final = ("module", "_orig_mod", "_fsdp_wrapped_module")
+INNER: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_forward_module")
 """Where wrappers keep the module that they wrap."""
 
 _PIPELINED: Final = (("deepspeed.runtime.pipe.engine", "PipelineEngine"),)

@@ -37,7 +37,7 @@ def unwrap(module: Any) -> Any:
     wrapper_names = {"DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "DataParallel"}
     while True:
         kinds = {kind.__name__ for kind in type(module).__mro__}
-        if not kinds & (wrapper_names | {"DeepSpeedEngine"}):
+        if not kinds & (wrapper_names | {"DeepSpeedEngine", "_FabricModule"}):
             return module
         inner = next((module._modules[name] for name in INNER if name in module._modules), None)
         if not isinstance(inner, torch.nn.Module):

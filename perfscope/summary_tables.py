@@ -194,8 +194,8 @@ class Pipeline:
     bubble_share: float
     """Bubble time / step time, mean over stages."""
     ideal_bubble_share: float | None
-    """(p-1)/(v m + p-1), the bubble of p balanced stages, m micro-batches, v chunks (Narayanan et al., SC'21); None where
-    one of these is not known, or the schedule fills bubbles with halves of backwards."""
+    """(p-1)/(v m + p-1), the bubble of p balanced stages, m micro-batches, v chunks (Narayanan et al., SC'21); None
+    where one of these is not known, or the schedule fills bubbles with halves of backwards."""
     imbalance: float
     """Busiest stage's own work over the stages' mean; 1: balanced."""
     degree: int | None = None

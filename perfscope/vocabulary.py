@@ -32,16 +32,17 @@ GARBAGE_COLLECTION: Final = "perfscope::gc"
 RANGES: Final = (DATALOADER, FORWARD, EVALUATION, BACKWARD, COMMUNICATION, OPTIMIZER)
 
 COLLECTIVE_PREFIX: Final = "perfscope::collective#"
-"""Range around the operator ``c10d::*`` that issues a collective or message of a job without accelerators, on the thread
-that issues it: ``perfscope::collective#KIND|GROUP|SIZE|SEQUENCE|PEER|DTYPE|BYTES``, a field empty where not known::
+"""Range around the operator ``c10d::*`` that issues a collective or message of a job without accelerators, on the
+thread that issues it: ``perfscope::collective#KIND|GROUP|SIZE|SEQUENCE|PEER|DTYPE|BYTES``, a field empty where not
+known::
 
     perfscope::collective#all_reduce|0|4|17||float32|288
     perfscope::collective#send|3|2|5|1|float32|4096
 
 GROUP is the name that ``distributedInfo`` lists with the group's ranks, SIZE their number. SEQUENCE counts from the
-beginning of the capture's warm-up: collectives within the group, messages within (group, sender, receiver, tag), so that
-both sides of a message count alike. PEER is the other side's global rank. BYTES follow nccl-tests: the larger buffer for
-all-gather, reduce-scatter, gather and scatter, else the input."""
+beginning of the capture's warm-up: collectives within the group, messages within (group, sender, receiver, tag), so
+that both sides of a message count alike. PEER is the other side's global rank. BYTES follow nccl-tests: the larger
+buffer for all-gather, reduce-scatter, gather and scatter, else the input."""
 
 PIPELINE_PREFIX: Final = "perfscope::pipeline#"
 """Range around one stage's work on one micro-batch, ``perfscope::pipeline#PHASE|STAGE|MICROBATCH``, both from 0::

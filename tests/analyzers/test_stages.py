@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,8 @@ def chain(*order: int, group: Sequence[int], description: str = "") -> list[Rank
         rank: Rank(rank, max(group) + 1, listed, {"1": description} if description else {}, host="node")
         for rank in order
     }
-    for place_, (giver, taker) in enumerate(zip(order[:-1], order[1:], strict=True)):
-        end = 1000 * (place_ + 1)
+    for index, (giver, taker) in enumerate(pairwise(order)):
+        end = 1000 * (index + 1)
         found[giver].kernel("send", "1", end - 300, end, peer=taker)
         found[taker].kernel("recv", "1", 60, end, peer=giver)
     return list(found.values())

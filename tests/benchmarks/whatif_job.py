@@ -2,14 +2,16 @@
 
 Every ``--setup`` is one way of running it, as JSON of the fields of ``Setup`` that differ from their defaults. They
 take turns, ``--steps`` optimizer steps each, ``--rounds`` times, in the same processes; so what else the machine does
-meets all of them. A step of the stopwatch lasts from the end of one optimizer step to the end of the next. The first steps of
-each turn are left out: workers deliver what they had loaded before it, and DDP finds its buckets.
+meets all of them. A step of the stopwatch lasts from the end of one optimizer step to the end of the next. The first
+steps of each turn are left out: workers deliver what they had loaded before it, and DDP finds its buckets.
 """
 
 # No ``from __future__ import annotations``: DDP looks at the types that a communication hook is annotated with.
 import argparse
+import faulthandler
 import json
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -169,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="[setup][round][rank][step], ms, as JSON")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a run that hangs says where
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     trainings = [Training(setup) for setup in options.setup]
@@ -180,6 +183,7 @@ def main() -> None:
             turns.append(everyone)
     if dist.get_rank() == 0:
         options.out.write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
     dist.destroy_process_group()
 
 

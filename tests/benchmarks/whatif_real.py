@@ -3,9 +3,9 @@
     python -m tests.benchmarks.whatif_real [--only network] [--rounds 6] [--keep FOLDER]
 
 Real trainings on two ranks of this machine's CPU (gloo; ``whatif_job.py``). A scene is recorded once, with
-``perfscope run``, in its first setup alone. What its changes would bring is predicted from that recording. Then, without
-a profiler, the first setup, every changed one and the first again take turns, and the script's own stopwatch tells how
-long steps took. How far ``before`` and ``before again`` are apart says how much of a difference is noise.
+``perfscope run``, in its first setup alone. What its changes would bring is predicted from that recording. Then,
+without a profiler, the first setup, every changed one and the first again take turns, and the script's own stopwatch
+tells how long steps took. How far ``before`` and ``before again`` are apart says how much of a difference is noise.
 
 What is measured has no profiler in it, the recording has: predictions are scaled by measured ``before`` over recorded
 step. Best on a machine with two idle cores and more. The slow link is a token bucket on the loopback interface of a
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from tests.real import network
 PERFSCOPE: Final = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
 WAIT, WARMUP, ACTIVE = 5, 2, 10
 RECORDED_STEPS: Final = WAIT + WARMUP + ACTIVE + 8
+LONGEST_S: Final = 240
 MEGABITS: Final = 1000.0
 
 
@@ -167,15 +169,15 @@ def judged(scene: Scene, recording: Path, measured: list[list[float]]) -> list[O
     for change, after in zip(scene.changes, changed, strict=True):
         # What else the machine did in a round met all of its turns: ratios within rounds, not of medians.
         ratio = median(2 * one / (a + b) for one, a, b in zip(after, first, last, strict=True))
-        known: dict[str, Any] = {"scene": scene.name, "change": change.name, "before": before, "noise": noise, "after": before * ratio}
-        profiled = context.result.step_ns / 1e6
+        known: dict[str, Any] = {"scene": scene.name, "change": change.name, "before": before, "noise": noise}
+        known |= {"after": before * ratio, "profiled": context.result.step_ns / 1e6}
         try:
             told = predict(context, {change.setting: change.value})
         except UnusableInput as reason:
-            found.append(Outcome(**known, profiled=profiled, refused=str(reason)))
+            found.append(Outcome(**known, refused=str(reason)))
             continue
         low, mid, high = (ns / told.measured_ns * before for ns in (told.low_ns, told.mid_ns, told.high_ns))
-        found.append(Outcome(**known, profiled=profiled, low=low, mid=mid, high=high))
+        found.append(Outcome(**known, low=low, mid=mid, high=high))
     return found
 
 
@@ -201,12 +203,17 @@ def _run(
     job = ("-m", "tests.benchmarks.whatif_job", "--steps", str(steps), "--rounds", str(rounds), "--out", str(out))
     every = [f"--setup={json.dumps(setup)}" for setup in setups]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(network.GLOO if scene.throttled else {})}
-    done = subprocess.run(
-        [*link, *before, *launch, *job, *every], check=False, capture_output=True, text=True, env=environment,
-        timeout=900,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{scene.name} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    with subprocess.Popen(
+        [*link, *before, *launch, *job, *every], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment, start_new_session=True,
+    ) as running:  # fmt: skip
+        try:
+            said = running.communicate(timeout=LONGEST_S)[1]
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGTERM)
+            said = running.communicate(timeout=60)[1]
+    if running.returncode:
+        raise RuntimeError(f"{scene.name} ended with {running.returncode}:\n{said[-6000:]}")
     found: list[list[list[list[float]]]] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
