@@ -1,5 +1,5 @@
 # make demo    train a small transformer under `perfscope run`, analyze it and name the report
-# make test    the test suite
+# make test    the test suite: the quick tests, then those that start real trainings
 # make frameworks  trainings with every parallel strategy and framework, in .venv-frameworks (half an hour)
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
@@ -31,8 +31,10 @@ demo: $(VENV)/collect.stamp
 	    torchrun --standalone --nproc-per-node $$ranks sample_traces/train.py $(DEMO_ARGS)
 	$(VENV)/bin/perfscope analyze $(DEMO)
 
+# First what takes seconds each, then real trainings.
 test: $(VENV)/dev.stamp
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not training and not frameworks"
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m training
 
 frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)
 frameworks: $(FRAMEWORKS_VENV)/frameworks.stamp

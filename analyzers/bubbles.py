@@ -27,7 +27,7 @@ from perfscope.trace import NONE, Bool, Int64
 class Bubbles:
     """One rank's waiting for other stages in each used step, ns: before its first micro-batch arrives, until its last
     gradient is computed, after that. ``bounded``: some neighbour is not in the recording, and the waiting for it is
-    the least that it can have been.
+    the most that it can have been.
     """
 
     start_ns: Int64
@@ -70,7 +70,7 @@ def _bubbles(
     )
     timeline = result.timelines[rank]
     waits = timeline.where(Row.COMM_WAIT).intersect(Intervals.of(start, arrival)).subtract(moving)
-    # Where another end is missing, all but the time of the quickest messages of this size was waiting at least.
+    # Where another end is missing, all but the time of the quickest message of this size was waiting at most.
     open_ = ~matched.instances.complete[matched.instance[lines]] & (shortest[lines] < end - start)
     if open_.any():
         exposed = timeline.where(Row.COMM_WAIT, Row.COMM_TRANSFER)
@@ -101,17 +101,14 @@ def _across_stages(result: Comparison, messages: PipelineMessages, stage_of: Map
 
 
 def _shortest_ns(result: Comparison, messages: PipelineMessages) -> Int64:
-    """For each line of ``matched`` that carries messages, the shortest time in which they can have passed: that of the
-    quickest line of that size for each of them, one after the other.
-    """
+    """For each line of ``matched`` that carries messages, the shortest that any of the same size took."""
     matched = result.matched
     shortest = np.full(len(matched), np.iinfo(np.int64).max, dtype=np.int64)
     lines = np.unique(messages.line)
     if len(lines):
         alike = Blocks.of(matched.instances.bytes[matched.instance[lines]])
         length = (matched.end_ns - matched.start_ns)[lines]
-        quickest = np.minimum.reduceat(length[alike.order], alike.first)[alike.labels()]
-        shortest[lines] = quickest * np.bincount(messages.line, minlength=len(matched))[lines]
+        shortest[lines] = np.minimum.reduceat(length[alike.order], alike.first)[alike.labels()]
     return shortest
 
 

@@ -47,6 +47,12 @@ class JobFacts:
     """Plays the recorded steps with settings changed; None where they cannot be played."""
 
     @property
+    def torch_ddp(self) -> bool:
+        """Is torch's DistributedDataParallel at work? Frameworks that reduce gradients themselves say so."""
+        theirs = any("implementation" in run.settings.get("ddp", {}) for run in self.runs.values())
+        return "ddp" in self.strategies and not theirs
+
+    @property
     def few_steps(self) -> bool:
         """Too few steps for evidence: confidence is low."""
         return self.steps < 5

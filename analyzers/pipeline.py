@@ -6,13 +6,14 @@ else. The bubble of p balanced stages that pass m micro-batches through v chunks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
 
 from perfscope.analyzers.bubbles import Bubbles, find_bubbles
 from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.passes import BACKWARD, FORWARD, WEIGHTS
 from perfscope.analyzers.pipeline_messages import PipelineMessages, pipeline_messages
@@ -20,6 +21,7 @@ from perfscope.analyzers.pipeline_schedule import Schedule, find_schedule
 from perfscope.analyzers.stages import place, ranks_of
 from perfscope.analyzers.timeline import Row
 from perfscope.metadata import RunMetadata
+from perfscope.summary import Note
 from perfscope.summary_tables import Pipeline, StageRow
 
 
@@ -47,6 +49,29 @@ def find_pipeline(result: Comparison, runs: Mapping[int, RunMetadata]) -> Pipeli
         degree=placement.degree,
         bubbles_are_bounds=any(own.bounded for own in bubbles.values()),
     )
+
+
+def pipeline_notes(facts: JobFacts) -> Iterator[Note]:
+    """What the reader must know of a pipeline: that it could not be made out, or only in part."""
+    pipeline = facts.pipeline
+    if pipeline is None and "pipeline" in facts.strategies:
+        yield Note(
+            about="pipeline",
+            text="The job has a pipeline, but the recording does not tell which rank holds which stage, so there is no "
+            "account of its bubbles. Record all ranks, with messages that name their peers (torch 2.5 or newer).",
+        )
+    elif pipeline is not None and pipeline.ideal_bubble_share is None and pipeline.schedule != "zero_bubble":
+        yield Note(
+            about="pipeline",
+            text="How many micro-batches the pipeline works through cannot be told from the recorded ranks, so its "
+            "bubble is not compared with what it must cost. Record a rank of the first and one of the last stage.",
+        )
+    if pipeline is not None and pipeline.bubbles_are_bounds:
+        yield Note(
+            about="pipeline",
+            text="Not all ranks that pass messages on are in the recording: the bubbles of their neighbours are upper "
+            "bounds, by the quickest message of each size.",
+        )
 
 
 def ideal_bubble_share(degree: int, microbatches: int, chunks: int) -> float:

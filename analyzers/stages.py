@@ -125,7 +125,7 @@ def _by_order(beside: Mapping[int, _Neighbours]) -> dict[int, int]:
 
 def _by_list(result: Comparison, messages: PipelineMessages) -> dict[int, int]:
     """By the order of the groups' lists of ranks, members that are not recorded included; empty unless every message
-    passes between neighbours of a list, its ends being neighbours too.
+    passes between neighbours of its group's list, whose last and first are neighbours too.
     """
     matched = result.matched
     group = matched.instances.group[matched.instance[messages.line]]

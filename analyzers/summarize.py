@@ -22,7 +22,7 @@ from perfscope.analyzers.loading import dataloader_rows
 from perfscope.analyzers.memory import memory_rows, memory_strips
 from perfscope.analyzers.ncu import Measured
 from perfscope.analyzers.notes import job_notes
-from perfscope.analyzers.pipeline import find_pipeline
+from perfscope.analyzers.pipeline import find_pipeline, pipeline_notes
 from perfscope.analyzers.pipeline_balance import balanced_step_ns
 from perfscope.analyzers.strips import strips
 from perfscope.analyzers.system import system
@@ -46,6 +46,7 @@ from perfscope.summary import (
     Summary,
 )
 from perfscope.summary import Job as JobSummary
+from perfscope.summary_tables import Pipeline
 
 
 def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) -> Summary:
@@ -65,7 +66,7 @@ def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) ->
         collectives=collective_rows(result.matched),
         cost_model=cost_rows(compared.models, result.matched.instances),
         stragglers=_stragglers(compared),
-        strategies=_strategies(result, runs),
+        strategies=_strategies(result, runs, pipeline),
         perturbation=_perturbation(result, runs),
         runs=runs,
         system=machines,
@@ -92,7 +93,13 @@ def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) ->
         plan=_plan(findings, facts),
         findings=tuple(_finding_row(finding) for finding in findings),
         verdict=verdict(facts, findings),
-        notes=(*found.notes, *job_notes(job, result, facts), *system_notes(job, machines), *tables.notes),
+        notes=(
+            *found.notes,
+            *job_notes(job, result, facts),
+            *pipeline_notes(facts),
+            *system_notes(job, machines),
+            *tables.notes,
+        ),
         strips=strips(result),
         kernels=tables.kernels,
         operators=tables.operators,
@@ -119,10 +126,12 @@ def _missing(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[int, 
     return tuple(rank for rank in range(size or 0) if rank not in result.partials)
 
 
-def _strategies(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[str, ...]:
+def _strategies(result: Comparison, runs: Mapping[int, RunMetadata], pipeline: Pipeline | None) -> tuple[str, ...]:
     told = {strategy for run in runs.values() for strategy in run.strategies}
     if not told:
         told = {strategy for partial in result.partials.values() for strategy in partial.strategies}
+    if pipeline is not None:
+        told |= {"pipeline"}
     if not told and world_size(result.partials, runs) == 1:
         told = {"single"}
     return tuple(sorted(told))

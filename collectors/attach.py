@@ -69,6 +69,33 @@ def attach_megatron(_folder: str) -> None:
             setattr(kind, "step", _counted(edges, step))  # noqa: B010 - mypy: a method is not to be assigned to
 
 
+def attach_horovod(_folder: str) -> None:
+    """Horovod's functions have been imported: sending the optimizer's state out takes a step to have any, and none."""
+    collector = session.attached()
+    if collector is None:
+        return
+    edges = _Edges(collector, sys.modules["torch"])
+    uncounted = _uncounted(edges, sys.modules["horovod.torch.functions"].broadcast_optimizer_state)
+    for name in ("horovod.torch.functions", "horovod.torch"):  # the latter may have taken it already
+        module: Any = sys.modules.get(name)
+        if hasattr(module, "broadcast_optimizer_state"):
+            module.broadcast_optimizer_state = uncounted
+
+
+def _uncounted(edges: _Edges, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function within which optimizer steps are none of the training's."""
+
+    @functools.wraps(call)
+    def uncounted(*args: Any, **kwargs: Any) -> Any:
+        edges.enter_without_range()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            edges.leave(None, None)
+
+    return uncounted
+
+
 class _Edges:
     """The beginning and the end of a step, as functions that the compiler leaves alone with all that they call."""
 

@@ -29,6 +29,7 @@ WATCHED = {
     "torch": "attach_torch",
     "deepspeed.runtime.engine": "attach_deepspeed",
     "megatron.core.optimizer.optimizer": "attach_megatron",
+    "horovod.torch.functions": "attach_horovod",
 }
 """Module -> the function of ``perfscope.collectors.attach`` to call once it has been imported."""
 

@@ -108,19 +108,20 @@ def discover(optimizers: Iterable[Any]) -> Found:
     import torch
 
     listed = {name: loaded(classes) for name, classes in _LISTED.items()}
-    modules: dict[int, Any] = {}
     found = Found()
+    modules_made: list[Any] = []
     wanted: dict[type[Any], tuple[list[Any], ...]] = {}
     for thing in gc.get_objects():
         kind = type(thing)  # not isinstance: a proxy's __class__ may run the script's code
         lists = wanted.get(kind)
         if lists is None:
             lists = tuple(getattr(found, name) for name, classes in listed.items() if issubclass(kind, classes))
+            if issubclass(kind, torch.nn.Module):
+                lists += (modules_made,)
             wanted[kind] = lists
         for each in lists:
             each.append(thing)
-        if issubclass(kind, torch.nn.Module) and "_modules" in vars(thing):
-            modules[id(thing)] = thing
+    modules = {id(module): module for module in modules_made if "_modules" in vars(module)}
     found.roots = _roots(modules, optimizers)
     seen = {id(module): module for root in found.roots for module in root.modules()}
     found.modules = list(seen.values())

@@ -9,6 +9,7 @@ from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.device import device_types
 from perfscope.collectors.discovery import discover
+from perfscope.collectors.gc_ranges import GcRanges
 from perfscope.collectors.identity import Identity
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges import Ranges
@@ -31,6 +32,7 @@ class Marker:
         self._problems = problems
         self._annotator = Annotator(nvtx=True)
         self.ranges = Ranges(self._annotator, problems)
+        self._gc_ranges = GcRanges(self._annotator, problems)
         self._installed_at: int | None = None
         self._described = False
         self._on_device = False
@@ -58,10 +60,12 @@ class Marker:
 
     def forget(self) -> None:
         """In a forked child: write nothing more."""
+        self._gc_ranges.remove()
         self.ranges.forget()
 
     def close(self) -> None:
         """The process ends: put everything back. The range of the step under way stays open: it never ended."""
+        self._gc_ranges.remove()
         self.ranges.remove()
 
     def join(self) -> None:
@@ -76,6 +80,7 @@ class Marker:
         self._on_device = "cuda" in device_types(found.roots)
         self._annotator.rank(self._identity.rank, self._identity.world_size)
         self.ranges.install(found.to_hook())
+        self._gc_ranges.install()
 
     def _describe(self, optimizers: list[Any], completed: int) -> None:
         assert self._installed_at is not None

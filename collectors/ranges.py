@@ -232,6 +232,8 @@ class Ranges:
         outermost = not self._forward
         record = self._problems.guard("the range of forward", self._begin_forward, module) if outermost else None
         self._forward.append(record)
+        if not (outermost or self.autocast):  # what wraps the model may have turned it on
+            self._problems.guard("looking at autocast", self._look_at_autocast)
 
     def _forward_ended(self, module: Any, args: Any, output: Any) -> None:
         if not self._is_compiling() and self._on_training_thread() and self._forward:

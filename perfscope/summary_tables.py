@@ -201,4 +201,4 @@ class Pipeline:
     degree: int | None = None
     """Stages there are, recorded or not; None where that is not known."""
     bubbles_are_bounds: bool = False
-    """Neighbours of recorded ranks are missing: the waiting for those is the least that it can have been."""
+    """Neighbours of recorded ranks are missing: the waiting for those is the most that it can have been."""

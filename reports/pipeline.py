@@ -72,7 +72,7 @@ def reading(pipeline: Pipeline) -> str:
         size += f", {plural(pipeline.microbatches, 'micro-batch', 'micro-batches')} a step"
     if pipeline.virtual_stages > 1:
         size += f", {pipeline.virtual_stages} chunks of the model a stage"
-    bound = "at least " if pipeline.bubbles_are_bounds else ""
+    bound = "at most " if pipeline.bubbles_are_bounds else ""
     text = f"{size[0].upper()}{size[1:]}; order: {NAMES.get(pipeline.schedule, 'not recognised')}. "
     text += f"Bubbles take {bound}{share(pipeline.bubble_share)} of the step"
     if pipeline.ideal_bubble_share is not None:

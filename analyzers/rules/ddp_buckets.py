@@ -54,7 +54,7 @@ class _Change:
 
 def evaluate(facts: JobFacts) -> Finding | None:
     """The finding, or None: no DDP, too little exposed, no cost model, or nothing to gain by another size."""
-    if "ddp" not in facts.strategies or facts.steps == 0:
+    if not facts.torch_ddp or facts.steps == 0:
         return None
     buckets = _buckets(facts)
     if buckets is None or buckets.exposed_us < SHARE * facts.step_time_us:

@@ -26,7 +26,7 @@ _HOW: Final = {
 
 def evaluate(facts: JobFacts) -> Finding | None:
     """The finding, or None where gradients are reduced once a step, or little would be saved."""
-    if facts.predict is None or "ddp" not in facts.strategies:
+    if facts.predict is None or not facts.torch_ddp:
         return None
     setting = {"ddp.no_sync": "true"}
     prediction = facts.predict(setting)

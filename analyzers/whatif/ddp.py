@@ -180,6 +180,8 @@ def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncerta
     for one in _rounds(script):
         microbatches = _microbatches(context, one)
         sizes = [part.meeting.bytes for part in one.parts]
+        if not microbatches:
+            raise CannotReplay(f"{name}: no forward pass of DistributedDataParallel is recorded")
         once = len(sizes) // microbatches
         if microbatches > 1 and sizes == sizes[:once] * microbatches:
             dropped.update(one.parts[:-once])

@@ -118,8 +118,9 @@ def test_bubbles_of_some_ranks_alone_are_bounds(schedule: PipelineSpec, ranks: S
     for row in known.stages:
         truth = job.truth.stages[row.stage]
         bubble = row.bubble_start_us + row.bubble_steady_us + row.bubble_drain_us
-        assert bubble <= truth.bubble_ns / 1e3 * 1.01
-        assert bubble >= truth.bubble_ns / 1e3 * 0.90
+        assert bubble >= truth.bubble_ns / 1e3 * 0.999
+        # Several messages of one kernel may take longer than the quickest.
+        assert bubble <= truth.bubble_ns / 1e3 * 1.15
 
 
 def test_bubbles_by_hand() -> None:

@@ -173,9 +173,10 @@ class TestDdpBuckets:
             {"cost_model": ()},
             {"steps": 0},
             {"collectives": ()},
+            {"runs": {0: RunMetadata(settings={"ddp": {"implementation": "horovod"}})}},
         ],
     )
-    def test_silent_without_ddp_a_cost_model_steps_or_all_reduces(self, change):
+    def test_silent_without_torchs_ddp_a_cost_model_steps_or_all_reduces(self, change):
         case = self.reduced({1 << 20: 100}, alpha_us=300, gbps=10, exposed_us=30_000)
         assert ddp_buckets.evaluate(dataclasses.replace(case, **change)) is None
 

@@ -30,6 +30,10 @@ from torch.utils.data import DataLoader, TensorDataset
 WARMUP, ACTIVE = 3, 8
 """Of ``perfscope run``, whose last warm-up step is recorded too."""
 
+PROFILED = ("by hand", "recording")
+PROFILED_EVERY = 5
+"""Rounds after which these have a turn: starting and stopping a profiler takes as long as many blocks."""
+
 Sample = tuple[int, int]
 """Wall and CPU time of one step on the training thread, ns."""
 
@@ -122,22 +126,22 @@ class Job:
     def recording(self) -> list[Sample]:
         """The recorded steps of a capture, agreed upon as ranks do."""
         plan = importlib.import_module("perfscope.collectors.agreement").Plan
-        recorder = self.session._recorder
+        recording = self.session._recording
         start = self.session._detector.completed + 1
-        recorder.schedule.agree(plan(start, start, ACTIVE, 0, "benchmark"))
+        recording.schedule.agree(plan(start, start, ACTIVE, 0, "benchmark"))
         for _ in range(1 + WARMUP):
             self.timed(self.hooked)
         samples = [self.timed(self.hooked) for _ in range(ACTIVE - 1)]
         self.step(self.hooked)
-        while recorder.busy:
+        while recording.busy:
             time.sleep(0.01)
-        assert recorder._record.captures[-1].reason == "benchmark"
-        for file in recorder._config.folder.glob("*.trace.json*"):
+        assert self.session._record.captures[-1].reason == "benchmark"
+        for file in self.session._config.folder.glob("*.trace.json*"):
             file.unlink(missing_ok=True)
         return samples
 
 
-def alone_us(kind: type[torch.optim.Optimizer], count: int = 5000) -> float:
+def alone_us(kind: type[torch.optim.Optimizer], count: int = 500) -> float:
     """CPU time of an optimizer's step that does nothing itself, µs."""
     optimizer = kind([nn.Parameter(torch.zeros(1))])
     for _ in range(count // 10):
@@ -166,13 +170,13 @@ def main() -> None:
     }
     found: dict[str, list[list[Sample]]] = {name: [] for name in contenders}
     for turn in range(options.rounds):
-        names = list(contenders)
+        names = [name for name in contenders if name not in PROFILED or turn % PROFILED_EVERY == 0]
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             if job.distributed:
                 dist.barrier()
             found[name].append(contenders[name]())
-    alone = {"torch": [], "perfscope": []}
-    for _ in range(9):
+    alone: dict[str, list[float]] = {"torch": [], "perfscope": []}
+    for _ in range(40):
         alone["torch"].append(alone_us(unhooked(Nothing)))
         alone["perfscope"].append(alone_us(Nothing))
     if int(os.environ.get("RANK", "0")) == 0:

@@ -12,7 +12,8 @@ import pytest
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.readers import chrome
 from perfscope.trace import Category
-from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure
+from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure, overhead
+from tests.collectors.harness import needs_torch
 
 
 def test_a_generated_set_reads_whole_and_is_what_it_claims(tmp_path: Path) -> None:
@@ -123,3 +124,22 @@ def test_hta_s_differences_are_all_explained(tmp_path: Path) -> None:
     lines = [line for line in agreement.lines_of(agreement.traces_in([tmp_path]), hta, None) if line.tool == "HTA"]
     assert len(lines) >= 14
     assert not [line for line in lines if not line.explained]
+
+
+@pytest.mark.training
+@needs_torch
+def test_what_recording_costs_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    overhead.main(["--layers", "1", "--steps", "2", "--rounds", "1", "--starts", "1"])
+
+    told = capsys.readouterr().out
+    rows = {line.split("|")[1].strip(): line for line in told.splitlines() if line.startswith("|")}
+    assert set(rows) >= {"bare", "bare again", "waiting", "always-on", "by hand", "recording", "--steps-only"}
+    assert rows["recording"].count("by hand") == 1
+    assert "µs a step" in told
+
+
+def test_the_interval_of_a_median_widens_with_what_is_not_known() -> None:
+    assert overhead.interval([3.0]) == (3.0, 3.0, 3.0)
+    middle, low, high = overhead.interval([float(value) for value in range(101)])
+    assert middle == 50.0
+    assert (low, high) == (40.0, 61.0)

@@ -7,9 +7,9 @@ Real trainings on two ranks of this machine's CPU (gloo; ``whatif_job.py``). A s
 without a profiler, the first setup, every changed one and the first again take turns, and the script's own stopwatch
 tells how long steps took. How far ``before`` and ``before again`` are apart says how much of a difference is noise.
 
-What is measured has no profiler in it, the recording has: predictions are scaled by measured ``before`` over recorded
-step. Best on a machine with two idle cores and more. The slow link is a token bucket on the loopback interface of a
-network namespace of the benchmark's own; scenes that need it are left out, with the reason, where that is not allowed.
+What is measured has no profiler in it, the recording has: see ``unprofiled``. Best on a machine with two idle cores and
+more. The slow link is a token bucket on the loopback interface of a network namespace of the benchmark's own; scenes
+that need it are left out, with the reason, where that is not allowed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from statistics import mean, median
 from typing import Any, Final
 
 from perfscope.analyzers.whatif.ask import context_of
-from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.predict import Prediction, predict
 from perfscope.errors import UnusableInput
 from tests.real import network
 
 PERFSCOPE: Final = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
 WAIT, WARMUP, ACTIVE = 5, 2, 10
 RECORDED_STEPS: Final = WAIT + WARMUP + ACTIVE + 8
-LONGEST_S: Final = 240
+LONGEST_S: Final = 600
 MEGABITS: Final = 1000.0
 
 
@@ -74,13 +74,13 @@ def _buckets(*sizes: float) -> tuple[Change, ...]:
 
 
 SCENES: Final = (
-    Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 512}, _workers(1, 2)),
+    Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 256}, _workers(1, 2)),
     Scene("a dataset that waits, 1 worker", {"load_sleep_ms": 120, "workers": 1}, _workers(2)),
-    Scene("a dataset that computes", {"load_products": 60, "batch": 512}, _workers(1, 2)),
+    Scene("a dataset that computes", {"load_products": 60, "batch": 256}, _workers(1, 2)),
     Scene("a slow rank", {"slow_ms": 100, "batch": 256}, (Change("rank.1", "peers", {"slow_ms": 0}),)),
     Scene(
         "network",
-        {"megabits": MEGABITS, "bucket_mb": 4, "batch": 1024},
+        {"megabits": MEGABITS, "bucket_mb": 4, "batch": 256},
         (
             *_buckets(1, 25),
             Change("network.bandwidth", "2x", {"megabits": 2 * MEGABITS}),
@@ -88,15 +88,15 @@ SCENES: Final = (
             Change("ddp.comm_dtype", "bf16", {"bf16_hook": True}),
         ),
     ),
-    Scene("one bucket", {"megabits": MEGABITS, "bucket_mb": 100, "batch": 1024}, _buckets(4, 2)),
+    Scene("one bucket", {"megabits": MEGABITS, "bucket_mb": 100, "batch": 256}, _buckets(4, 2)),
     Scene(
         "accumulation",
-        {"megabits": MEGABITS, "accumulate": 4, "batch": 256},
+        {"megabits": MEGABITS, "accumulate": 4, "batch": 128},
         (Change("ddp.no_sync", "true", {"no_sync": True}),),
     ),
     Scene(
         "FULL_SHARD",
-        {"megabits": MEGABITS, "strategy": "full_shard", "batch": 512},
+        {"megabits": MEGABITS, "strategy": "full_shard", "batch": 256},
         (
             Change("zero.stage", "2", {"strategy": "shard_grad_op"}),
             Change("zero.stage", "0", {"strategy": "ddp"}),
@@ -176,9 +176,25 @@ def judged(scene: Scene, recording: Path, measured: list[list[float]]) -> list[O
         except UnusableInput as reason:
             found.append(Outcome(**known, refused=str(reason)))
             continue
-        low, mid, high = (ns / told.measured_ns * before for ns in (told.low_ns, told.mid_ns, told.high_ns))
-        found.append(Outcome(**known, low=low, mid=mid, high=high))
+        found.append(Outcome(**known, **unprofiled(told, before)))
     return found
+
+
+def unprofiled(told: Prediction, before: float) -> dict[str, float]:
+    """The prediction for a step that takes ``before`` ms without the profiler.
+
+    The profiler lengthens operators, and leaves sleeping and sending alone. So what a change saves is somewhere between
+    what was predicted of the profiled step (nothing of it was lengthened) and the same share of the unprofiled one (all
+    of it was, as much as the rest). ``mid`` is half way between these, and the range holds both.
+
+    Example: 300 ms profiled, 180 predicted, 250 unprofiled: between 250 - 120 = 130 and 250 · 180 / 300 = 150.
+    """
+    told_ns = (told.low_ns, told.mid_ns, told.high_ns)
+    saved_ms = [(told.measured_ns - ns) / 1e6 for ns in told_ns]
+    unlike = [before - saved for saved in saved_ms]
+    alike = [before * ns / told.measured_ns for ns in told_ns]
+    pairs = list(zip(unlike, alike, strict=True))
+    return {"low": min(pairs[0]), "mid": mean(pairs[1]), "high": max(pairs[2])}
 
 
 def _record(scene: Scene, recording: Path) -> None:
@@ -232,20 +248,30 @@ def main() -> int:
         print(f"left out, for want of a network namespace: {reason}", file=sys.stderr)
         scenes = [scene for scene in scenes if not scene.throttled]
     found: list[Outcome] = []
+    failed: list[str] = []
     print(_line(HEAD))
     print(_line(["---"] * len(HEAD)))
     with tempfile.TemporaryDirectory() as scratch:
         for scene in scenes:
             folder = (options.keep or Path(scratch)) / scene.name.replace(" ", "-")
-            played = outcomes(scene, folder, options.steps, options.rounds)
+            try:
+                played = outcomes(scene, folder, options.steps, options.rounds)
+            except RuntimeError as failure:
+                print(failure, file=sys.stderr)
+                failed.append(scene.name)
+                continue
             (folder / "outcomes.json").write_text(json.dumps([asdict(one) for one in played], indent=1))
             for one in played:
                 print(one.row(), flush=True)
             found += played
+    if failed:
+        print(f"\nnot run to the end: {', '.join(failed)}")
+    if not found:
+        return 1
     inside = sum(one.inside for one in found)
     errors = [abs(one.error) for one in found if not one.refused]
     print(f"\n{inside} of {len(found)} inside; error {mean(errors):.1%} on average, {median(errors):.1%} in the middle")
-    return 0 if inside >= 0.9 * len(found) else 1
+    return 0 if inside >= 0.9 * len(found) and not failed else 1
 
 
 if __name__ == "__main__":

@@ -83,7 +83,9 @@ def test_blocks_hold_consecutive_steps_and_no_more_than_they_may(tmp_path: Path)
 
 
 def test_what_is_not_measured_is_left_out_and_lies_in_other(tmp_path: Path) -> None:
-    write(tmp_path / "steps", [step(number, optimizer=2.0, forward=3.0) for number in range(5)], measured=("optimizer",))
+    write(
+        tmp_path / "steps", [step(number, optimizer=2.0, forward=3.0) for number in range(5)], measured=("optimizer",)
+    )
     steps = read(tmp_path / "steps")
     assert steps.stages == ("optimizer",)
     assert steps.stages_us.tolist() == [[2000.0, 8000.0]] * 5
@@ -160,7 +162,13 @@ def test_who_loads_longer_is_slow_and_who_waits_for_it_is_not(tmp_path: Path) ->
         for rank in range(4)
     }  # fmt: skip
     (slow,) = recording(tmp_path, ranks).slow_ranks
-    assert (slow.rank, slow.host, slow.stage, slow.excess_us, slow.share_of_run) == (2, "node2", "dataloader", 8000.0, 1)
+    assert (slow.rank, slow.host, slow.stage, slow.excess_us, slow.share_of_run) == (
+        2,
+        "node2",
+        "dataloader",
+        8000.0,
+        1,
+    )
 
 
 @pytest.mark.parametrize(("strategy", "found"), [("ddp", 1), ("fsdp", 0), ("pipeline", 0)])

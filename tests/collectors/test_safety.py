@@ -237,7 +237,9 @@ def test_what_the_profiler_takes_to_start_and_to_write_is_in_no_step(tmp_path: P
         "sys.argv[1:] = ['--ms', '1', '--steps', '40']\n"
         f"runpy.run_path({PACED!r}, run_name='__main__')\n"
     )
-    recording = record(tmp_path / "r", sys.executable, "-c", code, options=("--no-sampler", "--repeat", "2", *CAPTURED[1:]))
+    recording = record(
+        tmp_path / "r", sys.executable, "-c", code, options=("--no-sampler", "--repeat", "2", *CAPTURED[1:])
+    )
     assert recording.exit_code == 0, recording.err
     assert len(recording.run().captures) == 2
     steps = read(steps_file(recording.folder, 0))
@@ -270,3 +272,47 @@ def test_processes_that_do_not_train_are_left_alone(tmp_path: Path) -> None:
     recording = record(tmp_path / "r", sys.executable, str(tmp_path / "tool.py"))
     assert recording.exit_code == 0, recording.err
     assert recording.out.splitlines() == ["worker: nothing", "tool: []"]
+
+
+def test_a_forked_worker_of_an_always_on_rank_is_left_alone(tmp_path: Path) -> None:
+    """Forked in the middle of the run, when names are replaced: in the worker they are the originals again."""
+    code = (
+        "import signal, torch\n"
+        "from torch.utils.data import DataLoader, Dataset, dataloader\n"
+        "from torch import nn\n"
+        "class Replaced(Dataset):\n"
+        "    def __len__(self): return 1\n"
+        "    def __getitem__(self, index):\n"
+        "        names = [torch.autograd.backward, dataloader._BaseDataLoaderIter.__next__]\n"
+        "        hooks = len(model._forward_hooks) + len(model._forward_pre_hooks)\n"
+        "        own = signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL\n"
+        "        return sum(hasattr(name, '__wrapped__') for name in names) + hooks + own\n"
+        "model = nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for step in range(6):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "print('rank', Replaced()[0], 'worker', [int(each) for each in DataLoader(Replaced(), num_workers=1)])\n"
+    )
+    recording = record(tmp_path / "r", sys.executable, "-c", code, options=("--no-sampler", "--steps-only"))
+    assert recording.exit_code == 0, recording.err
+    assert recording.out == "rank 5 worker [0]\n"
+
+
+def test_metadata_are_written_when_there_is_something_to_tell_and_not_at_every_step(tmp_path: Path) -> None:
+    code = (
+        "import runpy, sys, torch\n"
+        "torch.optim.SGD([torch.zeros(1)])\n"
+        "from perfscope.collectors import record\n"
+        "written, save = [], record.save\n"
+        "record.save = lambda *given: written.append(given[0].outcome) or save(*given)\n"
+        "sys.argv[1:] = ['--ms', '1', '--steps', '60']\n"
+        f"runpy.run_path({PACED!r}, run_name='__main__')\n"
+        "print('written', written, 'perfscope.collectors.recorder' in sys.modules)\n"
+    )
+    for options, written, recorder in ((CAPTURED, 2, True), (("--no-sampler", "--wait", "100"), 1, False)):
+        recording = record(tmp_path / f"r{written}", sys.executable, "-c", code, options=options)
+        assert recording.exit_code == 0, recording.err
+        # At the first step, after the capture; at the end once more. What makes captures is not imported before one.
+        assert f"written {['running'] * written} {recorder}" in recording.out
+        assert recording.run().outcome == "finished"

@@ -160,3 +160,21 @@ def test_lightning_on_one_process(tmp_path: Path) -> None:
     assert trained.run().settings["lightning"]["strategy_class"] == "SingleDeviceStrategy"
     two_micro_batches_a_step(trained)
     account(trained, "single")
+
+
+@needs("lightning")
+def test_lightnings_fabric(tmp_path: Path) -> None:
+    command = (sys.executable, script("fabric_loop"), "--checkpoint", str(tmp_path / "checkpoint.ckpt"))
+    trained = train(tmp_path, *command, ranks=2, steps=10)
+    run = trained.run(1)
+    assert run.strategies == ("ddp",)
+    assert run.settings["lightning"]["precision"] == "bf16-mixed"
+    assert run.settings["lightning"]["strategy_class"] == "DDPStrategy"
+    assert run.settings["gradient_accumulation"] == {"backwards_per_step": 2, "no_sync": True}
+    assert run.settings["amp"]["dtype"] == "bfloat16"
+    assert run.model is not None
+    assert run.model.name == "Sequential"
+    assert run.problems == ()
+    two_micro_batches_a_step(trained)
+    assert trained.ranges()[CHECKPOINT] == 1
+    account(trained, "ddp")

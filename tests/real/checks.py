@@ -14,8 +14,11 @@ OF_STEP = 0.03
 """And of the step, for what else the machine did meanwhile."""
 FINDINGS = "findings"
 """Checked in a recording that is called healthy."""
-CALM = 0.02
+CALM = 0.03
 """Of the step: what a rank may cost in a recording that is called healthy."""
+
+QUIET = 0.25
+"""Of the step: what the threads may stand in the queue for a core."""
 
 Value = float | str | Sequence[int]
 
@@ -144,6 +147,14 @@ def is_calm(truth: Truth) -> bool:
     """Did the machine leave all ranks alike alone, by the stopwatch?"""
     ranks = range(len(truth.ranks))
     return max(truth.lost_ms([rank]) for rank in ranks) <= CALM * truth.step_ms()
+
+
+def is_quiet(truth: Truth) -> bool:
+    """Did the threads mostly get a core when they wanted one? What takes microseconds can be seen only then."""
+    ranks = range(len(truth.ranks))
+    return sum(truth.mean_ms("queued", rank) for rank in ranks) <= QUIET * sum(
+        truth.mean_ms("step", rank) for rank in ranks
+    )
 
 
 def not_overstated(summary: Summary, truth: Truth) -> list[Check]:

@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=128, help="samples per rank and micro-batch")
+    parser.add_argument("--batch", type=int, default=256, help="samples per rank and micro-batch")
     parser.add_argument("--plant", action="append", default=[], metavar="KIND:SIZE:RANKS:EVERY:STEPS")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
     parser.add_argument("--no-sync", action="store_true", help="exchange gradients after the last micro-batch only")
