@@ -20,6 +20,7 @@ from perfscope.summary import (
     MemoryRow,
     Note,
     PathRow,
+    Plan,
     Replay,
     StragglerRow,
     Summary,
@@ -88,6 +89,7 @@ TABLES: Final[dict[str, tuple[Callable[[], tuple[Column, ...]], Callable[[Summar
     "operators": (_rows(OperatorRow), lambda summary: summary.operators),
     "modules": (_rows(ModuleRow), lambda summary: summary.modules),
     "launches": (_rows(LaunchRow), lambda summary: summary.launches),
+    "plan": (_rows(Plan), lambda summary: () if summary.plan is None else (summary.plan,)),
     "pipeline": (
         _rows(Pipeline, without=("stages",)),
         lambda summary: () if summary.pipeline is None else (summary.pipeline,),

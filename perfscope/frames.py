@@ -125,6 +125,11 @@ class Frames:
         return self._made("launches")
 
     @cached_property
+    def plan(self) -> pd.DataFrame:
+        """All changes that can be replayed, played together: one row, none for fewer than two."""
+        return self._made("plan")
+
+    @cached_property
     def pipeline(self) -> pd.DataFrame:
         """The job's pipeline: one row, none where there is no pipeline."""
         return self._made("pipeline")

@@ -138,9 +138,7 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     ),
     "cause": (
         "Cause",
-        (
-            "The category in which it spent more time of its own than its peers' median."
-        ),
+        ("The category in which it spent more time of its own than its peers' median."),
     ),
     "scope": (
         "Who",

@@ -235,7 +235,7 @@ def test_modes_travel_to_the_ranks_and_into_the_launch(
 
 
 def test_a_signal_that_asks_for_captures_goes_no_further(tmp_path: Path) -> None:
-    """With planned captures it is the command's; a mode that listens to it keeps it, since a launcher would die of it."""
+    """With planned captures it is the command's; a mode that listens to it keeps it: a launcher would die of it."""
     if signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN:
         pytest.skip("SIGUSR2 is ignored here")
     script = "trap 'echo got; exit 9' USR2; echo ready; sleep 0.5; sleep 0.5; exit 3"

@@ -98,6 +98,14 @@ def test_an_error_in_a_closure_ends_the_range_and_no_step(edges: Any, listener: 
     assert listener.events[2:] == ["begin", "end", "stepped"]
 
 
+def test_a_step_that_a_framework_takes_for_its_own_ends_is_none(edges: Any, listener: Listener) -> None:
+    step = attach._counted(edges, optimizer_step(listener))
+    attach._uncounted(edges, step)(object())
+    assert listener.events == []
+    step(object())
+    assert listener.events == ["begin", "end", "stepped"]
+
+
 class Engine:
     """As DeepSpeed's: ``step`` updates the model where accumulation ends."""
 

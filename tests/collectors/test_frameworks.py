@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from perfscope.collectors.discovery import Found
-from perfscope.collectors.frameworks import megatron, megatron_timers
+from perfscope.collectors.frameworks import horovod, megatron, megatron_timers, nvtx
 from perfscope.collectors.frameworks.describe import describe_frameworks
 from perfscope.collectors.frameworks.hooks import Hooks, Phase, range_phases
 from perfscope.collectors.frameworks.ranges import FrameworkRanges
 from perfscope.collectors.frameworks.values import DEPTH, clean, plain, settings_of
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
-from perfscope.vocabulary import PIPELINE_PREFIX
+from perfscope.vocabulary import COLLECTIVE_PREFIX, PIPELINE_PREFIX, REDUCE
+from tests.collectors.harness import needs_torch
 
 
 class Ranges:
@@ -221,6 +222,59 @@ def test_a_backward_in_megatrons_pipeline_has_the_number_of_its_forward(
     assert hooks.observed == {"num_microbatches": 4}
     hooks.patches.restore()
     assert schedules.forward_step is forward_step
+
+
+def test_what_horovod_issues_and_waits_for(hooks: Hooks, ranges: Ranges, module: Callable[..., ModuleType]) -> None:
+    """A gradient on a device is left to the device's own kernels."""
+
+    def tensor(device: str, elements: int) -> Any:
+        held = {"device": SimpleNamespace(type=device), "dtype": "torch.float32"}
+        return SimpleNamespace(**held, numel=lambda: elements, element_size=lambda: 4)
+
+    def synchronize(handle: int) -> int:
+        return handle
+
+    handles = iter(range(9))
+    operations: Any = module(
+        "horovod.torch.mpi_ops",
+        _allreduce_async=lambda *_: next(handles),
+        _allgather_async=lambda *_: next(handles),
+        synchronize=synchronize,
+    )
+    optimizer: Any = module("horovod.torch.optimizer", synchronize=synchronize)
+    module("horovod.torch", size=lambda: 4)
+    horovod.install(hooks)
+    one = operations._allreduce_async(tensor("cpu", 10), None, "grad", SimpleNamespace(process_set_id=0))
+    two = operations._allgather_async(tensor("cpu", 3), SimpleNamespace(process_set_id=2, size=lambda: 2))
+    three = operations._allreduce_async(tensor("cuda", 10))
+    assert [optimizer.synchronize(one), operations.synchronize(two), operations.synchronize(three)] == [0, 1, 2]
+    begun = [event.removeprefix("begin ") for event in ranges.events if event.startswith("begin")]
+    assert begun == [
+        f"{COLLECTIVE_PREFIX}all_reduce|horovod|4|0||float32|40",
+        f"{COLLECTIVE_PREFIX}all_gather|horovod-2|2|0||float32|24",
+        REDUCE, "ALLREDUCE", "ALLGATHER",
+    ]  # fmt: skip
+    hooks.patches.restore()
+    assert operations.synchronize is optimizer.synchronize is synchronize
+
+
+@needs_torch
+def test_the_scripts_nvtx_ranges_are_in_the_trace(hooks: Hooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.cuda.nvtx
+    from torch.profiler import ProfilerActivity, profile
+
+    pushed: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", pushed.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: pushed.append("pop"))
+    nvtx.install(hooks)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        torch.cuda.nvtx.range_pop()  # of a range from before the capture
+        torch.cuda.nvtx.range_push("fetch_sub_module")
+        torch.cuda.nvtx.range_pop()
+    hooks.patches.restore()
+    torch.cuda.nvtx.range_push("later")
+    assert pushed == ["pop", "fetch_sub_module", "pop", "later"]
+    assert [event.name for event in profiler.events()] == ["fetch_sub_module"]
 
 
 class Level(enum.IntEnum):

@@ -17,7 +17,8 @@ from perfscope.history import DISTURBED, STAGES, Block, pack, unpack
 from perfscope.job import open_job
 from perfscope.metadata import RunMetadata, save
 from perfscope.paths import run_file, steps_file
-from perfscope.summary_history import OTHER, History as Summary
+from perfscope.summary_history import OTHER
+from perfscope.summary_history import History as Summary
 
 MS = 1_000_000
 
@@ -34,7 +35,7 @@ def block(first: int, steps: list[int], attempt: int = 0, **stages: list[int]) -
 )
 def test_a_block_is_read_as_it_was_written(steps: list[int], stages: set[str], attempt: int, first: int) -> None:
     flags = bytes(DISTURBED if step % 2 else 0 for step in steps)
-    data = pack(Block(attempt, first, 17, steps, {name: steps[::-1] for name in stages}, flags))
+    data = pack(Block(attempt, first, 17, steps, dict.fromkeys(stages, steps[::-1]), flags))
     (found,) = unpack(b"noise" + data + b"more")
     assert (found.attempt, found.first_step, found.began_ns, found.steps) == (attempt, first, 17, len(steps))
     assert (found.stages, found.flags) == (tuple(name for name in STAGES if name in stages), flags)

@@ -1,4 +1,4 @@
-"""The modes of recording, each with real trainings: what is recorded, what is planted is found, nothing is left behind."""
+"""The modes of recording with real trainings: what is recorded, that what is planted is found, nothing left behind."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Running:
         """Until there are files of these names in the recording, with something in them."""
         deadline = time.monotonic() + timeout
         while not all((self.folder / name).exists() and (self.folder / name).stat().st_size for name in names):
-            assert time.monotonic() < deadline, f"no {names} in {sorted(os.listdir(self.folder))}"
+            assert time.monotonic() < deadline, f"no {names} in {sorted(self.folder.iterdir())}"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.1)
 

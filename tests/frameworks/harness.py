@@ -101,7 +101,7 @@ def train(
 
     ``world`` is what the framework itself takes for the number of ranks, where that is not the truth.
     """
-    recording = record(folder / "recording", *command, options=SHORT, timeout=280, **options)
+    recording = record(folder / "recording", *command, options=SHORT, timeout=560, **options)
     assert recording.exit_code == 0, recording.err[-4000:]
     lines = [line.partition(TOLD)[2] for line in recording.out.splitlines() if TOLD in line]
     told = sorted(map(json.loads, lines), key=_rank)

@@ -22,7 +22,7 @@ from perfscope.vocabulary import (
 )
 from tests.frameworks.harness import account, launcher, needs, script, torchrun, train
 
-pytestmark = [pytest.mark.frameworks, needs("deepspeed")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("deepspeed")]
 
 
 def configuration(folder: Path, **settings: Any) -> tuple[str, str]:

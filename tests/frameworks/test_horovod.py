@@ -11,7 +11,7 @@ from perfscope import analyze
 from perfscope.vocabulary import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, REDUCE
 from tests.frameworks.harness import account, launcher, needs, script, train
 
-pytestmark = [pytest.mark.frameworks, needs("horovod")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("horovod")]
 
 HOROVODRUN = (launcher("horovodrun"), "--gloo", "-np", "2", "-H", "localhost:2", sys.executable)
 

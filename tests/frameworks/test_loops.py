@@ -11,7 +11,7 @@ from perfscope.vocabulary import BACKWARD, COMMUNICATION, EVALUATION, FORWARD, O
 from tests.collectors.harness import record
 from tests.frameworks.harness import SHORT, account, needs, script, torchrun, train
 
-pytestmark = [pytest.mark.frameworks, needs("torch")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("torch")]
 
 
 def test_a_device_mesh_with_tensor_parallel_blocks_under_fsdp2(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from perfscope.vocabulary import (
 )
 from tests.frameworks.harness import Trained, account, needs, script, torchrun, train
 
-pytestmark = [pytest.mark.frameworks, needs("megatron.core")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("megatron.core")]
 
 
 def megatron(folder: Path, *arguments: str, ranks: int = 2) -> Trained:
@@ -95,7 +95,7 @@ def test_pipelines(tmp_path: Path, chunks: int, schedule: str) -> None:
     account(trained, "pipeline")
 
 
-def test_tensor_and_pipeline_and_the_distributed_optimizer_together(tmp_path: Path) -> None:
+def test_tensor_and_pipeline_parallelism_together(tmp_path: Path) -> None:
     sizes = ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2")
     trained = megatron(tmp_path, *sizes, ranks=4)
     assert trained.run(3).settings["pipeline"]["stage"] == [1]

@@ -12,7 +12,7 @@ import pytest
 from perfscope.vocabulary import BACKWARD, CHECKPOINT, COMMUNICATION, DATALOADER, EVALUATION, FORWARD, OPTIMIZER
 from tests.frameworks.harness import Trained, account, launcher, needs, script, torchrun, train
 
-pytestmark = pytest.mark.frameworks
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 ACCELERATE = (launcher("accelerate"), "launch", "--num_processes", "2", "--num_machines", "1", "--dynamo_backend", "no")
 ZERO2: dict[str, Any] = {

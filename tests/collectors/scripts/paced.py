@@ -38,14 +38,16 @@ def named():
     from torch.utils.data import dataloader
 
     owners = [torch.autograd, dataloader._BaseDataLoaderIter, dist, torch.autograd.profiler, nn.Module]
-    functions = {(str(owner), name): value for owner in owners for name, value in vars(owner).items() if callable(value)}
+    functions = {
+        (str(owner), name): value for owner in owners for name, value in vars(owner).items() if callable(value)
+    }
     hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for model in models for each in model.modules()]
     return functions, hooks
 
 
 def report():
     """Last of all, because it was registered first: what is not as it was."""
-    (functions, hooks), (now, hooks_now) = before, named()
+    (functions, _hooks), (now, hooks_now) = before, named()
     changed = sorted(name for (_, name), value in now.items() if functions.get((_, name)) is not value)
     sys.stdout.write(f"rank {rank} left behind: {changed} {[n for n in hooks_now if n]}\n")
     sys.stdout.flush()
@@ -105,7 +107,7 @@ def end():
 
 def fill():
     """Write into the file that is named in FILL until nothing more fits."""
-    with open(os.environ["FILL"], "wb", buffering=0) as file:
+    with Path(os.environ["FILL"]).open("wb", buffering=0) as file:
         try:
             while file.write(b"x" * 4096):
                 pass
