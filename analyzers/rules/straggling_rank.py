@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
-from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
+from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction, Severity, ceiling
 from perfscope.summary import StragglerRow
 
 RULE: Final = "straggling-rank"
@@ -87,10 +87,34 @@ def evaluate(facts: JobFacts) -> Finding | None:
             how=_remedy(facts, worst),
         ),
         confidence=Confidence(worst.confidence),
-        obtained=Obtained.BOUNDED,
+        obtained=Obtained.REPLAYED,
         ceiling=ceiling(facts.step_time_us, worst.lost_us),
-        whatif={f"rank.{rank}": "peers" for rank in worst.ranks} if worst.scope in ("rank", "host") else {},
+        predicted_step_ns=_predicted(facts, worst),
+        whatif=_whatif(facts, worst),
     )
+
+
+def _predicted(facts: JobFacts, worst: StragglerRow) -> Prediction:
+    """The lost time is found by replay, so the step without it is a prediction.
+
+    A cured rank may have something in common with the next slowest, so that less is saved.
+    """
+    mid = (facts.step_time_us - worst.lost_us) * 1e3
+    lost = worst.lost_us * 1e3
+    return Prediction(low=mid - 0.05 * lost, mid=mid, high=mid + 0.15 * lost)
+
+
+def _whatif(facts: JobFacts, worst: StragglerRow) -> dict[str, str]:
+    """The same as settings, where ranks at their peers' pace are what was played.
+
+    They are not for a stage, all of whose ranks are slow.
+    """
+    settings = {f"rank.{rank}": "peers" for rank in worst.ranks}
+    played = facts.predict(settings) if facts.predict is not None and worst.scope in ("rank", "host") else None
+    if played is None:
+        return {}
+    saved_us = facts.step_time_us - played.mid / 1e3
+    return settings if abs(saved_us - worst.lost_us) <= 0.2 * worst.lost_us else {}
 
 
 def _who(row: StragglerRow) -> str:
