@@ -19,7 +19,9 @@ from perfscope.collectors.ranges import Ranges
 from perfscope.collectors.strategies import describe_strategies
 from perfscope.metadata import DeviceRecord, RunMetadata
 
-_FRAMEWORKS: Final = ("accelerate", "deepspeed", "horovod", "lightning", "pytorch_lightning", "transformers", "triton")
+_FRAMEWORKS: Final = (
+    "accelerate", "deepspeed", "horovod", "lightning", "megatron.core", "pytorch_lightning", "transformers", "triton",
+)  # fmt: skip
 
 
 def describe_run(

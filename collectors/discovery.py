@@ -159,6 +159,12 @@ def is_compiled(module: Any) -> bool:
     return vars(module).get("_compiled_call_impl") is not None
 
 
+def has_compiled() -> bool:
+    """Has ``torch.compile`` compiled anything in this process?"""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["frames"]["total"] > 0
+
+
 def _layers(root: Any) -> list[Any]:
     """``root`` and, where it wraps a module, that module, and so on inwards, but never into compiled code."""
     layers = [root]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from perfscope.collectors.accumulation import Accumulation
 from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.collectives import CollectiveRanges
 from perfscope.collectors.device import device_types
+from perfscope.collectors.discovery import has_compiled
 from perfscope.collectors.frameworks.ranges import FrameworkRanges
 from perfscope.collectors.loaders import LoaderUses, first_shape
 from perfscope.collectors.patches import Patches
@@ -154,7 +154,7 @@ class Ranges:
         import torch.distributed
 
         # Compiled code that calls them would be compiled anew for the replacements.
-        if not torch.distributed.is_available() or _has_compiled():
+        if not torch.distributed.is_available() or has_compiled():
             return
         for name in COLLECTIVES:
             original = vars(torch.distributed).get(name)
@@ -258,9 +258,3 @@ class Ranges:
             self.autocast = str(torch.get_autocast_gpu_dtype())
         elif torch.is_autocast_cpu_enabled():
             self.autocast = str(torch.get_autocast_cpu_dtype())
-
-
-def _has_compiled() -> bool:
-    """Has ``torch.compile`` compiled anything in this process?"""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and dynamo.counters["frames"]["total"] > 0

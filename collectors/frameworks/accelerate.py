@@ -31,6 +31,10 @@ _FSDP_SPELLED: Final = {
     "transformer_cls_names_to_wrap": "fsdp_transformer_layer_cls_to_wrap",
 }
 """The plugin's attribute -> the configuration file's key; the others are the attribute's name after ``fsdp_``."""
+_WRAP_POLICIES: Final = {
+    "transformer_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "size_based_auto_wrap_policy": "SIZE_BASED_WRAP",
+}
 _DEEPSPEED: Final = (
     "zero_stage", "gradient_accumulation_steps", "gradient_clipping", "offload_optimizer_device",
     "offload_param_device", "zero3_init_flag", "zero3_save_16bit_model", "is_train_batch_min",
@@ -66,12 +70,23 @@ def describe(found: Found) -> dict[str, Any] | None:
         settings["ddp_kwargs"] = settings_of(accelerator.ddp_handler, _DDP)
     fsdp = getattr(state, "fsdp_plugin", None)
     if fsdp is not None:
-        values = settings_of(fsdp, _FSDP)
-        settings["fsdp_config"] = {_FSDP_SPELLED.get(name, f"fsdp_{name}"): value for name, value in values.items()}
+        settings["fsdp_config"] = _fsdp_config(fsdp)
     deepspeed = getattr(state, "deepspeed_plugin", None)
     if deepspeed is not None:
         settings["deepspeed_config"] = settings_of(deepspeed, _DEEPSPEED)
     return settings
+
+
+def _fsdp_config(plugin: Any) -> dict[str, Any]:
+    """The plugin's attributes as the configuration file spells them and their values."""
+    values = settings_of(plugin, _FSDP)
+    policy = values.get("auto_wrap_policy")
+    if policy is not None:
+        values["auto_wrap_policy"] = _WRAP_POLICIES.get(policy, policy)
+    offload = getattr(plugin, "cpu_offload", None)
+    if offload is not None:  # FSDP1 has an object that says yes or no, FSDP2 one that says yes
+        values["cpu_offload"] = bool(getattr(offload, "offload_params", offload))
+    return {_FSDP_SPELLED.get(name, f"fsdp_{name}"): value for name, value in values.items()}
 
 
 def autocast_dtype(found: Found) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfscope.collectors.annotate import Annotator
-from perfscope.collectors.discovery import loaded
+from perfscope.collectors.discovery import has_compiled, loaded
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
 
@@ -102,7 +102,12 @@ def range_phases(hooks: Hooks, phases: Iterable[Phase]) -> None:
 
 
 def range_collectives(hooks: Hooks, owner: Any, names: Iterable[str], name: str) -> None:
-    """Give those of an owner's functions that carry out collectives the range ``name``, on any thread."""
+    """Give those of an owner's functions that carry out collectives the range ``name``, on any thread.
+
+    Not where anything is compiled: code that calls them would be compiled anew for what replaces them.
+    """
+    if has_compiled():
+        return
     for attribute in names:
         original = vars(owner).get(attribute)
         if callable(original):

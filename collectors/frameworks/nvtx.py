@@ -9,6 +9,7 @@ import functools
 import threading
 from typing import Any, Final
 
+from perfscope.collectors.discovery import has_compiled
 from perfscope.collectors.frameworks.hooks import Call, Hooks, owner_of
 
 _MODULE: Final = "torch.cuda.nvtx"
@@ -19,7 +20,7 @@ def install(hooks: Hooks) -> None:
     from torch.autograd.profiler import record_function
 
     module = owner_of(_MODULE, "")
-    if module is None:
+    if module is None or has_compiled():  # compiled code that calls them would be compiled anew
         return
     stacks = _Stacks()
 

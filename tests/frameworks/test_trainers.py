@@ -70,6 +70,37 @@ def test_accelerate_with_its_deepspeed_plugin(tmp_path: Path) -> None:
     account(trained, "zero2")
 
 
+@needs("accelerate")
+@pytest.mark.filterwarnings("ignore")
+def test_accelerates_fsdp_plugin_as_its_file_spells_it() -> None:
+    """The plugin does nothing without an accelerator, so it is described and not trained with."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    from perfscope.collectors.discovery import Found
+    from perfscope.collectors.frameworks.accelerate import describe
+
+    accelerator: Any = Accelerator(cpu=True)
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=True,
+        cpu_offload=True,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["GPT2Block"],
+        mixed_precision_policy="bf16",
+    )
+    described = describe(Found(trainers=[accelerator]))
+    assert described is not None
+    config = described["fsdp_config"]
+    assert (config["fsdp_version"], config["fsdp_reshard_after_forward"], config["fsdp_offload_params"]) == (
+        2,
+        True,
+        True,
+    )
+    assert config["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert config["fsdp_transformer_layer_cls_to_wrap"] == ["GPT2Block"]
+    assert config["fsdp_mixed_precision_policy"]["param_dtype"] == "bfloat16"
+
+
 TRAINER = (
     "--max_steps", "10", "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "4", "--use_cpu",
     "--eval_strategy", "steps", "--eval_steps", "3", "--save_steps", "3", "--report_to", "none",
