@@ -7,6 +7,7 @@ gathers parameters before each layer's forward and again before its backward, an
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
 
 _SMALLEST: Final = 4096
 """Collectives of fewer bytes move no parameters."""
+_DDP_BUCKET: Final = 25 << 20
+"""Default ``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
 
 
 def _stage(script: Script, context: Context, name: str, value: str) -> Uncertainty:
@@ -90,6 +93,11 @@ def _gather_once(script: Script, context: Context, gathers: list[Part], size: fl
 
 def _reduce_after_backward(script: Script) -> None:
     """Stage 1 keeps whole gradients and reduces them once the last of them is there."""
+    _move_reductions(script, together=math.inf)
+
+
+def _move_reductions(script: Script, together: float) -> None:
+    """Reductions are handed over ``together`` bytes at a time, and nobody waits before all of them are."""
     for rank in script.lines:
         for step in sorted({line.step for line in script.lines[rank] if line.step is not None}):
             stretch = Stretch(script, rank, step)
@@ -99,8 +107,18 @@ def _reduce_after_backward(script: Script) -> None:
             at = [float(at) for at in stretch.progress_ns]
             issues = [place for place, line in enumerate(stretch.lines) if line.op is Op.ISSUE and line.part in mine]
             blocks = [place for place, line in enumerate(stretch.lines) if line.op is Op.BLOCK and line.part in mine]
-            moved = [(at[issues[-1]], stretch.lines[place]) for place in issues]
-            moved += [(max(at[place], at[issues[-1]]), stretch.lines[place]) for place in blocks]
+            last = at[issues[-1]]
+            moved: list[tuple[float, Line]] = []
+            waiting: list[Line] = []
+            held = 0
+            for place in issues:
+                line = stretch.lines[place]
+                waiting.append(line)
+                held += (line.part.meeting.bytes or 0) if line.part is not None else 0
+                if held >= together or place == issues[-1]:
+                    moved += [(at[place], each) for each in waiting]
+                    waiting, held = [], 0
+            moved += [(max(at[place], last), stretch.lines[place]) for place in blocks]
             stretch.replace(frozenset(mine), moved)
 
 
@@ -113,11 +131,16 @@ def _like(meeting: Meeting, size: int, step: int) -> Meeting:
 
 
 def _reduce_all(script: Script, context: Context) -> None:
-    """Reduce-scatters become all-reduces, which move twice the bytes."""
+    """Reduce-scatters become all-reduces, which move twice the bytes, in DistributedDataParallel's default buckets.
+
+    Gloo carries a reduce-scatter out as an all-reduce: there it cost that already.
+    """
+    times = 1 if any(run.backend == "gloo" for run in context.runs.values()) else 2
     for _, _, line in script.of_kind("reduce_scatter"):
         part = line.part
-        if part is not None and (part.meeting.bytes or 0) >= _SMALLEST:
-            part.transfer_ns = transfer_of(context, part, 2 * (part.meeting.bytes or 0))
+        if part is not None and _reduces(part):
+            part.transfer_ns = transfer_of(context, part, times * (part.meeting.bytes or 0))
+    _move_reductions(script, together=_DDP_BUCKET)
 
 
 SETTINGS = (Setting("zero.stage", "0|1|2", "shard less: from ZeRO-3 or FULL_SHARD", _stage, 1),)

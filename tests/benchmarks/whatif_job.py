@@ -28,7 +28,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from tests.real.network import reshape
+from tests.real.network import BURST_BYTES, QUEUE_BYTES
 
 SETTLING = 4
 """Steps at the begin of a turn that do not count; two workers hold four batches."""
@@ -60,7 +60,10 @@ class Setup:
     """Of the link; None: not throttled."""
 
 
-def half_the_bytes(state: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def half_the_bytes(
+    state: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # exported behind an if
+) -> torch.futures.Future[Tensor]:
     """torch's hook under another name: DDP refuses its own with gloo, whose all-reduce takes bfloat16 all the same."""
     return bf16_compress_hook(state, bucket)
 
@@ -146,7 +149,8 @@ class Training:
     def _throttle(megabits: float) -> None:
         dist.barrier()
         if dist.get_rank() == 0:
-            subprocess.run(shlex.split(reshape(megabits)), check=True)
+            rate = f"rate {megabits:g}mbit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+            subprocess.run(shlex.split(f"tc qdisc change dev lo root tbf {rate}"), check=True)
         dist.barrier()
 
 

@@ -176,12 +176,13 @@ def judged(scene: Scene, recording: Path, measured: list[list[float]]) -> list[O
         except UnusableInput as reason:
             found.append(Outcome(**known, refused=str(reason)))
             continue
-        found.append(Outcome(**known, **unprofiled(told, before)))
+        low, mid, high = unprofiled(told, before)
+        found.append(Outcome(**known, low=low, mid=mid, high=high))
     return found
 
 
-def unprofiled(told: Prediction, before: float) -> dict[str, float]:
-    """The prediction for a step that takes ``before`` ms without the profiler.
+def unprofiled(told: Prediction, before: float) -> tuple[float, float, float]:
+    """Low, mid and high (ms) of the prediction for a step that takes ``before`` ms without the profiler.
 
     The profiler lengthens operators, and leaves sleeping and sending alone. So what a change saves is somewhere between
     what was predicted of the profiled step (nothing of it was lengthened) and the same share of the unprofiled one (all
@@ -194,7 +195,7 @@ def unprofiled(told: Prediction, before: float) -> dict[str, float]:
     unlike = [before - saved for saved in saved_ms]
     alike = [before * ns / told.measured_ns for ns in told_ns]
     pairs = list(zip(unlike, alike, strict=True))
-    return {"low": min(pairs[0]), "mid": mean(pairs[1]), "high": max(pairs[2])}
+    return min(pairs[0]), mean(pairs[1]), max(pairs[2])
 
 
 def _record(scene: Scene, recording: Path) -> None:

@@ -17,18 +17,10 @@ GLOO = {"GLOO_SOCKET_IFNAME": "lo"}
 
 def throttled(megabits: float) -> tuple[str, ...]:
     """What to write before a command so that its processes share one link of ``megabits`` per second."""
-    setup = f'ip link set lo up && tc qdisc add dev lo root {_bucket(megabits)} && exec "$@"'
+    bucket = f"rate {megabits:g}mbit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+    setup = f'ip link set lo up && tc qdisc add dev lo root tbf {bucket} && exec "$@"'
     user = () if os.geteuid() == 0 else ("--map-root-user",)
     return ("unshare", "--net", *user, "sh", "-c", setup, "sh")
-
-
-def reshape(megabits: float) -> str:
-    """The command that changes the link's rate from inside its namespace."""
-    return f"tc qdisc change dev lo root {_bucket(megabits)}"
-
-
-def _bucket(megabits: float) -> str:
-    return f"tbf rate {megabits:g}mbit burst {BURST_BYTES} limit {QUEUE_BYTES}"
 
 
 def why_not() -> str | None:

@@ -84,6 +84,11 @@ QUESTIONS = {
         {"ddp.bucket_cap_mb": "50", "network.bandwidth": "2x"},
         replace(DDP, bucket_bytes=50 * MIB, network=network(2.0)),
     ),
+    "one bucket split": Question(
+        replace(DDP, bucket_bytes=2000 * MIB, first_bucket_bytes=2000 * MIB),
+        {"ddp.bucket_cap_mb": "50"},
+        replace(DDP, bucket_bytes=50 * MIB),
+    ),
     "no_sync": Question(replace(ACCUMULATING, causes=(ReduceEachMicrobatch(),)), {"ddp.no_sync": "true"}, ACCUMULATING),
     **{
         f"{workers} workers": Question(
