@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.communication import device_communication
+from perfscope.analyzers.collectives.communication import device_communication
+from perfscope.analyzers.collectives.of_rank import host_communication_rows
 from perfscope.analyzers.host_activity import HostActivity
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import DeviceWork
-from perfscope.analyzers.rank_collectives import host_communication_rows
 from perfscope.analyzers.timeline import Row, Timeline
 from perfscope.trace import NONE, Bool, Category, Int64, Trace
 

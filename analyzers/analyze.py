@@ -9,12 +9,12 @@ from pathlib import Path
 
 from perfscope import remote
 from perfscope.analyzers.gather import Progress, gather
+from perfscope.analyzers.history.of_job import job_history
+from perfscope.analyzers.history.steps_only import summarize_steps
 from perfscope.analyzers.identify import Identified, identify
-from perfscope.analyzers.job_history import job_history
-from perfscope.analyzers.ncu import Measured, read_export
 from perfscope.analyzers.parts import split
-from perfscope.analyzers.steps_only import summarize_steps
 from perfscope.analyzers.summarize import summarize
+from perfscope.analyzers.work.ncu import Measured, read_export
 from perfscope.custom_flops import CustomFlops
 from perfscope.errors import UnusableInput
 from perfscope.job import Job, open_job

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.communication import device_communication
-from perfscope.analyzers.flop_calls import FlopCalls, flop_calls
-from perfscope.analyzers.kernel_classes import PRODUCTS, class_of_kernel
+from perfscope.analyzers.collectives.communication import device_communication
+from perfscope.analyzers.flops.calls import FlopCalls, flop_calls
 from perfscope.analyzers.launches import DeviceWork
 from perfscope.analyzers.nesting import Nested
 from perfscope.analyzers.steps import Steps
+from perfscope.analyzers.work.kernel_classes import PRODUCTS, class_of_kernel
 from perfscope.custom_flops import CustomFlops
 from perfscope.trace import NONE, Bool, Category, Float64, Int64, Trace
 

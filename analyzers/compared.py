@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfscope.analyzers.collectives.cost_model import CostModel, cost_models
 from perfscope.analyzers.comparison import Comparison, compare
-from perfscope.analyzers.cost_model import CostModel, cost_models
 from perfscope.analyzers.hosts import find_hosts
 from perfscope.analyzers.identify import Identified
 from perfscope.analyzers.rank import RankPartial

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.collectives.matching import Matched, Mismatch, match
 from perfscope.analyzers.host_activity import EVALUATING
 from perfscope.analyzers.hosts import Hosts, find_hosts
 from perfscope.analyzers.intervals import Intervals
-from perfscope.analyzers.matching import Matched, Mismatch, match
 from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.steps import Steps
 from perfscope.analyzers.timeline import Row, Timeline

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfscope.analyzers.matching import Matched
+from perfscope.analyzers.collectives.matching import Matched
 from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.timeline import Row, Timeline
 from perfscope.clock import Clocks

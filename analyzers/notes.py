@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.collectives.of_rank import UNKNOWN_GROUP
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.rank_collectives import UNKNOWN_GROUP
 from perfscope.job import Job
 from perfscope.summary import Note
 

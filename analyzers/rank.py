@@ -11,18 +11,18 @@ import numpy as np
 from perfscope.analyzers import readers
 from perfscope.analyzers.account import account
 from perfscope.analyzers.attribution import attribute
-from perfscope.analyzers.communication import Collectives
+from perfscope.analyzers.collectives.communication import Collectives
+from perfscope.analyzers.collectives.of_rank import find_collectives
+from perfscope.analyzers.flops.of_rank import RankFlops, rank_flops
 from perfscope.analyzers.host_activity import HostActivity, host_activity, loader_rows
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import device_work
-from perfscope.analyzers.passes import Passes, find_passes
-from perfscope.analyzers.rank_collectives import find_collectives
-from perfscope.analyzers.rank_flops import RankFlops, rank_flops
+from perfscope.analyzers.pipelines.passes import Passes, find_passes
 from perfscope.analyzers.rank_memory import MemoryUse, rank_memory
-from perfscope.analyzers.rank_tables import RankTables, rank_tables
 from perfscope.analyzers.replay.progress import Progress, progress
 from perfscope.analyzers.steps import Steps, find_steps
 from perfscope.analyzers.timeline import Timeline
+from perfscope.analyzers.work.of_rank import RankTables, rank_tables
 from perfscope.custom_flops import CustomFlops
 from perfscope.errors import TraceError
 from perfscope.trace import NONE, Category, Device, Int64, Losses, Trace

@@ -9,28 +9,28 @@ import numpy as np
 
 from perfscope._version import __version__
 from perfscope.analyzers import rules
-from perfscope.analyzers.collectives import collective_rows
+from perfscope.analyzers.collectives.cost_model import cost_rows
+from perfscope.analyzers.collectives.group_rows import group_rows
+from perfscope.analyzers.collectives.table import collective_rows
 from perfscope.analyzers.compared import Compared, compare_job, world_size
 from perfscope.analyzers.comparison import Comparison, account_rows
-from perfscope.analyzers.cost_model import cost_rows
 from perfscope.analyzers.critical_path import critical_path
-from perfscope.analyzers.culprits import straggler_rows
 from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.group_rows import group_rows
+from perfscope.analyzers.flops.utilisation import device_names, utilisation
 from perfscope.analyzers.identify import Identified
 from perfscope.analyzers.loading import dataloader_rows
 from perfscope.analyzers.memory import memory_rows, memory_strips
-from perfscope.analyzers.ncu import Measured
 from perfscope.analyzers.notes import job_notes
-from perfscope.analyzers.pipeline import find_pipeline, pipeline_notes
-from perfscope.analyzers.pipeline_balance import balanced_step_ns
+from perfscope.analyzers.pipelines.balance import balanced_step_ns
+from perfscope.analyzers.pipelines.table import find_pipeline, pipeline_notes
+from perfscope.analyzers.straggling.culprits import straggler_rows
 from perfscope.analyzers.strips import strips
-from perfscope.analyzers.system import system
-from perfscope.analyzers.system_notes import system_notes
-from perfscope.analyzers.utilisation import device_names, utilisation
+from perfscope.analyzers.system.notes import system_notes
+from perfscope.analyzers.system.table import system
 from perfscope.analyzers.verdict import verdict
 from perfscope.analyzers.whatif.predict import predictor
-from perfscope.analyzers.work_tables import work_tables
+from perfscope.analyzers.work.ncu import Measured
+from perfscope.analyzers.work.tables import work_tables
 from perfscope.findings import Finding, Prediction
 from perfscope.job import Job
 from perfscope.metadata import RunMetadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.pipeline import inherent_bubble_share
+from perfscope.analyzers.pipelines.table import inherent_bubble_share
 from perfscope.findings import Finding, Obtained, Severity
 from perfscope.summary import ROWS, Verdict
 from perfscope.summary_tables import Pipeline

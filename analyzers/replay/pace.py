@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.pipelines.stages import stages
 from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.replay.engine import Op, Programs
 from perfscope.analyzers.replay.programs import Recorded
-from perfscope.analyzers.stages import stages
 from perfscope.analyzers.timeline import Row
 from perfscope.trace import NONE, Int64
 

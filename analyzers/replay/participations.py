@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.matching import Matched
+from perfscope.analyzers.collectives.matching import Matched
 from perfscope.analyzers.rank import RankPartial
 from perfscope.trace import NONE, Int64
 

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.account import idle_layers
-from perfscope.analyzers.communication import Collectives, device_communication
+from perfscope.analyzers.collectives.communication import Collectives, device_communication
 from perfscope.analyzers.host_activity import HostActivity
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import DeviceWork

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.pipeline import ideal_bubble_share, inherent_bubble_share
+from perfscope.analyzers.pipelines.table import ideal_bubble_share, inherent_bubble_share
 from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
 from perfscope.summary_tables import Pipeline
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.pipeline_balance import uneven_stage, work_shares
+from perfscope.analyzers.pipelines.balance import uneven_stage, work_shares
 from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
 from perfscope.summary_tables import Pipeline, StageRow
 

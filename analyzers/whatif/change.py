@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from perfscope.analyzers.collectives.cost_model import CostModel
 from perfscope.analyzers.comparison import Comparison
-from perfscope.analyzers.cost_model import CostModel
 from perfscope.analyzers.replay.engine import Programs
 from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
 from perfscope.analyzers.replay.programs import Recorded

@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from perfscope.analyzers.matching import Matched, Mismatch, match
+from perfscope.analyzers.collectives.matching import Matched, Mismatch, match
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.clock import Clocks
 from perfscope.trace import Category, ProcessGroup

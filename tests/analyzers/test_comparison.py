@@ -7,14 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from perfscope.analyzers.collectives import collective_rows
+from perfscope.analyzers.collectives.cost_model import cost_models, cost_rows
+from perfscope.analyzers.collectives.table import collective_rows
 from perfscope.analyzers.comparison import Comparison, account_rows, compare
-from perfscope.analyzers.cost_model import cost_models, cost_rows
 from perfscope.analyzers.critical_path import critical_path
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.analyzers.replay.engine import play
 from perfscope.analyzers.replay.programs import record
-from perfscope.analyzers.stragglers import Lateness, find_lateness
+from perfscope.analyzers.straggling.stragglers import Lateness, find_lateness
 from perfscope.analyzers.timeline import Row
 from perfscope.trace import ProcessGroup
 from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.collectives import bus_factor
-from perfscope.analyzers.cost_model import fit
+from perfscope.analyzers.collectives.cost_model import fit
+from perfscope.analyzers.collectives.table import bus_factor
 
 SIZES = np.array([8.0, 64.0, 4e3, 1e6, 2e6, 4e6, 5e7])
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.flops import flops_of
+from perfscope.analyzers.flops.of_rank import SINGLE_OR_TF32, RankFlops, product_type
+from perfscope.analyzers.flops.operators import flops_of
 from perfscope.analyzers.rank import analyze_rank
-from perfscope.analyzers.rank_flops import SINGLE_OR_TF32, RankFlops, product_type
 from perfscope.custom_flops import CustomFlops
 from perfscope.errors import PerfscopeError
 from tests.traces import AUTOGRAD, TraceBuilder

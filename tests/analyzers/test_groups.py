@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from perfscope.analyzers.communication import Group
+from perfscope.analyzers.collectives.communication import Group
+from perfscope.analyzers.collectives.found import UNKNOWN_GROUP
+from perfscope.analyzers.collectives.group_roles import Traffic, role_by_description, role_by_traffic
+from perfscope.analyzers.collectives.group_rows import group_rows
+from perfscope.analyzers.collectives.groups import ranks_text, unite
 from perfscope.analyzers.comparison import compare
-from perfscope.analyzers.found_collectives import UNKNOWN_GROUP
-from perfscope.analyzers.group_roles import Traffic, role_by_description, role_by_traffic
-from perfscope.analyzers.group_rows import group_rows
-from perfscope.analyzers.groups import ranks_text, unite
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.summary_tables import GroupRow
 from tests.analyzers.matching_jobs import Rank

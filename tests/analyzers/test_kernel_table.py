@@ -9,15 +9,21 @@ import numpy as np
 import pytest
 
 import perfscope
-from perfscope.analyzers import kernel_table, per_step
 from perfscope.analyzers.comparison import Comparison, compare
-from perfscope.analyzers.kernel_classes import Precision, class_alone, class_of_kernel, class_of_operator, precision
-from perfscope.analyzers.kernel_table import kernel_rows
-from perfscope.analyzers.kernel_times import OTHERS
-from perfscope.analyzers.launch_table import launch_rows
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.analyzers.readers import chrome
-from perfscope.analyzers.worth_a_look import worth_a_look
+from perfscope.analyzers.work import kernel_table, per_step
+from perfscope.analyzers.work.kernel_classes import (
+    Precision,
+    class_alone,
+    class_of_kernel,
+    class_of_operator,
+    precision,
+)
+from perfscope.analyzers.work.kernel_table import kernel_rows
+from perfscope.analyzers.work.kernel_times import OTHERS
+from perfscope.analyzers.work.launch_table import launch_rows
+from perfscope.analyzers.work.worth_a_look import worth_a_look
 from perfscope.hardware import peaks_of
 from perfscope.summary_tables import KernelRow
 from perfscope.trace import Category

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.collectives import collective_rows
+from perfscope.analyzers.collectives.table import collective_rows
 from tests.analyzers.matching_jobs import Rank, instances, matched
 
 WORLD = {"0": (0, 1)}

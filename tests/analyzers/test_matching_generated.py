@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.matched import Matched
-from perfscope.analyzers.matching import match
+from perfscope.analyzers.collectives.matched import Matched
+from perfscope.analyzers.collectives.matching import match
 from perfscope.analyzers.rank import RankPartial, analyze_file
 from perfscope.clock import Clocks
 from tests.generator import MS, Job, JobSpec, ModelSpec, PipelineSpec, simulate

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.collectives import collective_rows
-from perfscope.analyzers.matched import Matched
-from perfscope.analyzers.matching import match
+from perfscope.analyzers.collectives.matched import Matched
+from perfscope.analyzers.collectives.matching import match
+from perfscope.analyzers.collectives.table import collective_rows
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.trace import ProcessGroup
 from tests.analyzers.matching_jobs import Rank, instances, line, matched

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.ncu import canonical, read_export, with_roofline
-from perfscope.analyzers.ncu_command import MOST_LAUNCHES, name_pattern, ncu_command
+from perfscope.analyzers.work.ncu import canonical, read_export, with_roofline
+from perfscope.analyzers.work.ncu_command import MOST_LAUNCHES, name_pattern, ncu_command
 from perfscope.errors import PerfscopeError
 from tests.analyzers.test_kernel_table import kernel
 

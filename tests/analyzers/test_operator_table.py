@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies
 
 from perfscope.analyzers.comparison import Comparison, compare
-from perfscope.analyzers.module_table import module_rows
 from perfscope.analyzers.nesting import Nested
-from perfscope.analyzers.operator_table import LISTED, operator_rows
-from perfscope.analyzers.operator_times import OTHERS
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.analyzers.readers import chrome
+from perfscope.analyzers.work.module_table import module_rows
+from perfscope.analyzers.work.operator_table import LISTED, operator_rows
+from perfscope.analyzers.work.operator_times import OTHERS
 from perfscope.hardware import peaks_of
 from perfscope.trace import NONE, Category
 from tests.analyzers import oracle

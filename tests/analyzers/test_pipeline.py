@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import perfscope
-from perfscope.analyzers.bubbles import find_bubbles
 from perfscope.analyzers.comparison import compare
-from perfscope.analyzers.passes import BACKWARD, FORWARD, WEIGHTS
-from perfscope.analyzers.pipeline import find_pipeline, ideal_bubble_share
-from perfscope.analyzers.pipeline_balance import balanced_step_ns, uneven_stage, work_shares
-from perfscope.analyzers.pipeline_messages import pipeline_messages
+from perfscope.analyzers.pipelines.balance import balanced_step_ns, uneven_stage, work_shares
+from perfscope.analyzers.pipelines.bubbles import find_bubbles
+from perfscope.analyzers.pipelines.messages import pipeline_messages
+from perfscope.analyzers.pipelines.passes import BACKWARD, FORWARD, WEIGHTS
+from perfscope.analyzers.pipelines.stages import place
+from perfscope.analyzers.pipelines.table import find_pipeline, ideal_bubble_share
 from perfscope.analyzers.rank import analyze_rank
 from perfscope.analyzers.rules import pipeline_bubble, pipeline_imbalance
-from perfscope.analyzers.stages import place
 from perfscope.analyzers.verdict import verdict
 from perfscope.findings import Obtained, Prediction, Severity
 from perfscope.metadata import RunMetadata

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.comparison import Comparison, compare
-from perfscope.analyzers.pipeline_messages import pipeline_messages
+from perfscope.analyzers.pipelines.messages import pipeline_messages
+from perfscope.analyzers.pipelines.stages import place, ranks_of, stages
 from perfscope.analyzers.rank import analyze_rank
-from perfscope.analyzers.stages import place, ranks_of, stages
 from perfscope.trace import Category
 from tests.analyzers.matching_jobs import Rank
 from tests.analyzers.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, compared, pipeline, silent

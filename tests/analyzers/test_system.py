@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.host_samples import read_samples
-from perfscope.analyzers.system import listed_cores, system, trains_on
-from perfscope.analyzers.system_notes import system_notes
+from perfscope.analyzers.system.notes import system_notes
+from perfscope.analyzers.system.samples import read_samples
+from perfscope.analyzers.system.table import listed_cores, system, trains_on
 from perfscope.job import Job
 from perfscope.metadata import DeviceRecord, RunMetadata
 from perfscope.paths import samples_file

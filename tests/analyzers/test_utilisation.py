@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.comparison import compare
+from perfscope.analyzers.flops.utilisation import utilisation
 from perfscope.analyzers.rank import analyze_rank
-from perfscope.analyzers.utilisation import utilisation
 from perfscope.metadata import DeviceRecord, RunMetadata
 from perfscope.summary import Utilisation
 from tests.traces import AUTOGRAD, TraceBuilder

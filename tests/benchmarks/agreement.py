@@ -28,7 +28,7 @@ import numpy as np
 
 from perfscope.analyzers import readers
 from perfscope.analyzers.account import account
-from perfscope.analyzers.communication import device_communication
+from perfscope.analyzers.collectives.communication import device_communication
 from perfscope.analyzers.host_activity import host_activity
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import device_work

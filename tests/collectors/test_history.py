@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.history import NEIGHBOURS, bin_width, last_step, read, summarize_rank
-from perfscope.analyzers.job_history import job_history, waiting_stages
+from perfscope.analyzers.history.of_job import job_history, waiting_stages
+from perfscope.analyzers.history.of_rank import NEIGHBOURS, bin_width, last_step, read, summarize_rank
 from perfscope.collectors.history import BLOCK_STEPS, History, Step
 from perfscope.errors import TraceError
 from perfscope.history import DISTURBED, STAGES, Block, pack, unpack

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.analyzers.analyze import analyze
-from perfscope.analyzers.history import read
+from perfscope.analyzers.history.of_rank import read
 from perfscope.cli.main import main
 from perfscope.collectors.agreement import PLANS_FILE
 from perfscope.collectors.nsys import SESSION_VARIABLE, find_nsys

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.analyze import analyze
-from perfscope.analyzers.history import read
+from perfscope.analyzers.history.of_rank import read
 from perfscope.collectors.history import BLOCK_S
 from perfscope.paths import steps_file
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, Recording, needs_torch, record
