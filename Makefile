@@ -1,5 +1,5 @@
 # make demo    train a small transformer under `perfscope run`, analyze it and name the report
-# make test    the test suite: the quick tests, then those that start real trainings
+# make test    the test suite: unit tests, then real trainings, browsers and large jobs
 # make frameworks  trainings with every parallel strategy and framework, in .venv-frameworks (half an hour)
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
@@ -21,6 +21,7 @@ DEMO := demo-recording
 DEMO_ARGS ?= --load-ms 120
 # Two processes: half of the suite waits for trainings and browsers that it started.
 PYTEST_ARGS ?= -n 2
+WHOLE := training or browser or scale
 
 .PHONY: demo test frameworks lint check samples clean
 
@@ -31,10 +32,11 @@ demo: $(VENV)/collect.stamp
 	    torchrun --standalone --nproc-per-node $$ranks sample_traces/train.py $(DEMO_ARGS)
 	$(VENV)/bin/perfscope analyze $(DEMO)
 
-# First what takes seconds each, then real trainings.
+# First the unit tests, then real trainings, browsers and large jobs, last what times trainings.
 test: $(VENV)/dev.stamp
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not training and not frameworks"
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m training
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not frameworks and not alone and not ($(WHOLE))"
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "$(WHOLE)"
+	$(VENV)/bin/python -m pytest -m alone
 
 frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)
 frameworks: $(FRAMEWORKS_VENV)/frameworks.stamp

@@ -446,6 +446,7 @@ class TestVerdict:
 
 
 @needs_torch
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("mode", "schedule", "chunks"),
     [("one_forward_one_backward", "1f1b", 1), ("gpipe", "gpipe", 1), ("interleaved", "interleaved", 2)],

@@ -28,6 +28,7 @@ SMALL = tuple(job for job in jobs(8) if job.name.startswith(("ddp", "1f1b")) or 
 LARGE = tuple(job for job in jobs(64) if job.name in ON_64)
 
 
+@pytest.mark.scale
 @pytest.mark.parametrize("planted", SMALL + LARGE, ids=lambda planted: planted.name)
 def test_the_culprit_is_named_with_its_cost_and_nobody_else_is(planted: Planted, tmp_path: Path) -> None:
     job = simulate(planted.spec)

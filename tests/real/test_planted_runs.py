@@ -13,7 +13,7 @@ from tests.collectors.harness import needs_torch
 from tests.real import causes, checks, network
 from tests.real.jobs import Job, Result, run
 
-pytestmark = [pytest.mark.training, needs_torch]
+pytestmark = [pytest.mark.alone, needs_torch]
 
 
 def _failures(results: list[Result]) -> list[str]:
