@@ -44,11 +44,11 @@ class Peers:
     step: Int64
 
     def others(self, rank: int, without: Collection[int] = ()) -> list[int]:
-        """Lines of the peers that ``rank`` is compared with: all but itself and ``without``; all but itself where that
-        leaves nobody (everybody is struck now and then: the median of each segment is still a healthy one).
+        """Lines of the peers that ``rank`` is compared with: all but itself and ``without``; everybody where that
+        leaves nobody (all are struck now and then: the median of each segment, of three or more, is a healthy one).
         """
         others = [index for index, peer in enumerate(self.ranks) if peer != rank and peer not in without]
-        return others or [index for index, peer in enumerate(self.ranks) if peer != rank]
+        return others or list(range(len(self.ranks)))
 
     def target_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
         """Own time of each segment at the peers' pace: the median over the others."""

@@ -148,7 +148,8 @@ def _own_timeline_of_threads(host: HostActivity, collectives: Collectives, timel
     inside = (last > begin) & (until - last <= np.maximum(_WAKING_NS, length // 10))
     following = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, until, side="right")]
     started = np.sort(collectives.start_ns)
-    running = np.searchsorted(started, begin, side="right") > np.searchsorted(ends, until, side="right")
+    # Handed over as the gap begins, it is begun by another thread a little later.
+    running = np.searchsorted(started, begin + length // 2, side="right") > np.searchsorted(ends, until, side="right")
     before_end = ~inside & running & (length >= _LONG_GAP_NS) & (following - until <= length // 2)
     whole = Intervals.of(begin[inside | before_end], until[inside | before_end])
     layers = [

@@ -193,11 +193,15 @@ class _Search:
         return saved if saved.mean() >= self._noise and not only_first else None
 
     def _cause(self, ranks: Sequence[int]) -> str:
-        """The category in which these ranks exceed their peers most, over the used steps."""
+        """The category in which these ranks exceed their peers most, over the used steps in which they are slower: in
+        the others it may be a peer that stands out.
+        """
         total = np.zeros(len(Row), dtype=np.float64)
         for rank in ranks:
             peers = self._peers[rank]
-            total += peers.excess_ns(rank, ranks)[self._recorded.used[peers.step]].sum(axis=0)
+            slower = self._recorded.used.copy()
+            slower[slower] = self._excess[rank] > 0
+            total += peers.excess_ns(rank, ranks)[slower[peers.step]].sum(axis=0)
         return CAUSES[Row(int(_OWN[np.argmax(total[_OWN])]))]
 
 

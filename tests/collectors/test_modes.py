@@ -153,7 +153,7 @@ def test_planned_captures_come_with_the_history_of_all_steps(tmp_path: Path) -> 
 
 def test_a_slow_step_has_every_rank_record_the_same_steps(tmp_path: Path) -> None:
     options = ("--trigger", "4", "--warmup", "1", "--active", "3")
-    arguments = ("--steps", "450", "--ms", "15", "--slow-at", "40", "--slow-rank", "1")
+    arguments = ("--steps", "450", "--ms", "15", "--slow-at", "40", "--slow-factor", "80", "--slow-rank", "1")
     recording = paced(tmp_path / "r", *arguments, options=options)
     assert recording.exit_code == 0, recording.err
     captures = [recording.run(rank).captures for rank in (0, 1)]

@@ -19,7 +19,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--ms", type=float, default=5, help="of compute a step")
 parser.add_argument("--load-ms", type=float, default=0)
-parser.add_argument("--slow-at", type=int, default=-1, help="step that takes 10 times as long")
+parser.add_argument("--slow-at", type=int, default=-1, help="step that takes longer")
+parser.add_argument("--slow-factor", type=float, default=10, help="so many times as long")
 parser.add_argument("--slow-rank", type=int, default=0, help="rank with the slow step, or with the longer loading")
 parser.add_argument("--end", default="", help="how to end, on the slow rank: exit, raise, hang, kill, term, full")
 parser.add_argument("--end-at", type=int, default=-1)
@@ -82,7 +83,7 @@ class Model(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x):
-        time.sleep(options.ms / 1000 * (10 if slow and step == options.slow_at else 1))
+        time.sleep(options.ms / 1000 * (options.slow_factor if slow and step == options.slow_at else 1))
         return self.layer(x)
 
 
