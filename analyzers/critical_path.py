@@ -6,7 +6,8 @@ wait to the rank that was waited for, at the moment it arrived. Its segments add
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,15 @@ from perfscope.trace import NONE
 
 Segments = dict[tuple[int, Row], int]
 """(rank, row) -> ns on the path."""
+
+
+class Stretch(NamedTuple):
+    """A stretch of the path; aligned ns."""
+
+    rank: int
+    row: Row
+    start_ns: int
+    end_ns: int
 
 
 def critical_path(
@@ -34,30 +44,48 @@ def critical_path(
     The segments add up to ``end_ns - start_ns``. Where the path leaves a rank's own windows (ranks start a step at
     slightly different moments), that stretch is the rank's host time.
     """
-    waits = {rank: _Waits(rank, matched) for rank in partials}
     segments: Segments = {}
+    for rank, row, begin, end in walk(partials, timelines, matched, clocks, start_ns, end_ns, last_rank):
+        segments[rank, row] = segments.get((rank, row), 0) + end - begin
+    return segments
+
+
+def walk(
+    partials: Mapping[int, RankPartial],
+    timelines: Mapping[int, Timeline],
+    matched: Matched,
+    clocks: Clocks,
+    start_ns: int,
+    end_ns: int,
+    last_rank: int,
+) -> Iterator[Stretch]:
+    """The stretches of ``critical_path``, the last one first; each begins where the one after it ends."""
+    waits = {rank: _Waits(rank, matched) for rank in partials}
     rank, now = last_rank, end_ns
     while now > start_ns:
-        timeline, offset = timelines[rank], clocks.offset_of(rank)
-        own = now - offset
+        timeline = timelines[rank]
+        own = clocks.to_own(rank, now)
         index = int(np.searchsorted(timeline.start_ns, own, side="left")) - 1
-        if index < 0 or own > timeline.end_ns:
-            begin, row = (start_ns if index < 0 else max(timeline.end_ns + offset, start_ns)), Row.HOST
+        if index < 0:
+            begin, row = start_ns, Row.HOST
+        elif own > timeline.end_ns:
+            begin, row = clocks.to_common(rank, timeline.end_ns), Row.HOST
         else:
-            begin, row = max(int(timeline.start_ns[index]) + offset, start_ns), Row(int(timeline.row[index]))
+            begin, row = clocks.to_common(rank, int(timeline.start_ns[index])), Row(int(timeline.row[index]))
+        # A clock that runs fast may show two moments as one: the path goes back all the same.
+        begin = max(min(begin, now - 1), start_ns)
         if row is Row.COMM_WAIT:
             last = waits[rank].last_arriver_at(now)
             if last != NONE and last != rank:
                 # This rank waited here: what it waited for is what the other one did until now.
                 rank = last
-                if waits[rank].is_waiting_at(now, timelines[rank], clocks.offset_of(rank)):
+                if _is_waiting_before(clocks.to_own(rank, now), timelines[rank]):
                     # Both wait (for a third, or by the clocks' residual): no progress to follow, so it stays here.
-                    segments[rank, row] = segments.get((rank, row), 0) + now - begin
+                    yield Stretch(rank, row, begin, now)
                     now = begin
                 continue
-        segments[rank, row] = segments.get((rank, row), 0) + now - begin
+        yield Stretch(rank, row, begin, now)
         now = begin
-    return segments
 
 
 class _Waits:
@@ -78,7 +106,8 @@ class _Waits:
             return int(self._last[index])
         return NONE
 
-    def is_waiting_at(self, now: int, timeline: Timeline, offset: int) -> bool:
-        """Was this rank's account in a wait just before ``now``?"""
-        index = int(np.searchsorted(timeline.start_ns, now - offset, side="left")) - 1
-        return index >= 0 and timeline.row[index] == Row.COMM_WAIT
+
+def _is_waiting_before(own_ns: int, timeline: Timeline) -> bool:
+    """Was a rank's account in a wait just before this moment of its own clock?"""
+    index = int(np.searchsorted(timeline.start_ns, own_ns, side="left")) - 1
+    return index >= 0 and timeline.row[index] == Row.COMM_WAIT
