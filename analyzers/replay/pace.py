@@ -91,15 +91,18 @@ class _Anchors:
 
 
 def find_peers(result: Comparison, recorded: Recorded) -> tuple[Peers, ...]:
-    """Sort the ranks by the work they do: alike are those of one pipeline stage (if any) that issue the same kinds of
-    collectives in the same order in every step, point-to-point ones included.
+    """Sort the ranks by the work they do: alike are those that issue as many collectives of each kind in every step,
+    and that hold one pipeline stage; where it is not known who holds which, those that send and receive in one order.
     """
     stage_of = stages(result)
     alike: dict[tuple[int | None, tuple[StepSignature, ...]], list[int]] = {}
     anchors = {}
     for index, rank in enumerate(recorded.programs.ranks):
         anchors[rank] = _anchors(result, recorded, index, rank)
-        alike.setdefault((stage_of.get(rank), anchors[rank].signature), []).append(rank)
+        stage, signature = stage_of.get(rank), anchors[rank].signature
+        if stage is not None:  # replicas of a stage send and receive on streams that race
+            signature = tuple(((), counts) for _, counts in signature)
+        alike.setdefault((stage, signature), []).append(rank)
     return tuple(
         _peers(result, recorded, ranks, [anchors[rank] for rank in ranks]) for ranks in alike.values() if len(ranks) > 1
     )
