@@ -1,0 +1,51 @@
+"""``perfscope tensorboard``: what was measured of each step, as curves beside the training's own."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from perfscope.analyzers.scalars import job_curves
+from perfscope.errors import PerfscopeError
+from perfscope.reports import tensorboard
+
+
+@click.command("tensorboard")
+@click.argument("traces")
+@click.option(
+    "--logdir",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="TensorBoard's folder; what is written lies below its folder perfscope.",
+)
+@click.option(
+    "--ranks",
+    metavar="LIST|all",
+    help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most telling ones]",
+)
+@click.option("--capture", type=click.IntRange(min=0), help="Which capture to write.  [default: every one]")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks side by side.")
+def command(traces: str, logdir: Path, ranks: str | None, capture: int | None, workers: int | None) -> None:
+    """Write step time, shares of the account, MFU, memory and stragglers of the job in TRACES for TensorBoard.
+
+    The steps are the training's own, so that the curves lie over its loss where both are in one LOGDIR. Writing again
+    replaces what was written before. Needs neither TensorBoard nor TensorFlow.
+
+    Exit code: 0; 2 when nothing in TRACES can be analyzed or nothing marks steps.
+
+    \b
+    perfscope tensorboard perfscope-recording --logdir runs
+    tensorboard --logdir runs
+    """
+    folder = logdir / "perfscope"
+    try:
+        files = tensorboard.write(job_curves(traces, ranks=ranks, capture=capture, workers=workers), folder)
+    except OSError as error:
+        raise PerfscopeError(
+            f"{error.filename or folder}: cannot be written ({error.strerror}); choose another place with --logdir"
+        ) from error
+    runs = len({file.parent for file in files})
+    click.echo(f"tensorboard: {len(files)} files of {runs} runs in {folder}")
+    click.echo(f"look at it with: tensorboard --logdir {shlex.quote(str(logdir))}")
