@@ -42,6 +42,20 @@ def attach_torch(folder: str) -> None:
     scaler._maybe_opt_step = _counted_scaler_step(edges, scaler._maybe_opt_step)
 
 
+def override_torch(folder: str) -> None:
+    """Torch has been imported under ``perfscope tune``: apply the settings that it tries."""
+    from perfscope.collectors.overrides import apply_torch
+
+    apply_torch(Path(folder))
+
+
+def override_deepspeed(folder: str) -> None:
+    """DeepSpeed has been imported under ``perfscope tune``."""
+    from perfscope.collectors.overrides import apply_deepspeed
+
+    apply_deepspeed(Path(folder))
+
+
 def attach_deepspeed(_folder: str) -> None:
     """DeepSpeed's engine has been imported: its own steps count, instead of its optimizers'."""
     collector = session.attached()

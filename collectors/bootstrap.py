@@ -33,6 +33,12 @@ WATCHED = {
 }
 """Module -> the function of ``perfscope.collectors.attach`` to call once it has been imported."""
 
+OVERRIDES_FILE = "overrides.json"
+"""Beside this file only where ``perfscope tune`` tries settings (``perfscope.collectors.overrides``)."""
+
+OVERRIDING = {"attach_torch": "override_torch", "attach_deepspeed": "override_deepspeed"}
+"""What :data:`WATCHED` calls -> what is called before it then, at once: scripts make loaders before optimizers."""
+
 
 class Watch:
     """A meta-path finder that calls back when a module of interest has been imported, and is otherwise not there."""
@@ -87,6 +93,8 @@ MODULE_NAME = "_perfscope_bootstrap"
 
 def imported(callback: str) -> None:
     """A watched module has been imported. Torch always comes first, because the others import it."""
+    if callback in OVERRIDING and os.path.exists(os.path.join(FOLDER, OVERRIDES_FILE)):
+        attach(OVERRIDING[callback])
     if callback == WATCHED["torch"]:
         mark("torch")
         WAITING.append(callback)
@@ -161,6 +169,25 @@ def import_perfscope(root: str) -> None:
         raise ImportError("another package named 'perfscope' is in use: %s" % package.__file__)
 
 
+def change_environment() -> None:
+    """Set the variables that ``perfscope tune`` tries, before any library reads them."""
+    path = os.path.join(FOLDER, OVERRIDES_FILE)
+    if not os.path.exists(path):
+        return
+    try:
+        import json
+
+        with open(path, encoding="utf-8") as file:
+            environment = json.load(file)["environment"]
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    except Exception as error:
+        note_failure("%s: %s" % (type(error).__name__, error))
+
+
 def note_failure(failure: str) -> None:
     """Leave a line for ``perfscope run`` to show."""
     try:
@@ -196,6 +223,7 @@ def run_the_users_own() -> None:
 def main() -> None:
     """Watch for torch, take our folder off ``sys.path`` (``PYTHONPATH`` keeps it for children), run the user's own."""
     mark("python")
+    change_environment()
     sys.modules[MODULE_NAME] = sys.modules[__name__]
     if "torch" in sys.modules:
         imported(WATCHED["torch"])

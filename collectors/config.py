@@ -94,10 +94,12 @@ class CollectorConfig:
     """In mode ``trigger``: per cent of the run's time that captures may take before slow steps start no more."""
     signal: str = "USR2"
     """One of :data:`SIGNALS`: what asks a rank for a capture where slow steps or nothing else would start one."""
+    stop_after: int = 0
+    """Steps after which the training is ended (``perfscope tune``); 0: never."""
 
     def __post_init__(self) -> None:
         RankSelection.parse(self.ranks)
-        for name, least in (("wait", 1), ("warmup", 0), ("active", 1), ("repeat", 1)):
+        for name, least in (("wait", 1), ("warmup", 0), ("active", 1), ("repeat", 1), ("stop_after", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name, choices in (("mode", MODES), ("signal", SIGNALS)):

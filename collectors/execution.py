@@ -34,6 +34,7 @@ def describe_execution(found: Found, optimizers: Iterable[Any], problems: Proble
     subjects: dict[str, Callable[[], dict[str, Any]]] = {
         "threads": _threads,
         "precision": _precision,
+        "autograd": _autograd,
         "compile": lambda: _compile(found.compiled),
         "optimizer": lambda: _optimizer(optimizers),
         "activation_checkpointing": lambda: _checkpointing(found.modules),
@@ -68,6 +69,13 @@ def _precision() -> dict[str, Any]:
             continue
         settings[name] = value if isinstance(value, (bool, int)) else str(value).removeprefix("torch.")
     return settings
+
+
+def _autograd() -> dict[str, Any]:
+    """Whether gradients are searched for NaN; empty where they are not, as is usual."""
+    import torch
+
+    return {"detect_anomaly": True} if torch.is_anomaly_enabled() else {}
 
 
 def _compile(contexts: list[Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _OURS: Final = re.compile(
     rf"|nsys-[0-9a-f]+\.\w[\w-]*|host-[\w.-]+\.samples\.jsonl|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
 )
 _OURS_IN_BOOTSTRAP: Final = re.compile(
-    r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|claim-[\w.-]+|plans|requests|plan-\d+)$"
+    r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|overrides\.json|stopped-\d+|claim-[\w.-]+|plans|requests|plan-\d+)$"
 )
 
 

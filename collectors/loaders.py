@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from perfscope.metadata import DataLoaderRecord
+
+FINGERPRINTS: Final = 3
+"""Batches of each loader that are told apart."""
+CHECKED_BYTES: Final = 1 << 16
+"""Of each of them: enough to tell samples apart, and some 20 µs."""
 
 
 class LoaderUses:
@@ -17,13 +24,16 @@ class LoaderUses:
         # the identity stays its own. The iterator is not: it would keep worker processes alive.
         self._uses: dict[int, tuple[Any, DataLoaderRecord]] = {}
 
-    def drew(self, iterator: Any) -> None:
+    def drew(self, iterator: Any, batch: Any = None) -> None:
         """A batch came out of an iterator."""
         sampler = iterator._index_sampler
         if id(sampler) not in self._uses:
             self._uses[id(sampler)] = (sampler, _describe(iterator))
         record = self._uses[id(sampler)][1]
-        self._uses[id(sampler)] = (sampler, dataclasses.replace(record, batches=record.batches + 1))
+        changed = dataclasses.replace(record, batches=record.batches + 1, sampler_epoch=_epoch(sampler))
+        if record.batches < FINGERPRINTS and (mark := fingerprint(batch)) is not None:
+            changed = dataclasses.replace(changed, fingerprints=(*record.fingerprints, mark))
+        self._uses[id(sampler)] = (sampler, changed)
 
     def records(self) -> tuple[DataLoaderRecord, ...]:
         """Every loader, in the order of their first batches."""
@@ -45,24 +55,62 @@ def _describe(iterator: Any) -> DataLoaderRecord:
         dataset_length=_length(dataset),
         iterable=isinstance(dataset, IterableDataset),
         sampler=type(getattr(batches, "sampler", batches)).__name__,
+        batches_per_epoch=None if isinstance(dataset, IterableDataset) else _length(batches),
+        shuffle=bool(divider.shuffle) if (divider := _divider(batches)) is not None else None,
     )
 
 
-def _length(dataset: Any) -> int | None:
-    """Samples in a dataset; None for one that does not know."""
+def _divider(batches: Any) -> Any:
+    """The sampler that divides the samples among ranks and is told the epoch; None without."""
+    from torch.utils.data.distributed import DistributedSampler
+
+    sampler = getattr(batches, "sampler", batches)
+    return sampler if isinstance(sampler, DistributedSampler) else None
+
+
+def _epoch(batches: Any) -> int | None:
+    divider = _divider(batches)
+    return None if divider is None else int(divider.epoch)
+
+
+def _length(counted: Any) -> int | None:
+    """Samples in a dataset, batches of a sampler; None for one that does not know."""
     try:
-        return len(dataset)
+        return len(counted)
     except (TypeError, NotImplementedError):
         return None
 
 
-def first_shape(batch: Any, depth: int = 4) -> tuple[int, ...] | None:
+def first_shape(batch: Any) -> tuple[int, ...] | None:
     """Shape of the first tensor in a batch, looking into lists, tuples and mappings; None where there is none."""
+    tensor = _first_tensor(batch)
+    return None if tensor is None else tuple(tensor.shape)
+
+
+def fingerprint(batch: Any) -> int | None:
+    """A checksum of the beginning of a batch's first tensor; None where that does not lie in the host's memory in one
+    piece. It tells whether two ranks were given the same samples, and nothing of the samples themselves.
+
+    The memory is read as it lies: operators of torch would show in the recording.
+    """
+    import torch
+
+    tensor = _first_tensor(batch)
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if tensor is None or not plain or not tensor.is_contiguous() or tensor.nbytes == 0:
+        return None
+    begins = tensor.storage_offset() * tensor.element_size()
+    if tensor.data_ptr() == 0 or tensor.untyped_storage().nbytes() < begins + tensor.nbytes:
+        return None  # its memory was given away
+    return zlib.crc32(ctypes.string_at(tensor.data_ptr(), min(tensor.nbytes, CHECKED_BYTES)))
+
+
+def _first_tensor(batch: Any, depth: int = 4) -> Any:
     import torch
 
     if isinstance(batch, torch.Tensor):
-        return tuple(batch.shape)
+        return batch
     if depth == 0 or not isinstance(batch, (list, tuple, Mapping)):
         return None
     items = batch.values() if isinstance(batch, Mapping) else batch
-    return next((shape for shape in (first_shape(item, depth - 1) for item in items) if shape is not None), None)
+    return next((found for found in (_first_tensor(item, depth - 1) for item in items) if found is not None), None)

@@ -202,7 +202,7 @@ class Ranges:
         self.backward_ended()
 
     def _drew(self, args: tuple[Any, ...], batch: Any) -> None:
-        self.loaders.drew(args[0])
+        self.loaders.drew(args[0], batch)
         if self.batch_shape is None:
             self.batch_shape = first_shape(batch)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.identity import Identity
+from perfscope.collectors.overrides_log import LOG
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.process import describe_process
 from perfscope.metadata import CaptureRecord, RunMetadata, StepRecord, save
@@ -59,6 +60,7 @@ class RunRecord:
             steps=steps,
             captures=(*self._captures_of_earlier_attempts(), *self.captures),
             model_flops_per_step=self.flops,
+            applied=LOG.as_dict(),
             problems=self._problems.as_tuple(),
             outcome=outcome,
         )

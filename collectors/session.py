@@ -23,6 +23,7 @@ from perfscope.collectors.claims import claim_rank
 from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.identity import attempt, identify
 from perfscope.collectors.nsys import make_way
+from perfscope.collectors.overrides_stop import end_training
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.record import RunRecord
 from perfscope.collectors.recording import Recording
@@ -168,6 +169,8 @@ class Session:
             self._problems.guard("writing the run's metadata", self._save, "running")
         busy = recording.busy
         self._watch.step_begins(completed, busy=busy, disturbed=busy or was_busy or hooked)
+        if 0 < self._config.stop_after <= completed:
+            end_training(self._config.folder, self._identity.rank, self._identity.world_size)
 
     def _trained(self) -> list[Any]:
         return list(self._optimizers)

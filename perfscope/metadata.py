@@ -86,6 +86,15 @@ class DataLoaderRecord:
     """Class of the sampler."""
     batches: int = 0
     """Batches drawn while ranges were being recorded; ranks the loaders of one job."""
+    batches_per_epoch: int | None = None
+    """Batches until the loader is through, on this rank; None for a stream."""
+    shuffle: bool | None = None
+    """Whether a sampler that divides the samples among ranks shuffles them; None for other samplers."""
+    sampler_epoch: int | None = None
+    """What ``set_epoch`` told such a sampler last; 0 where nobody called it."""
+    fingerprints: tuple[int, ...] = ()
+    """Checksums of the first batches that were drawn while ranges were being recorded; equal on two ranks that were
+    given the same samples. Empty where a batch begins with no tensor in the host's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +177,9 @@ class RunMetadata:
     captures: tuple[CaptureRecord, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that change how a run performs (NCCL_*, OMP_* …), secrets left out."""
+    applied: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings that ``perfscope tune`` tried here: setting -> ``from``, ``to``, ``times`` replaced, and why it was
+    ``refused`` where it was. Empty in every other run."""
     problems: tuple[str, ...] = ()
     """What the collector could not do, one sentence each."""
     outcome: str = "running"

@@ -1,0 +1,57 @@
+"""``perfscope tune`` on real trainings of two ranks: what helps is found and kept, and nothing where nothing does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.collectors.harness import PERFSCOPE, needs_torch
+from tests.tuning.harness import environment, job
+
+pytestmark = [pytest.mark.training, pytest.mark.timeout(900), needs_torch]
+
+
+def tune(folder: Path, options: tuple[str, ...], command: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    """What ``tune.json`` and the terminal say."""
+    told = subprocess.run(
+        [*PERFSCOPE, "tune", "--output", str(folder / "tuning"), *options, "--", *command],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env=environment(),
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr[-3000:]
+    return json.loads((folder / "tuning" / "tune.json").read_text(encoding="utf-8")), told.stdout
+
+
+def test_a_starved_training_gets_its_workers(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.json"
+    command = job("--load-ms", 60, "--compute-ms", 40, "--checkpoint", checkpoint)
+    options = ("--budget", "2", "--steps", "16", "--only", "dataloader.num_workers")
+    found, text = tune(tmp_path, options, command)
+    (setting,) = [each for each in found["settings"] if each["kept"]]
+    assert (setting["setting"], setting["from"]) == ("dataloader.num_workers", 0)
+    assert setting["to"] >= 1
+    # Loading takes 60 ms of some 105, and all of it can be hidden behind 40 of sleep by two workers, a third by one.
+    kept = found["kept"]
+    assert kept["measured_step_us"] < 0.8 * found["baseline"]["step_us"]
+    predicted = kept["predicted_step_us"]
+    assert predicted["low"] * 0.9 <= kept["measured_step_us"] <= predicted["high"] * 1.1
+    assert kept["permanent"] == [f"DataLoader(…, num_workers={setting['to']})"]
+    assert f"num_workers={setting['to']}" in text
+    assert [len(trial["changes"]) for trial in found["trials"]] == [1, 1], "once, and once more"
+    assert json.loads(checkpoint.read_text())["steps"] > 16, "its own end of a training ran"
+
+
+def test_where_there_is_nothing_to_gain_nothing_is_kept(tmp_path: Path) -> None:
+    options = ("--budget", "3", "--steps", "16", "--only", "ddp.*")
+    found, text = tune(tmp_path, options, job("--compute-ms", 40))
+    assert len(found["trials"]) == 2, "the third is for what is kept"
+    assert all(trial["gain"] is not None for trial in found["trials"])
+    assert found["kept"] == {"settings": {}, "predicted_step_us": None, "measured_step_us": None, "permanent": []}
+    assert "Nothing is kept" in text
