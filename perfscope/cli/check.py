@@ -1,0 +1,97 @@
+"""``perfscope check``: does a job hold its budget? For continuous integration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from perfscope.budget import SEVERITIES, Budget
+from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
+from perfscope.errors import UnusableInput
+
+
+@click.command("check")
+@click.argument("traces")
+@click.option("--budget", "budget_file", type=click.Path(path_type=Path), metavar="FILE", help="The limits, as TOML.")
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    metavar="TRACES",
+    help="A recording or summary of the job as it was, for the budget's regressions; of several, what differs between "
+    "them is noise.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice([*SEVERITIES, "none"]),
+    help="Findings of this severity or above break the budget, whatever its fail_on says.",
+)
+@click.option("--junit", type=FILE, help="Write the checks as JUnit XML; - prints it.")
+@click.option("--markdown", type=FILE, help="Write the checks as Markdown, for a pull request; - prints it.")
+@click.option("--json", "json_file", type=FILE, help="Write the checks as JSON, schema perfscope.check/1; - prints it.")
+@click.option(
+    "--noise",
+    type=click.FloatRange(min=0, max=100),
+    default=2.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Regressions below this share of the step are never claimed.",
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks side by side.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+def command(
+    traces: str,
+    budget_file: Path | None,
+    baselines: tuple[str, ...],
+    fail_on: str | None,
+    junit: Path | None,
+    markdown: Path | None,
+    json_file: Path | None,
+    noise: float,
+    workers: int | None,
+    quiet: bool,
+) -> None:
+    """Hold TRACES against the limits of a budget, and against a baseline.
+
+    TRACES is a recording, a folder of traces, or the JSON that perfscope analyze --json wrote of one. A limit that
+    cannot be judged, because the recording does not hold the number, is broken unless the budget calls it optional.
+
+    Exit code: 0 when everything holds, 3 when something does not, 2 when the budget or a recording is unusable.
+
+    \b
+    perfscope check recording --budget perfscope-budget.toml --junit perfscope.xml
+    perfscope check recording --budget budget.toml --baseline main.json --markdown comment.md
+    perfscope check recording --fail-on high
+    """
+    from perfscope.analyzers.difference.check import check
+    from perfscope.reports import difference_terminal
+    from perfscope.reports import junit as as_junit
+    from perfscope.reports import markdown as as_markdown
+
+    found = check(traces, _budget(budget_file, fail_on), baselines=baselines, noise=noise / 100, workers=workers)
+    if junit is not None:
+        write(junit, as_junit.render(found), "--junit")
+    if markdown is not None:
+        write(markdown, as_markdown.of_check(found), "--markdown")
+    if json_file is not None:
+        write_json(json_file, found.to_dict(), "--json")
+    if not quiet and "-" not in (str(junit), str(markdown), str(json_file)):
+        click.echo(difference_terminal.check(found), nl=False)
+    if not found.held:
+        click.get_current_context().exit(EXIT_BROKEN)
+
+
+def _budget(file: Path | None, fail_on: str | None) -> Budget:
+    """The file's, with the command line's word on findings. Raises UnusableInput."""
+    from perfscope.analyzers.difference.budget_file import read_budget
+
+    if file is None:
+        if fail_on in (None, "none"):
+            raise UnusableInput("nothing to check: give --budget FILE (docs/check.md shows one), or --fail-on SEVERITY")
+        return Budget(fail_on=fail_on, source="--fail-on")
+    budget = read_budget(file)
+    if fail_on is None:
+        return budget
+    return replace(budget, fail_on=None if fail_on == "none" else fail_on)
