@@ -2,7 +2,7 @@
 
 A change is registered under the name that the user types (``network.bandwidth``); it is given the setting's value as
 typed and edits the script in place, or raises ``CannotReplay`` with the reason. Changes are applied in the order of
-``ORDER``, whatever the order in which they were asked for: what is sent before how fast, how fast before who.
+``ORDER``, whatever the order in which they were asked for: who before what is sent, what is sent before how fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from perfscope.analyzers.collectives.cost_model import CostModel
 from perfscope.analyzers.comparison import Comparison
-from perfscope.analyzers.replay.engine import Programs
+from perfscope.analyzers.replay.engine import Played, Programs, play
 from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
 from perfscope.analyzers.replay.programs import Recorded
 from perfscope.analyzers.whatif.script import Script
@@ -39,6 +39,11 @@ class Context:
     cured: tuple[int, ...] = ()
 
     @functools.cached_property
+    def unchanged(self) -> Played:
+        """The recorded steps, played as they are."""
+        return play(self.recorded.programs)
+
+    @functools.cached_property
     def peers(self) -> Mapping[int, Peers]:
         """Rank -> the ranks that do the same work, itself among them; only those that have their like."""
         return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
@@ -47,6 +52,7 @@ class Context:
         """The same for another question; who is whose peer is found once."""
         other = replace(self, cured=cured)
         other.__dict__["peers"] = self.peers if cured else {}
+        other.__dict__["unchanged"] = self.unchanged
         return other
 
     @functools.cached_property
@@ -90,7 +96,7 @@ class Setting:
     help: str
     apply: Apply
     order: int
-    """Lower is applied earlier: 0 the work itself, 1 what is sent, 2 how fast, 3 who."""
+    """Lower is applied earlier: -1 who, 0 the work itself, 1 what is sent, 2 how fast."""
 
 
 def factor(name: str, text: str) -> float:

@@ -26,7 +26,7 @@ from perfscope.analyzers.whatif.change import (
 )  # fmt: skip
 from perfscope.analyzers.whatif.network import transfer_of
 from perfscope.analyzers.whatif.relay import Stretch
-from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
+from perfscope.analyzers.whatif.script import NEVER, Line, Meeting, Part, Script
 from perfscope.trace import Float64
 
 MIB: Final = 1 << 20
@@ -40,7 +40,7 @@ _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 
 
 @dataclass(frozen=True, eq=False)
-class _Round:
+class Round:
     """One reduction of all gradients on one rank: its buckets in order of hand-over, and what lies around them."""
 
     rank: int
@@ -48,7 +48,7 @@ class _Round:
     parts: tuple[Part, ...]
 
 
-def _rounds(script: Script) -> list[_Round]:
+def gradient_rounds(script: Script) -> list[Round]:
     """Every step's gradient reductions of every rank. Raises CannotReplay where there are none."""
     found = []
     group = _gradient_group(script)
@@ -58,7 +58,7 @@ def _rounds(script: Script) -> list[_Round]:
             part = line.part
             if line.op is Op.ISSUE and part is not None and line.step is not None and _is_gradient(part.meeting, group):
                 by_step.setdefault(line.step, []).append(part)
-        found += [_Round(rank, step, tuple(parts)) for step, parts in by_step.items()]
+        found += [Round(rank, step, tuple(parts)) for step, parts in by_step.items()]
     return found
 
 
@@ -84,7 +84,9 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
         cap = 0.0
     if cap <= 0:
         raise BadSetting(f"{name}={value}: write MiB above 0, such as 50")
-    rounds = _rounds(script)
+    rounds = gradient_rounds(script)
+    if any(part.meeting.floor_ns != NEVER for one in rounds for part in one.parts):
+        raise CannotReplay(f"{name}: when other ranks would come to new buckets is not recorded; record all ranks")
     sizes = {tuple(part.meeting.bytes for part in one.parts) for one in rounds}
     if len({sum(size or 0 for size in bucket) for bucket in sizes}) > 1:
         raise CannotReplay(f"{name}: gradients are reduced unevenly often in the recorded steps; try ddp.no_sync first")
@@ -95,6 +97,8 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
     alone = _alone(context, rounds[0].parts[0].meeting.group)
     for one in rounds:
         _rebucket(script, context, one, ends, meetings, alone)
+    # A wait may have ended in the next step only.
+    script.without({part for one in rounds for part in one.parts})
     if len(rounds[0].parts) == 1:
         return Uncertainty(less=0.50, more=0.25)  # when its gradients became ready did not show
     return Uncertainty(less=0.25, more=0.25) if parameters is None else Uncertainty(less=0.15, more=0.15)
@@ -134,7 +138,7 @@ def _parameter_bytes(context: Context, total: int) -> list[int] | None:
 
 
 def _rebucket(
-    script: Script, context: Context, one: _Round, ends: list[float], meetings: dict[tuple[int, int], Meeting],
+    script: Script, context: Context, one: Round, ends: list[float], meetings: dict[tuple[int, int], Meeting],
     alone: float,
 ) -> None:  # fmt: skip
     """Replace the buckets of one round by new ones, given the bytes reduced once each of them is."""
@@ -149,12 +153,12 @@ def _rebucket(
     added: list[tuple[float, Line]] = []
     begun = 0.0
     parts = []
-    for number, end in enumerate(ends):
+    ready_at = _ready_at(np.array(ends), total, ready, microbatches).tolist()
+    for number, (end, at) in enumerate(zip(ends, ready_at, strict=True)):
         meeting = meetings.setdefault((one.step, number), _like(model.meeting, round(end - begun)))
         transfer = alone * transfer_of(context, model, meeting.bytes or 0)
         part = Part(one.rank, meeting, model.lane, model.gap_ns, transfer)
-        ready_at = _ready_at(end, total, ready, microbatches)
-        added.append((ready_at, Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=one.step)))
+        added.append((at, Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=one.step)))
         parts.append(part)
         begun = end
     waits_at = float(stretch.progress_ns[blocks[-1]]) if blocks else _unseen_wait(stretch, one, ready)
@@ -163,7 +167,7 @@ def _rebucket(
     stretch.replace(frozenset(old), added)
 
 
-def _unseen_wait(stretch: Stretch, one: _Round, ready: Float64) -> float:
+def _unseen_wait(stretch: Stretch, one: Round, ready: Float64) -> float:
     """Own progress at which the optimizer waits for the buckets where no wait was seen: it came to that after they had
     ended, or what it waited counts as the rank's own time. Either way they had ended by then.
     """
@@ -198,17 +202,17 @@ def _bucket_ends(total: float, cap: float, parameters: list[int] | None) -> list
     return ends
 
 
-def _ready_at(wanted: float, total: Float64, ready: Float64, microbatches: int) -> float:
-    """Own progress at which ``wanted`` bytes of gradients are there, given when each recorded bucket was full.
+def _ready_at(wanted: Float64, total: Float64, ready: Float64, microbatches: int) -> Float64:
+    """Own progress at which each of ``wanted`` bytes of gradients are there, given when each recorded bucket was full.
 
     Before the first bucket was full, bytes came as fast as in the second. One bucket alone was full at the end of the
     last micro-batch's backward, which takes twice as long as its forward.
     """
     if len(total) == 1:
-        return float(ready[0]) * (1 - _BACKWARD_SHARE / max(microbatches, 1) * (1 - wanted / float(total[0])))
+        return np.asarray(ready[0] * (1 - _BACKWARD_SHARE / max(microbatches, 1) * (1 - wanted / total[0])))
     rate = (ready[1] - ready[0]) / max(total[1] - total[0], 1.0)
     begin = max(0.0, float(ready[0] - rate * total[0]))
-    return float(np.interp(wanted, np.concatenate(([0.0], total)), np.concatenate(([begin], ready))))
+    return np.interp(wanted, np.concatenate(([0.0], total)), np.concatenate(([begin], ready)))
 
 
 def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncertainty:
@@ -216,7 +220,7 @@ def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncerta
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: how long the reductions would take that were not made is not recorded")
     dropped: set[Part] = set()
-    for one in _rounds(script):
+    for one in gradient_rounds(script):
         microbatches = _microbatches(context, one)
         sizes = [part.meeting.bytes for part in one.parts]
         if not microbatches:
@@ -230,7 +234,7 @@ def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncerta
     return Uncertainty(less=0.15, more=0.05)
 
 
-def _microbatches(context: Context, one: _Round) -> int:
+def _microbatches(context: Context, one: Round) -> int:
     """Forward passes of the DDP module in the step of a round: as often as its gradients become ready."""
     partial = context.result.partials[one.rank]
     return int(partial.forwards[partial.steps.indices_of(np.array([one.step]))[0]])
@@ -241,7 +245,7 @@ def _comm_dtype(script: Script, context: Context, name: str, value: str) -> Unce
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
     halved = False
-    for one in _rounds(script):
+    for one in gradient_rounds(script):
         for part in one.parts:
             meeting = part.meeting
             if meeting.dtype in _HALVED and meeting.bytes is not None:

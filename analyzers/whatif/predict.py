@@ -11,16 +11,19 @@ from perfscope import findings
 from perfscope.analyzers.compared import Compared
 from perfscope.analyzers.facts import Predict
 from perfscope.analyzers.replay.engine import play
-from perfscope.analyzers.whatif import ddp, loader, network, pace_changes, sharding
+from perfscope.analyzers.whatif import batch, ddp, loader, microbatches, network, overlap, pace_changes, sharding
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.script import script_of
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
     *loader.SETTINGS,
+    *microbatches.SETTINGS,
     *network.SETTINGS,
     *pace_changes.SETTINGS,
     *sharding.SETTINGS,
+    *overlap.SETTINGS,
+    *batch.SETTINGS,
 )
 """Everything that can be changed."""
 
@@ -50,7 +53,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
     Raises BadSetting for a name or value that is not understood, CannotReplay where the recording does not allow it.
     """
     measured = context.result.step_ns
-    base = play(context.recorded.programs)
+    base = context.unchanged
     if not base.complete:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
     replayed = float(context.recorded.slowest_ns(base).mean())
@@ -72,7 +75,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
     # The replay's own error is taken out of its prediction: it misses both in the same direction.
-    mid = script.step_ns(played) * measured / replayed
+    mid = script.step_ns(played, base) * measured / replayed
     return _with_range(settings, measured, replayed, mid, error, sure)
 
 
@@ -82,14 +85,24 @@ def predictor(compared: Compared) -> Predict | None:
         return None
     context = Context(compared.result, compared.recorded, compared.models, compared.runs)
 
+    known: dict[tuple[tuple[str, str], ...], findings.Prediction | None] = {}
+
     def ask(settings: Mapping[str, str]) -> findings.Prediction | None:
-        try:
-            found = predict(context, settings)
-        except CannotReplay:
-            return None
-        return findings.Prediction(low=found.low_ns, mid=found.mid_ns, high=found.high_ns)
+        # Rules, the joint plan and the curves ask for the same more than once.
+        key = tuple(sorted(settings.items()))
+        if key not in known:
+            known[key] = _answer(context, settings)
+        return known[key]
 
     return ask
+
+
+def _answer(context: Context, settings: Mapping[str, str]) -> findings.Prediction | None:
+    try:
+        found = predict(context, settings)
+    except CannotReplay:
+        return None
+    return findings.Prediction(low=found.low_ns, mid=found.mid_ns, high=found.high_ns)
 
 
 def setting_named(name: str) -> Setting:

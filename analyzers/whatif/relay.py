@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,7 +30,15 @@ class Stretch:
         """
         lines = zip(self.progress_ns, self.lines, strict=True)
         kept = [(float(at), line) for at, line in lines if line.part is None or line.part not in dropped]
-        items = sorted([*kept, *added], key=lambda item: item[0])
+        self._relay(sorted([*kept, *added], key=lambda item: item[0]))
+
+    def move(self, behind: Mapping[int, int]) -> None:
+        """Move lines (by their place in ``lines``) to right behind others; those at one place keep their order."""
+        order = sorted(range(len(self.lines)), key=lambda place: (behind.get(place, place), place in behind, place))
+        self._relay([(float(self.progress_ns[behind.get(place, place)]), self.lines[place]) for place in order])
+
+    def _relay(self, items: Sequence[tuple[float, Line]]) -> None:
+        """Lay the stretch out anew: lines in order, each at its progress."""
         passed = self._rows_at(np.array([at for at, _ in items]))
         own = np.diff(passed, axis=0, prepend=0.0)
         relaid = [_with_own(line, rows) for (_, line), rows in zip(items, own, strict=True)]
@@ -55,6 +62,4 @@ class Stretch:
 
 
 def _with_own(line: Line, own_ns: Float64) -> Line:
-    moved = copy.copy(line)
-    moved.own_ns = own_ns
-    return moved
+    return Line(line.op, own_ns, line.lag_ns, line.part, line.mark, line.hold_ns, line.step)

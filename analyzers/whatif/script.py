@@ -16,7 +16,6 @@ from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.replay.engine import Op, Played, Programs
 from perfscope.analyzers.replay.pace import rows_between
 from perfscope.analyzers.replay.programs import Recorded
-from perfscope.analyzers.timeline import Row
 from perfscope.trace import NONE, Float64, Int64
 
 NEVER = np.iinfo(np.int64).min
@@ -79,6 +78,8 @@ class Script:
     """Lanes in use: a new one takes this number."""
     floor_step_ns: dict[int, float] = field(default_factory=dict)
     """Rank -> host time that a step takes even when nothing else does; the step cannot be shorter."""
+    settling: int = 0
+    """Steps until ranks have fallen into a new rhythm: they begin the first one as far apart as they were recorded."""
 
     def of_kind(self, *kinds: str) -> Iterator[tuple[int, int, Line]]:
         """(rank, place, line) of every hand-over of a collective of these kinds."""
@@ -99,14 +100,16 @@ class Script:
     def without(self, parts: set[Part]) -> None:
         """Take these parts out, with all waits for them. Own time around them stays."""
         for rank, lines in self.lines.items():
+            if not any(line.part in parts for line in lines):
+                continue
             kept: list[Line] = []
-            carried = np.zeros(len(Row))
+            carried: Float64 | None = None
             for line in lines:
                 if line.part in parts:
-                    carried = carried + line.own_ns
+                    carried = line.own_ns if carried is None else carried + line.own_ns
                 else:
-                    kept.append(dataclasses.replace(line, own_ns=line.own_ns + carried) if carried.any() else line)
-                    carried = np.zeros(len(Row))
+                    kept.append(line if carried is None else dataclasses.replace(line, own_ns=line.own_ns + carried))
+                    carried = None
             self.lines[rank] = kept
 
     def programs(self) -> Programs:
@@ -153,9 +156,19 @@ class Script:
             marks=self.marks,
         )
 
-    def step_ns(self, played: Played) -> float:
-        """The job's step time once the script was played."""
-        return max([float(self.recorded.slowest_ns(played).mean()), *self.floor_step_ns.values()])
+    def step_ns(self, played: Played, unchanged: Played) -> float:
+        """The job's step time once the script was played. What the replay of the ``unchanged`` steps misses of the
+        measured ones, it misses too: that is taken out.
+        """
+        measured = float(self.recorded.slowest_ns(unchanged).mean())
+        found = self._settled_ns(played) * (measured / self._settled_ns(unchanged))
+        return max([found, *self.floor_step_ns.values()])
+
+    def _settled_ns(self, played: Played) -> float:
+        """Mean step of the slowest rank, without those in which ranks still fall into step."""
+        windows = self.recorded.windows_ns(played)
+        windows = windows[:, min(self.settling, windows.shape[1] - 1) :]
+        return float(windows.mean(axis=1).max())
 
 
 def _whole(lines: list[Line]) -> Int64:

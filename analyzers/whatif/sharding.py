@@ -14,12 +14,19 @@ import numpy as np
 
 from perfscope.analyzers.replay.engine import Op
 from perfscope.analyzers.timeline import Row
-from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
+from perfscope.analyzers.whatif.change import (
+    BadSetting,
+    CannotReplay,
+    Context,
+    Setting,
+    Uncertainty,
+    flag,
+)  # fmt: skip
 from perfscope.analyzers.whatif.network import transfer_of
 from perfscope.analyzers.whatif.relay import Stretch
 from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
 
-_SMALLEST: Final = 4096
+SMALLEST: Final = 4096
 """Collectives of fewer bytes move no parameters."""
 _DDP_BUCKET: Final = 25 << 20
 """Default ``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
@@ -30,7 +37,7 @@ def _stage(script: Script, context: Context, name: str, value: str) -> Uncertain
     if value not in ("0", "1", "2", "3"):
         raise BadSetting(f"{name}={value}: write 0, 1, 2 or 3")
     gathers = [part for _, _, line in script.of_kind("all_gather") if (part := line.part) is not None]
-    gathers = [part for part in gathers if (part.meeting.bytes or 0) >= _SMALLEST]
+    gathers = [part for part in gathers if (part.meeting.bytes or 0) >= SMALLEST]
     if not gathers:
         raise CannotReplay(f"{name}: no gather of parameters is recorded, so the job does not shard them")
     per_step = _gathered_bytes(gathers)
@@ -123,7 +130,7 @@ def _move_reductions(script: Script, together: float) -> None:
 
 
 def _reduces(part: Part) -> bool:
-    return part.meeting.kind == "reduce_scatter" and (part.meeting.bytes or 0) >= _SMALLEST
+    return part.meeting.kind == "reduce_scatter" and (part.meeting.bytes or 0) >= SMALLEST
 
 
 def _like(meeting: Meeting, size: int, step: int) -> Meeting:
@@ -143,4 +150,32 @@ def _reduce_all(script: Script, context: Context) -> None:
     _move_reductions(script, together=_DDP_BUCKET)
 
 
-SETTINGS = (Setting("zero.stage", "0|1|2", "shard less: from ZeRO-3 or FULL_SHARD", _stage, 1),)
+def _reshard(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+    """Parameters gathered for the forward are kept for the backward (``SHARD_GRAD_OP``)."""
+    if flag(name, value):
+        raise CannotReplay(f"{name}=true: how long the gathers would take that were not made is not recorded")
+    dropped: set[Part] = set()
+    for parts in gathers_by_step(script).values():
+        # The backward gathers what the forward did, but for the last unit's, which some keep: it comes second.
+        dropped.update(parts[-(len(parts) // 2) :])
+    held = _parameter_bytes(context)
+    gathered = [part for parts in gathers_by_step(script).values() for part in parts]
+    if not dropped or (held is not None and _gathered_bytes(gathered) < 1.5 * held):
+        raise CannotReplay(f"{name}: parameters are not gathered twice a step")
+    script.without(dropped)
+    return Uncertainty(less=0.20, more=0.10)
+
+
+def gathers_by_step(script: Script) -> dict[tuple[int, int], list[Part]]:
+    """(rank, step) -> its gathers of parameters in the order of their hand-over."""
+    found: dict[tuple[int, int], list[Part]] = {}
+    for rank, _, line in script.of_kind("all_gather"):
+        if line.part is not None and line.step is not None and (line.part.meeting.bytes or 0) >= SMALLEST:
+            found.setdefault((rank, line.step), []).append(line.part)
+    return found
+
+
+SETTINGS = (
+    Setting("zero.stage", "0|1|2", "shard less: from ZeRO-3 or FULL_SHARD", _stage, 1),
+    Setting("fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1),
+)

@@ -1,0 +1,127 @@
+"""Another number of micro-batches, predicted from one recording against the pipeline simulated with it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.ask import context_of
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.schedules import Hop, Work, turns
+from tests.analyzers.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
+from tests.generator import ExtraLayers, JobSpec, ModelSpec, NetworkSpec, simulate
+
+MODEL = ModelSpec(layers=8, tokens=16384)
+ONE_F_ONE_B = pipeline(model=MODEL, end_sync=True)
+JOBS = {
+    "1F1B": ONE_F_ONE_B,
+    "1F1B, both ways in one kernel": replace(ONE_F_ONE_B, schedule=COALESCED),
+    "GPipe": replace(ONE_F_ONE_B, schedule=GPIPE),
+    "noise": replace(ONE_F_ONE_B, noise=0.02),
+    "tensor parallel": replace(ONE_F_ONE_B, ranks=8, tensor=2),
+    "two copies": replace(ONE_F_ONE_B, ranks=8),
+    "slow network": replace(ONE_F_ONE_B, network=NetworkSpec(busbw_gbps=20.0, alpha_ns=30_000)),
+    "uneven stages": replace(ONE_F_ONE_B, causes=(ExtraLayers(stages=(2,), layers=1),)),
+    "two stages": replace(ONE_F_ONE_B, ranks=2, pipeline=2, microbatches=4),
+}
+
+
+def divided(spec: JobSpec, count: int) -> JobSpec:
+    """The same batch in ``count`` micro-batches whose kernels all take in proportion."""
+    times = count / spec.microbatches
+    model = replace(
+        spec.model,
+        tokens=round(spec.model.tokens / times),
+        small_kernel_ns=round(spec.model.small_kernel_ns / times),
+    )
+    return replace(spec, microbatches=count, model=model)
+
+
+@pytest.fixture(scope="module")
+def recordings() -> Iterator[dict[str, Context]]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = {}
+        for number, (name, spec) in enumerate(JOBS.items()):
+            place = Path(folder, str(number))
+            simulate(spec).write(place)
+            found[name] = context_of(place)
+        yield found
+
+
+@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize("name", JOBS)
+def test_the_prediction_comes_true(recordings: dict[str, Context], name: str, count: int) -> None:
+    found = predict(recordings[name], {"pipeline.microbatches": str(count)})
+    truth = simulate(divided(JOBS[name], count)).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.03)
+    assert found.low_ns <= found.mid_ns <= found.high_ns
+
+
+def test_four_times_as_many(recordings: dict[str, Context]) -> None:
+    found = predict(recordings["1F1B"], {"pipeline.microbatches": "32"})
+    assert found.mid_ns == pytest.approx(simulate(divided(ONE_F_ONE_B, 32)).truth.step_time_ns, rel=0.05)
+
+
+def test_as_many_as_there_are_change_nothing(recordings: dict[str, Context]) -> None:
+    found = predict(recordings["1F1B"], {"pipeline.microbatches": "8"})
+    assert found.low_ns == found.mid_ns == found.high_ns == pytest.approx(found.measured_ns)
+
+
+def test_together_with_a_quicker_network(recordings: dict[str, Context]) -> None:
+    asked = {"pipeline.microbatches": "16", "network.bandwidth": "4x"}
+    quick = replace(JOBS["slow network"], network=NetworkSpec(busbw_gbps=80.0, alpha_ns=30_000))
+    truth = simulate(divided(quick, 16)).truth.step_time_ns
+    assert predict(recordings["slow network"], asked).mid_ns == pytest.approx(truth, rel=0.05)
+
+
+def test_what_cannot_be_written_down_anew_is_refused(tmp_path: Path) -> None:
+    asked = {"pipeline.microbatches": "16"}
+    simulate(pipeline(schedule=INTERLEAVED)).write(tmp_path / "interleaved")
+    with pytest.raises(CannotReplay, match=r"interleaved, 2 chunks"):
+        predict(context_of(tmp_path / "interleaved"), asked)
+    simulate(pipeline()).write(tmp_path / "part", ranks=[0, 1, 2])
+    with pytest.raises(CannotReplay, match=r"missing|stages are known"):
+        predict(context_of(tmp_path / "part"), asked)
+    simulate(JobSpec(ranks=2, steps=3)).write(tmp_path / "ddp")
+    with pytest.raises(CannotReplay, match="no pipeline"):
+        predict(context_of(tmp_path / "ddp"), asked)
+
+
+def test_a_number_is_asked_for(recordings: dict[str, Context]) -> None:
+    for value in ("0", "many", "-4", "1.5"):
+        with pytest.raises(BadSetting, match=r"pipeline\.microbatches"):
+            predict(recordings["1F1B"], {"pipeline.microbatches": value})
+
+
+class TestSchedules:
+    def test_one_forward_one_backward_in_two_stages(self) -> None:
+        activation, gradient = Hop(True, 1, True), Hop(False, 1, False)
+        assert turns("1f1b", 2, 0, 2) == [
+            Work("F"), (activation,), Work("F"), (activation, gradient), Work("B"), (gradient,), Work("B"),
+        ]  # fmt: skip
+        into, out = Hop(False, 0, True), Hop(True, 0, False)
+        assert turns("1f1b", 2, 1, 2) == [(into,), Work("FB"), (into, out), Work("FB"), (out,)]
+
+    @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+    @pytest.mark.parametrize("microbatches", [1, 3, 4, 9])
+    def test_every_stage_sees_every_microbatch_twice_and_sends_what_its_neighbours_receive(
+        self, schedule: str, microbatches: int
+    ) -> None:
+        stages = 4
+        listed = [turns(schedule, stages, stage, microbatches) for stage in range(stages)]
+        for stage, own in enumerate(listed):
+            works = "".join(turn.passes for turn in own if isinstance(turn, Work))
+            assert (works.count("F"), works.count("B")) == (microbatches, microbatches)
+            hops = [hop for turn in own if not isinstance(turn, Work) for hop in turn]
+            for other in {hop.stage for hop in hops}:
+                back = [
+                    (hop.forward, hop.sends) for turn in listed[other] if not isinstance(turn, Work) for hop in turn
+                    if hop.stage == stage
+                ]  # fmt: skip
+                # One after the other on one stream, both ends in the same order: nobody waits for ever.
+                assert [(hop.forward, not hop.sends) for hop in hops if hop.stage == other] == back
