@@ -8,24 +8,66 @@ from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.rules import (
+    batch_size,
+    bucket_view,
     cpu_oversubscription,
     dataloader_workers,
     ddp_buckets,
+    debug_settings,
+    deepspeed_buckets,
+    fsdp_prefetch,
+    garbage_collection,
+    gradient_compression,
+    host_syncs,
+    imbalanced_work,
+    launch_bound,
+    loader_startup,
+    megatron_overlap,
+    memory_limit,
+    mixed_precision,
+    nccl_environment,
     no_sync,
+    offload,
+    pinned_memory,
     pipeline_bubble,
     pipeline_imbalance,
+    sampler,
+    sharding_stage,
     straggling_rank,
+    tensor_parallel_span,
+    unused_parameters,
 )
 from perfscope.findings import Confidence, Finding, Obtained, Prediction, Severity
 
 RULES: Final[tuple[Callable[[JobFacts], Finding | None], ...]] = (
+    batch_size.evaluate,
+    bucket_view.evaluate,
     cpu_oversubscription.evaluate,
     dataloader_workers.evaluate,
     ddp_buckets.evaluate,
+    debug_settings.evaluate,
+    deepspeed_buckets.evaluate,
+    fsdp_prefetch.evaluate,
+    garbage_collection.evaluate,
+    gradient_compression.evaluate,
+    host_syncs.evaluate,
+    imbalanced_work.evaluate,
+    launch_bound.evaluate,
+    loader_startup.evaluate,
+    megatron_overlap.evaluate,
+    memory_limit.evaluate,
+    mixed_precision.evaluate,
+    nccl_environment.evaluate,
     no_sync.evaluate,
+    offload.evaluate,
+    pinned_memory.evaluate,
     pipeline_bubble.evaluate,
     pipeline_imbalance.evaluate,
+    sampler.evaluate,
+    sharding_stage.evaluate,
     straggling_rank.evaluate,
+    tensor_parallel_span.evaluate,
+    unused_parameters.evaluate,
 )
 
 
@@ -42,13 +84,21 @@ def evaluate(facts: JobFacts) -> tuple[Finding, ...]:
 
 
 def joint_plan(findings: tuple[Finding, ...], facts: JobFacts) -> tuple[dict[str, str], Prediction] | None:
-    """All changes that can be replayed, played together; None for fewer than two."""
+    """The changes that can be replayed, played together; None for fewer than two.
+
+    The best come first; one that cannot be played with those, or makes them worse, is left out.
+    """
     playable = [finding.whatif for finding in findings if finding.obtained is Obtained.REPLAYED and finding.whatif]
     if len(playable) < 2 or facts.predict is None:
         return None
-    settings = {name: value for change in reversed(playable) for name, value in change.items()}
-    prediction = facts.predict(settings)
-    return (settings, prediction) if prediction is not None else None
+    settings: dict[str, str] = {}
+    prediction: Prediction | None = None
+    taken = 0
+    for change in playable:
+        together = facts.predict({**change, **settings})
+        if together is not None and (prediction is None or together.mid < prediction.mid):
+            settings, prediction, taken = {**change, **settings}, together, taken + 1
+    return (settings, prediction) if prediction is not None and taken > 1 else None
 
 
 def _played(finding: Finding, facts: JobFacts) -> Finding:

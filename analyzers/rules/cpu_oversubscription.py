@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.rules.frameworks import settings_of
 from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
 from perfscope.metadata import RunMetadata
 from perfscope.summary import AccountRow
@@ -172,6 +173,13 @@ def _action(facts: JobFacts, crowd: _Crowd) -> Action:
             old=str(crowd.threads),
             new=new,
             how=f"torch.set_num_threads({new}) in the training script, which asks for more than OMP_NUM_THREADS={new}.",
+        )
+    if settings_of(facts, "accelerate"):
+        return Action(
+            setting="--num_cpu_threads_per_process",
+            old=variable or str(crowd.threads),
+            new=new,
+            how=f"accelerate launch --num_cpu_threads_per_process {new} …, which sets OMP_NUM_THREADS for each rank.",
         )
     return Action(
         setting="OMP_NUM_THREADS",

@@ -12,6 +12,8 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.rules.frameworks import framework
+from perfscope.analyzers.rules.loader_startup import find_stalls
 from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
 from perfscope.summary import DataLoaderRow
 
@@ -31,9 +33,9 @@ class _Need:
 
 
 def evaluate(facts: JobFacts) -> Finding | None:
-    """The finding, or None where loading hardly blocks, or only on a rank that the others wait for."""
+    """The finding, or None where loading hardly blocks, only on a rank that the others wait for, or now and then."""
     starved = [row for row in facts.dataloader if row.blocking_us >= SHARE * facts.step_time_us]
-    if not starved or _is_one_straggler(facts, starved):
+    if not starved or _is_one_straggler(facts, starved) or find_stalls(facts) is not None:
         return None
     worst = max(starved, key=lambda row: row.blocking_us)
     stall_us = median(row.blocking_us for row in starved)
@@ -47,7 +49,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
         title=f"Data loading blocks {stall_us / facts.step_time_us:.0%} of the step on {_ranks(starved, facts)}",
         severity=Severity.of_share(stall_us / facts.step_time_us),
         evidence=_evidence(facts, worst, stall_us, tuple(row.rank for row in starved), need),
-        action=_action(worst, need),
+        action=_action(framework(facts), worst, need),
         confidence=_confidence(facts, worst),
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, recoverable),
@@ -97,7 +99,15 @@ def _evidence(
     return tuple(rows)
 
 
-def _action(row: DataLoaderRow, need: _Need | None) -> Action:
+_LOADER: Final = "DataLoader(dataset, …, num_workers={workers}, persistent_workers=True)"
+_ARGUMENTS: Final = {
+    "transformers": "--dataloader_num_workers {workers} --dataloader_persistent_workers True",
+    "megatron": "--num-workers {workers}",
+}
+"""How frameworks that make the loader themselves are told."""
+
+
+def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
     old = None if row.num_workers is None else str(row.num_workers)
     if need is None:
         return Action(
@@ -125,7 +135,7 @@ def _action(row: DataLoaderRow, need: _Need | None) -> Action:
         setting="DataLoader(num_workers=…)",
         old=old,
         new=str(need.workers),
-        how=f"DataLoader(dataset, …, num_workers={need.workers}, persistent_workers=True).{limited}",
+        how=_ARGUMENTS.get(used, _LOADER).format(workers=need.workers) + f".{limited}",
     )
 
 

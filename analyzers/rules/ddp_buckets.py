@@ -12,6 +12,8 @@ from math import ceil, sqrt
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.rules.ddp_arguments import written
+from perfscope.analyzers.whatif.curves import bucket_cap, bucket_sizes
 from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
 from perfscope.summary import CollectiveRow, CostRow
 
@@ -23,8 +25,6 @@ LATENCY_BOUND: Final = 0.5
 LATE_SHARE: Final = 1 / 3
 """Share of all gradient bytes in the largest bucket from which it counts as a late big one."""
 MIB: Final = 1 << 20
-_SWEPT: Final = 64
-"""Ranks up to which all sizes are replayed: a fraction of a second each."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def evaluate(facts: JobFacts) -> Finding | None:
         return None
     change = _larger(buckets) or _smaller(buckets)
     if change is not None and facts.predict is not None:
-        change = _best(facts, buckets, change)
+        change = _best(facts, change)
     if change is None or change.saved_us < SHARE * facts.step_time_us:
         return None
-    old = _current_cap(facts)
+    old = bucket_cap(facts)
     return Finding(
         rule=RULE,
         title=f"{change.why}: {buckets.exposed_us / facts.step_time_us:.0%} of the step is exposed all-reduce",
@@ -84,7 +84,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
             setting="DistributedDataParallel(bucket_cap_mb=…)",
             old=None if old is None else f"{old:g}",
             new=str(change.cap_mib),
-            how=f"DistributedDataParallel(model, …, bucket_cap_mb={change.cap_mib})",
+            how=written(facts, bucket_cap_mb=change.cap_mib),
         ),
         confidence=Confidence.LOW if facts.few_steps or facts.missing_ranks else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
@@ -154,19 +154,14 @@ def _smaller(buckets: _Buckets) -> _Change | None:
     return _Change(cap, saved, "DDP's last gradient bucket is too big to hide behind the backward")
 
 
-def _best(facts: JobFacts, buckets: _Buckets, change: _Change) -> _Change:
+def _best(facts: JobFacts, change: _Change) -> _Change:
     """The size that replays best, from 1 MiB up to all gradients in one bucket, with what that saves.
 
     On many ranks only the size that the cost model gives. ``change`` as it is where sizes cannot be replayed.
     """
     assert facts.predict is not None
-    sizes = {change.cap_mib}
-    size = 1
-    while size < 2 * buckets.bytes / MIB and len(facts.ranks) <= _SWEPT:
-        sizes.add(size)
-        size *= 2
     found = []
-    for size in sorted(sizes):
+    for size in sorted({change.cap_mib, *bucket_sizes(facts)}):
         prediction = facts.predict({"ddp.bucket_cap_mb": str(size)})
         if prediction is not None:
             found.append((prediction.mid / 1e3, size))
@@ -174,11 +169,3 @@ def _best(facts: JobFacts, buckets: _Buckets, change: _Change) -> _Change:
         return change
     step_us, cap = min(found)
     return _Change(cap, facts.step_time_us - step_us, change.why)
-
-
-def _current_cap(facts: JobFacts) -> float | None:
-    for run in facts.runs.values():
-        value = run.settings.get("ddp", {}).get("bucket_cap_mb")
-        if isinstance(value, int | float):
-            return float(value)
-    return None

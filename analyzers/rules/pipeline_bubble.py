@@ -20,6 +20,8 @@ SHARE: Final = 0.10
 """Share of the step from which a bubble is considerable, and to which more micro-batches should bring it."""
 MOST_TIMES: Final = 4
 """At most so many times as many micro-batches are advised: they get smaller by as much, or the batch larger."""
+ALIKE: Final = 0.02
+"""Step times closer than this are the same: noise."""
 BEYOND: Final = 0.02
 """Share of the step by which a bubble exceeds the inherent one from which the two are told apart."""
 
@@ -53,6 +55,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
     inherent, more = inherent_bubble_share(pipeline), size.advised()
     if inherent < SHARE or more == size.microbatches:
         return None
+    more = _enough(facts, size, more)
     # The rest of the step stays: T' (1 - b') = T (1 - b).
     saved_us = facts.step_time_us * (1 - (1 - inherent) / (1 - size.share(microbatches=more)))
     return Finding(
@@ -64,11 +67,14 @@ def evaluate(facts: JobFacts) -> Finding | None:
             setting="micro-batches per step",
             old=str(size.microbatches),
             new=str(more),
-            how=_how(facts, pipeline, size),
+            how=_how(facts, pipeline, size, more),
+            costs="Smaller micro-batches fill the device less well, and each is one more exchange of messages.",
         ),
         confidence=Confidence.LOW if facts.few_steps or pipeline.bubbles_are_bounds else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, saved_us) if saved_us > 0 else None,
+        # Replayed for schedules that can be written down anew, at the same batch.
+        whatif={"pipeline.microbatches": str(more)},
     )
 
 
@@ -97,11 +103,27 @@ def _evidence(pipeline: Pipeline, size: _Size) -> tuple[Evidence, ...]:
     )
 
 
-def _how(facts: JobFacts, pipeline: Pipeline, size: _Size) -> str:
+def _enough(facts: JobFacts, size: _Size, most: int) -> int:
+    """The fewest micro-batches that replay about as well as any up to ``most``; those where nothing can be replayed.
+
+    Every exchange of messages has its price, which the formula leaves out.
+    """
+    counts = [size.microbatches * times for times in (2, 3, 4) if size.microbatches * times <= most]
+    played = {
+        count: found.mid
+        for count in counts
+        if facts.predict is not None and (found := facts.predict({"pipeline.microbatches": str(count)})) is not None
+    }
+    if not played:
+        return most
+    return next(count for count, mid in played.items() if mid <= (1 + ALIKE) * min(played.values()))
+
+
+def _how(facts: JobFacts, pipeline: Pipeline, size: _Size, more: int) -> str:
     """What to type, in the terms of the framework in use."""
     settings: dict[str, Any] = next((run.settings for run in facts.runs.values() if run.settings), {})
     megatron, told = settings.get("megatron", {}), settings.get("pipeline", {})
-    more, chunks = size.advised(), 2 * size.chunks
+    chunks = 2 * size.chunks
     if "pipeline_model_parallel_size" in megatron:
         how = f"--micro-batch-size or --global-batch-size, so that a step has {more} micro-batches"
         interleave = "--num-layers-per-virtual-pipeline-stage with half the layers"

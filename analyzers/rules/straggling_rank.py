@@ -5,10 +5,13 @@ Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are 
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
-from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction, Severity, ceiling
+from perfscope.analyzers.rules import garbage_collection, imbalanced_work
+from perfscope.analyzers.straggling.lost import without
+from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
 from perfscope.summary import StragglerRow
 
 RULE: Final = "straggling-rank"
@@ -21,6 +24,9 @@ STEADY: Final = 0.8
 """Share of the steps in which it costs the most from which it is steady."""
 BEYOND_NOISE: Final = 0.15
 """Share of the step from which a loss is no noise, whatever the other ranks cost."""
+
+MORE_WORK: Final = 0.05
+"""Relative difference in FLOPs from which a rank has other work than its peers."""
 
 _REMEDIES: Final = {
     "compute": "Its kernels or operators take longer than its peers': compare clocks, power and throttle reasons of "
@@ -57,6 +63,11 @@ _WHOLE_STAGE: Final = (
     "clocks and its kernels' efficiency with those of another stage; if it cannot be helped, give it fewer layers."
 )
 
+_MORE_WORK: Final = (
+    "It is given {work:.2f} times the work of its peers, step after step, so nothing is wrong with its device: spread "
+    "samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens."
+)
+
 _SLOW_ON_CPU: Final = (
     "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its "
     "number of threads (OMP_NUM_THREADS), then the amount of work (sequence lengths, experts) it is given."
@@ -64,11 +75,15 @@ _SLOW_ON_CPU: Final = (
 
 
 def evaluate(facts: JobFacts) -> Finding | None:
-    """The worst straggler that costs enough and clearly more than the next; None otherwise."""
-    if not facts.stragglers:
+    """The worst straggler that costs enough and clearly more than the next; None otherwise.
+
+    Those whose cause has a rule of its own are left to it.
+    """
+    mine = [row for row in facts.stragglers if not _has_its_own_rule(facts, row)]
+    if not mine:
         return None
-    worst = facts.stragglers[0]
-    following = facts.stragglers[1].lost_us if len(facts.stragglers) > 1 else 0.0
+    worst = mine[0]
+    following = mine[1].lost_us if len(mine) > 1 else 0.0
     if worst.lost_us < SHARE * facts.step_time_us:
         return None
     much = worst.lost_us >= BEYOND_NOISE * facts.step_time_us
@@ -89,19 +104,13 @@ def evaluate(facts: JobFacts) -> Finding | None:
         confidence=Confidence(worst.confidence),
         obtained=Obtained.REPLAYED,
         ceiling=ceiling(facts.step_time_us, worst.lost_us),
-        predicted_step_ns=_predicted(facts, worst),
+        predicted_step_ns=without(facts.step_time_us, worst),
         whatif=_whatif(facts, worst),
     )
 
 
-def _predicted(facts: JobFacts, worst: StragglerRow) -> Prediction:
-    """The lost time is found by replay, so the step without it is a prediction.
-
-    A cured rank may have something in common with the next slowest, so that less is saved.
-    """
-    mid = (facts.step_time_us - worst.lost_us) * 1e3
-    lost = worst.lost_us * 1e3
-    return Prediction(low=mid - 0.05 * lost, mid=mid, high=mid + 0.15 * lost)
+def _has_its_own_rule(facts: JobFacts, row: StragglerRow) -> bool:
+    return garbage_collection.explains(facts, row) or imbalanced_work.explains(facts, row)
 
 
 def _whatif(facts: JobFacts, worst: StragglerRow) -> dict[str, str]:
@@ -159,6 +168,9 @@ def _remedy(facts: JobFacts, worst: StragglerRow) -> str:
         return _WHOLE_HOST
     if worst.scope == "stage":
         return _WHOLE_STAGE
+    work = _work_over_peers(facts, worst)
+    if work is not None and abs(work - 1) >= MORE_WORK:
+        return _MORE_WORK.format(work=work) if work > 1 else _REMEDIES[worst.cause]
     run = facts.runs.get(worst.rank)
     if worst.cause == "compute" and run is not None and run.device.type == "cpu":
         return _SLOW_ON_CPU
@@ -180,6 +192,7 @@ def _cause(row: StragglerRow) -> str:
 def _evidence(facts: JobFacts, worst: StragglerRow) -> tuple[Evidence, ...]:
     mine = worst.ranks or (worst.rank,)
     others = tuple(rank for rank in facts.ranks if rank not in mine) or facts.ranks
+    work = _work_over_peers(facts, worst)
     return (
         Evidence(what="step time lost to it, by replay", value=worst.lost_us, unit="us", ranks=mine),
         Evidence(
@@ -195,7 +208,19 @@ def _evidence(facts: JobFacts, worst: StragglerRow) -> tuple[Evidence, ...]:
             ranks=others,
         ),
         Evidence(what="its own exposed wait", value=_mean_wait(facts, mine), unit="us", ranks=mine),
+        *([Evidence(what="its model FLOPs, over its peers'", value=work, unit="ratio", ranks=mine)] if work else []),
     )
+
+
+def _work_over_peers(facts: JobFacts, worst: StragglerRow) -> float | None:
+    """Model FLOPs of a rank that computes for longer, over the other ranks' median; None where shapes do not tell, and
+    where ranks of several pipeline stages are no peers.
+    """
+    if worst.scope != "rank" or worst.cause != "compute" or facts.pipeline is not None:
+        return None
+    sums = {rank: sum(steps.flops) for rank, steps in facts.per_step.items() if steps.flops is not None}
+    others = [flops for rank, flops in sums.items() if rank != worst.rank]
+    return sums[worst.rank] / median(others) if worst.rank in sums and others and median(others) else None
 
 
 def _mean_wait(facts: JobFacts, ranks: tuple[int, ...]) -> float:

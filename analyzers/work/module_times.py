@@ -47,7 +47,7 @@ class ModuleTimes:
 
 def module_times(trace: Trace, work: DeviceWork, steps: Steps) -> ModuleTimes:
     """Add up the named ranges of each step."""
-    ranges = Nested.of(trace, _rows(trace))
+    ranges = Nested.of(trace, range_rows(trace))
     host_step = steps.of_host_time(trace.start_ns[ranges.row])
     length = ranges.end - ranges.start
     line = np.full(len(ranges), NONE, dtype=np.int64)
@@ -67,7 +67,8 @@ def module_times(trace: Trace, work: DeviceWork, steps: Steps) -> ModuleTimes:
     )
 
 
-def _rows(trace: Trace) -> Int64:
+def range_rows(trace: Trace) -> Int64:
+    """Rows of the named ranges that are parts of a step: annotations, and modules' calls."""
     is_range = (trace.category == Category.ANNOTATION) & trace.names_where(lambda name: not name.startswith(_NO_PART))
     is_module = (trace.category == Category.PYTHON) & trace.names_where(lambda name: _MODULE.match(name) is not None)
     return np.flatnonzero(is_range | is_module)

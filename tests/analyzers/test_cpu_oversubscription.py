@@ -40,11 +40,15 @@ def process(rank: int, **more: Any) -> ProcessRow:
 def evaluate(
     machine: HostRow | None, *, threads: int | None = 8, device: str = "cpu", variable: str = "8",
     processes: tuple[ProcessRow, ...] = (process(0), process(1)), rows: dict[str, float] | None = None,
-    steps: int = 8,
+    steps: int = 8, settings: dict[str, Any] | None = None,
 ) -> Finding | None:  # fmt: skip
     runs = {
         rank: RunMetadata(
-            rank=rank, cpu_threads=threads, device=DeviceRecord(type=device), environment={"OMP_NUM_THREADS": variable}
+            rank=rank,
+            cpu_threads=threads,
+            device=DeviceRecord(type=device),
+            environment={"OMP_NUM_THREADS": variable},
+            settings=settings or {},
         )
         for rank in (0, 1)
     }
@@ -133,6 +137,13 @@ def test_loader_workers_and_hyper_threads_leave_fewer_cores() -> None:
     found = evaluate(host(cores_physical=4))
     assert found is not None
     assert found.action.new == "2"
+
+
+def test_accelerate_launch_has_an_argument_for_it() -> None:
+    found = evaluate(host(), settings={"accelerate": {"mixed_precision": "no"}})
+    assert found is not None
+    assert (found.action.setting, found.action.new) == ("--num_cpu_threads_per_process", "4")
+    assert "accelerate launch --num_cpu_threads_per_process 4" in found.action.how
 
 
 def test_a_script_that_does_not_follow_the_variable() -> None:

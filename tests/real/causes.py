@@ -40,8 +40,8 @@ def _largest(row: str) -> Judge:
     return lambda summary, truth: checks.largest_row(summary, row)
 
 
-def _late(rank: int, cause: str) -> Judge:
-    return partial(checks.lost, rank=rank, cause=cause)
+def _late(rank: int, cause: str, rule: str = "straggling-rank") -> Judge:
+    return partial(checks.lost, rank=rank, cause=cause, rule=rule)
 
 
 def _turns(cause: str) -> Judge:
@@ -84,7 +84,11 @@ LOAD_NOW_AND_THEN = Case(
 )
 SLEEP = Case("one rank sleeps in its forward", ("forward:300:1:1",), _late(1, "host"))
 PRODUCTS = Case("one rank computes more products", ("products:30:1:1",), _late(1, "compute"))
-COLLECT = Case("one rank collects garbage", ("collect:600:0:1",), _all(_late(0, "host"), _named("garbage collection")))
+COLLECT = Case(
+    "one rank collects garbage",
+    ("collect:600:0:1",),
+    _all(_late(0, "host", "garbage-collection"), _named("garbage collection")),
+)
 SAVE = Case("rank 0 saves", ("save:300:0:1",), _all(_late(0, "host"), _named("checkpoint")))
 SLEEP_IN_TURN = Case("ranks sleep in turn", ("forward:400:turns:1",), _turns("host"))
 COLLECT_IN_TURN = Case("ranks collect garbage in turn", ("collect:800:turns:1",), _turns("host"))

@@ -53,7 +53,7 @@ class Check:
         return f"{self.what}: {self.got()} instead of {self.wanted()}"
 
 
-def lost(summary: Summary, truth: Truth, rank: int, cause: str) -> list[Check]:
+def lost(summary: Summary, truth: Truth, rank: int, cause: str, rule: str = "straggling-rank") -> list[Check]:
     """One rank is the first of the stragglers, for the right reason, and costs what it costs."""
     worst = summary.stragglers[0] if summary.stragglers else None
     expected = truth.lost_ms([rank])
@@ -61,7 +61,7 @@ def lost(summary: Summary, truth: Truth, rank: int, cause: str) -> list[Check]:
     return [
         Check("first straggler", f"rank {rank}, {cause}", f"rank {worst.rank}, {worst.cause}" if worst else "nobody"),
         Check("it costs, ms a step", expected, worst.lost_us / 1e3 if worst else 0.0, margin),
-        Check("first finding", "straggling-rank", first_rule(summary)),
+        Check("first finding", rule, first_rule(summary)),
         Check("everybody waits for it, ms a step", *_waits(summary, truth, rank), margin),
     ]
 

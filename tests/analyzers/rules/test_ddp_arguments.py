@@ -1,0 +1,35 @@
+"""DDP's arguments as each framework writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rules.ddp_arguments import setting, written
+from tests.analyzers.rules.jobs import account, facts, runs
+
+
+@pytest.mark.parametrize(
+    ("framework", "values", "typed"),
+    [
+        ("", {"bucket_cap_mb": 50}, "DistributedDataParallel(model, …, bucket_cap_mb=50)"),
+        (
+            "accelerate", {"bucket_cap_mb": 50},
+            "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=50)])",
+        ),
+        ("transformers", {"bucket_cap_mb": 50}, "TrainingArguments(ddp_bucket_cap_mb=50)"),
+        (
+            "transformers", {"gradient_as_bucket_view": True},
+            "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])",
+        ),
+        ("lightning", {"static_graph": True}, "Trainer(strategy=DDPStrategy(static_graph=True))"),
+    ],
+)  # fmt: skip
+def test_what_is_typed(framework: str, values: dict[str, object], typed: str) -> None:
+    told = runs(2, **({framework: {"x": 1}} if framework else {}))
+    assert written(facts(account(0), runs=told), **values) == typed
+
+
+def test_what_was_recorded() -> None:
+    case = facts(account(0), runs=runs(2, ddp={"static_graph": False}))
+    assert setting(case, "static_graph") is False
+    assert setting(case, "comm_hook") is None

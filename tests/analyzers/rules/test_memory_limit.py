@@ -1,0 +1,72 @@
+"""Memory near its limit: says what the next ZeRO stage would free."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.rules import memory_limit
+from perfscope.findings import Severity
+from perfscope.metadata import ModelRecord, RunMetadata
+from perfscope.summary import MemoryRow
+from tests.analyzers.rules.jobs import account, facts
+
+GIB = 1 << 30
+
+
+def case(used_gib: float, retries: int = 0, strategy: str = "ddp", **settings: Any) -> JobFacts:
+    """Four ranks that hold the same gibi of fp32 parameters: 4 + 4 + 8 GiB, on devices of 80 GiB."""
+    model = ModelRecord(parameters=GIB, parameter_bytes=4 * GIB, dtypes=("torch.float32",))
+    memory = tuple(
+        MemoryRow(
+            rank=rank, peak_bytes=79 * GIB, capacity_bytes=80 * GIB, headroom_bytes=GIB, allocation_retries=retries,
+            allocated_peak_bytes=int((used_gib if rank == 2 else 40) * GIB),
+        )
+        for rank in range(4)
+    )  # fmt: skip
+    runs = {rank: RunMetadata(rank=rank, model=model, settings=settings) for rank in range(4)}
+    return facts(*(account(rank) for rank in range(4)), memory=memory, runs=runs, strategies=(strategy,))
+
+
+def test_names_the_rank_the_stage_and_what_it_frees() -> None:
+    finding = memory_limit.evaluate(case(used_gib=75))
+    assert finding is not None
+    assert finding.severity is Severity.INFO
+    assert "Rank 2's memory" in finding.title
+    assert "16.0 GiB of parameters, gradients and optimizer states" in finding.title
+    assert (finding.action.old, finding.action.new) == ("0", "1")
+    assert "ZeroRedundancyOptimizer" in finding.action.how
+    # Three quarters of Adam's 8 GiB.
+    assert "Frees 6.0 GiB" in (finding.action.costs or "")
+
+
+def test_deepspeed_goes_one_stage_on() -> None:
+    finding = memory_limit.evaluate(case(75, strategy="zero1", deepspeed={"zero_optimization": {"stage": 1}}))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("1", "3")
+    assert '{"stage": 3}' in finding.action.how
+
+
+def test_an_allocator_that_starts_over_is_short_of_memory() -> None:
+    assert memory_limit.evaluate(case(70, retries=3)) is not None
+
+
+def test_silent_with_room_without_sizes_and_where_nothing_is_replicated() -> None:
+    assert memory_limit.evaluate(case(73)) is None
+    assert memory_limit.evaluate(case(75, strategy="fsdp")) is None
+    assert memory_limit.evaluate(dataclasses.replace(case(75), strategies=("ddp", "tensor"))) is None
+    assert memory_limit.evaluate(dataclasses.replace(case(75), runs={})) is None
+    small = case(75)
+    model = ModelRecord(parameters=GIB // 16, dtypes=("torch.float32",))
+    runs = {rank: dataclasses.replace(run, model=model) for rank, run in small.runs.items()}
+    assert memory_limit.evaluate(dataclasses.replace(small, runs=runs)) is None
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_devices_alone_are_looked_at(retries: int) -> None:
+    case_ = case(75, retries=retries)
+    host = tuple(dataclasses.replace(row, kind="host") for row in case_.memory)
+    assert memory_limit.evaluate(dataclasses.replace(case_, memory=host)) is None

@@ -1,0 +1,44 @@
+"""``perfscope analyze --price``: on the terminal and in the JSON, by option and by environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from perfscope.cli.main import main
+
+
+def run(samples: Path, folder: Path, *options: str, env: dict[str, str] | None = None) -> Result:
+    places = ["--output", str(folder / "out.html"), "--json", str(folder / "out.json")]
+    return CliRunner().invoke(main, ["analyze", str(samples / "starved"), *places, *options], env=env)
+
+
+def test_the_price_is_told_and_written(samples, tmp_path):
+    result = run(samples, tmp_path, "--price", "2.50", "--currency", "EUR")
+    assert result.exit_code == 0, result.output
+    assert "What the changes save, at 2.50 EUR per device-hour:" in result.output
+    assert "finding 1 saves" in result.output
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert document["cost"]["per_day"] == pytest.approx(2 * 2.5 * 24)
+    assert document["cost"]["savings"][0]["rule"] == document["findings"][0]["rule"]
+
+
+def test_the_environment_may_give_it(samples, tmp_path):
+    result = run(samples, tmp_path, env={"PERFSCOPE_PRICE": "3", "PERFSCOPE_CURRENCY": "CHF"})
+    assert "at 3.00 CHF per device-hour" in result.output
+
+
+def test_without_a_price_there_is_no_word_of_money(samples, tmp_path):
+    result = run(samples, tmp_path, env={"PERFSCOPE_PRICE": ""})
+    assert result.exit_code == 0, result.output
+    assert "device-hour" not in result.output
+    assert json.loads((tmp_path / "out.json").read_text())["cost"] is None
+
+
+def test_a_price_below_nothing_is_refused(samples, tmp_path):
+    result = run(samples, tmp_path, "--price", "-1")
+    assert result.exit_code == 2
+    assert "--price" in result.output

@@ -1,0 +1,70 @@
+"""What advice tells users of a framework to type is something that the framework understands."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.frameworks
+
+TRANSFORMERS = """
+import dataclasses, json
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
+arguments = [field.name for field in dataclasses.fields(TrainingArguments)]
+print(json.dumps([arguments, [each.value for each in OptimizerNames]]))
+"""
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed; make frameworks has an environment of its own")
+
+
+def test_transformers_has_every_argument():
+    needs("transformers")
+    # In a process of its own: importing it changes the environment of whoever does.
+    done = subprocess.run([sys.executable, "-c", TRANSFORMERS], capture_output=True, text=True, check=True)
+    arguments, optimizers = json.loads(done.stdout.splitlines()[-1])
+    typed = {
+        "bf16", "fp16", "tf32", "optim", "torch_compile", "torch_compile_mode", "logging_nan_inf_filter",
+        "logging_steps", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_prefetch_factor",
+        "dataloader_pin_memory",
+    }  # fmt: skip
+    assert typed <= set(arguments)
+    assert {"group_by_length", "train_sampling_strategy"} & set(arguments)
+    assert "adamw_torch_fused" in optimizers
+
+
+def test_accelerate_has_every_argument():
+    needs("accelerate")
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import DataLoaderConfiguration
+
+    options = {name for action in launch_command_parser()._actions for name in action.option_strings}
+    assert {"--num_cpu_threads_per_process", "--mixed_precision", "--dynamo_backend", "--dynamo_mode"} <= options
+    assert "non_blocking" in inspect.signature(DataLoaderConfiguration).parameters
+
+
+def test_lightning_has_every_argument():
+    needs("lightning")
+    from lightning.pytorch import Trainer
+
+    typed = {"precision", "log_every_n_steps", "enable_progress_bar", "detect_anomaly", "use_distributed_sampler"}
+    assert typed <= set(inspect.signature(Trainer).parameters)
+
+
+def test_deepspeed_has_every_argument():
+    needs("deepspeed")
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig
+
+    assert "compile_kwargs" in inspect.signature(DeepSpeedEngine.compile).parameters
+    assert {"device", "pin_memory"} <= set(DeepSpeedZeroOffloadOptimizerConfig.model_fields)
+    assert "wall_clock_breakdown" in inspect.getsource(DeepSpeedConfig)
