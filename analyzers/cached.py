@@ -66,6 +66,19 @@ def recall(path: Path, part: str | None = None, flops: CustomFlops | None = None
     return _load(cache, key, path, part, flops) if key else None
 
 
+def read_trace(path: Path, part: str | None = None) -> Trace:
+    """One rank's trace, from the cache where that keeps traces and has it. ``path`` may be remote.
+
+    Raises TraceError, naming the file, where it cannot be read.
+    """
+    if remote.is_remote(path):
+        with remote.fetched(path) as local:
+            return read_trace(local, part)
+    cache = Cache.from_environment()
+    content = cache.content(path) if cache else None
+    return _trace(cache, content, part) if cache and content else readers.read(path, part)
+
+
 def trim() -> None:
     """Keep the cache to its bound, once the work is done."""
     cache = Cache.from_environment()

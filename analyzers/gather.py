@@ -54,7 +54,7 @@ def gather(
             _tell(progress, len(outcomes), len(sources))
     if not unknown:
         return outcomes
-    with _chosen(executor, unknown, workers) as chosen:
+    with executor_for(unknown, executor, workers) as chosen:
         work = functools.partial(_analyze, use_cache=use_cache, flops=flops)
         for outcome in _on_any_machine(work, unknown, chosen):
             outcomes.append(outcome)
@@ -70,7 +70,10 @@ def _tell(progress: Progress | None, done: int, total: int) -> None:
 
 
 @contextmanager
-def _chosen(executor: Executor | None, sources: Sequence[TraceSource], workers: int | None) -> Iterator[Executor]:
+def executor_for(
+    sources: Sequence[TraceSource], executor: Executor | None = None, workers: int | None = None
+) -> Iterator[Executor]:
+    """The executor given, else as many workers of this machine as are wanted, or as cores and memory allow."""
     if executor is not None:
         yield executor
         return

@@ -21,11 +21,14 @@ _BLOCKING_CALL: Final = re.compile(
 )
 """Runtime calls that return only when the device has caught up. Asynchronous copies are not among them."""
 
+COLLECTING: Final = "garbage collection"
+"""Name of the host work in which the interpreter collects garbage."""
+
 EVALUATING: Final = "evaluation"
 """Name of the host work in which the model is evaluated."""
 
 _NAMED_HOST: Final = {
-    "garbage collection": re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
+    COLLECTING: re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
     EVALUATING: re.compile(rf"^{re.escape(EVALUATION)}$"),
     "checkpoint": re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
 }
@@ -46,6 +49,8 @@ class HostActivity:
     operators: Intervals
     blocked_start_ns: Int64
     blocked_end_ns: Int64
+    blocked_row: Int64
+    """Rows of the trace of those waits."""
     named: dict[str, Intervals]
     threads: Int64
     """Indices of the threads that train: the main one and autograd's."""
@@ -66,6 +71,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         operators=Intervals.of(trace.start_ns[busy], trace.end_ns[busy]),
         blocked_start_ns=trace.start_ns[blocked],
         blocked_end_ns=trace.end_ns[blocked],
+        blocked_row=blocked,
         named={name: _named(trace, on_threads, pattern) for name, pattern in _NAMED_HOST.items()},
         threads=threads,
     )

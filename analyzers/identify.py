@@ -17,6 +17,8 @@ class Identified:
     """The ranks that can be analyzed together, and what became of everything else."""
 
     partials: dict[int, RankPartial] = field(default_factory=dict)
+    sources: dict[int, TraceSource] = field(default_factory=dict)
+    """Where each of them was read."""
     failures: list[Failure] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
@@ -135,6 +137,7 @@ def _place(source: TraceSource, partial: RankPartial, found: Identified, *, alon
         )
         return
     found.partials[rank] = partial
+    found.sources[rank] = source
 
 
 def _unknown(source: TraceSource, partial: RankPartial) -> str:

@@ -18,6 +18,7 @@ from perfscope.analyzers.host_activity import HostActivity, host_activity, loade
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.launches import device_work
 from perfscope.analyzers.pipelines.passes import Passes, find_passes
+from perfscope.analyzers.rank_lanes import RankLanes, rank_lanes
 from perfscope.analyzers.rank_memory import MemoryUse, rank_memory
 from perfscope.analyzers.replay.progress import Progress, progress
 from perfscope.analyzers.steps import Steps, find_steps
@@ -77,6 +78,8 @@ class RankPartial:
     """Of micro-batches through a pipeline; none where nothing marks them."""
     flops: RankFlops
     tables: RankTables
+    lanes: RankLanes
+    """One step's events, for a picture."""
     memory: tuple[MemoryUse, ...]
     """What its allocators held; empty where that was not recorded."""
     has_shapes: bool
@@ -125,7 +128,8 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         forwards=_forwards(trace, host, steps),
         passes=find_passes(trace, work, steps),
         flops=rank_flops(trace, work, steps, attribution),
-        tables=rank_tables(trace, work, steps, attribution),
+        tables=rank_tables(trace, work, steps, attribution, host, result.timeline),
+        lanes=rank_lanes(trace, work, attribution, host, steps),
         memory=rank_memory(trace, steps),
         has_shapes=bool((trace.shapes[trace.rows(Category.CPU_OP)] != NONE).any()),
         strategies=tuple(

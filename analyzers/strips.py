@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,24 +18,42 @@ RESOLUTION: Final = 1200
 """Stretches shorter than the step over this are merged: about a pixel of a wide screen."""
 
 
+ALIKE: Final = 0.05
+"""A step this close to the median is as typical as the median one."""
+
+
 def typical_step(result: Comparison) -> int:
-    """Index of the used step whose longest window is the median one."""
+    """Index of the used step that the lanes show where its longest window is typical, else of the median one."""
     longest = np.max([end - start for start, end in result.windows.values()], axis=0)
-    return int(np.argsort(longest, kind="stable")[len(longest) // 2])
+    median = int(np.argsort(longest, kind="stable")[len(longest) // 2])
+    laned = np.flatnonzero(result.steps == next(iter(result.partials.values())).lanes.step)
+    if len(laned) and abs(longest[laned[0]] / longest[median] - 1) <= ALIKE:
+        return int(laned[0])
+    return median
 
 
-def strips(result: Comparison) -> tuple[Strip, ...]:
-    """Strips of the typical step, aligned; of evenly spread ranks where there are more than ``MAX_RANKS``."""
+def strips(result: Comparison, wanted: Sequence[int] = ()) -> tuple[Strip, ...]:
+    """Strips of the typical step, aligned; of many ranks those ``wanted`` and an even choice, ``MAX_RANKS`` at most."""
     index = typical_step(result)
     ranks = sorted(result.partials)
-    if len(ranks) > MAX_RANKS:
-        ranks = [ranks[round(position)] for position in np.linspace(0, len(ranks) - 1, MAX_RANKS)]
+    ranks = chosen_ranks(ranks, wanted, MAX_RANKS)
     begin = {rank: int(result.windows[rank][0][index]) for rank in ranks}
     aligned = {rank: result.clocks.to_common(rank, begin[rank]) for rank in ranks}
     zero = min(aligned.values())
     marked = all(result.partials[rank].steps.marked for rank in ranks)
     number = int(result.steps[index]) if marked else None
     return tuple(_strip(result, rank, index, number, aligned[rank] - begin[rank] - zero) for rank in ranks)
+
+
+def chosen_ranks(ranks: Sequence[int], wanted: Sequence[int], most: int) -> list[int]:
+    """At most ``most`` of ``ranks``, ascending: those ``wanted`` (the first of them), the others evenly spread."""
+    if len(ranks) <= most:
+        return sorted(ranks)
+    known = set(ranks)
+    first = list(dict.fromkeys(rank for rank in wanted if rank in known))[: most // 2]
+    others = [rank for rank in sorted(ranks) if rank not in set(first)]
+    even = np.linspace(0, len(others) - 1, most - len(first))
+    return sorted((*first, *(others[round(position)] for position in even)))
 
 
 def _strip(result: Comparison, rank: int, index: int, number: int | None, shift: int) -> Strip:

@@ -13,23 +13,27 @@ from perfscope.analyzers.collectives.cost_model import cost_rows
 from perfscope.analyzers.collectives.group_rows import group_rows
 from perfscope.analyzers.collectives.table import collective_rows
 from perfscope.analyzers.compared import Compared, compare_job, world_size
-from perfscope.analyzers.comparison import Comparison, account_rows
+from perfscope.analyzers.comparison import Comparison, account_per_step, account_rows
 from perfscope.analyzers.critical_path import critical_path
 from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.flops.utilisation import device_names, utilisation
 from perfscope.analyzers.identify import Identified
+from perfscope.analyzers.lanes import lanes
 from perfscope.analyzers.loading import dataloader_rows
 from perfscope.analyzers.memory import memory_rows, memory_strips
 from perfscope.analyzers.notes import job_notes
 from perfscope.analyzers.pipelines.balance import balanced_step_ns
 from perfscope.analyzers.pipelines.table import find_pipeline, pipeline_notes
+from perfscope.analyzers.rank_steps import rank_steps
 from perfscope.analyzers.straggling.culprits import straggler_rows
 from perfscope.analyzers.strips import strips
 from perfscope.analyzers.system.notes import system_notes
 from perfscope.analyzers.system.table import system
 from perfscope.analyzers.verdict import verdict
+from perfscope.analyzers.whatif.curves import curves
 from perfscope.analyzers.whatif.predict import predictor
 from perfscope.analyzers.work.ncu import Measured
+from perfscope.analyzers.work.sync_table import sync_rows
 from perfscope.analyzers.work.tables import work_tables
 from perfscope.findings import Finding, Prediction
 from perfscope.job import Job
@@ -49,13 +53,21 @@ from perfscope.summary import Job as JobSummary
 from perfscope.summary_tables import Pipeline
 
 
-def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) -> Summary:
-    """Compare the ranks found and put everything into a Summary. ``measured`` are Nsight Compute's kernels."""
-    compared = compare_job(job, found)
+def summarize(
+    job: Job, found: Identified, measured: Sequence[Measured] = (), compared: Compared | None = None
+) -> Summary:
+    """Compare the ranks found, unless they were ``compared`` already, and put everything into a Summary.
+
+    ``measured`` are Nsight Compute's kernels.
+    """
+    compared = compared or compare_job(job, found)
     runs, result = compared.runs, compared.result
     utilised = utilisation(result, runs)
     machines = system(job, result, runs)
     pipeline = find_pipeline(result, runs)
+    devices, groups = device_names(result, runs), group_rows(result)
+    tables = work_tables(result, devices, _command(job, runs), measured)
+    memory = memory_rows(result, runs)
     facts = JobFacts(
         step_time_us=result.step_ns / 1e3,
         steps=len(result.steps) if _is_marked(result) else 0,
@@ -73,11 +85,20 @@ def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) ->
         microbatches=_microbatches(result),
         pipeline=pipeline,
         balanced_step_ns=balanced_step_ns(compared, pipeline),
+        devices=devices,
+        kernels=tables.kernels,
+        operators=tables.operators,
+        modules=tables.modules,
+        launches=tables.launches,
+        syncs=sync_rows(result),
+        groups=groups,
+        memory=memory,
+        step_numbers=tuple(int(step) for step in result.steps),
+        per_step=rank_steps(result),
         predict=predictor(compared),
     )
     findings = rules.evaluate(facts)
     described = _job(job, found, result, runs, facts)
-    tables = work_tables(result, described.devices, described.command, measured)
     summary = Summary(
         job=described,
         accounting=facts.accounting,
@@ -88,9 +109,10 @@ def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) ->
         critical_path=_path(result),
         dataloader=facts.dataloader,
         utilisation=utilised,
-        memory=memory_rows(result, runs),
+        memory=memory,
         replay=_replay(compared),
         plan=_plan(findings, facts),
+        curves=curves(facts, [finding.whatif for finding in findings]),
         findings=tuple(_finding_row(finding) for finding in findings),
         verdict=verdict(facts, findings),
         notes=(
@@ -100,14 +122,15 @@ def summarize(job: Job, found: Identified, measured: Sequence[Measured] = ()) ->
             *system_notes(job, machines),
             *tables.notes,
         ),
-        strips=strips(result),
+        strips=strips(result, _telling(facts)),
+        lanes=lanes(result, _telling(facts)),
         kernels=tables.kernels,
         operators=tables.operators,
         modules=tables.modules,
         launches=tables.launches,
         ncu_command=tables.ncu_command,
         memory_timeline=memory_strips(result),
-        groups=group_rows(result),
+        groups=groups,
         pipeline=pipeline,
         system=machines,
         perfscope_version=__version__,
@@ -156,11 +179,11 @@ def _job(
         step_time_us_per_step=tuple(float(window) / 1e3 for window in end - start),
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=(first.backend if first else "") or lowest.backend or None,
-        devices=device_names(result, runs),
+        devices=facts.devices,
         perturbation=facts.perturbation,
         steps_from=lowest.steps.source,
         hosts=tuple(hosts),
-        command=job.launch.command if job.launch else (first.command if first else ()),
+        command=_command(job, runs),
         started_at=(job.launch.started_at if job.launch else "") or (first.started_at if first else "") or None,
         model=_model(first),
         batch_shape=first.batch_shape if first else None,
@@ -168,7 +191,14 @@ def _job(
         versions=dict(first.versions) if first and first.versions else dict(lowest.versions),
         unprofiled_step_us=unprofiled / 1e3 if unprofiled else None,
         exit_code=job.launch.exit_code if job.launch else None,
+        batches_per_step=_batches(result),
+        account_us_per_step=account_per_step(result) if _is_marked(result) else {},
     )
+
+
+def _command(job: Job, runs: Mapping[int, RunMetadata]) -> tuple[str, ...]:
+    """What was run; empty where nothing recorded it."""
+    return job.launch.command if job.launch else (runs[min(runs)].command if runs else ())
 
 
 def _model(run: RunMetadata | None) -> dict[str, object] | None:
@@ -264,6 +294,18 @@ def _microbatches(result: Comparison) -> int:
     return max((int(np.median(forwards)) for forwards in own), default=1)
 
 
+def _telling(facts: JobFacts) -> tuple[int, ...]:
+    """Ranks that a picture of few must show: those blamed, and one of each pipeline stage."""
+    stages = facts.pipeline.stages if facts.pipeline is not None else ()
+    return (*(row.rank for row in facts.stragglers[:2]), *(row.ranks[0] for row in stages if row.ranks))
+
+
+def _batches(result: Comparison) -> float | None:
+    """Batches that a rank takes in a used step, mean over ranks and steps; None without a data loader."""
+    own = [partial.loading.batches[partial.steps.indices_of(result.steps)] for partial in result.partials.values()]
+    return float(np.mean(own)) or None
+
+
 def _plan(findings: tuple[Finding, ...], facts: JobFacts) -> Plan | None:
     joint = rules.joint_plan(findings, facts)
     if joint is None:
@@ -287,7 +329,11 @@ def _finding_row(finding: Finding) -> FindingRow:
             for entry in finding.evidence
         ),
         action=ActionRow(
-            setting=finding.action.setting, old=finding.action.old, new=finding.action.new, how=finding.action.how
+            setting=finding.action.setting,
+            old=finding.action.old,
+            new=finding.action.new,
+            how=finding.action.how,
+            costs=finding.action.costs,
         ),
         predicted_step_us=None if predicted is None else _in_us(predicted),
         whatif=dict(finding.whatif),

@@ -57,6 +57,8 @@ class Action:
     old: str | None
     new: str | None
     how: str
+    costs: str | None = None
+    """What the change takes besides time: memory, precision, statistics; None where nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ _UNITS: Final = (
     (re.compile(r"^(runnable|threads)$"), "threads"),
     (re.compile(r"^(ceiling|trend)$"), "0.25 is 25 %"),
     (re.compile(r"_per_step$|^queue_depth"), "count"),
+    (re.compile(r"^(price_)?per_(device_hour|step|1000_steps|day)"), "currency"),
 )
 """What a numeric column's name says of its unit; the first that fits."""
 

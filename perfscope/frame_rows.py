@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perfscope.summary import Summary
+from perfscope.summary_cost import SavingRow
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,32 @@ class StretchRow:
 
 
 @dataclass(frozen=True)
+class LaneEventRow:
+    """An entry of one rank's timeline of a step."""
+
+    rank: int
+    step: int | None
+    lane: str
+    """``compute``, ``communication``, ``copy``, ``host``, ``backward`` or ``loader``."""
+    start_us: float
+    """From the earliest start of that step on any rank shown, aligned."""
+    duration_us: float
+    name: str | None
+    """Of the longest event in the entry."""
+    operator: str | None
+    """Innermost operator that launched it."""
+    pieces: int
+    """Events in the entry: those too short to be seen are merged."""
+    busy_us: float
+    """Sum of their lengths."""
+    group: str | None
+    """Of a collective, as the next two."""
+    bytes: int | None
+    wait_us: float | None
+    """Until the last participant arrived."""
+
+
+@dataclass(frozen=True)
 class MemoryPointRow:
     """What an allocator held from this moment to the next."""
 
@@ -81,6 +108,23 @@ class MemoryPointRow:
     """Sum of live tensors."""
     reserved_bytes: int | None
     """Held from the device, in use or cached."""
+
+
+@dataclass(frozen=True)
+class CurvePointRow:
+    """One point of a setting's curve."""
+
+    setting: str
+    setting_unit: str
+    """What its values count: ``MiB``, ``workers``, ``micro-batches``."""
+    current: float | None
+    """The value that the job was recorded with."""
+    best: float
+    """The value to choose."""
+    value: float
+    low_us: float
+    mid_us: float
+    high_us: float
 
 
 @dataclass(frozen=True)
@@ -160,11 +204,43 @@ def strips(summary: Summary) -> Iterator[StretchRow]:
             yield StretchRow(strip.rank, strip.step, category, start, duration)
 
 
+def lanes(summary: Summary) -> Iterator[LaneEventRow]:
+    """The entries of every lane."""
+    for lane in summary.lanes:
+        for at in range(len(lane.start_us)):
+            name, operator = lane.name[at], lane.operator[at]
+            group = lane.group[at] if lane.group else None
+            yield LaneEventRow(
+                rank=lane.rank,
+                step=lane.step,
+                lane=lane.kind,
+                start_us=lane.start_us[at],
+                duration_us=lane.duration_us[at],
+                name=None if name is None else lane.texts[name],
+                operator=None if operator is None else lane.texts[operator],
+                pieces=lane.pieces[at],
+                busy_us=lane.busy_us[at],
+                group=None if group is None else lane.texts[group],
+                bytes=lane.bytes[at] if lane.bytes else None,
+                wait_us=lane.wait_us[at] if lane.wait_us else None,
+            )
+
+
 def memory_timeline(summary: Summary) -> Iterator[MemoryPointRow]:
     """The points of every course."""
     for strip in summary.memory_timeline:
         for point in zip(strip.time_us, strip.allocated_bytes, strip.reserved_bytes, strict=True):
             yield MemoryPointRow(strip.rank, strip.device, *point)
+
+
+def curves(summary: Summary) -> Iterator[CurvePointRow]:
+    """The points of every curve."""
+    for curve in summary.curves:
+        for point in curve.points:
+            yield CurvePointRow(
+                curve.setting, curve.unit, curve.current, curve.best, point.value, point.low_us, point.mid_us,
+                point.high_us,
+            )  # fmt: skip
 
 
 def flops_by_dtype(summary: Summary) -> Iterator[FlopsRow]:
@@ -184,6 +260,14 @@ def throttled(summary: Summary) -> Iterator[ThrottledRow]:
     for row in summary.system.devices if summary.system else ():
         for reason, share in row.throttled.items():
             yield ThrottledRow(row.host, row.index, reason, share)
+
+
+def savings(summary: Summary) -> Iterator[SavingRow]:
+    """What the findings save, in their order, then the plan of all of them."""
+    if summary.cost is not None:
+        yield from summary.cost.savings
+        if summary.cost.plan is not None:
+            yield summary.cost.plan
 
 
 def system_timeline(summary: Summary) -> Iterator[SystemPointRow]:

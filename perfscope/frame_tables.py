@@ -26,6 +26,7 @@ from perfscope.summary import (
     Summary,
     Utilisation,
 )
+from perfscope.summary_cost import Cost, SavingRow
 from perfscope.summary_history import HistoryBin, OutlierStep, RankHistory, SlowRank
 from perfscope.summary_system import DeviceRow, HostRow, ProcessRow
 from perfscope.summary_tables import GroupRow, KernelRow, LaunchRow, ModuleRow, OperatorRow, Pipeline, StageRow
@@ -67,7 +68,10 @@ def _predicted(name: str) -> Callable[[FindingRow], float | None]:
 
 TABLES: Final[dict[str, tuple[Callable[[], tuple[Column, ...]], Callable[[Summary], Iterable[Any]]]]] = {
     "job": (
-        _rows(Job, without=("failures", "step_time_us_per_step", "model", "settings", "versions")),
+        _rows(
+            Job,
+            without=("failures", "step_time_us_per_step", "account_us_per_step", "model", "settings", "versions"),
+        ),
         lambda summary: (summary.job,),
     ),
     "steps": (_rows(frame_rows.StepRow), frame_rows.steps),
@@ -90,6 +94,7 @@ TABLES: Final[dict[str, tuple[Callable[[], tuple[Column, ...]], Callable[[Summar
     "modules": (_rows(ModuleRow), lambda summary: summary.modules),
     "launches": (_rows(LaunchRow), lambda summary: summary.launches),
     "plan": (_rows(Plan), lambda summary: () if summary.plan is None else (summary.plan,)),
+    "curves": (_rows(frame_rows.CurvePointRow), frame_rows.curves),
     "pipeline": (
         _rows(Pipeline, without=("stages",)),
         lambda summary: () if summary.pipeline is None else (summary.pipeline,),
@@ -111,11 +116,17 @@ TABLES: Final[dict[str, tuple[Callable[[], tuple[Column, ...]], Callable[[Summar
     "throttled": (_rows(frame_rows.ThrottledRow), frame_rows.throttled),
     "processes": (_rows(ProcessRow), lambda summary: summary.system.processes if summary.system else ()),
     "system_timeline": (_rows(frame_rows.SystemPointRow), frame_rows.system_timeline),
+    "cost": (
+        _rows(Cost, without=("savings", "plan")),
+        lambda summary: () if summary.cost is None else (summary.cost,),
+    ),
+    "savings": (_rows(SavingRow), frame_rows.savings),
     "replay": (_rows(Replay), lambda summary: (summary.replay,)),
     "findings": (_findings, lambda summary: summary.findings),
     "evidence": (_rows(frame_rows.EvidenceOfRow), frame_rows.evidence),
     "notes": (_rows(Note), lambda summary: summary.notes),
     "failures": (_rows(Failure), lambda summary: summary.job.failures),
     "strips": (_rows(frame_rows.StretchRow), frame_rows.strips),
+    "lanes": (_rows(frame_rows.LaneEventRow), frame_rows.lanes),
 }
 """Name of a table -> (its columns, its rows)."""

@@ -130,6 +130,11 @@ class Frames:
         return self._made("plan")
 
     @cached_property
+    def curves(self) -> pd.DataFrame:
+        """Predicted step time over the values of settings that can be replayed, a row for each point."""
+        return self._made("curves")
+
+    @cached_property
     def pipeline(self) -> pd.DataFrame:
         """The job's pipeline: one row, none where there is no pipeline."""
         return self._made("pipeline")
@@ -190,6 +195,16 @@ class Frames:
         return self._made("system_timeline")
 
     @cached_property
+    def cost(self) -> pd.DataFrame:
+        """What the job costs: one row, none where no price was given."""
+        return self._made("cost")
+
+    @cached_property
+    def savings(self) -> pd.DataFrame:
+        """What each finding saves in a day, where a price was given; the plan of all of them comes last."""
+        return self._made("savings")
+
+    @cached_property
     def replay(self) -> pd.DataFrame:
         """How well the unchanged step replays: one row."""
         return self._made("replay")
@@ -218,6 +233,11 @@ class Frames:
     def strips(self) -> pd.DataFrame:
         """One typical step of each rank as the account saw it, a row for each stretch."""
         return self._made("strips")
+
+    @cached_property
+    def lanes(self) -> pd.DataFrame:
+        """One step's timeline of the most telling ranks, a row for each entry of a lane."""
+        return self._made("lanes")
 
     def describe(self, name: str) -> pd.DataFrame:
         """What each column of a table is: its name, unit, dtype and meaning. Raises KeyError for no such table."""

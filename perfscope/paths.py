@@ -10,6 +10,7 @@ A recording is one folder::
       host-node7.samples.jsonl             what the system sampler saw of one host (perfscope.samples)
       .bootstrap/                          what gets the collector into the ranks; not data
       report.html                          written by ``perfscope analyze``
+      merged.pftrace                       written by ``perfscope merge``
 
 A capture is written under a temporary name and renamed when whole, so a killed job leaves whole files or none; until it
 is compressed it may stand there as ``.trace.json``.
@@ -24,6 +25,9 @@ from typing import Final
 LAUNCH_FILE: Final = "perfscope.json"
 BOOTSTRAP_FOLDER: Final = ".bootstrap"
 REPORT_FILE: Final = "report.html"
+MERGED_FILE: Final = "merged.pftrace"
+MERGED_MARK: Final = b"perfscope merge"
+"""In the first bytes of every file that ``perfscope merge`` writes: readers tell by it what they were given."""
 RUN_SUFFIX: Final = ".run.json"
 PARTIAL_SUFFIX: Final = ".partial"
 """Ending of a file that is still being written; readers ignore it."""

@@ -14,9 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from perfscope.summary_cost import Cost
 from perfscope.summary_history import History
 from perfscope.summary_system import System
-from perfscope.summary_tables import GroupRow, KernelRow, LaunchRow, MemoryStrip, ModuleRow, OperatorRow, Pipeline
+from perfscope.summary_tables import (
+    CurveRow,
+    GroupRow,
+    KernelRow,
+    Lane,
+    LaunchRow,
+    MemoryStrip,
+    ModuleRow,
+    OperatorRow,
+    Pipeline,
+)
 
 if TYPE_CHECKING:
     from perfscope.frames import Frames
@@ -92,6 +103,10 @@ class Job:
     """Median wall time of a step outside the recording, slowest rank."""
     exit_code: int | None = None
     """What the recorded command returned."""
+    batches_per_step: float | None = None
+    """Batches that one rank takes from its data loader in a used step, mean; None where none was seen."""
+    account_us_per_step: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Row of the account -> mean over the ranks in each used step: what of a row is noise. Empty without steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,16 +319,18 @@ class EvidenceRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionRow:
-    """What to change; in JSON the keys are ``setting``, ``from``, ``to``, ``how``."""
+    """What to change; in JSON the keys are ``setting``, ``from``, ``to``, ``how``, ``costs``."""
 
     setting: str
     old: str | None
     new: str | None
     how: str
+    costs: str | None = None
+    """What the change takes besides time: memory, precision, statistics; None where nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """As in the contract, where two keys are Python keywords."""
-        return {"setting": self.setting, "from": self.old, "to": self.new, "how": self.how}
+        return {"setting": self.setting, "from": self.old, "to": self.new, "how": self.how, "costs": self.costs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,12 +414,18 @@ class Summary:
     groups: tuple[GroupRow, ...] = ()
     plan: Plan | None = None
     """None where fewer than two findings can be replayed."""
+    curves: tuple[CurveRow, ...] = ()
+    """Predicted step time over the values of settings that can be replayed; of jobs of up to 64 ranks."""
     pipeline: Pipeline | None = None
     """None where the job has no pipeline."""
     history: History | None = None
     """None where the recording holds no step history."""
     system: System | None = None
     """None where no host was sampled during the used steps."""
+    cost: Cost | None = None
+    """None where no price was given (``perfscope analyze --price``)."""
+    lanes: tuple[Lane, ...] = ()
+    """One step's timeline of the most telling ranks."""
     perfscope_version: str = ""
     source: str = ""
     """The folder or file analyzed, as the user named it."""

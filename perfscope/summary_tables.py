@@ -1,4 +1,4 @@
-"""The summary's tables of work: kernels, operators, modules, launches, memory over time, groups, pipelines.
+"""The summary's tables of work: kernels, operators, modules, launches, memory over time, groups, pipelines, curves.
 
 They are keys beyond the contract of ``perfscope.summary`` and follow its rules: µs, fractions 0..1, None where the
 data cannot support a number.
@@ -202,3 +202,63 @@ class Pipeline:
     """Stages there are, recorded or not; None where that is not known."""
     bubbles_are_bounds: bool = False
     """Neighbours of recorded ranks are missing: the waiting for those is the most that it can have been."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """Predicted step time at one value of a setting."""
+
+    value: float
+    low_us: float
+    mid_us: float
+    high_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveRow:
+    """Predicted step time over the values of a setting that can be replayed, as ``perfscope whatif --sweep`` gives."""
+
+    setting: str
+    """As ``perfscope whatif`` calls it: ``ddp.bucket_cap_mb``, ``dataloader.num_workers``, ``pipeline.microbatches``.
+    """
+    unit: str
+    """What its values count: ``MiB``, ``workers``, ``micro-batches``."""
+    current: float | None
+    """The value that the job was recorded with; None where that is not recorded."""
+    best: float
+    """The value with the least step time; of values within 2 % the current one (where that is not known the
+    framework's default), else the lowest."""
+    points: tuple[CurvePoint, ...]
+    """At most twelve, by value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What one lane of a rank's timeline held during one step, for a picture; arrays run in parallel, by start.
+
+    Times are µs from the earliest start of that step on any rank shown, aligned. Runs of events too short to be seen
+    are one entry, under the name of the longest among them. ``name``, ``operator`` and ``group`` are places in
+    ``texts``, None where not known. Of at most eight ranks: those blamed and an even choice of the others.
+    """
+
+    rank: int
+    step: int | None
+    """None where nothing marks steps."""
+    kind: str
+    """``compute`` (kernels; on a rank without device the main thread's outermost operators), ``communication``, ``copy``,
+    ``host`` (outermost operators of the main thread), ``backward`` (those of autograd's) or ``loader``."""
+    start_us: tuple[float, ...]
+    duration_us: tuple[float, ...]
+    texts: tuple[str, ...]
+    name: tuple[int | None, ...]
+    operator: tuple[int | None, ...]
+    """Innermost operator that launched it."""
+    pieces: tuple[int, ...]
+    """Events in the entry."""
+    busy_us: tuple[float, ...]
+    """Sum of their lengths: less than the entry's where there are gaps between them."""
+    group: tuple[int | None, ...] = ()
+    """Of collectives, as the next two; empty in other lanes."""
+    bytes: tuple[int | None, ...] = ()
+    wait_us: tuple[float | None, ...] = ()
+    """Until the last participant arrived; the rest of the entry is transfer. None where only one was recorded."""

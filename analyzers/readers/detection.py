@@ -7,21 +7,33 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
+from perfscope import paths
 from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.chrome_peek import peek
 from perfscope.analyzers.readers.nsys_export import REPORT_SUFFIXES
 from perfscope.analyzers.readers.nsys_tables import PARQUET_SUFFIX, STRINGS_TABLE
+from perfscope.errors import TraceError
 
 Kind = Literal["chrome", "nsys-sqlite", "nsys-parquet", "nsys-rep", "unknown"]
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
+_HEAD_BYTES = 64
 
 
 def detect(path: Path) -> Kind:
-    """The kind of a file, packed or not. Raises TraceError where it cannot be opened or unpacked at all."""
+    """The kind of a file, packed or not.
+
+    Raises TraceError where it cannot be opened or unpacked at all, and where it is one of ``perfscope merge``'s.
+    """
     if path.is_dir():
         return "nsys-parquet" if (path / f"{STRINGS_TABLE}{PARQUET_SUFFIX}").is_file() else "unknown"
-    if sources.read_head(path, len(_SQLITE_MAGIC)) == _SQLITE_MAGIC:
+    head = sources.read_head(path, _HEAD_BYTES)
+    if paths.MERGED_MARK in head:
+        raise TraceError(
+            f"{path}: was written by perfscope merge, to be looked at in Perfetto (https://ui.perfetto.dev), and does "
+            "not hold all that an analysis needs: analyze the folder of the traces that it was made of"
+        )
+    if head.startswith(_SQLITE_MAGIC):
         return "nsys-sqlite" if _is_nsys_export(path) else "unknown"
     if path.name.endswith(REPORT_SUFFIXES):
         return "nsys-rep"

@@ -14,6 +14,8 @@ import click
 from perfscope import engine, paths, remote
 from perfscope.analyzers.analyze import analyze
 from perfscope.errors import PerfscopeError
+from perfscope.prices import Price, priced
+from perfscope.reports import markdown as as_markdown
 from perfscope.reports import page, terminal
 
 
@@ -53,6 +55,9 @@ def _default_page(traces: str) -> Path:
     help="Also write the result as JSON (schema perfscope.summary/1).",
 )
 @click.option(
+    "--markdown", type=click.Path(path_type=Path), help="Also write a summary as Markdown, for a pull request."
+)
+@click.option(
     "--capture",
     type=click.IntRange(min=0),
     help="Which capture to analyze, counted from 0.  [default: the last that most ranks have]",
@@ -78,16 +83,33 @@ def _default_page(traces: str) -> Path:
     metavar="FILE.csv",
     help="Nsight Compute's CSV export, for the table of kernels; may be given several times.",
 )
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="AMOUNT",
+    envvar="PERFSCOPE_PRICE",
+    help="What one device costs an hour: adds what the job costs, and what each finding saves.  [env: PERFSCOPE_PRICE]",
+)
+@click.option(
+    "--currency",
+    default="USD",
+    show_default=True,
+    envvar="PERFSCOPE_CURRENCY",
+    help="Currency of --price, as it is to be written.  [env: PERFSCOPE_CURRENCY]",
+)
 @click.option("--quiet", "-q", is_flag=True, help="No verdict on the terminal, only the page's path.")
 def command(
     traces: str,
     output: Path | None,
     json_file: Path | None,
+    markdown: Path | None,
     capture: int | None,
     workers: int | None,
     scheduler: str | None,
     flops: str | None,
     ncu: tuple[str, ...],
+    price: float | None,
+    currency: str,
     quiet: bool,
 ) -> None:
     """Read every rank's trace in TRACES, say what limits the job, and write one self-contained HTML page.
@@ -114,11 +136,15 @@ def command(
             ncu=ncu,
             progress=_progress if sys.stderr.isatty() else None,
         )
+    if price is not None:
+        summary = priced(summary, Price(per_device_hour=price, currency=currency))
     target = output or _default_page(traces)
     try:
         page.write(summary, target)
         if json_file is not None:
             json_file.write_text(json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        if markdown is not None:
+            markdown.write_text(as_markdown.of_summary(summary), encoding="utf-8", errors="replace")
     except OSError as error:
         raise PerfscopeError(
             f"{error.filename or target}: cannot be written ({error.strerror}); choose another place with --output "

@@ -16,6 +16,11 @@ VERBS: Final = {
     "gather": "Make one recording of the folders that each node wrote.",
     "analyze": "Read every rank's trace, write the report and say what limits the job.",
     "whatif": "Say what a step would take with settings changed.",
+    "compare": "Say what changed between recordings, and which of the changes are more than noise.",
+    "check": "Hold a recording against a budget, for continuous integration.",
+    "tune": "Try settings on a training from outside, and say which of them help.",
+    "merge": "Put ranks on one clock into one file for Perfetto.",
+    "tensorboard": "Write what was measured of each step for TensorBoard.",
     "doctor": "Try what a recording needs here, and say what to do about what does not work.",
 }
 """Verb -> its line in ``perfscope --help``; each verb's module in this package defines ``command``."""

@@ -18,9 +18,9 @@ from perfscope import frame_tables
 from perfscope.frame_columns import columns_of
 from perfscope.frames import Frames
 from perfscope.summary import ROWS, AccountRow, Summary
-from perfscope.summary_tables import KernelRow, MemoryStrip, Pipeline, RooflineRow, StageRow
+from perfscope.summary_tables import CurvePoint, CurveRow, KernelRow, MemoryStrip, Pipeline, RooflineRow, StageRow
 from tests.core import api_reference
-from tests.reports.examples import EXAMPLES, healthy, starved, straggler
+from tests.reports.examples import EXAMPLES, gpu, healthy, starved, straggler
 
 NOT_TABLES = {"verdict", "ncu_command", "perfscope_version", "source"}
 """Fields of a summary that are no tables."""
@@ -28,11 +28,11 @@ TABLES_OF = {"job": {"job", "steps", "failures"}, "pipeline": {"pipeline", "stag
 TABLES_OF |= {"accounting": {"accounting", "named_host"}, "collectives": {"collectives", "last_arrivers"}}
 TABLES_OF |= {"utilisation": {"utilisation", "flops_by_dtype"}}
 TABLES_OF |= {"history": {"history", "history_ranks", "history_stages", "outlier_steps", "slow_ranks"}}
-TABLES_OF |= {"findings": {"findings", "evidence"}}
+TABLES_OF |= {"findings": {"findings", "evidence"}, "cost": {"cost", "savings"}}
 TABLES_OF |= {"system": {"hosts", "devices", "throttled", "processes", "system_timeline"}}
 """Fields of a summary that make several tables, or tables of other names."""
 
-UNITLESS = {"value", "step", "rank", "index", "device", "finding", "depth", "stage", "slowest_rank"}
+UNITLESS = {"current", "best", "value", "step", "rank", "index", "device", "finding", "depth", "stage", "slowest_rank"}
 """Numbers that have no unit, or name it in another column."""
 
 
@@ -60,6 +60,15 @@ def full() -> Summary:
         kernels=(kernel(roofline=roofline), kernel(name="add", tensor_cores=None, slowest_rank=None)),
         memory_timeline=(
             MemoryStrip(rank=0, device=0, time_us=(0.0, 5.0), allocated_bytes=(1 << 40, 2), reserved_bytes=(None, 4)),
+        ),
+        curves=(
+            CurveRow(
+                setting="ddp.bucket_cap_mb", unit="MiB", current=None, best=25.0,
+                points=(
+                    CurvePoint(value=25.0, low_us=90.0, mid_us=95.0, high_us=99.0),
+                    CurvePoint(value=50.0, low_us=92.0, mid_us=97.0, high_us=99.5),
+                ),
+            ),
         ),
         pipeline=Pipeline(
             stages=(stage,), microbatches=None, virtual_stages=1, schedule="1f1b", bubble_share=0.2,
@@ -150,6 +159,20 @@ class TestValues:
         assert frame["allocated_bytes"].to_list() == [1 << 40, 2]
         assert frame["reserved_bytes"].isna().to_list() == [True, False]
         assert frame["reserved_bytes"].dtype == "Int64"
+
+    def test_a_lane_has_a_row_for_each_entry_with_its_texts(self) -> None:
+        frame = gpu().frames.lanes
+        assert len(frame) == sum(len(lane.start_us) for lane in gpu().lanes)
+        collective = frame[frame["lane"] == "communication"].iloc[0]
+        assert (collective["name"], collective["group"], collective["bytes"]) == ("all_gather", "fsdp", 404_750_336)
+        assert frame["operator"].iloc[0] == "aten::mm"
+
+    def test_a_curve_has_a_row_for_each_point(self) -> None:
+        frame = full().frames.curves
+        assert frame["value"].to_list() == [25.0, 50.0]
+        assert frame["mid_us"].to_list() == [95.0, 97.0]
+        assert frame["setting"].unique().tolist() == ["ddp.bucket_cap_mb"]
+        assert frame["current"].isna().all()
 
     def test_steps_strips_and_stages(self) -> None:
         frames = full().frames
