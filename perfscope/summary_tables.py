@@ -245,8 +245,8 @@ class Lane:
     step: int | None
     """None where nothing marks steps."""
     kind: str
-    """``compute`` (kernels; on a rank without device the main thread's outermost operators), ``communication``, ``copy``,
-    ``host`` (outermost operators of the main thread), ``backward`` (those of autograd's) or ``loader``."""
+    """``compute`` (kernels; on a rank without device the main thread's outermost operators), ``communication``,
+    ``copy``, ``host`` (outermost operators of the main thread), ``backward`` (those of autograd's) or ``loader``."""
     start_us: tuple[float, ...]
     duration_us: tuple[float, ...]
     texts: tuple[str, ...]

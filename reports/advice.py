@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfscope.reports import money
 from perfscope.reports.format import duration, known, measure, rank_list, share, significant
 from perfscope.summary import FindingRow, Summary
 
@@ -31,6 +34,21 @@ class EvidenceLine:
 
 
 @dataclass(frozen=True)
+class Length:
+    """A step time as a bar; places are per cent of the longest bar."""
+
+    label: str
+    definition: str
+    text: str
+    width: float
+    kind: str
+    """``now``, ``predicted`` or ``ceiling``."""
+    low: float | None = None
+    """Where the prediction's range begins and ends."""
+    high: float | None = None
+
+
+@dataclass(frozen=True)
 class Card:
     """One finding as the page shows it."""
 
@@ -38,6 +56,12 @@ class Card:
     finding: FindingRow
     gain: Gain
     evidence: tuple[EvidenceLine, ...]
+    lengths: tuple[Length, ...]
+    """The step now, as predicted and at best; empty where no gain is stated."""
+    command: str
+    """What to type to replay the change, or a variation of it; empty where it cannot be replayed."""
+    saving: str
+    """In money; empty where no price was given."""
 
     @property
     def anchor(self) -> str:
@@ -48,9 +72,55 @@ class Card:
 def cards(summary: Summary) -> tuple[Card, ...]:
     """The findings, in their order, numbered from 1."""
     return tuple(
-        Card(number, finding, gain(finding, summary), tuple(_evidence(finding)))
+        Card(
+            number,
+            finding,
+            gain(finding, summary),
+            tuple(_evidence(finding)),
+            lengths(finding, summary),
+            whatif_command(finding.whatif, summary.source),
+            _saving(summary, number - 1),
+        )
         for number, finding in enumerate(summary.findings, start=1)
     )
+
+
+def lengths(finding: FindingRow, summary: Summary) -> tuple[Length, ...]:
+    """The step now, as predicted with the change, and at best (its ceiling); empty where no gain is stated."""
+    step, predicted = summary.job.step_time_us, finding.predicted_step_us
+    bars = []
+    longest = step
+    if predicted is not None and all(known(predicted.get(key)) for key in ("low", "mid", "high")):
+        low, mid, high = (predicted[key] for key in ("low", "mid", "high"))
+        longest = max(step, high)
+        span = f" ({duration(low)} to {duration(high)})" if duration(low) != duration(high) else ""
+        place = (100 * low / longest, 100 * high / longest) if longest > 0 else (None, None)
+        label = "Measured" if finding.obtained == "measured" else "Predicted"
+        bars.append((label, "prediction", f"{duration(mid)}{span}", mid, "predicted", place))
+    if finding.ceiling is not None and known(finding.ceiling):
+        best = step / (1 + finding.ceiling)
+        bars.append(("At best", "ceiling", duration(best), best, "ceiling", (None, None)))
+    if not bars or not longest > 0:
+        return ()
+    bars.insert(0, ("Now", "step_time", duration(step), step, "now", (None, None)))
+    return tuple(
+        Length(label, definition, text, 100 * us / longest, kind, *place)
+        for label, definition, text, us, kind, place in bars
+    )
+
+
+def whatif_command(settings: Mapping[str, str], source: str) -> str:
+    """``perfscope whatif`` with these settings, as one would type it; empty without settings."""
+    if not settings:
+        return ""
+    changes = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+    return f"perfscope whatif {shlex.quote(source or 'TRACES')} {changes}"
+
+
+def _saving(summary: Summary, finding: int) -> str:
+    cost = summary.cost
+    row = next((row for row in cost.savings if row.finding == finding), None) if cost is not None else None
+    return money.saving(row, cost) if row is not None and cost is not None else ""
 
 
 def gain(finding: FindingRow, summary: Summary) -> Gain:

@@ -12,9 +12,14 @@ from typing import Any, Final
 
 from perfscope.reports.account import HEATMAP_ABOVE
 from perfscope.reports.categories import BY_NAME, CATEGORIES
+from perfscope.reports.communication import arrivals_chart, overlap_chart
+from perfscope.reports.curves import curves_chart
 from perfscope.reports.format import duration, known, plural, rank_list, ranks_named, share, unit_for
 from perfscope.reports.memory import memory_chart
+from perfscope.reports.path import path_chart
+from perfscope.reports.run_history import history_chart
 from perfscope.reports.system import system_chart
+from perfscope.reports.timeline import timeline_chart
 from perfscope.summary import ROWS, AccountRow, CollectiveRow, CostRow, Strip, Summary
 
 STRIPS_SHOWN: Final = 32
@@ -35,6 +40,12 @@ def chart_data(summary: Summary) -> dict[str, Any]:
         "strips": _strips(shown_strips(summary)),
         "steps": _steps(summary),
         "bandwidth": _bandwidth(summary.collectives, summary.cost_model),
+        "timeline": timeline_chart(summary),
+        "path": path_chart(summary),
+        "history": history_chart(summary),
+        "curves": curves_chart(summary),
+        "overlap": overlap_chart(summary),
+        "arrivals": arrivals_chart(summary),
         "memory": memory_chart(summary),
         "system": system_chart(summary),
     }
@@ -72,8 +83,9 @@ def strips_reading(summary: Summary) -> str:
     recorded = len({strip.rank for strip in summary.strips})
     name = f"step {strips[0].step}" if strips[0].step is not None else "the whole recording"
     reading = f"Here {name}"
-    if recorded > len(strips):
-        reading += f", {len(strips)} of {recorded:,} ranks: those blamed and an even choice of the others"
+    everyone = max(recorded, len(summary.job.ranks))
+    if everyone > len(strips):
+        reading += f", {len(strips)} of {everyone:,} ranks: those blamed and an even choice of the others"
     waits = {strip.rank: _time_in(strip, "exposed_comm_wait") for strip in strips}
     most, least = max(waits, key=waits.__getitem__), min(waits, key=waits.__getitem__)
     span = max(strip.start_us[-1] + strip.duration_us[-1] for strip in strips)
@@ -202,6 +214,7 @@ def _bandwidth(collectives: Sequence[CollectiveRow], models: Sequence[CostRow]) 
                 "bytes": [row.bytes for row in mine],
                 "busbw": [_round(row.busbw_gbps) for row in mine],
                 "curve": curve,
+                "limit": _round(fits[key].busbw_gbps) if curve else None,
             }
         )
     return {"series": series}

@@ -13,6 +13,17 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
             "recording's edge is dropped."
         ),
     ),
+    "throughput": (
+        "Samples a second",
+        (
+            "Samples of a rank's batch × batches it takes in a step × ranks ÷ step time, outside the recording where "
+            "that is known. Only where every rank trains on a batch of its own (no tensor or pipeline parallelism)."
+        ),
+    ),
+    "cost": (
+        "Cost",
+        "Devices × price of a device-hour × time, of the unprofiled step where it is known.",
+    ),
     "mfu": (
         "MFU, model FLOPs utilisation",
         (
@@ -155,6 +166,10 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     "confidence": (
         "Confidence",
         ("How sure a statement is: low below five steps, or when a part of the job is missing from the recording."),
+    ),
+    "action": (
+        "Change",
+        "The setting, what it is now and what to make of it, as one would write it.",
     ),
     "severity": ("Severity", "How much of the step it is about: high from 20%, medium from 5%, low below."),
     "ceiling": (

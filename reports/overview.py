@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from statistics import median
 
+from perfscope.reports import money
 from perfscope.reports.categories import COMMUNICATION, row_share, shares
 from perfscope.reports.format import (
     ABSENT,
@@ -21,6 +22,7 @@ from perfscope.reports.format import (
     significant,
 )
 from perfscope.reports.peak import peak_type
+from perfscope.reports.run_history import drift
 from perfscope.summary import Job, Summary, Utilisation
 from perfscope.summary_history import History
 
@@ -37,6 +39,9 @@ _STRATEGIES = {
 }
 _WORTH_NAMING = 0.01
 """A rank is named as the worst when its share is this far above all ranks' share."""
+
+_ONE_BATCH_A_RANK = {"ddp", "fsdp", "zero1", "zero2", "zero3", "single"}
+"""Strategies in which every rank trains on a batch of its own."""
 
 _SHARDING = {"fsdp", "zero3", "tensor", "pipeline"}
 
@@ -63,10 +68,13 @@ class Fact:
 
 
 def tiles(summary: Summary) -> tuple[Tile, ...]:
-    """Step time, MFU, exposed communication and data loading."""
+    """Step time, throughput, MFU, exposed communication, data loading and money, as far as they are known."""
     if summary.history is not None and not summary.accounting:
         return _tiles_of_history(summary, summary.history)
-    return (_step_tile(summary), _mfu_tile(summary.utilisation), _communication_tile(summary), _loading_tile(summary))
+    first = (_step_tile(summary), _throughput_tile(summary), _mfu_tile(summary.utilisation))
+    where = (_communication_tile(summary), _loading_tile(summary))
+    known_tiles = (*first, *where, _cost_tile(summary))
+    return tuple(tile for tile in known_tiles if tile is not None)
 
 
 def identity(summary: Summary) -> tuple[str, ...]:
@@ -166,6 +174,67 @@ def _step_tile(summary: Summary) -> Tile:
     if known(job.unprofiled_step_us):
         detail += f"; {duration(job.unprofiled_step_us)} without profiling"
     return Tile(label, "step_time", duration(job.step_time_us), detail)
+
+
+def _throughput_tile(summary: Summary) -> Tile | None:
+    """Samples a second of the whole job; None where the batch is not known or not every rank has its own."""
+    job = summary.job
+    named = {job.strategy} if isinstance(job.strategy, str) else set(job.strategy)
+    if not job.batch_shape or not job.batches_per_step or not named <= _ONE_BATCH_A_RANK or not job.step_time_us > 0:
+        return None
+    step_us = job.unprofiled_step_us if known(job.unprofiled_step_us) else job.step_time_us
+    ranks = job.world_size or len(job.ranks)
+    samples = job.batch_shape[0] * job.batches_per_step * ranks
+    detail = f"{_whole(samples)} a step, {_whole(samples / ranks)} on each rank"
+    if len(job.batch_shape) == 2:
+        # The first tensor of a batch with two dimensions is (sequences, positions) in every language model.
+        rate = significant(samples * job.batch_shape[1] / step_us * 1e6)
+        detail += f"; {rate} tokens a second, if a sample is {job.batch_shape[1]:,} tokens"
+    return Tile("Samples a second", "throughput", significant(samples / step_us * 1e6), detail)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else significant(value)
+
+
+def _cost_tile(summary: Summary) -> Tile | None:
+    cost = summary.cost
+    if cost is None:
+        return None
+    each = money.amount(cost.price_per_device_hour, cost)
+    detail = f"{plural(cost.devices, 'device')} at {each} an hour"
+    if cost.per_1000_steps is not None:
+        detail += f"; {money.amount(cost.per_1000_steps, cost)} per 1,000 steps"
+    best = max(
+        (row.per_day for row in (*cost.savings, *((cost.plan,) if cost.plan else ())) if not row.bounded), default=0.0
+    )
+    if best > 0:
+        detail += f"; up to {money.amount(best, cost)} a day can be saved"
+    return Tile("Cost of a day", "cost", money.amount(cost.per_day, cost), detail)
+
+
+def since(summary: Summary) -> str:
+    """Since when the job is limited so, as far as the recording tells; empty where nothing limits it."""
+    job = summary.job
+    if summary.verdict.healthy or not job.steps:
+        return ""
+    sentences = []
+    blamed = summary.stragglers[:1]
+    if blamed and blamed[0].steps and summary.findings and "straggl" in summary.findings[0].rule:
+        held = blamed[0].steps
+        if len(held) == len(job.steps):
+            sentences.append(f"In every recorded step ({rank_list(job.steps)}).")
+        else:
+            sentences.append(
+                f"In {len(held)} of {plural(len(job.steps), 'recorded step')}, first in step {held[0]:,}, last in step "
+                f"{held[-1]:,}."
+            )
+    elif len(job.steps) > 1:
+        sentences.append(f"Over the recorded steps {rank_list(job.steps)}.")
+    moved = drift(summary.history) if summary.history is not None else ""
+    if moved:
+        sentences.append(f"{moved[0].upper()}{moved[1:]}.")
+    return " ".join(sentences)
 
 
 def _mfu_tile(utilisation: Utilisation) -> Tile:

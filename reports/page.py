@@ -16,17 +16,44 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-import plotly.offline
 
 from perfscope.paths import partial
-from perfscope.reports import account, advice, charts, evidence, gaps, kernels, memory, overview, pipeline, system
+from perfscope.reports import (
+    account,
+    advice,
+    charts,
+    communication,
+    curves,
+    evidence,
+    gaps,
+    kernels,
+    memory,
+    overview,
+    path,
+    pipeline,
+    run_history,
+    system,
+    timeline,
+)
 from perfscope.reports.categories import CATEGORIES, shares
 from perfscope.reports.definitions import DEFINITIONS
 from perfscope.reports.format import ABSENT, share
 from perfscope.summary import Summary
 
-_SCRIPTS: Final = ("tooltips.js", "tables.js", "copy.js", "figures.js", "charts.js")
+_SCRIPTS: Final = (
+    "tooltips.js",
+    "tables.js",
+    "copy.js",
+    "drawing.js",
+    "figures.js",
+    "figures_step.js",
+    "figures_communication.js",
+    "charts.js",
+)
 """In the order in which they run."""
+
+_PLOTLY: Final = "plotly-cartesian.min.js"
+"""MIT licence beside it. The whole plotly takes three times as long to start, and nothing here draws maps or in 3D."""
 
 _NUMBER_AND_UNIT: Final = re.compile(r"(\d) (%|[mµ]?s\b|[KMGT]?i?B\b|[MGT]B/s|TFLOP)")
 
@@ -36,24 +63,37 @@ TOP_FINDINGS: Final = 5
 
 def render(summary: Summary) -> str:
     """The whole page as HTML."""
-    scripts = (_plotly(), *(_asset(name) for name in _SCRIPTS))
+    plotly, scripts = _plotly(), tuple(_asset(name) for name in _SCRIPTS)
     return (
         _environment()
         .get_template("page.html")
         .render(
             **_values(summary),
             style=_asset("page.css"),
+            plotly=plotly,
             scripts=scripts,
-            policy=_policy(scripts),
+            policy=_policy((plotly, *scripts)),
         )
     )
 
 
 def write(summary: Summary, path: Path) -> None:
     """Write the page, whole or not at all. Raises OSError when the folder cannot be written."""
+    save(render(summary), path)
+
+
+def assemble(template: str, values: dict[str, Any], *, styles: tuple[str, ...], scripts: tuple[str, ...]) -> str:
+    """A page of another kind, self-contained as this one is: ``styles`` and ``scripts`` are names in ``assets``."""
+    texts = tuple(_asset(name) for name in scripts)
+    style = "\n".join(_asset(name) for name in styles)
+    return _environment().get_template(template).render(**values, style=style, scripts=texts, policy=_policy(texts))
+
+
+def save(html: str, path: Path) -> None:
+    """Write a page, whole or not at all. Raises OSError when the folder cannot be written."""
     temporary = partial(path)
     # A name from a trace may hold half a surrogate pair, which UTF-8 cannot write.
-    temporary.write_text(render(summary), encoding="utf-8", errors="replace", newline="\n")
+    temporary.write_text(html, encoding="utf-8", errors="replace", newline="\n")
     temporary.replace(path)
 
 
@@ -72,6 +112,8 @@ def _values(summary: Summary) -> dict[str, Any]:
         "mean_step": [(c, taken[c.name], share(taken[c.name])) for c in CATEGORIES if taken[c.name] >= 0.0005],
         "cards": advice.cards(summary),
         "plan": advice.plan_sentence(summary),
+        "plan_command": advice.whatif_command(summary.plan.whatif, summary.source) if summary.plan else "",
+        "since": overview.since(summary),
         "top_findings": TOP_FINDINGS,
         "legend": account.legend(rows),
         "account_table": account.account_table(rows) if rows else ABSENT,
@@ -82,6 +124,13 @@ def _values(summary: Summary) -> dict[str, Any]:
         "strips_reading": charts.strips_reading(summary),
         "steps_reading": charts.steps_reading(summary),
         "has_curve": any(series["curve"] for series in (data["bandwidth"] or {"series": ()})["series"]),
+        "timeline_reading": timeline.timeline_reading(summary),
+        "path_reading": path.path_reading(summary),
+        "history_reading": run_history.history_reading(summary),
+        "outliers": run_history.outlier_table(summary),
+        "curves": curves.curves(summary),
+        "overlap_reading": communication.overlap_reading(summary),
+        "arrivals_reading": communication.arrivals_reading(summary),
         "bandwidth_reading": charts.bandwidth_reading(summary),
         "stragglers": evidence.stragglers_table(summary.stragglers, job.step_time_us) if summary.stragglers else ABSENT,
         "collectives": evidence.collectives_table(summary.collectives, len(job.steps))
@@ -130,9 +179,12 @@ def _asset(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    """Plotly's script. Line ends as a browser reads them, or the hash in the policy would not match."""
-    script: str = plotly.offline.get_plotlyjs()
-    return script.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
+    """Plotly's script: the distribution ``plotly.js-cartesian-dist-min`` as published, a third of the whole one.
+
+    Line ends as a browser reads them, or the hash in the policy would not match.
+    """
+    script = _asset(_PLOTLY).replace("\r\n", "\n").replace("\r", "\n")
+    return script.replace("</script", "<\\/script")
 
 
 def _policy(scripts: tuple[str, ...]) -> str:

@@ -34,6 +34,8 @@ class Column:
     """Key of the glossary."""
     numeric: bool = True
     """Right-aligned, in figures of equal width."""
+    held: str = ""
+    """Unit in which ``Cell.order`` is held where it is not ``unit``: for what is saved as CSV."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,4 +134,5 @@ def _quantities(
     cells = tuple(
         Cell(text=in_unit(value, chosen, largest), order=value) if known(value) else absent(reason) for value in values
     )
-    return Filled(column=Column(label=label, unit=chosen.name, definition=definition), cells=cells)
+    column = Column(label=label, unit=chosen.name, definition=definition, held=units[0].name)
+    return Filled(column=column, cells=cells)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable
 
-from perfscope.reports import advice, gaps, overview
+from perfscope.reports import advice, gaps, money, overview
 from perfscope.reports.categories import CATEGORIES, IDLE, row_share
 from perfscope.reports.format import duration, plural, printable
 from perfscope.summary import AccountRow, Summary
@@ -28,6 +28,7 @@ def verdict(summary: Summary, width: int = 100) -> str:
         _numbers(summary, width),
         _accounts(summary, width),
         _findings(summary, width),
+        _cost(summary, width),
         _missing(summary, width),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
@@ -107,6 +108,11 @@ def _findings(summary: Summary, width: int) -> list[str]:
     if len(found) > FINDINGS_SHOWN:
         lines += ["", f"{plural(len(found) - FINDINGS_SHOWN, 'more finding')} in the report."]
     return lines
+
+
+def _cost(summary: Summary, width: int) -> list[str]:
+    """What the changes save, where a price was given."""
+    return [line for sentence in money.savings(summary) for line in _wrapped(sentence, width, indent=2)]
 
 
 def _missing(summary: Summary, width: int) -> list[str]:

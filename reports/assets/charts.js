@@ -13,23 +13,73 @@
     const colours = Object.fromEntries(data.categories.map(({ name }) => [name, value(`--c-${name}`)]));
     const [text, muted, line, page, raised] = ["--text", "--muted", "--line", "--page", "--raised"].map(value);
     const narrow = root.clientWidth < NARROW;
-    return { colours, text, muted, line, page, raised, narrow, font: getComputedStyle(document.body).fontFamily };
+    const body = getComputedStyle(document.body);
+    // Labels grow with the page's text on very wide screens.
+    const size = Math.round(0.8 * parseFloat(body.fontSize));
+    return { colours, text, muted, line, page, raised, narrow, size, font: body.fontFamily };
   }
 
-  function draw(width) {
-    const look = currentLook();
-    for (const place of document.querySelectorAll(".plot")) {
-      const name = place.id.slice("chart-".length);
-      const [traces, layout] = figures[name](data, look);
-      if (width) layout.width = width;
-      Plotly.react(place, traces, layout, {
-        responsive: !width,
-        displaylogo: false,
-        displayModeBar: false,
-        doubleClick: "reset",
-      });
-    }
+  // The reader's choices.
+  const chosen = {
+    sort: "rank",
+    ranks: new Set((data.timeline?.ranks ?? []).filter((row) => row.shown).map((row) => row.rank)),
+  };
+
+  const places = [...document.querySelectorAll(".plot")];
+  const pending = new Set(places);
+
+  // Plotly waits in the page as text, so that the first screen can be read and used before it is started.
+  function startPlotly() {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("plotly").textContent;
+    document.head.append(script);
+  }
+
+  function drawOne(place, width) {
+    startPlotly();
+    pending.delete(place);
+    const [name, index] = place.id.slice("chart-".length).split("-");
+    const [traces, layout] = figures[name](data, { ...currentLook(), chosen }, Number(index));
+    if (width) layout.width = width;
+    Plotly.react(place, traces, layout, {
+      responsive: !width,
+      displaylogo: false,
+      displayModeBar: false,
+      doubleClick: "reset",
+    });
+  }
+
+  function finished() {
+    if (root.dataset.charts === "drawn") return;
     root.dataset.charts = "drawn";
+    performance.mark("perfscope-all");
+  }
+
+  function drawAll(width) {
+    for (const place of places) drawOne(place, width);
+    finished();
+  }
+
+  function redraw(name) {
+    const place = document.getElementById(`chart-${name}`);
+    if (place) drawOne(place);
+  }
+
+  // How far from the screen a chart's place is, in screens; 0 on it.
+  function distance(place) {
+    const box = place.getBoundingClientRect();
+    return Math.max(box.top - window.innerHeight, -box.bottom, 0) / window.innerHeight;
+  }
+
+  // One chart after the other, always the one nearest to what the reader looks at; in between the page answers.
+  function drawNext() {
+    const nearest = [...pending].map((place) => [distance(place), place]).sort((a, b) => a[0] - b[0])[0];
+    const isFirst = performance.getEntriesByName("perfscope-first").length === 0;
+    if (isFirst && (!nearest || nearest[0] > 0.5)) performance.mark("perfscope-first");
+    if (!nearest) return finished();
+    drawOne(nearest[1]);
+    setTimeout(drawNext, 0);
   }
 
   // What is folded on the screen is shown on paper, but for tables of thousands of rows.
@@ -41,23 +91,41 @@
       details.open = true;
       opened.push(details);
     }
-    draw(PAPER_WIDTH);
+    drawAll(PAPER_WIDTH);
   }
 
   function toScreen() {
     root.classList.remove("paper");
     for (const details of opened.splice(0)) details.open = false;
-    draw();
+    drawAll();
   }
 
-  draw();
-  dark.addEventListener("change", () => draw());
+  // After the first paint; a page in a hidden tab is not painted, and is drawn all the same.
+  let begun = false;
+  const begin = () => {
+    if (begun) return;
+    begun = true;
+    drawNext();
+  };
+  requestAnimationFrame(() => setTimeout(begin, 0));
+  setTimeout(begin, 300);
+  dark.addEventListener("change", () => drawAll());
+  document.getElementById("account-sort")?.addEventListener("change", (event) => {
+    chosen.sort = event.target.value;
+    redraw("account");
+  });
+  document.getElementById("timeline-ranks")?.addEventListener("change", (event) => {
+    const rank = Number(event.target.value);
+    if (event.target.checked) chosen.ranks.add(rank);
+    else chosen.ranks.delete(rank);
+    redraw("timeline");
+  });
   window.addEventListener("beforeprint", toPaper);
   window.addEventListener("afterprint", toScreen);
 
   // A link to a finding inside something folded opens it.
   window.addEventListener("hashchange", () => {
-    const target = document.getElementById(location.hash.slice(1));
-    target?.closest("details")?.setAttribute("open", "");
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let around = target?.closest("details"); around; around = around.parentElement.closest("details")) around.open = true;
   });
 })();

@@ -1,63 +1,47 @@
-// From the page's data to plotly figures: pure functions of (data, look), where look holds the colours and the width of now.
+// The account, strips, step times, bandwidth, memory and machines as plotly figures: pure functions of (data, look), where
+// look holds the colours, the width and the reader's choices of now.
 "use strict";
 const figures = (() => {
-  // Plotly reads a little HTML in labels; names from a recording must not be read so.
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const shortened = (text) => plain(text.length > 60 ? `${text.slice(0, 57)}…` : text);
-
-  function layout(look, height, more) {
-    const axis = { gridcolor: look.line, zerolinecolor: look.line, linecolor: look.line, automargin: true };
-    const { xaxis, yaxis, ...rest } = more;
-    return {
-      height,
-      margin: { l: 8, r: 12, t: 8, b: 8 },
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: look.font, size: 12, color: look.text },
-      hoverlabel: { align: "left", bgcolor: look.raised, bordercolor: look.line, font: { color: look.text, family: look.font } },
-      showlegend: false,
-      dragmode: look.narrow ? false : "zoom",
-      ...rest,
-      xaxis: { ...axis, ...xaxis },
-      yaxis: { ...axis, ...yaxis },
-    };
-  }
-
-  const rankAxis = (ranks, narrow) => ({
-    type: "category",
-    autorange: "reversed",
-    showgrid: false,
-    ticksuffix: " ",
-    tickprefix: narrow || ranks.length > 32 ? "" : "rank ",
-    fixedrange: true,
-    // Every rank is named as long as its name has room.
-    dtick: ranks.length > 32 ? 4 : 1,
-  });
-
-  const barHeight = (count) => (count > 32 ? 13 : count > 8 ? 20 : 30);
+  const { plain, shortened, layout, rankAxis, barHeight, legendAbove } = drawing;
 
   const where = (account, index) => (account.hosts[index] ? ` on ${shortened(account.hosts[index])}` : "");
 
+  // The ranks by host and number, or by step time or one part of the account, the most first.
+  function sorted(account, by) {
+    const key = by === "step" ? account.steps : account.values[by];
+    const hostFirst = (a, b) => account.hosts[a].localeCompare(account.hosts[b], undefined, { numeric: true });
+    const order = account.ranks.map((_, i) => i);
+    order.sort((a, b) => (key ? key[b] - key[a] : hostFirst(a, b)) || account.ranks[a] - account.ranks[b]);
+    const pick = (values) => order.map((i) => values[i]);
+    const values = Object.fromEntries(Object.entries(account.values).map(([name, one]) => [name, pick(one)]));
+    return { ...account, ranks: pick(account.ranks), hosts: pick(account.hosts), steps: pick(account.steps), values };
+  }
+
   function accountBars(data, look) {
-    const account = data.account;
+    const account = sorted(data.account, look.chosen.sort);
     const ranks = account.ranks.map(String);
+    // Hosts as a second level of the axis, where there are several and the order keeps them together.
+    const grouped = look.chosen.sort === "rank" && new Set(account.hosts).size > 1 && !look.narrow;
+    const places = grouped ? [account.hosts.map((host) => shortened(host, 18)), ranks] : ranks;
     const traces = data.categories
       .filter((category) => account.values[category.name])
       .map((category) => ({
         type: "bar",
         orientation: "h",
         name: category.label,
-        y: ranks,
+        y: places,
         x: account.values[category.name],
         marker: { color: look.colours[category.name], line: { width: 0.5, color: look.page } },
-        customdata: ranks.map((_, i) => [account.values[category.name][i] / account.steps[i], where(account, i)]),
+        customdata: ranks.map((rank, i) => [account.values[category.name][i] / account.steps[i], where(account, i), rank]),
         hovertemplate:
-          `<b>${category.label}</b><br>rank %{y}%{customdata[1]}<br>` +
+          `<b>${category.label}</b><br>rank %{customdata[2]}%{customdata[1]}<br>` +
           `%{x:.4~g} ${account.unit}, %{customdata[0]:.1%} of its step<extra></extra>`,
       }));
     const height = 64 + Math.max(ranks.length, 2) * barHeight(ranks.length);
     const xaxis = { title: { text: `${account.unit} per step` }, rangemode: "tozero" };
-    return [traces, layout(look, height, { barmode: "stack", bargap: 0.18, xaxis, yaxis: rankAxis(ranks, look.narrow) })];
+    const yaxis = rankAxis(ranks, look.narrow || grouped);
+    if (grouped) Object.assign(yaxis, { type: "multicategory", dtick: undefined, ticksuffix: "", tickson: "boundaries" });
+    return [traces, layout(look, height, { barmode: "stack", bargap: 0.18, xaxis, yaxis })];
   }
 
   function accountHeatmap(data, look) {
@@ -168,6 +152,10 @@ const figures = (() => {
       if (series.curve) {
         const curve = { x: series.curve.bytes, y: series.curve.busbw, line: { color: colour, width: 1.5 } };
         traces.push({ type: "scatter", mode: "lines", ...curve, hoverinfo: "skip", showlegend: false });
+        const ends = [series.curve.bytes[0], series.curve.bytes.at(-1)];
+        const limit = { x: ends, y: [series.limit, series.limit], line: { color: colour, width: 1, dash: "dot" } };
+        const hovertemplate = `<b>${name}</b><br>limit of its links, by the fit: %{y:.3~g} GB/s<extra></extra>`;
+        traces.push({ type: "scatter", mode: "lines", ...limit, hovertemplate, showlegend: false });
       }
     });
     let ticks = [];
@@ -178,7 +166,7 @@ const figures = (() => {
     if (ticks.length < 4) ticks = [...new Set(sizes)].slice(0, 6);
     const xaxis = { type: "log", title: { text: "size" }, tickvals: ticks, ticktext: ticks.map(sizeName) };
     const yaxis = { title: { text: "bus bandwidth, GB/s" }, rangemode: "tozero" };
-    const legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
+    const legend = legendAbove;
     return [traces, layout(look, 300, { showlegend: true, legend, xaxis, yaxis })];
   }
 
@@ -210,7 +198,7 @@ const figures = (() => {
       traces.push({ type: "scatter", mode: "lines", name: "capacity", x, y: [capacity, capacity], line, hoverinfo: "skip" });
     }
     const xaxis = { title: { text: `${unit} from the first step's start` }, rangemode: "tozero", showgrid: false };
-    const legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
+    const legend = legendAbove;
     const showlegend = series.length > 1 || capacity !== null;
     return [traces, layout(look, 280, { showlegend, legend, xaxis, yaxis: { title: { text: size }, rangemode: "tozero" } })];
   }
@@ -258,7 +246,7 @@ const figures = (() => {
     const shade = { type: "rect", xref: "x", yref: "paper", x0: shaded[0], x1: shaded[1], y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: look.line };
     const { yaxis, ...others } = axes;
     const xaxis = { title: { text: `${unit} from the first recorded step` }, showgrid: false, anchor: rows.length > 1 ? `y${rows.length}` : "y" };
-    const legend = { orientation: "h", y: 1, yanchor: "bottom", x: 0 };
+    const legend = legendAbove;
     const figure = layout(look, 80 + 130 * rows.length, { showlegend: named.size > 1, legend, shapes: [shade], xaxis, yaxis });
     return [traces, { ...figure, ...others }];
   }

@@ -26,6 +26,7 @@ from perfscope.summary import (
     Utilisation,
     Verdict,
 )
+from tests.reports import pictures
 
 NO_MFU = Utilisation(
     mfu=None,
@@ -539,6 +540,10 @@ def gpu() -> Summary:
             ),
         ),
         strips=tuple(_gpu_strip(rank, waits[rank]) for rank in ranks),
+        lanes=pictures.lanes(ranks),
+        curves=pictures.curves(),
+        cost=pictures.cost(),
+        history=pictures.history(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,10 @@ pytestmark = pytest.mark.browser
 
 LookAt = Callable[..., Any]
 
+WIDER = """() => Math.max(0, ...[...document.querySelectorAll(".plot")].map(
+    (place) => place.querySelector("svg.main-svg").clientWidth - place.clientWidth))"""
+"""By how much a chart is wider than its place, at most."""
+
 
 def _column(tab: Any, table: str, index: int) -> list[str]:
     texts: list[str] = tab.locator(f"#{table} tbody tr > :nth-child({index})").all_inner_texts()
@@ -29,6 +34,7 @@ def test_every_example_opens_without_errors_and_without_sideways_scrolling(look_
     for width in (400, 1280):
         tab.set_viewport_size({"width": width, "height": 800})
         assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        assert tab.evaluate(WIDER) <= 0
     assert tab.locator("h1").inner_text().replace("\xa0", " ") == EXAMPLES[name]().verdict.headline
 
 
@@ -89,6 +95,57 @@ def test_a_heading_sorts_its_column_both_ways_and_by_number(look_at: LookAt) -> 
     assert heading.get_attribute("aria-sort") == "none"
 
 
+def test_a_table_filters_to_the_rows_with_every_word_and_says_how_many(look_at: LookAt) -> None:
+    tab = look_at(gpu())
+    tools = tab.locator(".tools[data-table=account-table]")
+    tools.locator("input").fill("6")
+    shown = tab.locator("#account-table tbody tr:not([hidden])")
+    assert all("6" in text for text in shown.all_inner_texts())
+    assert tools.locator("output").inner_text() == f"{shown.count()} of 8 rows"
+    tools.locator("input").fill("no such rank")
+    assert shown.count() == 0
+    tools.locator("input").fill("")
+    assert shown.count() == 8
+
+
+def test_a_table_is_saved_as_csv_with_full_numbers_and_harmless_texts(look_at: LookAt) -> None:
+    summary = gpu()
+    hosts = ('=cmd|"x"', *(row.host for row in summary.accounting[1:]))
+    rows = tuple(dataclasses.replace(row, host=host) for row, host in zip(summary.accounting, hosts, strict=True))
+    tab = look_at(dataclasses.replace(summary, accounting=rows))
+    with tab.expect_download() as download:
+        tab.locator(".tools[data-table=account-table] button.csv").click()
+    assert download.value.suggested_filename == "account-table.csv"
+    lines = Path(download.value.path()).read_text(encoding="utf-8-sig").splitlines()
+    assert lines[0].startswith("Rank,Host,Step (µs),Compute (µs)")
+    table = list(csv.reader(lines))
+    assert table[1][1] == """'=cmd|"x\""""
+    assert [float(line[2]) for line in table[1:]] == [row.step_time_us for row in summary.accounting]
+
+
+def test_the_account_is_sorted_by_what_the_reader_chooses(look_at: LookAt) -> None:
+    tab = look_at(straggler())
+    places = tab.locator("#chart-account .yaxislayer-above text")
+    highest = "all => all.sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y)[0].textContent"
+    assert places.evaluate_all(highest).strip() == "0"  # beside its host
+    tab.locator("#account-sort").select_option("compute")
+    assert places.evaluate_all(highest).strip() == "rank 2"
+
+
+def test_the_timeline_shows_chosen_ranks_and_tells_what_is_under_the_mouse(look_at: LookAt) -> None:
+    tab = look_at(gpu())
+    lanes = tab.locator("#chart-timeline .yaxislayer-above text")
+    before = lanes.count()
+    chosen = tab.locator("#timeline-ranks input:checked")
+    assert before == 3 * chosen.count()
+    chosen.first.uncheck()
+    assert lanes.count() == before - 3
+    tab.locator("#chart-timeline .nsewdrag").hover(position={"x": 60, "y": 12})
+    shown = tab.locator("#chart-timeline .hoverlayer").text_content()
+    assert "sm90_xmma_gemm_bf16" in shown
+    assert "launched by aten::mm" in shown
+
+
 def test_absent_values_stay_last_in_both_directions(look_at: LookAt) -> None:
     tab = look_at(broken())
     size = tab.locator("#collectives thead button", has_text="Size")
@@ -99,16 +156,22 @@ def test_absent_values_stay_last_in_both_directions(look_at: LookAt) -> None:
 
 def test_the_copy_button_copies_what_to_type(look_at: LookAt) -> None:
     tab = look_at(starved(), permissions=["clipboard-read", "clipboard-write"])
+    tab.locator("#finding-1 > summary").click()
     tab.locator("button.copy").first.click()
     tab.locator("button.copy", has_text="Copied").wait_for()
     assert tab.evaluate("navigator.clipboard.readText()") == starved().findings[0].action.how
 
 
-def test_a_finding_in_the_list_leads_to_its_card(look_at: LookAt) -> None:
+def test_a_finding_opens_to_its_evidence_and_a_link_opens_it_too(look_at: LookAt) -> None:
     tab = look_at(gpu())
-    tab.locator(".ranked a").nth(1).click()
-    assert tab.evaluate("location.hash") == "#finding-2"
-    assert tab.locator("#finding-2").bounding_box()["y"] < 800
+    second = tab.locator("#finding-2")
+    assert second.locator(".proof").is_hidden()
+    second.locator("summary").first.focus()
+    tab.keyboard.press("Enter")
+    assert second.locator(".proof").is_visible()
+    assert second.locator(".lengths .fill").first.bounding_box()["width"] > 0
+    tab.evaluate("location.hash = '#finding-1'")
+    tab.locator("#finding-1[open]").wait_for()
 
 
 def test_definitions_show_on_hover_and_on_focus_and_go_with_escape(look_at: LookAt) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -168,9 +169,16 @@ def test_nothing_is_loaded_and_only_named_scripts_may_run(example: Example) -> N
 
 def test_plotly_is_there_once_and_the_page_stays_small(example: Example) -> None:
     html = example.html
-    assert html.count("* plotly.js v") == 1
+    assert html.count("* plotly.js (cartesian - minified) v") == 1
     size = len(html.encode())
     assert size < (12e6 if len(example.summary.job.ranks) > 8 else 6e6)
+
+
+def test_plotly_is_the_published_file(root: Path) -> None:
+    """As in ``npm pack plotly.js-cartesian-dist-min@4.1.1``; a new version brings its own sum."""
+    script = (root / "reports" / "assets" / "plotly-cartesian.min.js").read_bytes()
+    published = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    assert hashlib.sha256(script).hexdigest() == published
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
