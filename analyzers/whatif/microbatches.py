@@ -92,7 +92,7 @@ class _Writer:
     def _models(self, pieces: dict[str, list[Piece]]) -> dict[int, _Model]:
         """Place of each of the turns that are work -> what it is made after."""
         found: dict[int, _Model] = {}
-        for passes in {turn.passes for turn in self._turns if isinstance(turn, Work)}:
+        for passes in dict.fromkeys(turn.passes for turn in self._turns if isinstance(turn, Work)):
             places = [place for place, turn in enumerate(self._turns) if turn == Work(passes)]
             known = pieces.get(passes)
             if not known:

@@ -232,7 +232,7 @@ def _take(rows: Float64, wanted: float) -> float:
 
 
 def _median_message(lines: list[Line], layout: Layout) -> Part:
-    parts = {line.part for line in lines if line.part is not None and line.op is Op.ISSUE and layout.is_message(line)}
+    parts = [line.part for line in lines if line.part is not None and line.op is Op.ISSUE and layout.is_message(line)]
     return sorted(parts, key=lambda part: part.transfer_ns)[len(parts) // 2]
 
 

@@ -58,7 +58,7 @@ def recordings() -> Iterator[dict[str, Context]]:
 def test_the_prediction_comes_true(recordings: dict[str, Context], name: str, count: int) -> None:
     found = predict(recordings[name], {"pipeline.microbatches": str(count)})
     truth = simulate(divided(JOBS[name], count)).truth.step_time_ns
-    assert found.mid_ns == pytest.approx(truth, rel=0.03)
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns <= found.mid_ns <= found.high_ns
 
 
