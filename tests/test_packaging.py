@@ -20,7 +20,7 @@ else:
 ROOT_FOLDERS = ("analyzers", "collectors", "reports")
 """Folders of the repository's root that install as subpackages of perfscope."""
 
-HEAVY = ("click", "isal", "jinja2", "msgspec", "numpy", "pandas", "plotly", "torch")
+HEAVY = ("click", "isal", "jinja2", "msgspec", "numpy", "pandas", "torch")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ the first finding has opened its evidence and the screen has been painted again,
 page has been parsed. *First charts*: until the charts of the first two screens are drawn. *All charts*: until the last
 one is; those far down are drawn one by one while the page waits for its reader. *CPU* is what the page's main thread
 computed until it was interactive: on a machine that does other work, the rest of the wait is that work's. Medians over
-the rounds; the limit is held against the CPU time.
+the rounds; the limit is held against *interactive*.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def lines(browser: Any, folder: Path, counts: list[int], rounds: int) -> Iterato
         size = path.stat().st_size
         rows = [timed(browser, path) for _ in range(rounds)]
         interactive, cpu, first, everything = (median(row[column] for row in rows) for column in range(4))
-        good = cpu <= LIMIT_S and size <= LIMIT_BYTES.get(ranks, max(LIMIT_BYTES.values()))
+        good = interactive <= LIMIT_S and size <= LIMIT_BYTES.get(ranks, max(LIMIT_BYTES.values()))
         yield f"| {ranks:,} | {size / 1e6:.2f} | {interactive:.2f} | {cpu:.2f} | {first:.2f} | {everything:.2f} |", good
 
 
