@@ -71,10 +71,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """By which share the saving of a change may be smaller or larger than predicted: what its model leaves out."""
+    """By which share the saving of a change may be smaller or larger than predicted: what its model leaves out.
+
+    ``either_ns`` is what the model may miss of a step, ns, however little is saved: where a change makes one thing
+    shorter and another longer, the difference says nothing of that.
+    """
 
     less: float
     more: float
+    either_ns: float = 0.0
 
 
 Apply = Callable[[Script, Context, str, str], Uncertainty]

@@ -36,6 +36,8 @@ _SMALLEST: Final = 4096
 """All-reduces of fewer bytes are not gradients: losses, norms, counters."""
 _BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each one of the forward."""
+_TRANSFER_ERROR: Final = 0.10
+"""Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
 _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 
 
@@ -94,14 +96,18 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
     parameters = _parameter_bytes(context, total)
     ends = _bucket_ends(float(total), cap * MIB, parameters)
     meetings: dict[tuple[int, int], Meeting] = {}
-    alone = _alone(context, rounds[0].parts[0].meeting.group)
+    first = rounds[0]
+    alone = _alone(context, first.parts[0].meeting.group)
     for one in rounds:
         _rebucket(script, context, one, ends, meetings, alone)
     # A wait may have ended in the next step only.
     script.without({part for one in rounds for part in one.parts})
-    if len(rounds[0].parts) == 1:
-        return Uncertainty(less=0.50, more=0.25)  # when its gradients became ready did not show
-    return Uncertainty(less=0.25, more=0.25) if parameters is None else Uncertainty(less=0.15, more=0.15)
+    new = (meeting.bytes or 0 for (step, _), meeting in meetings.items() if step == first.step)
+    transfers = _TRANSFER_ERROR * alone * sum(transfer_of(context, first.parts[0], size) for size in new)
+    if len(first.parts) == 1:
+        return Uncertainty(less=0.50, more=0.25, either_ns=transfers)  # when its gradients became ready did not show
+    share = 0.25 if parameters is None else 0.15
+    return Uncertainty(less=share, more=share, either_ns=transfers)
 
 
 def _alone(context: Context, group: int) -> float:
@@ -244,18 +250,19 @@ def _comm_dtype(script: Script, context: Context, name: str, value: str) -> Unce
     """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
-    halved = False
+    halved = assumed = False
     for one in gradient_rounds(script):
         for part in one.parts:
             meeting = part.meeting
             if meeting.dtype in _HALVED and meeting.bytes is not None:
                 halved = True
+                assumed |= context.model_of(meeting.group, meeting.kind) is None
                 part.transfer_ns = transfer_of(context, part, meeting.bytes // 2)
     if not halved:
         raise CannotReplay(f"{name}: gradients travel in 16 bits or fewer already, or their type is not recorded")
     # On CPUs the cores that train cast and add up, and halves are slow there: gloo adds them one by one.
     on_devices = any(partial.has_device_work for partial in context.result.partials.values())
-    return Uncertainty(less=0.20 if on_devices else 0.60, more=0.05)
+    return Uncertainty(less=0.20 if on_devices else 0.60, more=0.30 if assumed else 0.10)
 
 
 SETTINGS = (

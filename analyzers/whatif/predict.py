@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -35,7 +36,8 @@ TRUSTED: Final = 0.05
 class Prediction:
     """Step times in ns: measured, played unchanged, played with the changes (low, mid, high).
 
-    ``error`` is the unchanged replay's, relative; low and high hold it, and what the changes' models leave out.
+    ``error`` is the unchanged replay's, relative; low and high hold it, what the changes' models leave out, and how
+    far the mean of so few steps may be from that of all: twice its standard error.
     """
 
     settings: Mapping[str, str]
@@ -56,7 +58,8 @@ def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
     base = context.unchanged
     if not base.complete:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
-    replayed = float(context.recorded.slowest_ns(base).mean())
+    steps = context.recorded.slowest_ns(base)
+    replayed = float(steps.mean())
     error = abs(replayed / measured - 1)
     if error > TRUSTED:
         raise CannotReplay(
@@ -76,7 +79,9 @@ def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
         )
     # The replay's own error is taken out of its prediction: it misses both in the same direction.
     mid = script.step_ns(played, base) * measured / replayed
-    return _with_range(settings, measured, replayed, mid, error, sure)
+    scatter = 2 * float(steps.std(ddof=1)) / math.sqrt(len(steps)) / replayed if len(steps) > 1 else 0.0
+    low, high = _range(measured, mid, error + scatter, sure)
+    return Prediction(settings, measured, replayed, low, mid, high, error)
 
 
 def predictor(compared: Compared) -> Predict | None:
@@ -114,11 +119,13 @@ def setting_named(name: str) -> Setting:
     raise BadSetting(f"{name}: no such setting; there are {known}")
 
 
-def _with_range(
-    settings: Mapping[str, str], measured: float, replayed: float, mid: float, error: float, sure: list[Uncertainty]
-) -> Prediction:
+def _range(measured: float, mid: float, share: float, sure: list[Uncertainty]) -> tuple[float, float]:
+    """(low, high) of a prediction, ns: ``share`` of it is uncertain whatever was changed; nothing where nothing was."""
+    if mid == measured:
+        return mid, mid
     saving = abs(measured - mid)
-    less = max((uncertainty.less for uncertainty in sure), default=0.0) * saving + error * mid
-    more = max((uncertainty.more for uncertainty in sure), default=0.0) * saving + error * mid
+    either = max((uncertainty.either_ns for uncertainty in sure), default=0.0) + share * mid
+    less = max((uncertainty.less for uncertainty in sure), default=0.0) * saving + either
+    more = max((uncertainty.more for uncertainty in sure), default=0.0) * saving + either
     toward_slower, toward_faster = (less, more) if mid <= measured else (more, less)
-    return Prediction(settings, measured, replayed, mid - toward_faster, mid, mid + toward_slower, error)
+    return max(mid - toward_faster, 0.0), mid + toward_slower

@@ -30,8 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.real.network import BURST_BYTES, QUEUE_BYTES
 
-SETTLING = 4
-"""Steps at the begin of a turn that do not count; two workers hold four batches."""
+SETTLING = 8
+"""Steps at the begin of a turn that do not count: two workers have four batches ready, and load on meanwhile."""
 _PRODUCT = 256
 """Side of the matrices that a dataset multiplies to keep a core busy."""
 

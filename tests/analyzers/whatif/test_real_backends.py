@@ -76,7 +76,7 @@ def test_gloo_s_reduce_scatter_cost_an_all_reduce_already(tmp_path: Path) -> Non
     assert gloo.mid_ns < nccl.mid_ns
 
 
-def test_where_all_cores_are_busy_workers_may_save_nothing(tmp_path: Path) -> None:
+def test_where_all_cores_are_busy_workers_may_save_nothing_and_cost_a_little(tmp_path: Path) -> None:
     spec = JobSpec(ranks=2, model=MODEL, loader=LoaderSpec(workers=0, load_ns=8 * MS), end_sync=True)
     context = recorded(tmp_path, spec)
     asked = {"dataloader.num_workers": "2"}
@@ -85,4 +85,5 @@ def test_where_all_cores_are_busy_workers_may_save_nothing(tmp_path: Path) -> No
     roomy = predict(told(context, cpu_count=64, local_world_size=2), asked)
     assert crowded.mid_ns == roomy.mid_ns < crowded.measured_ns
     assert roomy.high_ns < crowded.measured_ns
-    assert crowded.high_ns == pytest.approx(crowded.measured_ns)
+    saving = crowded.measured_ns - crowded.mid_ns
+    assert crowded.high_ns == pytest.approx(crowded.measured_ns + 0.25 * saving, rel=0.01)
