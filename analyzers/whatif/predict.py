@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from perfscope import findings
 from perfscope.analyzers.compared import Compared
 from perfscope.analyzers.facts import Predict
@@ -15,6 +17,7 @@ from perfscope.analyzers.replay.engine import play
 from perfscope.analyzers.whatif import batch, ddp, loader, microbatches, network, overlap, pace_changes, sharding
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.script import script_of
+from perfscope.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
@@ -79,8 +82,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> Prediction:
         )
     # The replay's own error is taken out of its prediction: it misses both in the same direction.
     mid = script.step_ns(played, base) * measured / replayed
-    scatter = 2 * float(steps.std(ddof=1)) / math.sqrt(len(steps)) / replayed if len(steps) > 1 else 0.0
-    low, high = _range(measured, mid, error + scatter, sure)
+    low, high = _range(measured, mid, error + 2 * _standard_error(steps) / replayed, sure)
     return Prediction(settings, measured, replayed, low, mid, high, error)
 
 
@@ -117,6 +119,12 @@ def setting_named(name: str) -> Setting:
             return setting
     known = ", ".join(setting.name for setting in SETTINGS)
     raise BadSetting(f"{name}: no such setting; there are {known}")
+
+
+def _standard_error(steps_ns: Int64) -> float:
+    """Of the mean of these steps, ns; the odd step apart, which the median absolute deviation leaves out."""
+    deviation = 1.4826 * float(np.median(np.abs(steps_ns - np.median(steps_ns))))
+    return deviation / math.sqrt(len(steps_ns))
 
 
 def _range(measured: float, mid: float, share: float, sure: list[Uncertainty]) -> tuple[float, float]:
