@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     )
     shutil.copytree(root, work / "tree", symlinks=True, ignore=unwanted)
     sdist = _build(work / "tree", "build_sdist", work)
-    shutil.unpack_archive(sdist, work / "unpacked", filter="data")
+    safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.11.4 on
+    shutil.unpack_archive(sdist, work / "unpacked", **safely)
     (unpacked,) = (work / "unpacked").iterdir()
     with zipfile.ZipFile(_build(unpacked, "build_wheel", work)) as archive:
         return set(archive.namelist())
