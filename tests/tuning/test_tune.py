@@ -12,7 +12,7 @@ import pytest
 from tests.collectors.harness import PERFSCOPE, needs_torch
 from tests.tuning.harness import environment, job
 
-pytestmark = [pytest.mark.training, pytest.mark.timeout(900), needs_torch]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900), needs_torch]
 
 
 def tune(folder: Path, options: tuple[str, ...], command: tuple[str, ...]) -> tuple[dict[str, Any], str]:
