@@ -18,6 +18,7 @@ from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.collectives import CollectiveRanges
 from perfscope.collectors.device import device_types
 from perfscope.collectors.discovery import has_compiled
+from perfscope.collectors.forwards import watch_forwards
 from perfscope.collectors.frameworks.ranges import FrameworkRanges
 from perfscope.collectors.loaders import LoaderUses, first_shape
 from perfscope.collectors.patches import Patches
@@ -207,13 +208,9 @@ class Ranges:
             self.batch_shape = first_shape(batch)
 
     def _hook_modules(self, modules: list[Any]) -> None:
-        for module in modules:
-            compiled = vars(module).get("_compiled_call_impl")
-            if compiled is not None:  # compiled in place: hooks would go into the compiled code, so wrap its entry
-                self._patches.set(module, "_compiled_call_impl", self._around_forward(module, compiled))
-                continue
-            self._handles.append(module.register_forward_pre_hook(self._forward_begins, prepend=True))
-            self._handles.append(module.register_forward_hook(self._forward_ended, always_call=True))
+        self._handles += watch_forwards(
+            modules, self._forward_begins, self._forward_ended, self._patches, self._around_forward
+        )
 
     def _around_forward(self, module: Any, call: Call) -> Call:
         @functools.wraps(call)

@@ -14,6 +14,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Final
 
+from perfscope.collectors.forwards import watch_forwards
 from perfscope.collectors.loaders import LoaderUses, first_shape
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
@@ -150,13 +151,13 @@ class Stages:
             self.batch_shape = first_shape(batch)
 
     def _hook(self, modules: list[Any]) -> None:
-        for module in modules:
-            compiled = vars(module).get("_compiled_call_impl")
-            if compiled is not None:  # compiled in place: hooks would go into the compiled code, so wrap its entry
-                self._module_patches.set(module, "_compiled_call_impl", self._timed(compiled, FORWARD))
-                continue
-            self._handles.append(module.register_forward_pre_hook(self._forward_begins, prepend=True))
-            self._handles.append(module.register_forward_hook(self._forward_ended, always_call=True))
+        self._handles += watch_forwards(
+            modules,
+            self._forward_begins,
+            self._forward_ended,
+            self._module_patches,
+            lambda _module, compiled: self._timed(compiled, FORWARD),
+        )
 
     def _unhook(self) -> None:
         self._module_patches.restore()
