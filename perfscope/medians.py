@@ -15,7 +15,7 @@ _BINS: Final = 16
 _FEWEST: Final = 16
 """Samples below which a trend is not told from chance."""
 
-_SIGMA_OF_MEDIAN: Final = 1.4826
+SIGMA_OF_MAD: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
 _SURE: Final = 5.0
@@ -28,6 +28,11 @@ _INT64_MAX: Final = int(np.iinfo(np.int64).max)
 
 _STEEPEST: Final = 1e-3
 """Oscillators err by up to 1e-4, and a clock that is being set moves by at most 5e-4 (adjtimex); more is no clock."""
+
+
+def deviation(values: Int64 | Float64) -> float:
+    """Standard deviation of one sample by its median absolute deviation, in its unit: odd values do not move it."""
+    return SIGMA_OF_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +121,7 @@ def fit_lines(label: Int64, x: Int64, y: Int64, size: int) -> Lines:
     low, high = _extent(label, x, size)
     count = np.bincount(label, minlength=size)
     swing = np.abs(slope) * np.maximum(high - low, 0)
-    chance = _SURE * _SIGMA_OF_MEDIAN * scatter * np.sqrt(12 / np.maximum(count, 1))
+    chance = _SURE * SIGMA_OF_MAD * scatter * np.sqrt(12 / np.maximum(count, 1))
     stands_out = (swing > np.maximum(2 * scatter, chance)) & (swing >= _LEAST_SWING_NS)
     # Noise without a line through it.
     plain = median_by(label, y, size)

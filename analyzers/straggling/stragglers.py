@@ -31,6 +31,7 @@ from perfscope.analyzers.replay.programs import Recorded
 from perfscope.analyzers.straggling.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.straggling.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.analyzers.timeline import Row
+from perfscope.medians import SIGMA_OF_MAD
 from perfscope.trace import Bool, Int64
 
 NOISE: Final = 0.02
@@ -269,6 +270,6 @@ def _struck(recorded: Recorded, peers: Peers) -> list[int]:
     """Ranks that were the slowest of some used step, and far slower than ranks usually differ."""
     own = _own_in_step(recorded, peers)
     distance = own - np.median(own, axis=0)
-    usual = float(np.median(np.abs(distance))) * 1.4826  # the median absolute deviation as a standard deviation
+    usual = float(np.median(np.abs(distance))) * SIGMA_OF_MAD
     hit = (distance > _IN_TURN * usual) & (distance > NOISE * float(np.median(own)))
     return [peers.ranks[index] for index in np.unique(own.argmax(axis=0)[hit.any(axis=0)])]

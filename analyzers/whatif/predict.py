@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from perfscope import findings
 from perfscope.analyzers.compared import Compared
 from perfscope.analyzers.facts import Predict
@@ -17,6 +15,7 @@ from perfscope.analyzers.replay.engine import play
 from perfscope.analyzers.whatif import batch, ddp, loader, microbatches, network, overlap, pace_changes, sharding
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.script import script_of
+from perfscope.medians import deviation
 from perfscope.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
@@ -122,9 +121,8 @@ def setting_named(name: str) -> Setting:
 
 
 def _standard_error(steps_ns: Int64) -> float:
-    """Of the mean of these steps, ns; the odd step apart, which the median absolute deviation leaves out."""
-    deviation = 1.4826 * float(np.median(np.abs(steps_ns - np.median(steps_ns))))
-    return deviation / math.sqrt(len(steps_ns))
+    """Of the mean of these steps, ns, the odd step apart."""
+    return deviation(steps_ns) / math.sqrt(len(steps_ns))
 
 
 def _range(measured: float, mid: float, share: float, sure: list[Uncertainty]) -> tuple[float, float]:

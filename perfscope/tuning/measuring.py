@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.medians import deviation
+
 BLOCKS: Final = 6
 """Stretches that the measured steps of a trial are cut into."""
 
@@ -22,9 +24,6 @@ LEAST_GAIN: Final = 0.02
 
 SIGMAS: Final = 2.5
 """Standard errors that a gain must exceed: one in 160 would by chance, and what is kept is measured twice."""
-
-_SIGMA_OF_MAD: Final = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 _ERROR_OF_MEDIAN: Final = 1.2533
 """Standard error of the median of a normal sample over that of its mean."""
@@ -64,8 +63,7 @@ def measured(step_ns: Float64, period: int = 1) -> Measurement:
     used = step_ns[:, steps - blocks * length :] if steps >= length else step_ns
     means = used.reshape(used.shape[0], blocks, -1).mean(axis=2).max(axis=0)
     middle = float(np.median(means))
-    spread = _SIGMA_OF_MAD * float(np.median(np.abs(means - middle)))
-    return Measurement(middle, _ERROR_OF_MEDIAN * spread / sqrt(blocks), steps)
+    return Measurement(middle, _ERROR_OF_MEDIAN * deviation(means) / sqrt(blocks), steps)
 
 
 @dataclass(frozen=True)
