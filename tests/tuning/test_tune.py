@@ -49,9 +49,12 @@ def test_a_starved_training_gets_its_workers(tmp_path: Path) -> None:
 
 
 def test_where_there_is_nothing_to_gain_nothing_is_kept(tmp_path: Path) -> None:
+    # One bucket already, and what is left to try for DDP saves some microseconds of 40 ms.
     options = ("--budget", "3", "--steps", "16", "--only", "ddp.*")
-    found, text = tune(tmp_path, options, job("--compute-ms", 40))
-    assert len(found["trials"]) == 2, "the third is for what is kept"
+    found, text = tune(tmp_path, options, job("--compute-ms", 40, "--bucket-mb", 1))
+    tried = {setting["setting"] for setting in found["settings"] if setting["measured_step_us"] is not None}
+    assert tried == {"ddp.gradient_as_bucket_view", "ddp.static_graph"}
+    assert 2 <= len(found["trials"]) <= 3, "the third is for what looks as if it helped"
     assert all(trial["gain"] is not None for trial in found["trials"])
     assert found["kept"] == {"settings": {}, "predicted_step_us": None, "measured_step_us": None, "permanent": []}
     assert "Nothing is kept" in text
