@@ -160,6 +160,7 @@ def account_rows(result: Comparison) -> tuple[AccountRow, ...]:
                 host=result.hosts.names.get(rank, ""),
                 wait_is_bound=rank in bounded,
                 named_host_us={name: value for name, value in named.items() if value > 0},
+                own_us_per_step=tuple((np.delete(totals, Row.COMM_WAIT, axis=1).sum(axis=1) / 1e3).tolist()),
             )
         )
     return tuple(rows)

@@ -75,7 +75,7 @@ def summarize(
         missing_ranks=_missing(result, runs),
         accounting=account_rows(result),
         dataloader=dataloader_rows(result, runs),
-        collectives=collective_rows(result.matched),
+        collectives=collective_rows(result.matched, result.steps),
         cost_model=cost_rows(compared.models, result.matched.instances),
         stragglers=_stragglers(compared),
         strategies=_strategies(result, runs, pipeline),

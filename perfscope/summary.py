@@ -57,6 +57,11 @@ class Failure:
     path: str
     error: str
 
+    @property
+    def reason(self) -> str:
+        """``error`` without the path that it may begin with, for where the path is told beside it."""
+        return self.error.removeprefix(f"{self.path}: ")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
@@ -134,6 +139,8 @@ class AccountRow:
     """Not every participant is in the recording: the wait is a lower bound (and transfer an upper one)."""
     named_host_us: dict[str, float] = field(default_factory=dict)
     """Parts of idle_host that have a visible name (garbage collection, checkpoint)."""
+    own_us_per_step: tuple[float, ...] = ()
+    """All but ``exposed_comm_wait`` in each used step: what is the rank's own, whoever it waits for."""
 
     def rows(self) -> dict[str, float]:
         """The ten rows by name (without ``_us``), in the order of ``ROWS``."""
@@ -185,6 +192,9 @@ class CollectiveRow:
     """Rank -> share of instances in which it came last."""
     complete: bool = True
     """All participants are in the recording."""
+    transfer_us_per_step: tuple[float, ...] = ()
+    """Transfer of all of a used step's instances together; the mean over the steps is that of one instance times the
+    instances in a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +223,8 @@ class StragglerRow:
     """Share of the used steps in which it was the one that came last."""
     host: str = ""
     scope: str = "rank"
-    """What is slow: ``rank``, ``host`` (its ranks alike), ``stage`` (a pipeline's) or ``job`` (any rank, in turn)."""
+    """What is slow: ``rank``, ``ranks`` (several, alike and at once), ``host`` (its ranks alike), ``stage`` (a
+    pipeline's) or ``job`` (any rank, in turn)."""
     ranks: tuple[int, ...] = ()
     """All ranks of that scope; ``rank`` is the slowest of them."""
     pattern: str = "steady"

@@ -51,8 +51,8 @@ def instance_transfer_ns(matched: Matched) -> Int64:
     return np.where(receipts == NONE, longest, receipts)
 
 
-def collective_rows(matched: Matched) -> tuple[CollectiveRow, ...]:
-    """One row for each (group, kind, type, size), the most total transfer first."""
+def collective_rows(matched: Matched, steps: Int64) -> tuple[CollectiveRow, ...]:
+    """One row for each (group, kind, type, size), the most total transfer first; ``steps`` are those of ``matched``."""
     instances = matched.instances
     transfer = instance_transfer_ns(matched)
     alike = Blocks.of(instances.group, instances.kind, instances.dtype, instances.bytes)
@@ -60,6 +60,7 @@ def collective_rows(matched: Matched) -> tuple[CollectiveRow, ...]:
     rows = [
         _row(
             matched,
+            steps,
             transfer,
             alike.order[alike.first[label] : alike.first[label] + alike.size[label]],
             lines.order[lines.first[label] : lines.first[label] + lines.size[label]],
@@ -69,7 +70,7 @@ def collective_rows(matched: Matched) -> tuple[CollectiveRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.transfer_us * row.count))
 
 
-def _row(matched: Matched, transfer_ns: Int64, chosen: Int64, lines: Int64) -> CollectiveRow:
+def _row(matched: Matched, steps: Int64, transfer_ns: Int64, chosen: Int64, lines: Int64) -> CollectiveRow:
     """The row of the instances ``chosen``, which are alike; ``lines`` are their participations."""
     instances = matched.instances
     first = int(chosen[0])
@@ -82,6 +83,8 @@ def _row(matched: Matched, transfer_ns: Int64, chosen: Int64, lines: Int64) -> C
     if several:
         lines = lines[shared[matched.instance[lines]]]
     mean_transfer = float(transfer_ns[chosen[shared[chosen]] if several else chosen].mean())
+    known_transfer = np.where(shared[chosen] | (not several), transfer_ns[chosen], mean_transfer)
+    step = np.searchsorted(steps, instances.step[chosen])
     algorithm = size / mean_transfer if several and size > 0 and mean_transfer > 0 else None
     factor = bus_factor(kind, group_size(instances, int(instances.group[first])))
     last, counts = np.unique(instances.last_rank[chosen], return_counts=True)
@@ -100,4 +103,5 @@ def _row(matched: Matched, transfer_ns: Int64, chosen: Int64, lines: Int64) -> C
             int(rank): float(count) / len(chosen) for rank, count in zip(last, counts, strict=True) if rank != NONE
         },
         complete=bool(instances.complete[chosen].all()),
+        transfer_us_per_step=tuple((np.bincount(step, known_transfer, minlength=len(steps)) / 1e3).tolist()),
     )

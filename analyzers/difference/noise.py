@@ -22,6 +22,10 @@ allocator), which the steps of one recording cannot show."""
 ROW_FLOOR: Final = 0.005
 """The same for one row of the account, which is a part of the step."""
 
+OWN_SHARE: Final = 0.02
+"""Share of its own time by which a kernel, an operator, a collective or a rank must change besides: clocks and cache
+luck differ between starts of a job."""
+
 _ENOUGH: Final = 8
 """Stretches of a run, or steps, from which they can confirm what the recorded steps show."""
 
@@ -134,6 +138,26 @@ def row_floor(step: StepChange) -> float:
 def beyond_noise(delta_us: float, step: StepChange) -> bool | None:
     """Is a part's change more than the whole step's noise? For what was not recorded step by step: a strict measure."""
     return None if step.noise_us is None else abs(delta_us) > step.noise_us
+
+
+def parts_are_real(
+    pairs: Sequence[tuple[Float64, Float64]], changes: Sequence[float], sizes: Sequence[float], step: StepChange
+) -> list[bool | None]:
+    """Which parts of a step changed beyond the noise: each by its own times, before and after, step by step.
+
+    ``changes`` and ``sizes`` (the larger of before and after) in µs per step. All together have a chance of ``LEVEL``
+    of a false alarm (Holm); a part must also move by ``row_floor`` and by ``OWN_SHARE`` of itself. Those that a
+    recording does not hold step by step must exceed the whole step's noise.
+    """
+    tests = [difference(*pair) for pair in pairs]
+    known = [index for index, test in enumerate(tests) if test is not None]
+    held = dict(zip(known, holm([test.p for test in tests if test is not None], LEVEL), strict=True))
+    return [
+        held[index] and abs(delta) >= max(row_floor(step), OWN_SHARE * size)
+        if index in held
+        else beyond_noise(delta, step)
+        for index, (delta, size) in enumerate(zip(changes, sizes, strict=True))
+    ]
 
 
 def rows_differ(before: Summary, after: Summary, names: Sequence[str], step: StepChange) -> bool | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from perfscope.analyzers.difference.noise import beyond_noise
+import numpy as np
+
+from perfscope.analyzers.difference.noise import parts_are_real
 from perfscope.comparison import CollectiveChange, PathChange, RankChange, StepChange
 from perfscope.summary import AccountRow, CollectiveRow, Summary
+from perfscope.trace import Float64
 
 _Key = tuple[str, str, str | None, int | None]
-_WAIT: Final = "exposed_comm_wait"
-
 _APART: Final = 0.25
 """Share of the ranks' median change by which a rank's must differ from it to be named."""
 
@@ -47,7 +49,11 @@ def collective_changes(before: Summary, after: Summary, step: StepChange) -> tup
     first, second = _collectives(before), _collectives(after)
     if not {key[0] for key in first} & {key[0] for key in second}:
         first, second = _collectives(before, by_role=True), _collectives(after, by_role=True)
-    changes = [_collective(key, first.get(key), second.get(key), step) for key in {**first, **second}]
+    both = [(key, first.get(key), second.get(key)) for key in {**first, **second}]
+    pairs = [(_times(old, before), _times(new, after)) for _, old, new in both]
+    totals = [(old.transfer if old else 0.0, new.transfer if new else 0.0) for _, old, new in both]
+    real = parts_are_real(pairs, [new - old for old, new in totals], [max(each) for each in totals], step)
+    changes = [_collective(*each, is_real) for each, is_real in zip(both, real, strict=True)]
     return tuple(sorted(changes, key=lambda change: -abs(change.delta_us)))
 
 
@@ -59,6 +65,7 @@ class _Collective:
         self.transfer = 0.0
         self.wait: float | None = 0.0
         self.busbw: float | None = None
+        self.per_step: Float64 = np.zeros(0)
 
     def add(self, row: CollectiveRow, steps: int) -> None:
         count = row.count / steps
@@ -66,6 +73,8 @@ class _Collective:
         self.transfer += count * row.transfer_us
         self.wait = None if row.wait_us is None or self.wait is None else self.wait + count * row.wait_us
         self.busbw = row.busbw_gbps
+        times = np.array(row.transfer_us_per_step)
+        self.per_step = self.per_step + times if len(self.per_step) == len(times) else times
 
     @property
     def one_us(self) -> float | None:
@@ -81,7 +90,14 @@ def _collectives(summary: Summary, by_role: bool = False) -> dict[_Key, _Collect
     return found
 
 
-def _collective(key: _Key, first: _Collective | None, second: _Collective | None, step: StepChange) -> CollectiveChange:
+def _times(collective: _Collective | None, summary: Summary) -> Float64:
+    """Transfer in each used step, µs: none where the other job alone has it; empty where the steps are not known."""
+    return collective.per_step if collective is not None else np.zeros(len(summary.job.steps))
+
+
+def _collective(
+    key: _Key, first: _Collective | None, second: _Collective | None, real: bool | None
+) -> CollectiveChange:
     before, after = first or _Collective(), second or _Collective()
     delta = after.transfer - before.transfer
     wait = after.wait - before.wait if after.wait is not None and before.wait is not None else None
@@ -102,7 +118,7 @@ def _collective(key: _Key, first: _Collective | None, second: _Collective | None
         after_us=after.transfer,
         delta_us=delta,
         wait_delta_us=wait,
-        real=beyond_noise(delta, step),
+        real=real,
     )
 
 
@@ -113,8 +129,12 @@ def rank_changes(before: Summary, after: Summary, step: StepChange) -> tuple[Ran
     if not both:
         return ()
     typical = median(_own(old, new) for old, new in both)
+    apart = [_own(old, new) - typical for old, new in both]
+    pairs = list(zip(*(_beside_peers(rows) for rows in zip(*both, strict=True)), strict=True))
+    sizes = [max(_work(old), _work(new)) for old, new in both]
+    real = parts_are_real(pairs, apart, sizes, step)
     changes = []
-    for old, new in both:
+    for (old, new), differs, is_real in zip(both, apart, real, strict=True):
         rows = {name: value - old.rows()[name] for name, value in new.rows().items()}
         changes.append(
             RankChange(
@@ -125,17 +145,27 @@ def rank_changes(before: Summary, after: Summary, step: StepChange) -> tuple[Ran
                 after_us=new.step_time_us,
                 delta_us=new.step_time_us - old.step_time_us,
                 rows_us=rows,
-                stands_out=len(both) > 2 and _differs(_own(old, new), typical, step),
+                stands_out=len(both) > 2 and is_real is True and abs(differs) >= _APART * abs(typical),
             )
         )
     return tuple(changes)
 
 
-def _differs(own: float, typical: float, step: StepChange) -> bool:
-    """Beyond the noise, and by a share of what all ranks changed by."""
-    return beyond_noise(own - typical, step) is True and abs(own - typical) >= _APART * abs(typical)
+def _beside_peers(rows: Sequence[AccountRow]) -> list[Float64]:
+    """Each rank's own work in each step, less the ranks' median of it: what all share is no rank's. Empty where that
+    is not known.
+    """
+    if len({len(row.own_us_per_step) for row in rows}) > 1:
+        return [np.zeros(0) for _ in rows]
+    own = np.array([row.own_us_per_step for row in rows])
+    return list(own - np.median(own, axis=0))
 
 
 def _own(old: AccountRow, new: AccountRow) -> float:
-    """Change of the rank's own work: all but waiting for others."""
-    return (new.step_time_us - new.rows()[_WAIT]) - (old.step_time_us - old.rows()[_WAIT])
+    """Change of the rank's own work."""
+    return _work(new) - _work(old)
+
+
+def _work(row: AccountRow) -> float:
+    """The rank's own work: all but waiting for others."""
+    return row.step_time_us - row.exposed_comm_wait_us

@@ -7,13 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from perfscope.analyzers.difference.noise import row_floor
+from perfscope.analyzers.difference.noise import OWN_SHARE, row_floor
 from perfscope.comparison import StepChange, WorkChange
 from perfscope.summary import Summary
-
-OWN_SHARE: Final = 0.02
-"""Share of the kernel's or operator's own time by which it must change, besides what any part of a step must exceed:
-clocks and cache luck differ between starts of a job."""
 
 _ERRORS: Final = 3.0
 """Standard errors that a mean duration must have moved by."""

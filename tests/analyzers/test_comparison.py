@@ -16,6 +16,7 @@ from perfscope.analyzers.replay.engine import play
 from perfscope.analyzers.replay.programs import record
 from perfscope.analyzers.straggling.stragglers import Lateness, find_lateness
 from perfscope.analyzers.timeline import Row
+from perfscope.summary import CollectiveRow
 from perfscope.trace import ProcessGroup
 from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder
 
@@ -34,6 +35,10 @@ def described(elements: int, ranks: tuple[int, ...] = (0, 1), sequence: int | No
 def compared(*builders: TraceBuilder, first_step: int | None = None) -> Comparison:
     partials = [analyze_rank(builder.build()) for builder in builders]
     return compare({partial.rank: partial for partial in partials}, first_step)
+
+
+def rows_of(result: Comparison) -> tuple[CollectiveRow, ...]:
+    return collective_rows(result.matched, result.steps)
 
 
 def lateness(result: Comparison) -> tuple[Lateness, ...]:
@@ -57,9 +62,11 @@ def test_waits_are_split_from_transfers_at_the_last_arrival():
     result = compared(gpu_rank(0, 1000, 5000), gpu_rank(1, 4000, 5000))
     assert result.totals[0][0, [Row.COMM_WAIT, Row.COMM_TRANSFER]].tolist() == [3000, 1000]
     assert result.totals[1][0, [Row.COMM_WAIT, Row.COMM_TRANSFER]].tolist() == [0, 1000]
-    (row,) = collective_rows(result.matched)
+    (row,) = rows_of(result)
     assert (row.kind, row.dtype, row.bytes, row.count) == ("all_reduce", "bfloat16", 1000, 6)
     assert (row.transfer_us, row.wait_us) == (1.0, 1.5)
+    assert row.transfer_us_per_step == (1.0,) * 6
+    assert [each.own_us_per_step[:2] for each in account_rows(result)] == [(7.0, 7.0), (10.0, 10.0)]
     assert row.last_arriver == {1: 1.0}
     # 1000 bytes in 1000 ns; two ranks' all-reduce moves 2·(2-1)/2 = 1 times its size over the link.
     assert (row.algbw_gbps, row.busbw_gbps) == (1.0, 1.0)
@@ -87,7 +94,7 @@ def test_a_step_before_the_first_used_one_serves_to_begin_together_only():
     result = compared(gpu_rank(0, 1000, 5000), gpu_rank(1, 4000, 5000), first_step=2)
     assert result.steps.tolist() == [2, 3, 4, 5]
     assert len(result.totals[0]) == 4
-    assert sum(row.count for row in collective_rows(result.matched)) == 4
+    assert sum(row.count for row in rows_of(result)) == 4
     (late,) = lateness(result)
     assert late.per_step_ns.tolist() == [3000] * 4
 
@@ -131,7 +138,11 @@ def test_a_collective_held_up_behind_another_blames_whoever_that_one_waited_for(
                 shapes = {"shapes": [[size]], "types": ["float"]}
                 builder.note("gloo:all_reduce", (at + start) * US, (at + end) * US, thread, **shapes)
     result = compared(*ranks)
-    assert [row.bytes for row in sorted(collective_rows(result.matched), key=lambda row: row.bytes)] == [40, 80, 120]
+    assert [row.bytes for row in sorted(rows_of(result), key=lambda row: row.bytes)] == [
+        40,
+        80,
+        120,
+    ]
     found = lateness(result)
     assert [(late.rank, late.cause) for late in found] == [(1, "host")]
     # At rank 0's pace rank 1 would come to the first collective at 1000: that ends at 2000 and the third, which waits
@@ -170,7 +181,7 @@ def test_a_missing_participant_makes_the_split_a_bound():
     # The transfer takes at most the shortest duration present, 3000: rank 0 waited for at least 1000.
     assert result.totals[0][0, [Row.COMM_WAIT, Row.COMM_TRANSFER]].tolist() == [1000, 3000]
     assert all(row.wait_is_bound for row in account_rows(result))
-    (row,) = collective_rows(result.matched)
+    (row,) = rows_of(result)
     assert not row.complete
     assert row.last_arriver == {}
 
@@ -178,7 +189,7 @@ def test_a_missing_participant_makes_the_split_a_bound():
 def test_one_participant_gives_no_wait_and_no_bandwidth():
     builder = TraceBuilder(rank=0, world_size=2).step(0, 0, STEP)
     builder.launched("gemm", 10, 100, 900).launched(NCCL, 20, 1000, 5000, stream=20, collective=described(500))
-    (row,) = collective_rows(compared(builder).matched)
+    (row,) = rows_of(compared(builder))
     assert (row.wait_us, row.algbw_gbps, row.busbw_gbps) == (None, None, None)
 
 
@@ -206,7 +217,7 @@ def test_recorded_sequence_numbers_win_over_order():
 def test_a_pair_started_in_either_order_is_matched_by_size():
     result = compared(rank_with_sizes(0, [10, 20, 30]), rank_with_sizes(1, [20, 10, 30]))
     assert result.mismatches == ()
-    rows = collective_rows(result.matched)
+    rows = rows_of(result)
     assert sorted((row.bytes, row.count) for row in rows) == [(20, 1), (40, 1), (60, 1)]
 
 
@@ -235,7 +246,7 @@ def test_groups_of_the_same_name_but_other_ranks_do_not_mix():
         builder.launched("gemm", 5, 10, 90)
         builder.launched(NCCL, 20, 100 + 100 * rank, 1000, stream=20, collective=described(10, pair))
         builders.append(builder)
-    rows = collective_rows(compared(*builders).matched)
+    rows = rows_of(compared(*builders))
     assert sorted((row.ranks, tuple(row.last_arriver)) for row in rows) == [((0, 1), (1,)), ((2, 3), (3,))]
 
 

@@ -228,6 +228,6 @@ def test_those_left_over_do_not_blur_the_others_times() -> None:
     ranks[0].kernel("allreduce", "0", 200, 500).kernel("allreduce", "0", 600, 99_600)
     ranks[1].kernel("allreduce", "0", 300, 500)
     found, _, _ = matched(ranks)
-    (row,) = collective_rows(found)
+    (row,) = collective_rows(found, np.array([0]))
     assert (row.count, row.complete) == (2, False)
     assert (row.wait_us, row.transfer_us, row.algbw_gbps) == (0.05, 0.2, 1.0)

@@ -47,7 +47,7 @@ class TestPairs:
         assert found.wait_ns.tolist() == [0, 100]
         assert found.waited_for.tolist() == [0, 0]
         assert found.instances.last_rank.tolist() == [0]
-        (row,) = collective_rows(found)
+        (row,) = collective_rows(found, np.array([0]))
         assert (row.kind, row.bytes, row.count, row.complete) == ("send_recv", 200, 1, True)
         # Of the receiver, from the last arrival on.
         assert row.transfer_us == pytest.approx(0.202)
@@ -60,7 +60,7 @@ class TestPairs:
         second.kernel("recv", "1", 400, 600, peer=0)
         found, _, _ = matched([first, second])
         assert found.wait_ns.tolist() == [0, 0]
-        (row,) = collective_rows(found)
+        (row,) = collective_rows(found, np.array([0]))
         assert row.transfer_us == pytest.approx(0.2)
 
     def test_in_a_group_of_two_the_peer_goes_without_saying(self) -> None:

@@ -137,6 +137,17 @@ def test_collectives_on_a_slow_link_lose_bandwidth(analyzed: Analyzed) -> None:
         assert change.transfer_after_us == pytest.approx(expected, rel=0.05)
 
 
+def test_collectives_are_judged_by_their_own_noise_and_not_the_steps(analyzed: Analyzed) -> None:
+    """The backward hides them all but the last, so that the step is no slower than its noise."""
+    difference, _ = _compared(analyzed, STEADY, replace(STEADY, seed=1, causes=(SlowLink(factor=1.4),)))
+    assert difference.step.verdict == "same"
+    assert difference.step.noise_us is not None
+    found = [change for change in difference.collectives if change.real]
+    assert len(found) >= 2
+    assert all(change.delta_us < difference.step.noise_us for change in found)
+    assert _real(difference) <= {"exposed_comm_transfer"}
+
+
 def test_other_buckets_are_gone_and_new(analyzed: Analyzed) -> None:
     difference, _ = _compared(analyzed, STEADY, replace(STEADY, seed=1, bucket_bytes=100 << 20))
     assert {change.status for change in difference.collectives} >= {"gone", "new"}
@@ -162,6 +173,13 @@ def test_seeds_alone_are_no_change(analyzed: Analyzed) -> None:
             alarms += any(change.real for change in (*difference.rows, *difference.kernels, *difference.collectives))
             alarms += any(rank.stands_out for rank in difference.ranks)
     assert alarms <= 0.02 * len(pairs) * 2
+
+
+def test_seeds_alone_make_no_rank_stand_out(analyzed: Analyzed) -> None:
+    summaries = [analyzed(replace(SMALL, ranks=4, seed=seed))[0] for seed in range(100, 105)]
+    for before, after in itertools.combinations(summaries, 2):
+        difference = perfscope.compare(before, after, noise=0.0).differences[0]
+        assert [rank.rank for rank in difference.ranks if rank.stands_out] == []
 
 
 def test_everything_adds_up(analyzed: Analyzed) -> None:
