@@ -60,6 +60,10 @@ class Programs:
     floor_ns: Int64
     hold_ns: Int64
     marks: int
+    after: Int64 | None = None
+    """For each participation, the one on another stream whose end it waits for besides, or NONE; None: none does."""
+    after_gap_ns: Int64 | None = None
+    """From that end to its beginning, which ``gap_ns`` includes."""
 
     def slice_of(self, rank: int) -> slice:
         """Where one rank's instructions lie."""
@@ -101,10 +105,16 @@ class _Play:
         count = len(programs.instance)
         self._instance = programs.instance.tolist()
         self._previous = programs.previous.tolist()
-        self._following = [NONE] * count
+        self._following: list[list[int]] = [[] for _ in range(count)]
         for participation, previous in enumerate(self._previous):
             if previous != NONE:
-                self._following[previous] = participation
+                self._following[previous].append(participation)
+        nothing = np.full(count, NONE, dtype=np.int64)
+        self._after = (nothing if programs.after is None else programs.after).tolist()
+        self._after_gap = (nothing if programs.after_gap_ns is None else programs.after_gap_ns).tolist()
+        for participation, other in enumerate(self._after):
+            if other != NONE:
+                self._following[other].append(participation)
         self._gap = programs.gap_ns.tolist()
         self._transfer = programs.transfer_ns.tolist()
         self._ready: list[int | None] = [None] * count
@@ -158,14 +168,22 @@ class _Play:
         while able:
             participation = able.pop()
             ready, previous = self._ready[participation], self._previous[participation]
-            if ready is None:
+            if ready is None or self._start[participation] is not None:
                 continue
             if previous != NONE:
                 end = self._end[previous]
                 if end is None:
                     continue
                 ready = max(ready, end)
-            start = self._start[participation] = ready + self._gap[participation]
+            other = self._after[participation]
+            if other == NONE:
+                start = ready + self._gap[participation]
+            else:
+                end = self._end[other]
+                if end is None:
+                    continue
+                start = max(ready, end + self._after_gap[participation])
+            self._start[participation] = start
             instance = self._instance[participation]
             if start > self._latest[instance]:
                 self._latest[instance] = start
@@ -181,6 +199,5 @@ class _Play:
             rank = self._waiting.pop(participation, None)
             if rank is not None:
                 self._runnable.append(rank)
-            if self._following[participation] != NONE:
-                able.append(self._following[participation])
+            able += self._following[participation]
         return able

@@ -120,14 +120,35 @@ def at_peers_pace(recorded: Recorded, peers: Mapping[int, Peers], cured: Sequenc
     for rank in cured:
         part, target = programs.slice_of(rank), peers[rank].target_ns(rank, cured)
         own[part] = _repaced(programs.own_ns[part], peers[rank].anchors[peers[rank].ranks.index(rank)], target)
-        # Its peers' loaders do not make it stall.
-        held = programs.op[part] == Op.HOLD
-        lag[part][held] = 0
-        hold[programs.operand[part][held]] = np.iinfo(np.int64).min
         others = [programs.ranks.index(peers[rank].ranks[line]) for line in peers[rank].others(rank, cured)]
         index = programs.ranks.index(rank)
+        held, stalls, until = _usual_holds(recorded, index, others)
+        lag[held], hold[programs.operand[held]] = stalls, until
         start[index] -= _sooner(recorded, index, others)
     return replace(programs, own_ns=own, lag_ns=lag, start_ns=start, hold_ns=hold)
+
+
+def _usual_holds(recorded: Recorded, index: int, others: Sequence[int]) -> tuple[Int64, Int64, Int64]:
+    """(holds of rank ``index``, a line; their lags; their moments) with the loader of ``others``: the median of theirs
+    where most of them are held in the same steps, else none: their loaders do not make it stall.
+    """
+    held, steps = _holds(recorded, index)
+    programs, never = recorded.programs, np.iinfo(np.int64).min
+    alike = [theirs for theirs, when in (_holds(recorded, other) for other in others) if np.array_equal(when, steps)]
+    if 2 * len(alike) <= len(others) or len(held) == 0:
+        return held, np.zeros(len(held), dtype=np.int64), np.full(len(held), never)
+    stalls = np.median([programs.lag_ns[theirs] for theirs in alike], axis=0)
+    until = np.median([programs.hold_ns[programs.operand[theirs]] for theirs in alike], axis=0)
+    return held, stalls.astype(np.int64), until.astype(np.int64)
+
+
+def _holds(recorded: Recorded, index: int) -> tuple[Int64, Int64]:
+    """(instructions, recorded steps in or before which they lie) of one rank's holds."""
+    programs, part = recorded.programs, recorded.programs.slice_of(recorded.programs.ranks[index])
+    op, operand = programs.op[part], programs.operand[part]
+    held = np.flatnonzero(op == Op.HOLD)
+    begins = np.flatnonzero((op == Op.MARK) & np.isin(operand, recorded.begin[index]))
+    return part.start + held, np.searchsorted(begins, held)
 
 
 def _sooner(recorded: Recorded, index: int, others: Sequence[int]) -> int:

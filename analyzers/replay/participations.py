@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.collectives.matching import Matched
 from perfscope.analyzers.rank import RankPartial
 from perfscope.trace import NONE, Int64
+
+_PROMPT_NS: Final = 20_000
+"""What waits for an event of another stream begins within this time of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +30,8 @@ class Participations:
     gap_ns: Int64
     transfer_ns: Int64
     ready_ns: Int64
+    after: Int64
+    after_gap_ns: Int64
 
 
 class Matches:
@@ -57,6 +63,7 @@ class Matches:
         arrival[known] = matched.last_arrival_ns[line[known]]
         ready = clocks.to_common(rank, ready_own)
         previous, able = _follow(own.stream[row], ready, start, end)
+        after = _awaited(able, start, end)
         number = self._numbered + np.arange(len(row))
         self._numbered += len(row)
         self._alone += alone
@@ -65,6 +72,8 @@ class Matches:
             row=row,
             instance=instance,
             previous=np.where(previous == NONE, NONE, number[previous]) if len(row) else previous,
+            after=np.where(after == NONE, NONE, number[after]) if len(row) else after,
+            after_gap_ns=start - end[after] if len(row) else after,
             gap_ns=start - able,
             transfer_ns=end - arrival,
             ready_ns=ready_own,
@@ -89,3 +98,16 @@ def _follow(stream: Int64, ready_ns: Int64, start_ns: Int64, end_ns: Int64) -> t
     before = np.where(previous == NONE, ready_ns, end_ns[previous]) if len(stream) else ready_ns
     previous[before > start_ns] = NONE
     return previous, np.where(previous == NONE, ready_ns, np.maximum(ready_ns, before))
+
+
+def _awaited(able_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    """For each collective that could have begun and yet did so only as one of another stream ended, that one: the
+    reduction across replicas waits for the reduce-scatter of hybrid sharding. NONE for the others.
+    """
+    if len(start_ns) == 0:
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(end_ns, kind="stable")
+    last = order[np.maximum(np.searchsorted(end_ns[order], start_ns, side="right") - 1, 0)]
+    until = end_ns[last]
+    waited = (until > able_ns) & (until <= start_ns) & (start_ns - until <= _PROMPT_NS) & (start_ns[last] < start_ns)
+    return np.asarray(np.where(waited, last, NONE), dtype=np.int64)

@@ -15,7 +15,7 @@ from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.replay.engine import Op, Played, Programs
-from perfscope.analyzers.replay.loader import deliveries
+from perfscope.analyzers.replay.loader import deliveries, deliveries_under_work
 from perfscope.analyzers.replay.participations import Matches, Participations
 from perfscope.trace import NONE, Bool, Int64
 
@@ -142,6 +142,7 @@ class _Builder:
         first, last = int(opens[0]), int(closes[-1])
         mine = self._matches.of(rank, partial, first, last)
         held = deliveries(partial)
+        begun, launched = deliveries_under_work(partial)
         program = _Instructions.in_order(
             _Instructions.of(Op.ISSUE, mine.ready_ns, mine.number),
             _blocks(partial, mine, first, last),
@@ -150,12 +151,13 @@ class _Builder:
             _Instructions.of(
                 Op.HOLD, held.end_ns, len(self._holds) + np.arange(len(held)), held.start_ns - held.end_ns
             ),
+            _Instructions.of(Op.HOLD, begun, len(self._holds) + len(held) + np.arange(len(begun))),
         )
         own, lag = program.own_and_lag(first, partial.progress.blocked)
         self._columns.append((program.op, program.operand, own, lag))
         self._participations.append(mine)
         self._begins.append(clocks.to_common(rank, opens))
-        self._holds += clocks.to_common(rank, held.end_ns).tolist()
+        self._holds += clocks.to_common(rank, np.concatenate((held.end_ns, launched))).tolist()
         self._starts.append(clocks.to_common(rank, first))
         self._first.append(self._first[-1] + len(own))
 
@@ -178,6 +180,8 @@ class _Builder:
             floor_ns=self._matches.floor_ns(),
             hold_ns=np.array(self._holds, dtype=np.int64),
             marks=marks,
+            after=np.concatenate([part.after for part in parts]),
+            after_gap_ns=np.concatenate([part.after_gap_ns for part in parts]),
         )
 
     def begin_ns(self) -> Int64:

@@ -119,7 +119,7 @@ def _whatif(facts: JobFacts, worst: StragglerRow) -> dict[str, str]:
     They are not for a stage, all of whose ranks are slow.
     """
     settings = {f"rank.{rank}": "peers" for rank in worst.ranks}
-    played = facts.predict(settings) if facts.predict is not None and worst.scope in ("rank", "host") else None
+    played = facts.predict(settings) if facts.predict is not None and worst.scope in ("rank", "ranks", "host") else None
     if played is None:
         return {}
     saved_us = facts.step_time_us - played.mid / 1e3
@@ -131,6 +131,8 @@ def _who(row: StragglerRow) -> str:
     ranks = ranks_in_words(row.ranks)
     if row.scope == "host":
         return f"Host {row.host} ({ranks}) makes" if row.host else f"One host's {ranks} make"
+    if row.scope == "ranks":
+        return f"{ranks.capitalize()} make"
     if row.scope == "stage":
         return f"One pipeline stage ({ranks}) makes"
     if row.scope == "job":
@@ -139,11 +141,11 @@ def _who(row: StragglerRow) -> str:
 
 
 def _whose(row: StragglerRow) -> str:
-    return "their" if row.scope == "host" and not row.host else "its"
+    return "their" if row.scope == "ranks" or (row.scope == "host" and not row.host) else "its"
 
 
 def _setting(row: StragglerRow) -> str:
-    if row.scope in ("stage", "job"):
+    if row.scope in ("ranks", "stage", "job"):
         return ranks_in_words(row.ranks)
     where = f" on {row.host}" if row.host else ""
     return f"rank {row.rank}{where}" if row.scope == "rank" else f"host {row.host}".rstrip()

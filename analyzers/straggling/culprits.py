@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.replay.engine import Played
 from perfscope.analyzers.replay.programs import Recorded
-from perfscope.analyzers.straggling.stragglers import NOISE, Lateness, find_lateness
+from perfscope.analyzers.straggling.excess import NOISE
+from perfscope.analyzers.straggling.stragglers import Lateness, find_lateness
 from perfscope.findings import Confidence
 from perfscope.summary import StragglerRow
 

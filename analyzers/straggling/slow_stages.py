@@ -7,7 +7,7 @@ more work than the others is not slow but too big; that is imbalance, which ``pi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,8 @@ SAME_WORK: Final = 0.02
 _COMPARED: Final = (Row.COMPUTE, Row.LAUNCH, Row.HOST)
 """Rows that stages have in common. Only some of them load batches, copy or print."""
 
+_COMPARED_ROWS: Final = [int(row) for row in _COMPARED]
+
 
 @dataclass(frozen=True)
 class SlowStage:
@@ -43,17 +45,17 @@ def slow_stages(result: Comparison, blamed: Collection[int]) -> list[SlowStage]:
     """Stages all of whose ranks are slower than the stages of the same work; empty without a pipeline or FLOPs."""
     members = ranks_of(stages(result))
     flops = {stage: _flops(result, ranks) for stage, ranks in members.items()}
-    own = {stage: np.min([_own_rows(result, rank) for rank in ranks], axis=0) for stage, ranks in members.items()}
+    paces = {stage: [_Pace.of(result, rank) for rank in ranks] for stage, ranks in members.items()}
+    together = {stage: _Pace.mean(mine) for stage, mine in paces.items()}
     found = []
     for stage, ranks in members.items():
-        alike = [own[other] for other, count in flops.items() if other != stage and _same(count, flops[stage])]
+        alike = [together[other] for other, count in flops.items() if other != stage and _same(count, flops[stage])]
         if not alike or any(rank in blamed for rank in ranks):
             continue
-        usual = np.median(alike, axis=0)
-        excess = (own[stage] - usual)[[int(row) for row in _COMPARED]]
-        if excess.sum() > 0:
-            slowest = max(ranks, key=lambda rank: float(_own_rows(result, rank).sum()))
-            total = float(own[stage].sum())
+        excess = np.min([pace.excess(alike) for pace in paces[stage]], axis=0)
+        total = min(float(pace.rows.sum()) for pace in paces[stage])
+        if 0 < excess.sum() < total:
+            slowest = max(zip(ranks, paces[stage], strict=True), key=lambda pair: float(pair[1].rows.sum()))[0]
             row = _COMPARED[int(excess.argmax())]
             found.append(SlowStage(ranks, slowest, row, (total - float(excess.sum())) / total))
     return found
@@ -79,9 +81,58 @@ def _flops(result: Comparison, ranks: tuple[int, ...]) -> float:
     return float(np.mean(counts))
 
 
-def _own_rows(result: Comparison, rank: int) -> Float64:
-    """Ns per step of each row of one rank's own account."""
-    start, end = result.windows[rank]
-    rows = result.partials[rank].progress.own.totals(start, end).sum(axis=0) / len(start)
-    rows[Row.COMM_TRANSFER] = rows[Row.COMM_WAIT] = 0
-    return np.asarray(rows, dtype=np.float64)
+@dataclass(frozen=True, eq=False)
+class _Pace:
+    """How quickly one rank works. ``rows`` is its own time, ns per step, by row of the account; ``kernels`` are, for
+    each kernel by name, how often it runs and how long in all, per step.
+
+    Stages that multiply as much may differ in the rest: the last one has the loss, the first one the embedding. So the
+    same kernels are compared, and the host's time for each kernel launched.
+    """
+
+    rows: Float64
+    kernels: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def of(cls, result: Comparison, rank: int) -> _Pace:
+        """That of one rank over the used steps."""
+        partial, (start, end) = result.partials[rank], result.windows[rank]
+        rows = np.asarray(partial.progress.own.totals(start, end).sum(axis=0) / len(start), dtype=np.float64)
+        rows[Row.COMM_TRANSFER] = rows[Row.COMM_WAIT] = 0
+        table, chosen = partial.tables.kernels, partial.steps.indices_of(result.steps)
+        count, total = table.count[:, chosen].mean(axis=1), table.total_ns[:, chosen].mean(axis=1)
+        lines = zip(table.names, table.category, count.tolist(), total.tolist(), strict=True)
+        return cls(rows, {name: (n, ns) for name, category, n, ns in lines if category == "compute" and n})
+
+    @classmethod
+    def mean(cls, paces: Sequence[_Pace]) -> _Pace:
+        """That of several ranks together."""
+        kernels: dict[str, tuple[float, float]] = {}
+        for pace in paces:
+            for name, (count, total) in pace.kernels.items():
+                known = kernels.get(name, (0.0, 0.0))
+                kernels[name] = known[0] + count / len(paces), known[1] + total / len(paces)
+        return cls(np.asarray(np.mean([pace.rows for pace in paces], axis=0), dtype=np.float64), kernels)
+
+    @property
+    def launched(self) -> float:
+        """Compute kernels per step."""
+        return sum(count for count, _ in self.kernels.values())
+
+    def excess(self, alike: Sequence[_Pace]) -> Float64:
+        """Ns per step of each compared row beyond the median at the paces of other stages."""
+        usual = np.median([pace.at_work_of(self) for pace in alike], axis=0)
+        return np.asarray(self.rows[_COMPARED_ROWS] - usual, dtype=np.float64)
+
+    def at_work_of(self, other: _Pace) -> Float64:
+        """What the compared rows of ``other`` would take at this pace; without kernels, as long as its own."""
+        mine = np.asarray(self.rows[_COMPARED_ROWS], dtype=np.float64)
+        common = self.kernels.keys() & other.kernels.keys()
+        taken = sum(other.kernels[name][1] for name in common)
+        if not common or taken <= 0:
+            return mine
+        here = sum(other.kernels[name][0] * self.kernels[name][1] / self.kernels[name][0] for name in common)
+        theirs = sum(total for _, total in other.kernels.values())
+        mine *= other.launched / self.launched
+        mine[_COMPARED.index(Row.COMPUTE)] = other.rows[Row.COMPUTE] * (1 + (here - taken) / theirs)
+        return mine

@@ -12,7 +12,8 @@ Example, two ranks that meet in one all-reduce::
 
 At rank 0's pace rank 1 would not pause, and both would take 35 instead of 45: rank 1 cost the job 10, by its host.
 
-The ranks of one host that are slow alike are one culprit: cured one by one, none of them would save anything.
+The ranks of one host that are slow alike are one culprit, and so are any ranks that are slow by the same cause in the
+same steps: cured one by one, none of them would save anything.
 """
 
 from __future__ import annotations
@@ -26,16 +27,14 @@ import numpy as np
 from perfscope.analyzers.collectives.matching import Matched
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.replay.engine import Played, Programs, play
-from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
+from perfscope.analyzers.replay.pace import at_peers_pace, find_peers
 from perfscope.analyzers.replay.programs import Recorded
+from perfscope.analyzers.straggling.excess import NOISE, excess, excess_apart, most_apart, own_in_step, struck
+from perfscope.analyzers.straggling.host_bound import HostBound
 from perfscope.analyzers.straggling.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.straggling.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.analyzers.timeline import Row
-from perfscope.medians import SIGMA_OF_MAD
 from perfscope.trace import Bool, Int64
-
-NOISE: Final = 0.02
-"""Share of the step below which a loss is not told from noise."""
 
 CAUSES: Final = {
     Row.COMPUTE: "compute",
@@ -59,17 +58,17 @@ _TOGETHER: Final = 1.5
 """How many times as much a host must cost as the worst of its ranks alone to be the culprit in their place."""
 
 _ALIKE: Final = 0.75
-"""Share of a host's ranks that must be slow for the host to be."""
+"""Share of a host's ranks that must be slow for the host to be, and of the slowest rank's excess that others must have
+to be slow alike."""
+
+_SAME_STEPS: Final = 0.75
+"""Share of hits above which ranks that share no host are slow alike: noise strikes each at another time."""
 
 _AT_ONCE: Final = 0.5
 """Share of hits above which a host's ranks are slow at once, and of hit steps above which ranks are struck singly."""
 
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one that goes round."""
-
-_IN_TURN: Final = 4.0
-"""How many times its usual distance the slowest rank of a step must lie above the median to be hit by something: the
-slowest of many ranks is always slower than the median, pauses are not of that size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +97,7 @@ def find_lateness(
     """
     if not base.complete:
         return ()
-    search = _Search(recorded, base, find_peers(result, recorded), hosts)
+    search = _Search(result, recorded, base, hosts)
     found = [*search.run(), *search.slow_link(result.matched_before)]
     found += _slow_stages(result, search, hosts, blamed={rank for late in found for rank in late.ranks})
     return tuple(sorted(found, key=lambda late: (-late.lost_ns, late.rank)))
@@ -107,16 +106,25 @@ def find_lateness(
 class _Search:
     """Tries cures and keeps what they save."""
 
-    def __init__(self, recorded: Recorded, base: Played, groups: Sequence[Peers], hosts: Mapping[int, str]) -> None:
+    def __init__(self, result: Comparison, recorded: Recorded, base: Played, hosts: Mapping[int, str]) -> None:
+        groups = find_peers(result, recorded)
         self._recorded = recorded
+        self._host_bound = HostBound.of(result, recorded)
         self._slowest_ns = recorded.slowest_ns(base)
-        self._noise = NOISE * float(self._slowest_ns.mean())
+        replayed_ns = float(self._slowest_ns.mean())
+        # What the replay itself is wrong by nobody can be charged with.
+        self._noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
         self._peers = {rank: peers for peers in groups for rank in peers.ranks}
         self._hosts = hosts
-        self._excess = {rank: excess for peers in groups for rank, excess in _excess(recorded, peers).items()}
+        self._in_loader_ns = {
+            rank: float(partial.loading.waited_ns[partial.steps.indices_of(result.steps)].mean())
+            for rank, partial in result.partials.items()
+        }
+        self._own = [(peers, own_in_step(recorded, peers)) for peers in groups]
+        self._excess = {rank: over for peers, own in self._own for rank, over in excess(peers, own).items()}
         over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self._excess.items()}
         self._slow = [rank for rank in sorted(over, key=lambda rank: -over[rank]) if over[rank] >= self._noise]
-        self._struck = {rank for peers in groups for rank in _struck(recorded, peers)}
+        self._struck = {rank for peers, own in self._own for rank in struck(peers, own)}
 
     @property
     def programs(self) -> Programs:
@@ -124,50 +132,94 @@ class _Search:
         return self._recorded.programs
 
     def run(self) -> list[Lateness]:
-        """Single ranks, then what costs more than its ranks one by one: a host, or ranks in turn."""
+        """Single ranks, then what costs more than its ranks one by one: a host, several ranks, or ranks in turn."""
         found = [late for rank in self._slow[:_CANDIDATES] if (late := self._cured((rank,), "rank")) is not None]
-        for scope, members in (*(("host", members) for members in self._slow_hosts()), ("job", self._taking_turns())):
-            alone = [other.lost_ns for other in found if other.rank in members]
-            late = self._cured(members, scope) if members else None
-            if late is not None and late.lost_ns >= _TOGETHER * max(alone, default=0.0):
-                found = [other for other in found if other.rank not in members]
-                found.append(late)
-        return found
+        for members in self._slow_hosts():
+            found = self._with(found, members, "host")
+        on_hosts = {rank for late in found if late.scope == "host" for rank in late.ranks}
+        for members in self._slow_alike(without=on_hosts):
+            found = self._with(found, self._needed(members), "ranks")
+        return self._with(found, self._taking_turns(), "job")
+
+    def _with(self, found: list[Lateness], members: tuple[int, ...], scope: str) -> list[Lateness]:
+        """``found`` with these ranks as one culprit, where they cost so much more than each of them alone."""
+        alone = [other.lost_ns for other in found if other.rank in members]
+        late = self._cured(members, scope) if len(members) > 1 else None
+        if late is None or late.lost_ns < _TOGETHER * max(alone, default=0.0):
+            return found
+        return [*(other for other in found if other.rank not in members), late]
 
     def slow_link(self, matched: Matched) -> list[Lateness]:
         """The host or rank whose link is slower than the others', if it costs more than noise."""
         link = slow_links(matched, self._hosts)
-        saved = self.saved(with_usual_links(self._recorded.programs, link)) if link is not None else None
+        saved = self.saved(with_usual_links(self._recorded.programs, link), ()) if link is not None else None
         if link is None or saved is None:
             return []
         return [Lateness(link.ranks[0], link.ranks, link.scope, "communication", float(saved.mean()), saved)]
 
-    def _hits(self, ranks: Sequence[int]) -> Bool:
-        """Which of these ranks (lines) were slow in which used step (columns)."""
-        return np.stack([self._excess[rank] >= self._noise for rank in ranks])
-
     def _slow_hosts(self) -> list[tuple[int, ...]]:
-        """The slow ranks of each host nearly all of whose ranks are slow in the same steps, where there are others."""
+        """The slow ranks of each host nearly all of whose ranks are slow in the same steps, where there are others.
+
+        They are compared with the ranks of the other hosts alone: where half of all ranks are slow, the median of all
+        lies half-way.
+        """
         members: dict[str, list[int]] = {}
         for rank in self._peers:
             members.setdefault(self._hosts.get(rank, ""), []).append(rank)
         members.pop("", None)
-        slow = set(self._slow)
+        most = {rank: over for peers, own in self._own for rank, over in most_apart(peers, own, self._hosts).items()}
+        slow = {rank for rank, over in most.items() if np.maximum(over, 0).mean() >= self._noise}
         found = []
         for ranks in members.values() if len(members) > 1 else ():
-            mine = sorted(slow.intersection(ranks))
-            if len(mine) >= max(2, _ALIKE * len(ranks)):
-                hits = self._hits(mine)
-                if hits[:, hits.any(axis=0)].mean() >= _AT_ONCE:
-                    found.append(tuple(mine))
+            if len(slow.intersection(ranks)) < max(2, _ALIKE * len(ranks)):
+                continue  # A job has thousands of hosts, few of them slow.
+            apart = {rank: over for peers, own in self._own for rank, over in excess_apart(peers, own, ranks).items()}
+            mine = sorted(rank for rank, over in apart.items() if np.maximum(over, 0).mean() >= self._noise)
+            if len(mine) < max(2, _ALIKE * len(ranks)):
+                continue
+            if _at_once(np.stack([apart[rank] >= self._noise for rank in mine])) >= _AT_ONCE:
+                found.append(tuple(mine))
         return found
 
+    def _slow_alike(self, without: Collection[int]) -> list[tuple[int, ...]]:
+        """Ranks that are as slow as one another in the same steps and by the same cause, the slowest first: where one
+        is cured, the others are waited for all the same. No more than half of those that do the same work: beyond
+        that they are what is usual.
+        """
+        usual = {rank: float(self._excess[rank].mean()) for rank in self._slow[:_CANDIDATES] if rank not in without}
+        by_cause: dict[str, list[int]] = {}
+        for rank in sorted(usual, key=lambda rank: -usual[rank]):
+            if usual[rank] >= self._noise:
+                by_cause.setdefault(self._cause((rank,)), []).append(rank)
+        found = []
+        for ranks in by_cause.values():
+            alike = tuple(rank for rank in ranks if usual[rank] >= _ALIKE * usual[ranks[0]])
+            few = all(2 * len(set(peers.ranks).intersection(alike)) <= len(peers.ranks) for peers, _ in self._own)
+            if len(alike) > 1 and few:
+                hits = np.stack([self._excess[rank] >= self._noise for rank in alike])
+                found += [alike] if _at_once(hits) >= _SAME_STEPS else []
+        return found
+
+    def _needed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The first of these without which nearly as much would be saved as with all; empty where that is nothing."""
+        whole = self._cured(ranks, "ranks")
+        if whole is None:
+            return ()
+        for count in range(1, len(ranks)):
+            part = self._cured(ranks[:count], "ranks")
+            if part is not None and part.lost_ns >= whole.lost_ns - self._noise:
+                return ranks[:count]
+        return ranks
+
     def _taking_turns(self) -> tuple[int, ...]:
-        """Ranks that something strikes in turn, seldom two at once; empty where nothing does."""
-        ranks = sorted(self._struck)
+        """Ranks that something strikes in turn, seldom two at once; empty where nothing does. Those that are slow most
+        of the time are not among them.
+        """
+        hit = {rank: self._excess[rank] >= self._noise for rank in sorted(self._struck)}
+        ranks = [rank for rank, steps in hit.items() if steps.mean() <= _AT_ONCE]
         if len(ranks) < _IN_TURN_RANKS:
             return ()
-        hits = self._hits(ranks)
+        hits = np.stack([hit[rank] for rank in ranks])
         at_once = hits.sum(axis=0)
         turns = hits[:, at_once > 0].argmax(axis=0)
         changes = int((turns[1:] != turns[:-1]).sum())
@@ -176,18 +228,32 @@ class _Search:
 
     def _cured(self, ranks: tuple[int, ...], scope: str) -> Lateness | None:
         """What these ranks cost together; None where that is no more than noise."""
-        saved = self.saved(at_peers_pace(self._recorded, self._peers, ranks))
+        saved = self.saved(at_peers_pace(self._recorded, self._peers, ranks), ranks)
         if saved is None:
             return None
+        cause = self._cause(ranks)
+        if cause == CAUSES[Row.DATALOADER] and not self._load_longer(ranks, float(saved.mean())):
+            return None
         worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
-        return Lateness(worst, tuple(sorted(ranks)), scope, self._cause(ranks), float(saved.mean()), saved)
+        return Lateness(worst, tuple(sorted(ranks)), scope, cause, float(saved.mean()), saved)
 
-    def saved(self, programs: Programs) -> Int64 | None:
-        """By how much each used step is shorter in ``programs``; None where that is no more than noise."""
+    def _load_longer(self, ranks: Sequence[int], lost_ns: float) -> bool:
+        """Whether these ranks are in the loader for so much longer than the others. Where all loaders are slow, it may
+        be one rank alone whose device has no work left to hide that.
+        """
+        others = [waited for rank, waited in self._in_loader_ns.items() if rank not in ranks]
+        usual = float(np.median(others)) if others else 0.0
+        return max(self._in_loader_ns[rank] for rank in ranks) - usual >= lost_ns / 2
+
+    def saved(self, programs: Programs, cured: Collection[int]) -> Int64 | None:
+        """By how much each used step is shorter in ``programs``, in which ``cured`` are no slower than others; None
+        where that is no more than noise.
+        """
         played = play(programs)
         if not played.complete:
             return None
-        saved = self._slowest_ns - self._recorded.slowest_ns(played)
+        least = np.minimum(self._host_bound.floor_ns(cured), self._slowest_ns)
+        saved = self._slowest_ns - np.maximum(self._recorded.slowest_ns(played), least)
         # Ranks do not begin a recording together, and that skew is nobody's fault: where no step before the first used
         # one was recorded, a loss in that one alone is no evidence.
         only_first = len(saved) > 1 and self._recorded.used[0] and saved[1:].sum() <= 0
@@ -231,10 +297,10 @@ def _cured_stages(
     search: _Search, stages: tuple[SlowStage, ...], scope: str, hosts: Mapping[int, str]
 ) -> Lateness | None:
     """What these stages cost together; None where that is no more than noise."""
-    saved = search.saved(at_other_stages_pace(search.programs, stages))
+    ranks = _ranks_of(stages)
+    saved = search.saved(at_other_stages_pace(search.programs, stages), ranks)
     if saved is None:
         return None
-    ranks = _ranks_of(stages)
     worst = max(stages, key=lambda stage: 1 / stage.factor)
     scope = "host" if _is_a_host(ranks, hosts) else "rank" if len(ranks) == 1 else scope
     return Lateness(worst.slowest, ranks, scope, CAUSES[worst.row], float(saved.mean()), saved)
@@ -251,25 +317,6 @@ def _is_a_host(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> bool:
     return len(names) == 1 and "" not in names and len(ranks) > 1 and whole == ranks and len(set(hosts.values())) > 1
 
 
-def _own_in_step(recorded: Recorded, peers: Peers) -> Int64:
-    """Own time of each rank (lines) in each used step (columns)."""
-    steps = np.flatnonzero(recorded.used)
-    return np.stack([peers.own_ns[:, peers.step == step].sum(axis=1) for step in steps], axis=1)
-
-
-def _excess(recorded: Recorded, peers: Peers) -> dict[int, Int64]:
-    """By how much each rank's own time exceeds its peers' median in each used step."""
-    own = _own_in_step(recorded, peers)
-    if len(own) == 2:
-        return {rank: own[index] - own[1 - index] for index, rank in enumerate(peers.ranks)}
-    middle = np.median(own, axis=0)
-    return {rank: (own[index] - middle).astype(np.int64) for index, rank in enumerate(peers.ranks)}
-
-
-def _struck(recorded: Recorded, peers: Peers) -> list[int]:
-    """Ranks that were the slowest of some used step, and far slower than ranks usually differ."""
-    own = _own_in_step(recorded, peers)
-    distance = own - np.median(own, axis=0)
-    usual = float(np.median(np.abs(distance))) * SIGMA_OF_MAD
-    hit = (distance > _IN_TURN * usual) & (distance > NOISE * float(np.median(own)))
-    return [peers.ranks[index] for index in np.unique(own.argmax(axis=0)[hit.any(axis=0)])]
+def _at_once(hits: Bool) -> float:
+    """Of the steps (columns) in which any rank (line) is hit, the mean share of the ranks that are."""
+    return float(hits[:, hits.any(axis=0)].mean())

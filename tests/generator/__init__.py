@@ -10,6 +10,7 @@ Shares no code with the product: it writes traces as kineto does and knows the t
 
 from tests.generator.causes import (
     Cause,
+    Evaluation,
     ExtraLayers,
     HostSync,
     Pause,
@@ -43,6 +44,7 @@ __all__ = [
     "Collective",
     "CollectiveTruth",
     "Delivery",
+    "Evaluation",
     "ExtraLayers",
     "Fabric",
     "Group",

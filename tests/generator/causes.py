@@ -116,6 +116,17 @@ class ReduceEachMicrobatch(Cause):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation(Cause):
+    """After the optimizer's step the model is evaluated on ``batches`` batches: forward passes alone. Not in pipelines;
+    where the forward pass communicates, all ranks must take part.
+    """
+
+    batches: int = 2
+    marked: bool = True
+    """A range of the recorder's lies over it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExtraLayers(Cause):
     """These pipeline stages have ``layers`` more than the others: more work, not slower work."""
 

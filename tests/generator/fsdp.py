@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.generator.collectives import ALL_GATHER, REDUCE_SCATTER
+from tests.generator.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from tests.generator.loader import Loader
 from tests.generator.process import Process
 from tests.generator.training import Training
@@ -11,12 +11,17 @@ from tests.generator.work import Program, Work
 
 class FullyShardedDataParallel(Training):
     """FSDP: a layer's parameters are gathered before its forward and again before its backward, one layer ahead; its
-    gradients are reduce-scattered after it. All collectives share one stream."""
+    gradients are reduce-scattered after it. All collectives share one stream. With replicas (HSDP) each holds a whole
+    copy of the model in shards, and the gradients' shards are then reduced across them, on a stream of its own."""
 
     wrapper = "FullyShardedDataParallel.forward"
 
     def __init__(self, process: Process, loader: Loader) -> None:
         super().__init__(process, loader)
+        self._replica_group = None
+        if self.spec.replicas > 1:
+            self.data_group = self.spec.group(self.host.rank, "shard")
+            self._replica_group = self.spec.group(self.host.rank, "replica")
         self._gathered: dict[int, Work] = {}
         self._reductions: list[Work] = []
 
@@ -46,10 +51,18 @@ class FullyShardedDataParallel(Training):
         self.gather(layer - 1)
         yield from self.gathered(layer)
         yield from self.backward_layer()
-        if reduce and self.data_group is not None:
-            self._reductions.append(
-                self.process.collective(REDUCE_SCATTER, self.model.layer_parameters, self.data_group)
-            )
+        if reduce:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """A layer's gradients are on their way."""
+        elements = self.model.layer_parameters
+        if self.data_group is not None:
+            self._reductions.append(self.process.collective(REDUCE_SCATTER, elements, self.data_group))
+            elements //= len(self.data_group.ranks)
+        if self._replica_group is not None:
+            after = self._reductions[-1:] if self.data_group is not None else None
+            self._reductions.append(self.process.collective(ALL_REDUCE, elements, self._replica_group, after))
 
     def after_microbatch(self) -> Program:
         """What is being reduced is waited for in the backward that began it."""

@@ -17,7 +17,7 @@ COMPUTE_STREAM = 7
 SIDE_STREAM = 16
 """A second stream of the training loop's own, where ZeRO prepares gradients."""
 WORLD_STREAM = 20
-_STREAMS = {"data": 24, "tensor": 28, "pipeline": 32, "model": 40}
+_STREAMS = {"data": 24, "tensor": 28, "pipeline": 32, "model": 40, "shard": 44, "replica": 48}
 NEXT_STREAM = 36
 """Sends to and receives from the next stage, where each neighbour has a stream of its own; ``pipeline``'s is the
 previous one's."""
@@ -27,8 +27,17 @@ _DESCRIPTIONS = {
         "tensor": "TENSOR_MODEL_PARALLEL_GROUP",
         "pipeline": "PIPELINE_MODEL_PARALLEL_GROUP",
         "model": "MODEL_PARALLEL_GROUP",
+        "shard": "INTRA_PARTIAL_DATA_PARALLEL_GROUP",
+        "replica": "INTER_PARTIAL_DATA_PARALLEL_GROUP",
     },
-    "mesh": {"data": "mesh_dp", "tensor": "mesh_tp", "pipeline": "mesh_pp", "model": "mesh_pp_tp"},
+    "mesh": {
+        "data": "mesh_dp",
+        "tensor": "mesh_tp",
+        "pipeline": "mesh_pp",
+        "model": "mesh_pp_tp",
+        "shard": "mesh_dp_shard",
+        "replica": "mesh_dp_replicate",
+    },
 }
 GROUP_STYLES = tuple(_DESCRIPTIONS)
 
@@ -40,7 +49,8 @@ class Group:
     name: str
     description: str
     role: str
-    """``world``, ``data``, ``tensor``, ``pipeline`` or ``model`` (all that hold parts of one copy of the model)."""
+    """``world``, ``data``, ``tensor``, ``pipeline``, ``model`` (all that hold parts of one copy of the model), and with
+    replicas ``shard`` (those that hold one in shards) and ``replica`` (those that hold the same shard)."""
     ranks: tuple[int, ...]
     stream: int
     """Where its collectives run."""
@@ -55,17 +65,26 @@ class Layout:
     pipeline: int = 1
     style: str = "megatron"
     """Whose descriptions the groups carry: ``megatron`` or ``mesh`` (torch's DeviceMesh)."""
+    replicas: int = 1
+    """Into how many groups the data parallel ranks are divided that each hold one whole copy of the model in shards."""
 
     def __post_init__(self) -> None:
         if self.style not in _DESCRIPTIONS:
             raise ValueError(f"no such style of groups: {self.style!r}")
         if self.ranks < 1 or self.tensor < 1 or self.pipeline < 1 or self.ranks % (self.tensor * self.pipeline):
             raise ValueError(f"{self.ranks} ranks cannot be laid out as {self.tensor} tensor x {self.pipeline} stages")
+        if self.replicas < 1 or self.data % self.replicas:
+            raise ValueError(f"{self.data} copies of the model cannot be {self.replicas} replicas of shards")
 
     @property
     def data(self) -> int:
         """Copies of the model."""
         return self.ranks // (self.tensor * self.pipeline)
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that hold one copy of the model between them."""
+        return self.data // self.replicas
 
     def rank(self, tensor: int, data: int, stage: int) -> int:
         """The rank at these coordinates."""
@@ -82,6 +101,11 @@ class Layout:
             return tuple(self.rank(i, data, stage) for i in range(self.tensor))
         if role == "data":
             return tuple(self.rank(tensor, i, stage) for i in range(self.data))
+        if role == "shard":
+            first = data - data % self._shards
+            return tuple(self.rank(tensor, first + i, stage) for i in range(self._shards))
+        if role == "replica":
+            return tuple(self.rank(tensor, i, stage) for i in range(data % self._shards, self.data, self._shards))
         if role == "pipeline":
             return tuple(self.rank(tensor, data, i) for i in range(self.pipeline))
         if role == "model":
@@ -96,6 +120,8 @@ class Layout:
         for role, description in _DESCRIPTIONS[self.style].items():
             sets = sorted({self.members(role, rank) for rank in range(self.ranks)})
             if len(sets[0]) == 1 or (role == "data" and len(sets) == 1):
+                continue
+            if role in ("shard", "replica") and self.replicas == 1:
                 continue
             numbered = enumerate(sets, number + 1)
             made[role] = [Group(str(i), description, role, ranks, _STREAMS[role]) for i, ranks in numbered]

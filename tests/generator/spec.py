@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.generator.causes import (
     Cause,
+    Evaluation,
     ExtraLayers,
     HostSync,
     Pause,
@@ -50,6 +51,9 @@ class JobSpec:
     """Ranks that share each layer."""
     pipeline: int = 1
     """Stages; more than 1 with strategy ``pipeline`` only."""
+    replicas: int = 1
+    """Copies of the model that are each sharded over a part of the data parallel ranks; more than 1 with ``fsdp`` only:
+    hybrid sharding."""
     microbatches: int = 1
     """(Micro-)batches of a step: passed through the pipeline, elsewhere gradients accumulated."""
     schedule: PipelineSpec = field(default_factory=PipelineSpec)
@@ -100,6 +104,8 @@ class JobSpec:
             raise ValueError(f"a job needs a rank, a step and a micro-batch, got {self}")
         if self.backend == "gloo" and (self.strategy != "ddp" or self.tensor > 1 or self.clip_norm):
             raise ValueError("the gloo flavour trains with ddp only")
+        if self.replicas > 1 and self.strategy != "fsdp":
+            raise ValueError(f"strategy {self.strategy!r} has no replicas")
         if self.pipeline > 1 and self.strategy != "pipeline":
             raise ValueError(f"strategy {self.strategy!r} has no stages")
         if self.model.hidden % self.layout.tensor or self.model.layers % (self.pipeline * self.schedule.chunks):
@@ -110,7 +116,7 @@ class JobSpec:
     @functools.cached_property
     def layout(self) -> Layout:
         """Who does what."""
-        return Layout(self.ranks, self.tensor, self.pipeline, self.groups)
+        return Layout(self.ranks, self.tensor, self.pipeline, self.groups, self.replicas)
 
     @functools.cached_property
     def recorded_steps(self) -> tuple[int, ...]:
@@ -232,6 +238,10 @@ class JobSpec:
                 cause.pauses(rank, step, self.ranks) if isinstance(cause, RotatingPause) else cause.hits(rank, step)
             )
         ]  # fmt: skip
+
+    def evaluations(self, rank: int, step: int) -> list[Evaluation]:
+        """Evaluations that this rank makes after this step."""
+        return [cause for cause in self.causes if isinstance(cause, Evaluation) and cause.hits(rank, step)]
 
     def syncs_forward(self, rank: int, step: int) -> bool:
         """Whether this rank synchronises between forward and backward."""

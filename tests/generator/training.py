@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tests.generator.collectives import ALL_REDUCE
 from tests.generator.engine import Host
@@ -20,6 +21,8 @@ GELU_BACKWARD = GELU.replace("GeluCUDA", "GeluBackwardCUDA")
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float> > >(int)"
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::TensorListMetadata<1> >(int)"
 CHECKPOINT_BACKWARD = "CheckpointFunctionBackward"
+EVALUATION = "perfscope::evaluation"
+"""The recorder's range over an evaluation."""
 
 
 class Training(ABC):  # noqa: B024  # every hook has something to do by default: nothing
@@ -64,6 +67,16 @@ class Training(ABC):  # noqa: B024  # every hook has something to do by default:
         yield from self.after_optimizer()
         if self.spec.end_sync:
             yield from process.item()
+        yield from self._evaluate(step)
+
+    def _evaluate(self, step: int) -> Program:
+        for evaluation in self.spec.evaluations(self.host.rank, step):
+            with ExitStack() as range_of_it:
+                if evaluation.marked:
+                    range_of_it.enter_context(self.host.range("user_annotation", EVALUATION))
+                for _ in range(evaluation.batches):
+                    yield from self._forward_pass()
+                    self.small("aten::mean", REDUCE, self.model.small_kernel_ns)
 
     def zero_grad(self) -> None:
         """Forget the last step's gradients."""
