@@ -10,6 +10,7 @@ from typing import Any
 
 from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.cpu import StepTimes
 from perfscope.collectors.device import DeviceProbe, device_types
 from perfscope.collectors.discovery import Found
 from perfscope.collectors.flops import FlopCount
@@ -41,6 +42,8 @@ class Capture:
         """Calls of ``backward`` in those steps."""
         self.flops: float | None = None
         """Floating-point operations of one step, where they were counted."""
+        self.times = StepTimes()
+        """CPU time of the steps that are kept."""
         self._config = config
         self._rank = rank
         self._ranges = ranges
@@ -83,17 +86,20 @@ class Capture:
             raise
         self._gc_ranges.install()
         self._annotator.step(self.first)
+        self._count_cpu()
 
     def step(self) -> bool:
         """A step has been completed. True when it was the last one: the capture then waits for :meth:`cut`."""
         self.completed += 1
         self.backwards = self._ranges.calls[BACKWARD]
+        self._problems.guard("counting CPU time", self.times.step_ended)
         self._end_flop_count()
         if self.full:
             return True
         with self._operating():
             self._profiler.step()
         self._annotator.step(self.first + self.completed)
+        self._count_cpu()
         return False
 
     def cut(self, export: Callable[[Callable[[str], object]], str]) -> str:
@@ -133,6 +139,10 @@ class Capture:
                     profiler.__exit__(None, None, None)
         finally:
             self._release()
+
+    def _count_cpu(self) -> None:
+        if self.completed == self._config.warmup:
+            self._problems.guard("counting CPU time", self.times.begin)
 
     def _end_flop_count(self) -> None:
         if self._flop_count is not None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from threading import local
 from typing import Any, Final
 
+from perfscope.collectors import cpu
 from perfscope.metadata import DataLoaderRecord
 
 FINGERPRINTS: Final = 3
@@ -23,6 +26,22 @@ class LoaderUses:
         # By the identity of the loader's sampler, which all iterators of one loader share; the sampler is kept so that
         # the identity stays its own. The iterator is not: it would keep worker processes alive.
         self._uses: dict[int, tuple[Any, DataLoaderRecord]] = {}
+        self._workers: dict[int, tuple[tuple[int, ...], int]] = {}
+        """Loader -> its workers when a batch was last drawn, and the CPU time that they had used."""
+        self._drawing = local()
+
+    def timed(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``draw``, which takes a batch from an iterator, with looks at the clocks for :meth:`drew` to find."""
+        drawing = self._drawing
+
+        @functools.wraps(draw)
+        def drawn(iterator: Any) -> Any:
+            began = cpu.now()
+            batch = draw(iterator)
+            drawing.took = cpu.now().since(began)
+            return batch
+
+        return drawn
 
     def drew(self, iterator: Any, batch: Any = None) -> None:
         """A batch came out of an iterator."""
@@ -33,7 +52,40 @@ class LoaderUses:
         changed = dataclasses.replace(record, batches=record.batches + 1, sampler_epoch=_epoch(sampler))
         if record.batches < FINGERPRINTS and (mark := fingerprint(batch)) is not None:
             changed = dataclasses.replace(changed, fingerprints=(*record.fingerprints, mark))
-        self._uses[id(sampler)] = (sampler, changed)
+        self._uses[id(sampler)] = (sampler, self._with_times(changed, iterator, id(sampler)))
+
+    def pause(self) -> None:
+        """Nothing is recorded for a while: what workers do meanwhile is not to count."""
+        self._workers.clear()
+
+    def _with_times(self, record: DataLoaderRecord, iterator: Any, loader: int) -> DataLoaderRecord:
+        """``record`` with what the batch just drawn took, where that is known."""
+        took = self._drawing.__dict__.pop("took", None)
+        if took is None:
+            return record
+        load_cpu_ns = self._worked(iterator, loader) if record.num_workers else took.thread
+        if load_cpu_ns is None:
+            return record
+        return dataclasses.replace(
+            record,
+            timed_batches=record.timed_batches + 1,
+            load_ns=record.load_ns + took.wall,
+            load_cpu_ns=record.load_cpu_ns + load_cpu_ns,
+            load_process_cpu_ns=record.load_process_cpu_ns + took.process,
+        )
+
+    def _worked(self, iterator: Any, loader: int) -> int | None:
+        """CPU time of a loader's workers since its last batch, ns; None for the first batch of these workers."""
+        before = self._workers.pop(loader, None)
+        try:
+            pids = tuple(worker.pid for worker in iterator._workers)
+        except (AttributeError, ValueError):  # ended and closed
+            return None
+        used = cpu.of_processes(pids)
+        if used is None:
+            return None
+        self._workers[loader] = (pids, used)
+        return used - before[1] if before is not None and before[0] == pids else None
 
     def records(self) -> tuple[DataLoaderRecord, ...]:
         """Every loader, in the order of their first batches."""

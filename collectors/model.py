@@ -25,9 +25,25 @@ def describe_model(found: Found) -> ModelRecord | None:
         parameter_bytes=_bytes(parameters),
         trainable_bytes=_bytes(trainable),
         trainable_sizes=tuple(_bytes([each]) for each in trainable) if len(trainable) <= _MOST_SIZES else (),
+        block_sizes=_block_sizes(largest),
         dtypes=tuple(sorted({str(each.dtype).removeprefix("torch.") for each in parameters})),
         compiled=any(map(is_compiled, found.modules)),
     )
+
+
+def _block_sizes(root: Any) -> tuple[int, ...]:
+    """Bytes of the trainable parameters of each module of the list (or sequence) that holds most of the model, where
+    all its modules are of one class: what strategies that shard by units are told to wrap.
+    """
+    import torch
+
+    found: tuple[int, ...] = ()
+    for module in root.modules():
+        children = list(module.children()) if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential) else []
+        if len(children) > 1 and len({type(child) for child in children}) == 1:
+            sizes = tuple(_bytes(each for each in child.parameters() if each.requires_grad) for child in children)
+            found = max(found, sizes, key=sum)
+    return found
 
 
 def unwrap(module: Any) -> Any:

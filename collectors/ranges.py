@@ -98,6 +98,7 @@ class Ranges:
     def remove(self) -> None:
         """Stop writing ranges and put everything back."""
         self._active = False
+        self.loaders.pause()
         self.frameworks.remove()
         self._patches.restore()
         self._problems.guard("leaving collectives alone", self._collectives.remove)
@@ -148,7 +149,8 @@ class Ranges:
         from torch.utils.data import dataloader
 
         iterator: Any = dataloader._BaseDataLoaderIter
-        replacement = self._around(iterator.__next__, DATALOADER, self._on_training_thread, self._drew)
+        timed = self.loaders.timed(iterator.__next__)
+        replacement = self._around(timed, DATALOADER, self._on_training_thread, self._drew)
         self._patches.set(iterator, "__next__", replacement)
 
     def _patch_collectives(self) -> None:

@@ -31,9 +31,13 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
     if cut:
         lines.append(f"a capture was cut short on {_plural(len(cut), 'rank')}")
     missing = _missing(runs, recorded, config)
-    if missing:
-        noun = "rank" if len(missing) == 1 else "ranks"
-        lines.append(f"no trace of {noun} {_ranges(missing)} here; where other nodes have it, see perfscope gather")
+    began = {run.rank for run in runs}
+    stopped = [rank for rank in missing if rank in began]
+    elsewhere = [rank for rank in missing if rank not in began]
+    if stopped:
+        lines.append(f"no trace of {_named(stopped)}: stopped before it was written")
+    if elsewhere:
+        lines.append(f"no trace of {_named(elsewhere)} here; where other nodes have it, see perfscope gather")
     lines.append(f"next: perfscope analyze {shlex.quote(str(config.folder))}")
     return lines
 
@@ -169,6 +173,10 @@ def _missing(runs: list[RunMetadata], recorded: list[RunMetadata], config: Colle
     present = {run.rank for run in recorded}
     wanted = RankSelection.parse(config.ranks)
     return [rank for rank in range(world) if rank in wanted and rank not in present]
+
+
+def _named(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_ranges(ranks)}"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.cpu import StepTimes, describe_cpu
 from perfscope.collectors.identity import Identity
 from perfscope.collectors.overrides_log import LOG
 from perfscope.collectors.problems import Problems
@@ -31,6 +32,7 @@ class RunRecord:
         self._run = describe_process(identity, config.mode)
         self._backwards = 0
         self._steps_with_ranges = 0
+        self._times: list[StepTimes] = []
         self.captures: list[CaptureRecord] = []
         """Captures on disk."""
         self.unsaved = True
@@ -42,8 +44,13 @@ class RunRecord:
         """Describe the run as it now stands. The objects are not kept."""
         from perfscope.collectors.describe import describe_run
 
-        self._run = describe_run(self._run, found, optimizers, ranges, self._problems)
+        run = describe_run(self._run, found, optimizers, ranges, self._problems)
+        self._run = dataclasses.replace(run, cpu=self._problems.guard("counting CPU time", describe_cpu, self._times))
         self.unsaved = True
+
+    def count_cpu(self, times: StepTimes) -> None:
+        """A capture's steps took that much CPU time."""
+        self._times.append(times)
 
     def count_backwards(self, backwards: int, steps: int) -> None:
         """``backward`` was called that often in that many steps."""

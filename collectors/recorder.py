@@ -139,6 +139,7 @@ class Recorder:
             self._give_up("the trace could not be written", error)
             return
         self._record.count_backwards(capture.backwards, capture.completed)
+        self._record.count_cpu(capture.times)
         self._record.captures.append(
             CaptureRecord(
                 file=name,

@@ -179,6 +179,11 @@ def _cpu_groups(root: Path) -> Iterator[Path]:
             yield top
 
 
+def cores_quota(root: Path = _ROOT) -> float | None:
+    """Cores' worth of time that this process's control group may use; None without a limit."""
+    return _quota_cores(_cpu_group(root))
+
+
 def _quota_cores(group: Path | None) -> float | None:
     """Cores' worth of time that the control group may use; None without a limit."""
     if group is None:

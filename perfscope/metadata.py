@@ -95,6 +95,14 @@ class DataLoaderRecord:
     fingerprints: tuple[int, ...] = ()
     """Checksums of the first batches that were drawn while ranges were being recorded; equal on two ranks that were
     given the same samples. Empty where a batch begins with no tensor in the host's memory."""
+    timed_batches: int = 0
+    """Batches of which CPU time is known: the next three are theirs together."""
+    load_ns: int = 0
+    """Wall time that the training thread took to draw them."""
+    load_cpu_ns: int = 0
+    """CPU time that they took to load: of the training thread or, with workers, of all workers' processes."""
+    load_process_cpu_ns: int = 0
+    """CPU time of all threads of the training process while they were drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,9 @@ class ModelRecord:
     trainable_bytes: int = 0
     trainable_sizes: tuple[int, ...] = ()
     """Bytes of each trainable parameter, in the order in which the modules registered them; empty beyond 20,000."""
+    block_sizes: tuple[int, ...] = ()
+    """Bytes of the trainable parameters of each of the model's repeated blocks (a list's modules of one class), in
+    order; empty without such."""
     dtypes: tuple[str, ...] = ()
     compiled: bool = False
 
@@ -132,6 +143,28 @@ class StepRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuRecord:
+    """The cores that a rank's process may use, and the CPU time of the steps in its captures.
+
+    Loader workers are processes of their own: their time is not in it.
+    """
+
+    cores: str = ""
+    """Those that it may run on, as the kernel lists them: ``0-3,8``; empty where not known."""
+    quota: float | None = None
+    """Cores' worth of time that its control group may use, with all processes in it; None without a limit."""
+    steps: int = 0
+    """Steps of captures; what follows is theirs together."""
+    wall_ns: int = 0
+    process_ns: int = 0
+    """CPU time of all threads, those that wait by spinning included."""
+    thread_ns: int = 0
+    """CPU time of the training thread alone."""
+    waited_ns: int | None = None
+    """Time for which the training thread was ready to run and waited for a core; None: the system does not tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunMetadata:
     """Everything one rank knows about its run. Absent knowledge is None or empty, never guessed."""
 
@@ -151,6 +184,8 @@ class RunMetadata:
     """Cores this process may run on."""
     cpu_threads: int | None = None
     """``torch.get_num_threads()``: threads that one operator on the CPU is spread over."""
+    cpu: CpuRecord | None = None
+    """None where nothing was captured."""
     pid: int = 0
     started_at: str = ""
     """ISO 8601, UTC."""
@@ -226,6 +261,7 @@ class LaunchRecord:
 
 
 _NESTED: dict[str, type[Any]] = {
+    "cpu": CpuRecord,
     "device": DeviceRecord,
     "model": ModelRecord,
     "steps": StepRecord,

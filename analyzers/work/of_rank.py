@@ -13,6 +13,7 @@ from perfscope.analyzers.work.kernel_times import KernelTimes, classed_work, ker
 from perfscope.analyzers.work.launch_times import LaunchTimes, launch_times
 from perfscope.analyzers.work.module_times import ModuleTimes, module_times
 from perfscope.analyzers.work.operator_times import OperatorTimes, operator_times
+from perfscope.analyzers.work.quickest import QuickestTimes, quickest_times
 from perfscope.analyzers.work.sync_times import SyncTimes, sync_times
 from perfscope.trace import Trace
 
@@ -26,6 +27,7 @@ class RankTables:
     modules: ModuleTimes
     launches: LaunchTimes
     syncs: SyncTimes
+    quickest: QuickestTimes
 
 
 def rank_tables(
@@ -39,4 +41,5 @@ def rank_tables(
         modules=module_times(trace, work, steps),
         launches=launch_times(trace, work, steps),
         syncs=sync_times(trace, steps, host, timeline, found),
+        quickest=quickest_times(trace, found.operators, steps, host.loading, on_device=len(work) > 0),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -113,3 +115,84 @@ def test_a_loader_without_a_length_is_described_all_the_same():
     sampler = iter(range(6))
     record = drawn(DataLoader(Unknown(), batch_size=3, sampler=sampler))  # type: ignore[arg-type]
     assert record.batches_per_epoch is None
+
+
+class Costly(Dataset[torch.Tensor]):
+    """Samples that take a while, awake or asleep."""
+
+    def __init__(self, compute_s: float, sleep_s: float) -> None:
+        self.compute_s = compute_s
+        self.sleep_s = sleep_s
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.sleep_s)
+        until = time.thread_time() + self.compute_s
+        while time.thread_time() < until:
+            pass
+        return torch.ones(2)
+
+
+def timed(dataset: Dataset[Any], uses: LoaderUses | None = None, **options: Any) -> DataLoaderRecord:
+    uses = uses or LoaderUses()
+    iterator = iter(DataLoader(dataset, batch_size=None, **options))
+    draw = uses.timed(type(iterator).__next__)
+    while True:
+        try:
+            uses.drew(iterator, draw(iterator))
+        except StopIteration:
+            return uses.records()[-1]
+
+
+def test_loading_that_computes_is_told_from_loading_that_waits():
+    computes, waits = timed(Costly(0.01, 0.0)), timed(Costly(0.0, 0.01))
+    assert (computes.timed_batches, waits.timed_batches) == (6, 6)
+    assert computes.load_cpu_ns >= 60e6
+    assert computes.load_process_cpu_ns > 0.95 * computes.load_cpu_ns, "this thread is one of the process"
+    assert waits.load_ns >= 60e6
+    assert waits.load_cpu_ns < 0.3 * waits.load_ns
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes' clocks are the kernel's of Linux")
+def test_workers_are_asked_for_their_cpu_time():
+    record = timed(Costly(0.02, 0.0), num_workers=1, prefetch_factor=1)
+    # Of the first batch nothing is known: the worker may have begun long before.
+    assert record.timed_batches == 5
+    assert record.load_cpu_ns >= 3 * 20e6
+    assert record.load_process_cpu_ns < record.load_cpu_ns
+
+
+def test_what_workers_do_while_nothing_is_recorded_does_not_count():
+    uses = LoaderUses()
+    loader = DataLoader(Costly(0.0, 0.0), batch_size=None, num_workers=1)
+    iterator = iter(loader)
+    draw = uses.timed(type(iterator).__next__)
+    for _ in range(2):
+        uses.drew(iterator, draw(iterator))
+    before = uses.records()[0]
+    uses.pause()
+    uses.drew(iterator, draw(iterator))
+    assert uses.records()[0].timed_batches == before.timed_batches == 1
+    assert uses.records()[0].batches == 3
+
+
+def test_a_batch_that_nobody_timed_is_counted_all_the_same():
+    record = drawn(DataLoader(DATA, batch_size=3))
+    assert (record.batches, record.timed_batches, record.load_ns) == (8, 0, 0)
+
+
+def test_a_worker_that_has_ended_breaks_nothing(monkeypatch):
+    monkeypatch.setattr("perfscope.collectors.cpu.of_processes", lambda pids: None)
+    record = timed(Costly(0.0, 0.0), num_workers=1)
+    assert (record.batches, record.timed_batches) == (6, 0)
+
+
+def test_looking_at_the_clocks_costs_next_to_nothing():
+    uses = LoaderUses()
+    draw = uses.timed(lambda iterator: None)
+    began = time.thread_time()
+    for _ in range(2000):
+        draw(None)
+    assert (time.thread_time() - began) / 2000 < 100e-6

@@ -54,6 +54,14 @@ def test_missing_and_cut_ranks_are_named(config: CollectorConfig) -> None:
     assert lines[2] == "no trace of ranks 0,2-3 here; where other nodes have it, see perfscope gather"
 
 
+def test_a_rank_that_began_here_and_left_no_trace_was_stopped(config: CollectorConfig) -> None:
+    leave(config, rank(1, complete=False))
+    leave(config, dataclasses.replace(rank(0), captures=()))
+    lines = recap(config, 1)
+    assert lines[2] == "no trace of rank 0: stopped before it was written"
+    assert lines[3] == "no trace of ranks 2-3 here; where other nodes have it, see perfscope gather"
+
+
 def test_ranks_that_were_not_chosen_are_not_missing(config: CollectorConfig) -> None:
     chosen = dataclasses.replace(config, ranks="1")
     leave(chosen, rank(1))

@@ -107,6 +107,20 @@ class TestDdp:
         assert (loader.dataset, loader.dataset_length, loader.sampler) == ("TensorDataset", 768, "DistributedSampler")
         assert run.batch_shape == (12, 24)
 
+    def test_cpu_time_is_counted(self, ddp: Recording) -> None:
+        run = ddp.run()
+        assert run.cpu is not None
+        assert run.cpu.steps == 8
+        assert 0 < run.cpu.thread_ns <= run.cpu.process_ns
+        assert run.cpu.thread_ns <= run.cpu.wall_ns
+        (loader,) = run.dataloaders
+        if sys.platform == "linux":
+            assert run.cpu.waited_ns is not None
+            assert run.cpu.cores
+            # All but the first batch that its worker delivered.
+            assert loader.timed_batches >= 8
+            assert loader.load_cpu_ns > 0
+
     def test_steps_are_described(self, ddp: Recording) -> None:
         steps = ddp.run().steps
         assert (steps.seen, steps.detected_by, steps.backwards_per_step) == (18, "optimizer", 1.0)

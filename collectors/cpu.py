@@ -1,0 +1,120 @@
+"""CPU time by the kernel's clocks: of this process, of its training thread, and of data loader workers.
+
+Each look takes about a microsecond. Where a system has no such clock, nothing is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from perfscope.metadata import CpuRecord
+
+_SCHEDULED: Final = 2
+"""The clock of the time for which a process ran (``CPUCLOCK_SCHED``, the kernel's ``linux/posix-timers_types.h``)."""
+
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+"""Run time, time in the run queue (ns), turns: the kernel's ``Documentation/scheduler/sched-stats.rst``."""
+
+
+class Times(NamedTuple):
+    """Looks at three clocks, or what went by between two looks; ns."""
+
+    wall: int
+    thread: int
+    """CPU time of the thread that looks."""
+    process: int
+    """CPU time of all threads of its process."""
+
+    def since(self, earlier: Times) -> Times:
+        """What went by."""
+        return Times(self.wall - earlier.wall, self.thread - earlier.thread, self.process - earlier.process)
+
+
+def now() -> Times:
+    """The clocks as they stand."""
+    return Times(time.perf_counter_ns(), time.thread_time_ns(), time.process_time_ns())
+
+
+def of_processes(pids: Iterable[int]) -> int | None:
+    """CPU time of other processes together, ns; None where one has ended, or the system does not tell.
+
+    A process's clock is called by its inverted number, as by clock_getcpuclockid(3), which Python does not offer.
+    """
+    try:
+        return sum(time.clock_gettime_ns((~pid << 3) | _SCHEDULED) for pid in pids)
+    except (AttributeError, OSError, OverflowError):
+        return None
+
+
+def waited_for_core() -> int | None:
+    """How long this thread was ready to run and waited for a core so far, ns; None where the system does not tell."""
+    try:
+        return int(_SCHEDSTAT.read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class StepTimes:
+    """CPU time of the steps that a capture keeps. Told by the training thread, between steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Those that have ended."""
+        self.took = Times(0, 0, 0)
+        """By them."""
+        self.waited: int | None = None
+        """Time for which the training thread waited for a core meanwhile, ns; None where the system does not tell."""
+        self._began: tuple[Times, int | None] | None = None
+
+    def begin(self) -> None:
+        """The first kept step begins."""
+        self._began = now(), waited_for_core()
+
+    def step_ended(self) -> None:
+        """A kept step has ended."""
+        if self._began is not None:
+            began, waited_before = self._began
+            self.steps += 1
+            self.took = now().since(began)
+            waited = waited_for_core()
+            self.waited = waited - waited_before if waited is not None and waited_before is not None else None
+
+
+def describe_cpu(captures: Iterable[StepTimes]) -> CpuRecord:
+    """The cores that this process may use, and the CPU time of its captures' steps together."""
+    every = list(captures)
+    waited = [each.waited for each in every]
+    return CpuRecord(
+        cores=_cores(),
+        quota=_quota(),
+        steps=sum(each.steps for each in every),
+        wall_ns=sum(each.took.wall for each in every),
+        process_ns=sum(each.took.process for each in every),
+        thread_ns=sum(each.took.thread for each in every),
+        waited_ns=sum(each for each in waited if each is not None) if waited and None not in waited else None,
+    )
+
+
+def _cores() -> str:
+    """As the kernel lists them: ``0-3,8``; empty where the system does not tell."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    allowed = sorted(affinity(0)) if affinity is not None else []
+    runs: list[list[int]] = []
+    for core in allowed:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _quota() -> float | None:
+    if not Path("/proc/self/cgroup").exists():
+        return None
+    from perfscope.collectors.sampler_host import cores_quota
+
+    return cores_quota()
