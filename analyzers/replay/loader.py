@@ -15,6 +15,7 @@ import numpy as np
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.rank import RankPartial
 from perfscope.analyzers.timeline import Row
+from perfscope.trace import Int64
 
 _STALL: Final = 0.05
 """Share of the mean step from which time in the loader is a stall."""
@@ -39,8 +40,33 @@ def deliveries(partial: RankPartial) -> Intervals:
     step = partial.steps.of_device_time(stalls.start_ns)
     if len(stalls) < 3 or (step < 0).any():
         return Intervals.empty()
-    every = np.diff(step)
-    between = np.diff(stalls.end_ns)
-    in_turns = (every == every[0]).all() and 2 <= every[0] <= _MOST_WORKERS
-    regular = between.std() <= _REGULAR * between.mean()
-    return stalls if in_turns and regular else Intervals.empty()
+    return stalls if _in_turns(step, stalls.end_ns, at_least=2) else Intervals.empty()
+
+
+def deliveries_under_work(partial: RankPartial) -> tuple[Int64, Int64]:
+    """Waits for busy workers that the device does not notice, because the host runs ahead of it and the device has work
+    left: (when the device begins the step that follows each, when the host could launch that step), own clock.
+
+    A quicker device would catch up with the host there and wait. Example: a batch every 6 ms, steps of 7 ms on the
+    device, so that the host launches step k at 6 k ms and the device begins it at 7 k: at its best it takes 6 ms.
+    """
+    nothing = np.empty(0, dtype=np.int64)
+    steps, progress, waited = partial.steps, partial.progress, partial.loading.waited_ns
+    if partial.loading.single_process is not False or len(steps) < 3 or not partial.has_device_work:
+        return nothing, nothing
+    least = _STALL * (steps.end_ns[-1] - steps.start_ns[0]) / len(steps)
+    seen = progress.own.totals(steps.start_ns, steps.end_ns)[:, Row.DATALOADER]
+    launched = steps.host_start_ns + progress.lead_ns
+    hidden = (waited >= least) & (waited <= progress.lead_ns) & (seen < least) & (launched <= steps.start_ns)
+    hidden &= ~progress.blocked.covers(steps.start_ns)
+    index = np.flatnonzero(hidden)
+    if len(index) < 3 or not _in_turns(index, launched[index], at_least=1):
+        return nothing, nothing
+    return steps.start_ns[index], launched[index]
+
+
+def _in_turns(step: Int64, end_ns: Int64, at_least: int) -> bool:
+    """Do waits in these steps end as regularly as busy workers deliver: every so many steps, after the same time?"""
+    every, between = np.diff(step), np.diff(end_ns)
+    in_turns = (every == every[0]).all() and at_least <= every[0] <= _MOST_WORKERS
+    return bool(in_turns and between.std() <= _REGULAR * between.mean())

@@ -62,6 +62,10 @@ def evaluate(facts: JobFacts) -> Finding | None:
     share = worst.recoverable_us / facts.step_time_us
     if share < SHARE:
         return None
+    change = {"env.OMP_NUM_THREADS": str(worst.fitting)}
+    played = facts.predict(change) if facts.predict is not None else None
+    if played is not None and played.mid > (1 - SHARE) * facts.step_time_us * 1e3:
+        return None  # they queue, and little of the step waits for that
     return Finding(
         rule=RULE,
         title=f"{worst.wanted} CPU threads of {_ranks(worst)} compete for {worst.cores:g} cores on {worst.host.host}",
@@ -71,6 +75,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
         confidence=Confidence.LOW if facts.few_steps or worst.host.samples < 3 else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
         ceiling=ceiling(facts.step_time_us, worst.recoverable_us),
+        whatif=change if played is not None else {},
     )
 
 

@@ -2,7 +2,7 @@
 
 An allocator that finds no room gives its cache back to the device and asks again, which synchronises and takes
 milliseconds (``num_alloc_retries`` of ``torch.cuda.memory_stats``). What a ZeRO stage frees is arithmetic: see
-``model_states``. It makes no step quicker by itself, so it is information.
+``model_states``. What it costs is replayed where that can be; it rarely makes a step quicker, so it is information.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.rules.frameworks import framework, settings_of
 from perfscope.analyzers.rules.model_states import ModelStates, model_states
 from perfscope.analyzers.rules.traffic import gib, sure
-from perfscope.findings import Action, Evidence, Finding, Obtained, Severity
+from perfscope.findings import Action, Evidence, Finding, Obtained, Prediction, Severity
 from perfscope.summary import MemoryRow
 
 RULE: Final = "memory-limit"
@@ -38,6 +38,8 @@ def evaluate(facts: JobFacts) -> Finding | None:
     if new is None:
         return None
     retries = row.allocation_retries or 0
+    change = {"zero.stage": str(new)}
+    prediction = facts.predict(change) if facts.predict is not None else None
     return Finding(
         rule=RULE,
         title=f"Rank {row.rank}'s memory is nearly full, and every rank holds the same {_held(states, stage)}",
@@ -51,12 +53,29 @@ def evaluate(facts: JobFacts) -> Finding | None:
         ),
         action=Action(
             setting="ZeRO stage", old=str(stage), new=str(new), how=_how(facts, new),
-            costs="No more communication up to stage 2 (ZeRO, SC'20, section 7); stage 3 gathers parameters for every "
-            f"forward and backward: half as much again. Frees {gib(frees[new])} on each rank.",
+            costs=f"{_costs(facts, prediction)} Frees {gib(frees[new])} on each rank.",
         ),
         confidence=sure(facts),
-        obtained=Obtained.BOUNDED,
+        obtained=Obtained.BOUNDED if prediction is None else Obtained.REPLAYED,
+        predicted_step_ns=prediction,
+        whatif={} if prediction is None else change,
     )  # fmt: skip
+
+
+def _costs(facts: JobFacts, prediction: Prediction | None) -> str:
+    """What the stage does to the step."""
+    if prediction is None:
+        return (
+            "No more communication up to stage 2 (ZeRO, SC'20, section 7); stage 3 gathers parameters for every "
+            "forward and backward: half as much again."
+        )
+    change = prediction.mid / 1e3 / facts.step_time_us - 1
+    low, high = (ns / 1e3 / facts.step_time_us - 1 for ns in (prediction.low, prediction.high))
+    return f"By replay a step takes {_by(change)} ({_by(low)} to {_by(high)})."
+
+
+def _by(change: float) -> str:
+    return f"{abs(change):.0%} {'longer' if change >= 0 else 'less'}"
 
 
 def _fullest(facts: JobFacts) -> tuple[MemoryRow, int] | None:

@@ -51,8 +51,8 @@ def _kept(facts: JobFacts, gathers: Traffic, exposed_us: float) -> Finding | Non
     setting, old, new, how = _stage_2() if deepspeed else _keep_parameters(facts)
     return Finding(
         rule=RULE,
-        title="Parameters are gathered twice a step, and "
-        f"{exposed_us / facts.step_time_us:.0%} of it is exposed transfer",
+        title="Parameters are gathered twice a step, and exposed transfer takes "
+        f"{exposed_us / facts.step_time_us:.0%} of it",
         severity=Severity.of_share(saved_us / facts.step_time_us),
         evidence=_evidence(facts, gathers, exposed_us, takes, room),
         action=Action(

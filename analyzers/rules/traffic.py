@@ -109,5 +109,5 @@ def sure(facts: JobFacts, most: Confidence = Confidence.MEDIUM) -> Confidence:
 
 
 def gib(count: float) -> str:
-    """Bytes as GiB for a sentence."""
-    return f"{count / GIB:.1f} GiB"
+    """Bytes as GiB for a sentence; as MiB where that would read 0.0."""
+    return f"{count / GIB:.1f} GiB" if count >= 0.1 * GIB else f"{count / MIB:.3g} MiB"

@@ -1,9 +1,8 @@
 """Changes of DistributedDataParallel: bucket size, ``no_sync`` while gradients accumulate, half the bytes on the wire.
 
-Gradients become ready while the backward goes on. Between the moments at which the recorded buckets were full, bytes
-are taken to become ready evenly, or parameter by parameter where the run recorded their sizes; new buckets are filled
-from that as torch fills them (``compute_bucket_assignment_by_size`` in ``reducer.cpp``: a bucket is full once it holds
-its limit; the first one's is 1 MiB at most) and take what the fitted cost model says.
+Gradients become ready while the backward goes on. Between the moments at which the recorded buckets were full they are
+taken to do so evenly: parameter by parameter where their sizes are recorded or show in the buckets. New buckets are
+filled from that as torch fills them (``bucketing``) and take what the fitted cost model says.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from perfscope.analyzers.intervals import Intervals
 from perfscope.analyzers.replay.engine import Op
 from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes, ready_at
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,
@@ -24,18 +24,16 @@ from perfscope.analyzers.whatif.change import (
     Uncertainty,
     flag,
 )  # fmt: skip
+from perfscope.analyzers.whatif.host_pace import keep_host_pace
 from perfscope.analyzers.whatif.network import transfer_of
 from perfscope.analyzers.whatif.relay import Stretch
 from perfscope.analyzers.whatif.script import NEVER, Line, Meeting, Part, Script
 from perfscope.trace import Float64
 
-MIB: Final = 1 << 20
-FIRST_BUCKET_BYTES: Final = 1 * MIB
-"""torch.distributed's ``_DEFAULT_FIRST_BUCKET_BYTES``."""
 _SMALLEST: Final = 4096
 """All-reduces of fewer bytes are not gradients: losses, norms, counters."""
 _BACKWARD_SHARE: Final = 2 / 3
-"""Of forward and backward: two matrix products for each one of the forward."""
+"""Of forward and backward, of which the last micro-batch's is the last: two products for each of the forward."""
 _TRANSFER_ERROR: Final = 0.10
 """Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
 _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
@@ -89,15 +87,17 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
     rounds = gradient_rounds(script)
     if any(part.meeting.floor_ns != NEVER for one in rounds for part in one.parts):
         raise CannotReplay(f"{name}: when other ranks would come to new buckets is not recorded; record all ranks")
-    sizes = {tuple(part.meeting.bytes for part in one.parts) for one in rounds}
-    if len({sum(size or 0 for size in bucket) for bucket in sizes}) > 1:
+    sizes = {tuple(part.meeting.bytes or 0 for part in one.parts) for one in rounds}
+    if len({sum(buckets) for buckets in sizes}) > 1:
         raise CannotReplay(f"{name}: gradients are reduced unevenly often in the recorded steps; try ddp.no_sync first")
-    total = sum(size or 0 for size in next(iter(sizes)))
-    parameters = _parameter_bytes(context, total)
-    ends = _bucket_ends(float(total), cap * MIB, parameters)
+    buckets = min(sizes)
+    parameters = parameter_bytes(context, buckets)
+    ends = bucket_ends(
+        float(sum(buckets)), *limits(context.runs, cap * MIB), None if parameters is None else parameters[0]
+    )
     meetings: dict[tuple[int, int], Meeting] = {}
     first = rounds[0]
-    alone = _alone(context, first.parts[0].meeting.group)
+    alone = alone_share(context, first.parts[0].meeting.group)
     for one in rounds:
         _rebucket(script, context, one, ends, meetings, alone)
     # A wait may have ended in the next step only.
@@ -106,11 +106,11 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
     transfers = _TRANSFER_ERROR * alone * sum(transfer_of(context, first.parts[0], size) for size in new)
     if len(first.parts) == 1:
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)  # when its gradients became ready did not show
-    share = 0.25 if parameters is None else 0.15
+    share = 0.15 if parameters is not None and parameters[1] else 0.25
     return Uncertainty(less=share, more=share, either_ns=transfers)
 
 
-def _alone(context: Context, group: int) -> float:
+def alone_share(context: Context, group: int) -> float:
     """Share of its transfer that a gradient bucket would have taken, had it had the link for itself.
 
     Gloo's two threads reduce two buckets at once, over one link. New buckets are played one after the other, so each
@@ -131,18 +131,6 @@ def _alone(context: Context, group: int) -> float:
     return shared / taken if taken else 1.0
 
 
-def _parameter_bytes(context: Context, total: int) -> list[int] | None:
-    """Bytes of each trainable parameter in the order of its gradient; None where the run did not record them, or where
-    they are not what is reduced.
-    """
-    for run in context.runs.values():
-        if run.model is not None and run.model.trainable_sizes:
-            sizes = list(reversed(run.model.trainable_sizes))
-            if abs(sum(sizes) - total) <= 0.01 * total:
-                return sizes
-    return None
-
-
 def _rebucket(
     script: Script, context: Context, one: Round, ends: list[float], meetings: dict[tuple[int, int], Meeting],
     alone: float,
@@ -155,12 +143,12 @@ def _rebucket(
     ready = stretch.progress_ns[issues]
     total = np.cumsum([part.meeting.bytes or 0 for part in one.parts]).astype(np.float64)
     model = one.parts[0]
-    microbatches = _microbatches(context, one)
+    backward = _BACKWARD_SHARE / max(_microbatches(context, one), 1)
     added: list[tuple[float, Line]] = []
     begun = 0.0
     parts = []
-    ready_at = _ready_at(np.array(ends), total, ready, microbatches).tolist()
-    for number, (end, at) in enumerate(zip(ends, ready_at, strict=True)):
+    moments = ready_at(np.array(ends), total, ready, backward).tolist()
+    for number, (end, at) in enumerate(zip(ends, moments, strict=True)):
         meeting = meetings.setdefault((one.step, number), _like(model.meeting, round(end - begun)))
         transfer = alone * transfer_of(context, model, meeting.bytes or 0)
         part = Part(one.rank, meeting, model.lane, model.gap_ns, transfer)
@@ -183,42 +171,6 @@ def _unseen_wait(stretch: Stretch, one: Round, ready: Float64) -> float:
 
 def _like(meeting: Meeting, size: int) -> Meeting:
     return Meeting(meeting.kind, meeting.group, size, meeting.size, meeting.step, meeting.dtype, meeting.floor_ns)
-
-
-def _bucket_ends(total: float, cap: float, parameters: list[int] | None) -> list[float]:
-    """Bytes reduced once each bucket is; the last is ``total``."""
-    ends: list[float] = []
-    held = passed = 0.0
-    if parameters is None:
-        limit = min(cap, FIRST_BUCKET_BYTES)
-        while passed < total:
-            passed = min(passed + limit, total)
-            ends.append(passed)
-            limit = cap
-        return ends
-    scale = total / sum(parameters)
-    for size in parameters:
-        held += size * scale
-        passed += size * scale
-        if held >= (cap if ends else min(cap, FIRST_BUCKET_BYTES)):
-            ends.append(passed)
-            held = 0.0
-    if held:
-        ends.append(total)
-    return ends
-
-
-def _ready_at(wanted: Float64, total: Float64, ready: Float64, microbatches: int) -> Float64:
-    """Own progress at which each of ``wanted`` bytes of gradients are there, given when each recorded bucket was full.
-
-    Before the first bucket was full, bytes came as fast as in the second. One bucket alone was full at the end of the
-    last micro-batch's backward, which takes twice as long as its forward.
-    """
-    if len(total) == 1:
-        return np.asarray(ready[0] * (1 - _BACKWARD_SHARE / max(microbatches, 1) * (1 - wanted / total[0])))
-    rate = (ready[1] - ready[0]) / max(total[1] - total[0], 1.0)
-    begin = max(0.0, float(ready[0] - rate * total[0]))
-    return np.interp(wanted, np.concatenate(([0.0], total)), np.concatenate(([begin], ready)))
 
 
 def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncertainty:
@@ -250,19 +202,19 @@ def _comm_dtype(script: Script, context: Context, name: str, value: str) -> Unce
     """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
-    halved = assumed = False
+    halved = False
     for one in gradient_rounds(script):
         for part in one.parts:
             meeting = part.meeting
             if meeting.dtype in _HALVED and meeting.bytes is not None:
                 halved = True
-                assumed |= context.model_of(meeting.group, meeting.kind) is None
                 part.transfer_ns = transfer_of(context, part, meeting.bytes // 2)
     if not halved:
         raise CannotReplay(f"{name}: gradients travel in 16 bits or fewer already, or their type is not recorded")
+    keep_host_pace(script, context)
     # On CPUs the cores that train cast and add up, and halves are slow there: gloo adds them one by one.
     on_devices = any(partial.has_device_work for partial in context.result.partials.values())
-    return Uncertainty(less=0.20 if on_devices else 0.60, more=0.30 if assumed else 0.10)
+    return Uncertainty(less=0.20 if on_devices else 0.60, more=0.10)
 
 
 SETTINGS = (

@@ -15,6 +15,7 @@ import numpy as np
 from perfscope.analyzers.replay.engine import Op
 from perfscope.analyzers.timeline import Row
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
+from perfscope.analyzers.whatif.host_pace import keep_host_pace
 from perfscope.analyzers.whatif.network import transfer_of
 from perfscope.analyzers.whatif.schedules import Hop, Turn, Work, turns
 from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
@@ -29,11 +30,14 @@ def _microbatches(script: Script, context: Context, name: str, value: str) -> Un
     count = int(value)
     if count == layout.microbatches:
         return Uncertainty(0.0, 0.0)
-    programs = {rank: taken_apart(script, layout, rank, name) for rank in script.lines}
+    ends = {meeting: {part.rank for part in parts} for meeting, parts in script.meetings().items()}
+    programs = {rank: taken_apart(script, layout, rank, name, ends) for rank in script.lines}
     meetings: dict[tuple[object, ...], Meeting] = {}
     for rank, program in programs.items():
         script.lines[rank] = _Writer(context, layout, program, count, meetings).lines()
     script.settling = 1
+    # As many passes, each launched as before.
+    keep_host_pace(script, context, count / layout.microbatches)
     if count < layout.microbatches:
         return Uncertainty(less=0.10, more=0.10)
     # Smaller products fill a device less well; on CPUs stages that no longer wait may compete for the same cores.
@@ -66,6 +70,7 @@ class _Writer:
         self._lines: list[Line] = []
         self._carried: Float64 = np.zeros(len(Row))
         self._now: dict[Part, Part] = {}
+        self._unseen: dict[Part, None] = {}
         self._kept: set[Part] = set()
 
     def lines(self) -> list[Line]:
@@ -83,11 +88,14 @@ class _Writer:
         step = self._program.steps[number]
         models = self._models(step.pieces)
         sent: dict[Hop, int] = {}
+        overhead = step.overhead_ns + step.once_ns
         for place, turn in enumerate(self._turns):
             if isinstance(turn, Work):
                 self._piece(models[place], step.number)
             else:
-                self._exchange(turn, step.number, step.overhead_ns, sent)
+                self._exchange(turn, step.number, overhead, sent)
+                overhead = step.overhead_ns
+        self._wait([], step.number)
 
     def _models(self, pieces: dict[str, list[Piece]]) -> dict[int, _Model]:
         """Place of each of the turns that are work -> what it is made after."""
@@ -115,12 +123,14 @@ class _Writer:
             repeated = part.meeting.group in self._program.groups
             if line.op is Op.ISSUE and repeated:
                 self._now[part] = self._like(part, model.copy)
+                self._unseen[self._now[part]] = None
                 self._emit(Line(Op.ISSUE, np.zeros(len(Row)), line.lag_ns * self._scale, self._now[part], step=step))
             elif line.op is Op.ISSUE and model.last:
                 self._emit(Line(Op.ISSUE, np.zeros(len(Row)), line.lag_ns, part, step=step))
                 self._now[part] = part
                 self._kept.add(part)
             elif line.op is Op.BLOCK and part in self._now:
+                self._unseen.pop(self._now[part], None)
                 self._emit(Line(Op.BLOCK, np.zeros(len(Row)), line.lag_ns, self._now[part], step=step))
         self._carried = self._carried + model.piece.tail_ns * self._scale
 
@@ -141,13 +151,20 @@ class _Writer:
             parts.append(self._message(hop, step, number))
             self._emit(Line(Op.ISSUE, np.zeros(len(Row)), part=parts[-1], step=step))
         self._carried = self._carried + overhead
-        for part in parts:
+        self._wait(parts, step)
+
+    def _wait(self, parts: list[Part], step: int) -> None:
+        """Go on when these have ended. A collective of a pass that nothing was seen to wait for had ended before the
+        messages did: what follows needs both.
+        """
+        for part in (*self._unseen, *parts):
             self._emit(Line(Op.BLOCK, np.zeros(len(Row)), part=part, step=step))
+        self._unseen.clear()
 
     def _message(self, hop: Hop, step: int, number: int) -> Part:
         rank = self._program.rank
         peer = self._layout.peers[rank][hop.stage]
-        model = self._program.message
+        model = self._program.messages[hop.stage]
         ends = (rank, peer) if hop.sends else (peer, rank)
         size = round((model.meeting.bytes or 0) * self._scale)
         meeting = self._meetings.setdefault(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, factor
+from perfscope.analyzers.whatif.host_pace import keep_host_pace
 from perfscope.analyzers.whatif.script import Meeting, Part, Script
-
-_LATENCY_LIKE_NS = 50_000.0
-"""Latency assumed of a collective whose group moved one size only: what a small all-reduce takes on one host."""
 
 
 def transfer_of(context: Context, part: Part, size: int) -> float:
-    """Transfer of ``part``'s collective (ns) were it ``size`` bytes: by the fitted model; else from its own time, with
-    an assumed latency. Raises CannotReplay where its bytes are not known.
+    """Transfer of ``part``'s collective (ns) were it ``size`` bytes: by the fitted model; else from its own time and
+    what is known or assumed of its latency. Raises CannotReplay where its bytes are not known.
     """
     meeting = part.meeting
     if not meeting.bytes:
@@ -19,7 +17,7 @@ def transfer_of(context: Context, part: Part, size: int) -> float:
     model = context.model_of(meeting.group, meeting.kind)
     if model is not None:
         return model.alpha_ns + model.slope * size
-    latency = min(_LATENCY_LIKE_NS, part.transfer_ns / 2)
+    latency = context.latency_ns(meeting.group, meeting.kind, part.transfer_ns)
     return latency + (part.transfer_ns - latency) * size / meeting.bytes
 
 
@@ -36,25 +34,27 @@ def _latency(script: Script, context: Context, name: str, value: str) -> Uncerta
 
 def _scale(script: Script, context: Context, name: str, of_latency: float, of_bytes: float) -> Uncertainty:
     found = False
-    assumed = False
     for meeting, parts in script.meetings().items():
         if meeting.size < 2:
             continue
         found = True
-        alpha, known = _alpha_ns(context, meeting)
-        assumed |= not known
         for part in parts:
-            latency = min(part.transfer_ns, alpha)
+            latency = _latency_ns(context, meeting, part.transfer_ns)
             part.transfer_ns = latency * of_latency + (part.transfer_ns - latency) * of_bytes
     if not found:
         raise CannotReplay(f"{name}: the recording holds no collective between ranks")
-    return Uncertainty(less=0.30, more=0.30) if assumed else Uncertainty(less=0.10, more=0.10)
+    keep_host_pace(script, context)
+    return Uncertainty(less=0.10, more=0.10)
 
 
-def _alpha_ns(context: Context, meeting: Meeting) -> tuple[float, bool]:
-    """Latency part of a transfer, ns, and whether it was fitted."""
+def _latency_ns(context: Context, meeting: Meeting, transfer_ns: float) -> float:
+    """Latency part of a transfer, ns."""
     model = context.model_of(meeting.group, meeting.kind)
-    return (model.alpha_ns, True) if model is not None else (_LATENCY_LIKE_NS, False)
+    if model is not None:
+        return min(transfer_ns, model.alpha_ns)
+    if meeting.kind == "barrier":
+        return transfer_ns
+    return context.latency_ns(meeting.group, meeting.kind, transfer_ns)
 
 
 SETTINGS = (

@@ -22,7 +22,7 @@ def _rank_at_peers_pace(script: Script, context: Context, name: str, value: str)
     except ValueError:
         raise BadSetting(f"{name}: write rank.3=peers for rank 3") from None
     if rank not in script.lines:
-        raise CannotReplay(f"rank {rank} is not in the recording")
+        raise CannotReplay(f"rank {rank} is not in the recording, which has {min(script.lines)} to {max(script.lines)}")
     if rank not in context.peers:
         raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so there is no pace to take")
     paced = context.paced

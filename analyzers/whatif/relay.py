@@ -12,13 +12,13 @@ from perfscope.trace import Float64
 
 class Stretch:
     """The lines of one rank in one step. ``progress_ns`` is the rank's own time passed at each line, from the first of
-    them; what is put in is given by it.
+    them; what is put in is given by it. ``whole``: with the line that begins the next step, and so all own time of it.
     """
 
-    def __init__(self, script: Script, rank: int, step: int) -> None:
+    def __init__(self, script: Script, rank: int, step: int, *, whole: bool = False) -> None:
         self._script, self._rank = script, rank
         places = [place for place, line in enumerate(script.lines[rank]) if line.step == step]
-        self._bounds = (places[0], places[-1] + 1) if places else (0, 0)
+        self._bounds = (places[0], min(places[-1] + 1 + whole, len(script.lines[rank]))) if places else (0, 0)
         self.lines: list[Line] = script.lines[rank][slice(*self._bounds)]
         self._rows = np.cumsum([line.own_ns for line in self.lines], axis=0) if self.lines else np.zeros((0, 1))
         self.progress_ns: Float64 = self._rows.sum(axis=1)

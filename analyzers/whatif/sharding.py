@@ -25,70 +25,77 @@ from perfscope.analyzers.whatif.change import (
 from perfscope.analyzers.whatif.network import transfer_of
 from perfscope.analyzers.whatif.relay import Stretch
 from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
+from perfscope.analyzers.whatif.sharding_on import shard
+from perfscope.analyzers.whatif.sharding_plan import deepspeed_bucket
+from perfscope.analyzers.whatif.sharding_traffic import (
+    SMALLEST,
+    Steps,
+    bytes_per_step,
+    gathered_twice,
+    gathers_by_step,
+    recorded_stage,
+    reductions_by_step,
+)
+from perfscope.analyzers.whatif.sharding_units import compute_more, optimizer_ns, phases
 
-SMALLEST: Final = 4096
-"""Collectives of fewer bytes move no parameters."""
 _DDP_BUCKET: Final = 25 << 20
 """Default ``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
+_FEW: Final = 3
+"""Fewer reductions a step leave open how those of other sizes would lie."""
 
 
 def _stage(script: Script, context: Context, name: str, value: str) -> Uncertainty:
-    """From stage 3 to a lower one: parameters are gathered once, after the optimizer, or never."""
+    """From stage 3 to a lower one: parameters are gathered once, after the optimizer, or never. Up: ``sharding_on``."""
     if value not in ("0", "1", "2", "3"):
         raise BadSetting(f"{name}={value}: write 0, 1, 2 or 3")
-    gathers = [part for _, _, line in script.of_kind("all_gather") if (part := line.part) is not None]
-    gathers = [part for part in gathers if (part.meeting.bytes or 0) >= SMALLEST]
-    if not gathers:
-        raise CannotReplay(f"{name}: no gather of parameters is recorded, so the job does not shard them")
-    per_step = _gathered_bytes(gathers)
-    held = _parameter_bytes(context)
-    if held is not None and per_step < 1.5 * held:
-        raise CannotReplay(f"{name}: parameters are gathered once a step only: the job is at stage 1 or 2 already")
-    if value == "3":
+    gathers, reductions = gathers_by_step(script), reductions_by_step(script)
+    stage, new = recorded_stage(context, gathers, reductions), int(value)
+    if new == stage:
         return Uncertainty(0.0, 0.0)
-    script.without(set(gathers))
-    if value == "0":
-        _reduce_all(script, context)
+    if new > stage:
+        return shard(script, context, name, (stage, new), gathers, reductions)
+    if stage < 3:
+        raise CannotReplay(
+            f"{name}: parameters are gathered once a step only: the job is at stage 1 or 2, and what is reduced "
+            "there tells little of lower ones"
+        )
+    every = [part for parts in gathers.values() for part in parts]
+    script.without(set(every))
+    missed = 0.0
+    if new == 0:
+        missed = _grow_optimizer(script, context, reductions) / 2
     else:
         # Forward and backward each gathered every parameter: once is half of it.
-        _gather_once(script, context, gathers, per_step / 2)
-    if value == "1":
-        _reduce_after_backward(script)
-    return Uncertainty(less=0.30, more=0.15)
-
-
-def _gathered_bytes(gathers: list[Part]) -> float:
-    """Bytes gathered per step, by the rank that gathered most."""
-    by_rank: dict[tuple[int, int | None], int] = {}
-    for part in gathers:
-        key = part.rank, part.meeting.step
-        by_rank[key] = by_rank.get(key, 0) + (part.meeting.bytes or 0)
-    return float(np.median(list(by_rank.values())))
-
-
-def _parameter_bytes(context: Context) -> float | None:
-    """Bytes of the whole model, where the run told them: its shards' on all ranks."""
-    told = [run.model.parameter_bytes for run in context.runs.values() if run.model is not None]
-    return float(sum(told)) if told and len(told) == len(context.result.partials) else None
+        _gather_once(script, context, every, bytes_per_step(gathers) / 2)
+    if new < 2:
+        _reduce_all(script, context)
+        # Stage 1 of DeepSpeed keeps whole gradients and reduces them once the last of them is there.
+        _move_reductions(script, together=math.inf if new == 1 and not _is_fsdp(context) else _DDP_BUCKET)
+    if new == 0 and max(map(len, reductions.values()), default=0) < _FEW:
+        # So few show the end of the backward, but not when smaller buckets would have been full.
+        missed += max(part.transfer_ns for parts in reductions.values() for part in parts)
+    # On CPUs what is sent beside the backward then takes cores from it.
+    on_devices = any(partial.has_device_work for partial in context.result.partials.values())
+    return Uncertainty(less=0.30 if on_devices else 0.45, more=0.15, either_ns=missed)
 
 
 def _gather_once(script: Script, context: Context, gathers: list[Part], size: float) -> None:
-    """One gather of all parameters at the end of every step, in pieces as long as the recorded ones.
+    """One gather of all parameters at the end of every step; the next one's first own work waits for it.
 
-    The next step's first own work waits for it.
+    FSDP gathers unit by unit, as recorded; others buckets as large as DeepSpeed's are by default.
     """
-    sizes = [part.meeting.bytes or 0 for part in gathers]
-    pieces = max(1, round(size / max(float(np.median(sizes)), 1.0)))
+    piece = deepspeed_bucket(context, gathers[0].meeting.dtype, "allgather_bucket_size")
+    if _is_fsdp(context):
+        piece = float(np.median([part.meeting.bytes or 0 for part in gathers]))
+    pieces = max(1, round(size / piece))
     meetings: dict[tuple[int, int], Meeting] = {}
     for rank in script.lines:
         mine = next((part for part in gathers if part.rank == rank), None)
         if mine is None:
             continue
         for step in sorted({line.step for line in script.lines[rank] if line.step is not None}):
-            stretch = Stretch(script, rank, step)
-            if not stretch.lines:
-                continue
-            at = float(stretch.progress_ns[-1])
+            stretch = Stretch(script, rank, step, whole=True)
+            at = float(stretch.progress_ns[-1]) - 1  # right before the next step begins
             added: list[tuple[float, Line]] = []
             for piece in range(pieces):
                 meeting = meetings.setdefault((step, piece), _like(mine.meeting, round(size / pieces), step))
@@ -98,9 +105,8 @@ def _gather_once(script: Script, context: Context, gathers: list[Part], size: fl
             stretch.replace(frozenset(), added)
 
 
-def _reduce_after_backward(script: Script) -> None:
-    """Stage 1 keeps whole gradients and reduces them once the last of them is there."""
-    _move_reductions(script, together=math.inf)
+def _is_fsdp(context: Context) -> bool:
+    return any("fsdp" in partial.strategies for partial in context.result.partials.values())
 
 
 def _move_reductions(script: Script, together: float) -> None:
@@ -129,6 +135,17 @@ def _move_reductions(script: Script, together: float) -> None:
             stretch.replace(frozenset(mine), moved)
 
 
+def _grow_optimizer(script: Script, context: Context, reductions: Steps) -> float:
+    """Each rank updates all parameters, not its share of them; returns by how much that lengthens a step, ns."""
+    total = 0.0
+    for (rank, step), parts in reductions.items():
+        when = phases(context, Stretch(script, rank, step, whole=True), rank, step, parts)
+        grown = optimizer_ns(context, rank, step) * (parts[0].meeting.size - 1)
+        compute_more(script.lines[rank], step, when, grown)
+        total += grown
+    return total / max(len(reductions), 1)
+
+
 def _reduces(part: Part) -> bool:
     return part.meeting.kind == "reduce_scatter" and (part.meeting.bytes or 0) >= SMALLEST
 
@@ -138,16 +155,14 @@ def _like(meeting: Meeting, size: int, step: int) -> Meeting:
 
 
 def _reduce_all(script: Script, context: Context) -> None:
-    """Reduce-scatters become all-reduces, which move twice the bytes, in DistributedDataParallel's default buckets.
-
-    Gloo carries a reduce-scatter out as an all-reduce: there it cost that already.
+    """Reduce-scatters become all-reduces, which move twice the bytes. Gloo carries a reduce-scatter out as an
+    all-reduce: there it cost that already.
     """
     times = 1 if any(run.backend == "gloo" for run in context.runs.values()) else 2
     for _, _, line in script.of_kind("reduce_scatter"):
         part = line.part
         if part is not None and _reduces(part):
             part.transfer_ns = transfer_of(context, part, times * (part.meeting.bytes or 0))
-    _move_reductions(script, together=_DDP_BUCKET)
 
 
 def _reshard(script: Script, context: Context, name: str, value: str) -> Uncertainty:
@@ -155,27 +170,17 @@ def _reshard(script: Script, context: Context, name: str, value: str) -> Uncerta
     if flag(name, value):
         raise CannotReplay(f"{name}=true: how long the gathers would take that were not made is not recorded")
     dropped: set[Part] = set()
-    for parts in gathers_by_step(script).values():
+    gathers = gathers_by_step(script)
+    for parts in gathers.values():
         # The backward gathers what the forward did, but for the last unit's, which some keep: it comes second.
         dropped.update(parts[-(len(parts) // 2) :])
-    held = _parameter_bytes(context)
-    gathered = [part for parts in gathers_by_step(script).values() for part in parts]
-    if not dropped or (held is not None and _gathered_bytes(gathered) < 1.5 * held):
+    if not dropped or not gathered_twice(context, gathers, reductions_by_step(script)):
         raise CannotReplay(f"{name}: parameters are not gathered twice a step")
     script.without(dropped)
     return Uncertainty(less=0.20, more=0.10)
 
 
-def gathers_by_step(script: Script) -> dict[tuple[int, int], list[Part]]:
-    """(rank, step) -> its gathers of parameters in the order of their hand-over."""
-    found: dict[tuple[int, int], list[Part]] = {}
-    for rank, _, line in script.of_kind("all_gather"):
-        if line.part is not None and line.step is not None and (line.part.meeting.bytes or 0) >= SMALLEST:
-            found.setdefault((rank, line.step), []).append(line.part)
-    return found
-
-
 SETTINGS = (
-    Setting("zero.stage", "0|1|2", "shard less: from ZeRO-3 or FULL_SHARD", _stage, 1),
+    Setting("zero.stage", "0|1|2", "shard parameters, gradients and optimizer more, or less", _stage, 1),
     Setting("fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1),
 )

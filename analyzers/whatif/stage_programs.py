@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -18,11 +18,13 @@ from perfscope.analyzers.replay.pace import POINT_TO_POINT
 from perfscope.analyzers.timeline import Row
 from perfscope.analyzers.whatif.change import CannotReplay, Context
 from perfscope.analyzers.whatif.schedules import CONSTRUCTED, Work, turns
-from perfscope.analyzers.whatif.script import Line, Part, Script
+from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
 from perfscope.trace import NONE, Float64
 
 _APART: Final = 0.05
 """Own time between two messages, as a share of the mean pass, from which it is a pass."""
+
+_BESIDE: Final = [Row.COPY, Row.DATALOADER]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Layout:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """What a rank did between two exchanges: lines that are no messages, then ``tail_ns`` (by row) of its own."""
 
@@ -61,29 +63,35 @@ class Piece:
         """All of its own time."""
         return float(sum(line.own_ns.sum() for line in self.lines) + self.tail_ns.sum())
 
+    @property
+    def work_ns(self) -> float:
+        """The same without copies and loading, which are no part of a pass."""
+        return self.own_ns - float(sum(line.own_ns[_BESIDE].sum() for line in self.lines) + self.tail_ns[_BESIDE].sum())
+
 
 @dataclass(frozen=True)
 class StageStep:
     """One step of one rank: its pieces by what they are (``F``, ``B``, ``FB``), in order, and the rank's own time in an
-    exchange, by row.
+    exchange, by row: in each of them, and what comes on top in the first (the copy of the batch).
     """
 
     number: int
     pieces: dict[str, list[Piece]]
     overhead_ns: Float64
+    once_ns: Float64
 
 
 @dataclass(frozen=True)
 class StageProgram:
-    """One rank's program in parts: ``between[0]``, ``steps[0]``, ``between[1]`` … ``message`` is a model of those that
-    it exchanges, ``lanes`` the stream for each neighbouring stage and way; ``groups`` are those whose collectives
-    belong to every pass.
+    """One rank's program in parts: ``between[0]``, ``steps[0]``, ``between[1]`` … ``messages`` are models of those that
+    it exchanges with each neighbouring stage, ``lanes`` the stream for each of these and each way; ``groups`` are those
+    whose collectives belong to every pass.
     """
 
     rank: int
     steps: list[StageStep]
     between: list[Piece]
-    message: Part
+    messages: dict[int, Part]
     lanes: dict[tuple[int, bool], int]
     groups: frozenset[int]
 
@@ -125,9 +133,11 @@ def _peers(messages: PipelineMessages, stage_of: Mapping[int, int], name: str) -
     return found
 
 
-def taken_apart(script: Script, layout: Layout, rank: int, name: str) -> StageProgram:
-    """One rank's program in parts. Raises CannotReplay where its passes do not fit the schedule."""
-    lines = script.lines[rank]
+def taken_apart(script: Script, layout: Layout, rank: int, name: str, ends: Mapping[Meeting, set[int]]) -> StageProgram:
+    """One rank's program in parts; ``ends`` are the ranks of each meeting. Raises CannotReplay where its passes do not
+    fit the schedule.
+    """
+    lines = _collectives_first(script.lines[rank], layout)
     sections: dict[int, tuple[int, int]] = {}
     for at, line in enumerate(lines):
         if line.op is Op.ISSUE and line.step is not None and layout.is_message(line):
@@ -150,8 +160,31 @@ def taken_apart(script: Script, layout: Layout, rank: int, name: str) -> StagePr
             _cut(between[number], _like(step_, works[0], name), groups, at_end=True)
         if closes:
             _cut(between[number + 1], _like(step_, works[-1], name), groups, at_end=False)
-    message = _median_message(lines, layout)
-    return StageProgram(rank, steps, between, message, _lanes(script, layout, rank), groups)
+    messages = {stage: _typical_message(lines, layout, peer, ends) for stage, peer in layout.peers[rank].items()}
+    return StageProgram(rank, steps, between, messages, _lanes(script, layout, rank), groups)
+
+
+def _collectives_first(lines: list[Line], layout: Layout) -> list[Line]:
+    """What was handed over at one moment, a pass's last collective before the messages that follow that pass.
+
+    Both could begin once the last kernel of the pass had ended; which comes first in a recording is chance.
+    """
+    found: list[Line] = []
+    first: int | None = None
+    for line in lines:
+        part = line.part
+        if layout.is_message(line):
+            first = None if line.op is not Op.ISSUE else len(found) if first is None or line.own_ns.any() else first
+        elif line.op is not Op.ISSUE or part is None or line.own_ns.any():
+            first = None
+        elif first is not None and all(other.part is None or other.part.lane != part.lane for other in found[first:]):
+            after = found[first]
+            found[first] = replace(after, own_ns=line.own_ns)
+            found.insert(first, replace(line, own_ns=after.own_ns))
+            first += 1
+            continue
+        found.append(line)
+    return found
 
 
 def _step(layout: Layout, lines: list[Line], number: int, works: list[str], what: str) -> StageStep:
@@ -164,17 +197,22 @@ def _step(layout: Layout, lines: list[Line], number: int, works: list[str], what
             held = []
         else:
             held.append(line)
-    total = sum(piece.own_ns for piece in pieces)
-    least = _APART * total / max(len(works), 1)
-    passes = [piece for piece in pieces if piece.lines or piece.own_ns > least]
+    least = _APART * sum(piece.work_ns for piece in pieces) / max(len(works), 1)
+    passes = [piece for piece in pieces if piece.lines or piece.work_ns > least]
     if len(passes) != len(works):
         raise CannotReplay(f"{what} shows {len(passes)} stretches of work between messages, its schedule {len(works)}")
-    short = [piece.tail_ns for piece in pieces if not piece.lines and piece.own_ns <= least]
     by_kind: dict[str, list[Piece]] = {}
     for kind, piece in zip(works, passes, strict=True):
         by_kind.setdefault(kind, []).append(piece)
-    overhead = np.sum(short, axis=0) / (len(works) + 1) if short else np.zeros(len(Row))
-    return StageStep(number, by_kind, np.asarray(overhead, dtype=np.float64))
+    exchanges = [np.zeros(len(Row))]
+    for piece in pieces:
+        if piece in passes:
+            exchanges.append(np.zeros(len(Row)))
+        else:
+            exchanges[-1] = exchanges[-1] + piece.tail_ns
+    each = np.median(exchanges, axis=0)
+    once = np.maximum(np.sum(exchanges, axis=0) - len(exchanges) * each, 0.0)
+    return StageStep(number, by_kind, each, once)
 
 
 def _of_every_pass(steps: list[StageStep]) -> frozenset[int]:
@@ -231,9 +269,12 @@ def _take(rows: Float64, wanted: float) -> float:
     return wanted - taken
 
 
-def _median_message(lines: list[Line], layout: Layout) -> Part:
-    parts = [line.part for line in lines if line.part is not None and line.op is Op.ISSUE and layout.is_message(line)]
-    return sorted(parts, key=lambda part: part.transfer_ns)[len(parts) // 2]
+def _typical_message(lines: list[Line], layout: Layout, peer: int, ends: Mapping[Meeting, set[int]]) -> Part:
+    """A message such as those with ``peer``; such as all where kernels carry several at once."""
+    every = [line.part for line in lines if line.part is not None and line.op is Op.ISSUE and layout.is_message(line)]
+    parts = [part for part in every if ends[part.meeting] == {part.rank, peer}] or every
+    typical = sorted(parts, key=lambda part: part.transfer_ns)[len(parts) // 2]
+    return replace(typical, gap_ns=median(part.gap_ns for part in parts))
 
 
 def _lanes(script: Script, layout: Layout, rank: int) -> dict[tuple[int, bool], int]:

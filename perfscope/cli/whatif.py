@@ -82,6 +82,7 @@ def _table(context: Context, asked: Mapping[str, str], as_json: bool) -> None:
             except CannotReplay as reason:
                 click.echo(f"{f'{name}={value}':40} cannot be played alone: {reason}")
     _line(" ".join(f"{name}={value}" for name, value in asked.items()), together)
+    _say_assumed(together)
 
 
 def _sweep(context: Context, asked: Mapping[str, str], text: str, as_json: bool) -> None:
@@ -99,6 +100,7 @@ def _sweep(context: Context, asked: Mapping[str, str], text: str, as_json: bool)
     best = min(found, key=lambda one: one.mid_ns)
     for value, one in zip(values, found, strict=True):
         _line(f"{name}={value}", one, "  <- best" if one is best else "")
+    _say_assumed(best)
 
 
 def _values(name: str, span: str) -> Iterator[str]:
@@ -136,6 +138,11 @@ def _line(what: str, one: Prediction, remark: str = "") -> None:
     )
 
 
+def _say_assumed(one: Prediction) -> None:
+    for assumed in one.assumed:
+        click.echo(f"note: {assumed}")
+
+
 def to_json(one: Prediction) -> dict[str, object]:
     """As ``docs/cli.md`` has it: µs, and the unchanged replay's relative error."""
     return {
@@ -144,4 +151,5 @@ def to_json(one: Prediction) -> dict[str, object]:
         "predicted_step_us": {"low": one.low_ns / 1e3, "mid": one.mid_ns / 1e3, "high": one.high_ns / 1e3},
         "error": one.error,
         "settings": dict(one.settings),
+        "assumed": list(one.assumed),
     }

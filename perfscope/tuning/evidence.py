@@ -23,6 +23,7 @@ WHATIF: Final = {
     "ddp.no_sync": "ddp.no_sync",
     "ddp.comm_dtype": "ddp.comm_dtype",
     "deepspeed.zero_optimization.overlap_comm": "zero.overlap_comm",
+    "env.OMP_NUM_THREADS": "env.OMP_NUM_THREADS",
 }
 """Settings that can be replayed, and their names in ``perfscope whatif``."""
 

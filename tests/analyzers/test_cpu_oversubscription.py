@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.facts import JobFacts, Predict
 from perfscope.analyzers.rules import RULES, cpu_oversubscription
-from perfscope.findings import Confidence, Finding, Obtained, Severity
+from perfscope.findings import Confidence, Finding, Obtained, Prediction, Severity
 from perfscope.metadata import DeviceRecord, RunMetadata
 from perfscope.summary import ROWS, AccountRow
 from perfscope.summary_system import HostRow, ProcessRow, System
@@ -40,7 +41,7 @@ def process(rank: int, **more: Any) -> ProcessRow:
 def evaluate(
     machine: HostRow | None, *, threads: int | None = 8, device: str = "cpu", variable: str = "8",
     processes: tuple[ProcessRow, ...] = (process(0), process(1)), rows: dict[str, float] | None = None,
-    steps: int = 8, settings: dict[str, Any] | None = None,
+    steps: int = 8, settings: dict[str, Any] | None = None, predicted_ms: float | None = None,
 ) -> Finding | None:  # fmt: skip
     runs = {
         rank: RunMetadata(
@@ -58,8 +59,21 @@ def evaluate(
         "cost_model": (),
         "stragglers": (), "strategies": ("ddp",), "perturbation": None, "runs": runs,
         "system": System(hosts=(machine,), devices=(), processes=processes, window_us=(0.0, 1.0)) if machine else None,
+        "predict": _predictor(predicted_ms),
     }  # fmt: skip
     return cpu_oversubscription.evaluate(JobFacts(**known))
+
+
+def _predictor(step_ms: float | None) -> Predict | None:
+    """Answers that fewer threads make a step of so many ms; None: nothing can be played."""
+    if step_ms is None:
+        return None
+
+    def predict(settings: Mapping[str, str]) -> Prediction | None:
+        answer = Prediction(low=0.9 * step_ms * 1e6, mid=step_ms * 1e6, high=1.1 * step_ms * 1e6)
+        return answer if settings == {"env.OMP_NUM_THREADS": "4"} else None
+
+    return predict
 
 
 def test_it_is_asked() -> None:
@@ -156,3 +170,16 @@ def test_few_samples_make_it_a_hint() -> None:
     found = evaluate(host(samples=2))
     assert found is not None
     assert found.confidence is Confidence.LOW
+
+
+def test_what_is_played_is_asked_for() -> None:
+    found = evaluate(host(), predicted_ms=60.0)
+    assert found is not None
+    assert found.whatif == {"env.OMP_NUM_THREADS": "4"}
+    unplayed = evaluate(host())
+    assert unplayed is not None
+    assert unplayed.whatif == {}
+
+
+def test_a_queue_that_little_of_the_step_waits_for() -> None:
+    assert evaluate(host(), predicted_ms=97.0) is None

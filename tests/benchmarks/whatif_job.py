@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -41,9 +42,11 @@ class Setup:
     """One way of running the training."""
 
     strategy: str = "ddp"
-    """``ddp``, or FSDP: ``full_shard``, ``shard_grad_op``."""
+    """``ddp``; the same with ``ZeroRedundancyOptimizer``: ``zero1``; or FSDP: ``full_shard``, ``shard_grad_op``."""
     blocks: int = 4
     width: int = 512
+    threads: int = 1
+    """That operators are spread over, as OMP_NUM_THREADS would have it."""
     batch: int = 64
     bucket_mb: float = 25.0
     bf16_hook: bool = False
@@ -120,13 +123,14 @@ class Training:
         torch.manual_seed(0)
         self.setup = setup
         self.model = _wrapped(Network(setup), setup)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.optimizer = _optimizer(self.model, setup)
         self.batches: Iterator[Tensor] = iter(DataLoader(Batches(setup), batch_size=None, num_workers=setup.workers))
 
     def turn(self, steps: int) -> list[float]:
         """Train; how long each step took, ms."""
         if self.setup.megabits is not None:
             self._throttle(self.setup.megabits)
+        torch.set_num_threads(self.setup.threads)
         took = []
         began = time.perf_counter()
         for _ in range(steps):
@@ -155,7 +159,7 @@ class Training:
 
 
 def _wrapped(network: nn.Module, setup: Setup) -> FullyShardedDataParallel | DistributedDataParallel:
-    if setup.strategy == "ddp":
+    if setup.strategy in ("ddp", "zero1"):
         model = DistributedDataParallel(network, bucket_cap_mb=setup.bucket_mb)
         if setup.bf16_hook:
             model.register_comm_hook(None, half_the_bytes)
@@ -166,6 +170,12 @@ def _wrapped(network: nn.Module, setup: Setup) -> FullyShardedDataParallel | Dis
         sharding_strategy=ShardingStrategy[setup.strategy.upper()],
         device_id=torch.device("cpu"),
     )
+
+
+def _optimizer(model: nn.Module, setup: Setup) -> torch.optim.Optimizer:
+    if setup.strategy == "zero1":
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=1e-4)
+    return torch.optim.SGD(model.parameters(), lr=1e-4)
 
 
 def main() -> None:
@@ -188,6 +198,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         options.out.write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
+    # On busy cores one of gloo's threads may still hold the last gathering, which it lets go of with the interpreter;
+    # tearing the group down, with the interpreter, would wait for that thread forever.
+    time.sleep(1)
     dist.destroy_process_group()
 
 

@@ -69,6 +69,10 @@ def _workers(*numbers: int) -> tuple[Change, ...]:
     return tuple(Change("dataloader.num_workers", str(number), {"workers": number}) for number in numbers)
 
 
+def _threads(*numbers: int) -> tuple[Change, ...]:
+    return tuple(Change("env.OMP_NUM_THREADS", str(number), {"threads": number}) for number in numbers)
+
+
 def _buckets(*sizes: float) -> tuple[Change, ...]:
     return tuple(Change("ddp.bucket_cap_mb", f"{size:g}", {"bucket_mb": size}) for size in sizes)
 
@@ -77,6 +81,8 @@ SCENES: Final = (
     Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 256}, _workers(1, 2)),
     Scene("a dataset that waits, 1 worker", {"load_sleep_ms": 200, "workers": 1}, _workers(2)),
     Scene("a dataset that computes", {"load_products": 60, "batch": 256}, _workers(1, 2)),
+    Scene("4 OMP threads a rank", {"threads": 4, "batch": 256}, _threads(1)),
+    Scene("2 OMP threads a rank", {"threads": 2, "batch": 256}, _threads(1)),
     Scene("a slow rank", {"slow_ms": 100, "batch": 256}, (Change("rank.1", "peers", {"slow_ms": 0}),)),
     Scene(
         "network",
@@ -93,6 +99,14 @@ SCENES: Final = (
         "accumulation",
         {"megabits": MEGABITS, "accumulate": 4, "batch": 128},
         (Change("ddp.no_sync", "true", {"no_sync": True}),),
+    ),
+    Scene(
+        "DDP",
+        {"megabits": MEGABITS, "batch": 256},
+        tuple(
+            Change("zero.stage", stage, {"strategy": strategy})
+            for stage, strategy in (("3", "full_shard"), ("2", "shard_grad_op"), ("1", "zero1"))
+        ),
     ),
     Scene(
         "FULL_SHARD",
@@ -192,7 +206,7 @@ def unprofiled(told: Prediction, before: float) -> tuple[float, float, float]:
     """
     told_ns = (told.low_ns, told.mid_ns, told.high_ns)
     saved_ms = [(told.measured_ns - ns) / 1e6 for ns in told_ns]
-    unlike = [before - saved for saved in saved_ms]
+    unlike = [max(before - saved, 0.0) for saved in saved_ms]
     alike = [before * ns / told.measured_ns for ns in told_ns]
     pairs = list(zip(unlike, alike, strict=True))
     return min(pairs[0]), mean(pairs[1]), max(pairs[2])

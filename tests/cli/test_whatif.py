@@ -61,8 +61,9 @@ def test_a_sweep_marks_the_best(traces: Path) -> None:
     [
         ((), "nothing to change"),
         (("--set", "network.bandwidth"), "write NAME=VALUE"),
-        (("--set", "network.bandwith=2x"), "no such setting"),
-        (("--set", "zero.stage=1"), "does not shard"),
+        (("--set", "network.bandwith=2x"), "no such setting (did you mean network.bandwidth?)"),
+        (("--set", "xyz=2"), "no such setting; there are ddp.no_sync"),
+        (("--set", "fsdp.prefetch=1"), "no gathers of parameters"),
         (("--sweep", "network.bandwidth=4..1"), "from a smaller number"),
         (("--sweep", "network.bandwidth=a..b"), "range of numbers"),
     ],

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.rules import memory_limit
-from perfscope.findings import Severity
+from perfscope.findings import Obtained, Severity
 from perfscope.metadata import ModelRecord, RunMetadata
 from perfscope.summary import MemoryRow
-from tests.analyzers.rules.jobs import account, facts
+from tests.analyzers.rules.jobs import account, analyze, facts
+from tests.generator import JobSpec, ModelSpec, NetworkSpec
 
 GIB = 1 << 30
 
@@ -41,6 +43,37 @@ def test_names_the_rank_the_stage_and_what_it_frees() -> None:
     assert "ZeroRedundancyOptimizer" in finding.action.how
     # Three quarters of Adam's 8 GiB.
     assert "Frees 6.0 GiB" in (finding.action.costs or "")
+
+
+def test_what_it_costs_is_replayed(tmp_path: Path) -> None:
+    spec = JobSpec(
+        ranks=4, steps=5, model=ModelSpec(layers=8, tokens=2048), network=NetworkSpec(busbw_gbps=40.0), end_sync=True
+    )
+    job = analyze(spec, tmp_path).facts
+    crowded = case(used_gib=75)
+    # Of 64 MiB of weights alone stage 3 frees enough of the device: half a GiB.
+    small = tuple(dataclasses.replace(row, capacity_bytes=GIB, allocated_peak_bytes=GIB) for row in crowded.memory)
+    model = ModelRecord(
+        parameters=1 << 26, parameter_bytes=1 << 27, trainable_bytes=1 << 27, block_sizes=(1 << 24,) * 8,
+        dtypes=("torch.bfloat16",),
+    )  # fmt: skip
+    runs = {rank: RunMetadata(rank=rank, model=model) for rank in range(4)}
+    finding = memory_limit.evaluate(dataclasses.replace(job, memory=small, runs=runs, strategies=("ddp",)))
+    assert finding is not None
+    assert finding.obtained is Obtained.REPLAYED
+    assert finding.whatif == {"zero.stage": finding.action.new}
+    assert finding.predicted_step_ns is not None
+    longer = finding.predicted_step_ns.mid / 1e3 / job.step_time_us - 1
+    assert longer > 0.05
+    assert f"By replay a step takes {longer:.0%} longer (" in (finding.action.costs or "")
+
+
+def test_what_cannot_be_replayed_is_told_by_the_paper() -> None:
+    for refused in (None, lambda _: None):
+        finding = memory_limit.evaluate(dataclasses.replace(case(used_gib=75), predict=refused))
+        assert finding is not None
+        assert (finding.obtained, finding.whatif, finding.predicted_step_ns) == (Obtained.BOUNDED, {}, None)
+        assert "section 7" in (finding.action.costs or "")
 
 
 def test_deepspeed_goes_one_stage_on() -> None:

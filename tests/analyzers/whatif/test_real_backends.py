@@ -64,7 +64,7 @@ def sending(*spans: tuple[int, int], arrival: int = 0) -> Any:
     ],
 )
 def test_buckets_that_were_sent_at_once_would_be_quicker_alone(job: Any, share: float) -> None:
-    assert ddp._alone(job, group=0) == share
+    assert ddp.alone_share(job, group=0) == share
 
 
 def test_gloo_s_reduce_scatter_cost_an_all_reduce_already(tmp_path: Path) -> None:

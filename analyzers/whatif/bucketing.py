@@ -1,0 +1,123 @@
+"""How DistributedDataParallel fills its buckets, and what recorded buckets tell of the parameters in them.
+
+``compute_bucket_assignment_by_size`` in torch's ``reducer.cpp``: gradients are put into a bucket in the order in which
+they become ready, until it holds its limit; none is divided. The first bucket's limit is 1 MiB where the bucket size is
+torch's default; since torch 2.5 it is ``bucket_cap_mb`` where that is set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.whatif.change import Context
+from perfscope.metadata import RunMetadata
+from perfscope.trace import Float64
+
+MIB: Final = 1 << 20
+_FIRST_BUCKET: Final = 1 * MIB
+"""torch.distributed's ``_DEFAULT_FIRST_BUCKET_BYTES``."""
+_DEFAULT_BUCKET: Final = 25 * MIB
+_ONE_LIMIT: Final = (2, 5)
+"""The torch version since which ``bucket_cap_mb`` is the first bucket's limit, too (pytorch pull request 121640)."""
+_MOST_IN_A_BUCKET: Final = 256
+"""Equal parameters in the smallest bucket that are tried: with more of them bytes become ready as good as evenly."""
+_WHOLE: Final = 0.03
+"""How far from a whole number of equal parameters a bucket may be: biases and norms are small change."""
+
+
+def limits(runs: Mapping[int, RunMetadata], cap: float) -> tuple[float, float]:
+    """(first bucket's limit, the others'), bytes, where ``bucket_cap_mb`` is set to ``cap``."""
+    before = any(_version(run.versions.get("torch", "")) < _ONE_LIMIT for run in runs.values())
+    return (min(cap, _FIRST_BUCKET) if before else cap), cap
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """``2.4.1+cu121`` is (2, 4); of another form, the newest."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else _ONE_LIMIT
+
+
+def parameter_bytes(context: Context, buckets: Sequence[int]) -> tuple[list[float], bool] | None:
+    """Bytes of each parameter's gradient in the order in which they become ready, and whether these were recorded; None
+    where nothing tells. ``buckets`` are the recorded ones, in order.
+    """
+    total = sum(buckets)
+    for run in context.runs.values():
+        if run.model is not None and run.model.trainable_sizes:
+            sizes = run.model.trainable_sizes[::-1]
+            if abs(sum(sizes) - total) <= 0.01 * total:
+                return [size * total / sum(sizes) for size in sizes], True
+    size = _equal_parameters(buckets, _recorded_cap(context.runs))
+    if size is None:
+        return None
+    count = round(total / size)
+    return [total / count] * count, False
+
+
+def _recorded_cap(runs: Mapping[int, RunMetadata]) -> float:
+    for run in runs.values():
+        value = run.settings.get("ddp", {}).get("bucket_cap_mb")
+        if isinstance(value, int | float):
+            return float(value) * MIB
+    return float(_DEFAULT_BUCKET)
+
+
+def _equal_parameters(buckets: Sequence[int], cap: float) -> float | None:
+    """The least size of equal parameters that would have filled these buckets so, bytes; None where none would.
+
+    A full bucket holds its limit, and would not without its last parameter. Example: buckets of 8, 32 and 24 MiB are
+    one, four and (the rest) three parameters of 8 MiB where the limits are 1 and 25 MiB.
+    """
+    if len(buckets) < 2:
+        return None
+    sizes = np.array(buckets, dtype=np.float64)
+    # A limit that is not known is what the bucket holds.
+    for first, others in ((_FIRST_BUCKET, cap), (cap, cap), (_FIRST_BUCKET, None)):
+        least = sizes[:-1].copy() if others is None else np.full(len(sizes) - 1, others)
+        least[0] = first
+        if (sizes[:-1] < least * (1 - _WHOLE)).any():
+            continue
+        for count in range(_MOST_IN_A_BUCKET, 0, -1):
+            size = sizes.min() / count
+            number = sizes / size
+            if (np.abs(number - np.round(number)) <= _WHOLE).all() and (sizes[:-1] - size < least).all():
+                return float(size)
+    return None
+
+
+def bucket_ends(total: float, first: float, cap: float, parameters: Sequence[float] | None) -> list[float]:
+    """Bytes reduced once each bucket is; the last is ``total``. Without ``parameters`` bytes divide anywhere."""
+    ends: list[float] = []
+    held = passed = 0.0
+    if parameters is None:
+        while passed < total:
+            passed = min(passed + (cap if ends else first), total)
+            ends.append(passed)
+        return ends
+    for size in parameters:
+        held += size
+        passed += size
+        if held >= (cap if ends else first):
+            ends.append(passed)
+            held = 0.0
+    if held:
+        ends.append(total)
+    return ends
+
+
+def ready_at(wanted: Float64, total: Float64, ready: Float64, alone: float) -> Float64:
+    """Own progress at which each of ``wanted`` bytes of gradients are there, given when each recorded bucket was full:
+    ``ready`` at ``total`` bytes.
+
+    Before the first bucket was full, bytes came as fast as in the second. Of one bucket alone only the end is known:
+    its bytes came over the share ``alone`` of the progress before that.
+    """
+    if len(total) == 1:
+        return np.asarray(ready[0] * (1 - alone * (1 - wanted / total[0])))
+    rate = (ready[1] - ready[0]) / max(total[1] - total[0], 1.0)
+    begin = max(0.0, float(ready[0] - rate * total[0]))
+    return np.interp(wanted, np.concatenate(([0.0], total)), np.concatenate(([begin], ready)))

@@ -1,0 +1,74 @@
+"""How DistributedDataParallel fills buckets, and what recorded buckets tell of the parameters in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.ask import context_of
+from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes
+from perfscope.analyzers.whatif.change import Context
+from perfscope.metadata import ModelRecord, RunMetadata
+from tests.generator import JobSpec, simulate
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """Of a trace without any run metadata."""
+    folder: Path = tmp_path_factory.mktemp("ddp")
+    simulate(JobSpec(ranks=2, steps=2)).write(folder)
+    return context_of(folder)
+
+
+def told(context: Context, run: RunMetadata) -> Context:
+    return Context(context.result, context.recorded, context.models, {0: run})
+
+
+@pytest.mark.parametrize(
+    ("buckets", "size"),
+    [
+        ((8, 32, 32, 24), 8.0),  # limits of 1 and 25 MiB: one, four, four and the rest
+        ((8, 8, 8), 8.0),  # each parameter is more than any limit
+        ((30, 30, 20), 10.0),  # limits of 25 MiB alone
+        ((1, 25, 25, 13), 0.0),  # filled to the brim: parameters are small
+        ((7, 29, 31, 11), None),  # of unlike sizes
+        ((32,), None),
+    ],
+)
+def test_equal_parameters_show_in_the_buckets(context: Context, buckets: tuple[int, ...], size: float | None) -> None:
+    found = parameter_bytes(context, [bucket * MIB for bucket in buckets])
+    if size is None:
+        assert found is None
+    else:
+        assert found is not None
+        sizes, recorded = found
+        assert not recorded
+        assert sum(sizes) == pytest.approx(sum(buckets) * MIB)
+        assert max(sizes) / MIB == pytest.approx(size, abs=0.02)
+
+
+def test_recorded_sizes_come_first_and_in_the_order_of_the_backward(context: Context) -> None:
+    model = ModelRecord(trainable_sizes=(6 * MIB, 2 * MIB, 8 * MIB))
+    found = parameter_bytes(told(context, RunMetadata(rank=0, model=model)), [8 * MIB, 8 * MIB])
+    assert found == ([8 * MIB, 2 * MIB, 6 * MIB], True)
+
+
+def test_the_recorded_limit_counts(context: Context) -> None:
+    run = RunMetadata(rank=0, settings={"ddp": {"bucket_cap_mb": 45}})
+    found = parameter_bytes(told(context, run), [50 * MIB, 50 * MIB, 30 * MIB])
+    assert found is not None
+    assert max(found[0]) == pytest.approx(10 * MIB)
+
+
+def test_a_bucket_is_full_once_it_holds_its_limit() -> None:
+    assert bucket_ends(40, 1, 10, [8, 8, 8, 8, 8]) == [8, 24, 40]
+    assert bucket_ends(40, 10, 10, [8, 8, 8, 8, 8]) == [16, 32, 40]
+    assert bucket_ends(40, 1, 25, None) == [1, 26, 40]
+
+
+@pytest.mark.parametrize(("version", "first"), [("2.4.1+cu121", 1), ("2.5.0", 10), ("2.13.0a0+git1", 10), ("?", 10)])
+def test_the_first_limit_follows_the_set_one_since_torch_2_5(version: str, first: int) -> None:
+    run = RunMetadata(rank=0, versions={"torch": version})
+    assert limits({0: run}, 10.0 * MIB) == (first * MIB, 10 * MIB)
+    assert limits({}, 10.0 * MIB) == (10 * MIB, 10 * MIB)

@@ -1,0 +1,175 @@
+"""Predictions that depend on cores: loader workers that compute, and threads that operators are spread over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.whatif.ask import context_of
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
+from perfscope.analyzers.whatif.predict import Prediction, predict
+from perfscope.metadata import CpuRecord, DataLoaderRecord, RunMetadata
+from tests.generator import MS, JobSpec, LoaderSpec, ModelSpec, simulate
+
+THREADS = "env.OMP_NUM_THREADS"
+WORKERS = "dataloader.num_workers"
+
+
+@pytest.fixture(scope="module")
+def loading(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    """Two ranks without workers that load for 8 ms a batch."""
+    folder = tmp_path_factory.mktemp("loading")
+    loader = LoaderSpec(workers=0, load_ns=8 * MS)
+    simulate(JobSpec(ranks=2, model=ModelSpec(layers=12, tokens=2048), loader=loader, end_sync=True)).write(folder)
+    return context_of(folder)
+
+
+@pytest.fixture(scope="module")
+def healthy(samples: Path) -> Context:
+    """Two ranks on CPUs, of one thread each on two cores."""
+    return context_of(samples / "healthy")
+
+
+def with_runs(context: Context, **changes: Any) -> Context:
+    """The recording as if its ranks had written ``changes``."""
+    runs = {
+        rank: replace(context.runs.get(rank, RunMetadata(rank=rank)), **{"host": "a", "local_world_size": 2, **changes})
+        for rank in context.result.partials
+    }
+    return replace(context, runs=runs)
+
+
+def computing(context: Context, *, cores: int, load_ms: float, train_ms: float, **changes: Any) -> Context:
+    """With CPU time: of loading a batch, and of the rest of a step."""
+    load = DataLoaderRecord(
+        timed_batches=10, load_ns=80 * MS, load_cpu_ns=round(10 * load_ms * MS),
+        load_process_cpu_ns=round(10 * load_ms * MS),
+    )  # fmt: skip
+    used = round(10 * (load_ms + train_ms) * MS)
+    cpu = CpuRecord(
+        cores="0", steps=10, wall_ns=10 * MS, process_ns=used, thread_ns=used, waited_ns=changes.pop("waited_ns", 0)
+    )
+    return with_runs(context, cpu_count=cores, cpu_threads=1, cpu=cpu, dataloaders=(load,))
+
+
+def workers(context: Context, number: int = 1) -> Prediction:
+    return predict(context, {WORKERS: str(number)})
+
+
+def rest_ms(context: Context) -> float:
+    """Of the slower rank's step, without the loader."""
+    return max(
+        (context.result.step_ns - float(context.result.totals[r][:, Row.DATALOADER].mean())) / 1e6 for r in (0, 1)
+    )
+
+
+class TestWorkers:
+    def test_loading_that_waits_needs_no_core(self, loading: Context) -> None:
+        found = workers(computing(loading, cores=2, load_ms=0.1, train_ms=2.0))
+        unknown = workers(with_runs(loading, cpu_count=2, cpu_threads=1, dataloaders=(DataLoaderRecord(),)))
+        assert found.mid_ns == pytest.approx(unknown.mid_ns, rel=0.02)
+        assert found.high_ns < 1.15 * found.mid_ns
+        assert unknown.high_ns > unknown.measured_ns, "where nothing tells, it may as well compute"
+
+    def test_loading_that_computes_has_no_core_left(self, loading: Context) -> None:
+        rest = rest_ms(loading)
+        found = workers(computing(loading, cores=2, load_ms=8.0, train_ms=rest))
+        assert found.mid_ns == pytest.approx(found.measured_ns, rel=0.03)
+
+    def test_with_a_core_for_every_worker_it_helps(self, loading: Context) -> None:
+        rest = rest_ms(loading)
+        found = workers(computing(loading, cores=8, load_ms=8.0, train_ms=rest))
+        assert found.mid_ns < 0.85 * found.measured_ns
+        assert found.high_ns < found.measured_ns
+
+    def test_a_training_that_waits_half_of_the_time_leaves_half_a_core(self, loading: Context) -> None:
+        rest = rest_ms(loading)
+        busy, half, idle = (
+            workers(computing(loading, cores=2, load_ms=4.0, train_ms=share * rest)) for share in (1.0, 0.5, 0.01)
+        )
+        assert idle.mid_ns < half.mid_ns < busy.mid_ns
+        assert half.low_ns <= idle.mid_ns * 1.02
+        assert half.high_ns >= busy.mid_ns * 0.98
+
+    def test_what_others_leave_of_the_cores_counts(self, loading: Context) -> None:
+        """Both cores are half another job's: the CPU time of a step takes twice as long, now as then."""
+        rest = rest_ms(loading)
+        halved = {"cores": 2, "load_ms": 4.0, "train_ms": rest / 2}
+        alone, beside = (
+            workers(computing(loading, waited_ns=waited, **halved)) for waited in (0, round(10 * (4.0 + rest / 2) * MS))
+        )
+        assert beside.mid_ns > 1.2 * alone.mid_ns
+        assert beside.mid_ns == pytest.approx(beside.measured_ns, rel=0.05)
+        assert beside.low_ns <= alone.mid_ns
+
+    def test_more_workers_are_no_more_cores(self, loading: Context) -> None:
+        context = computing(loading, cores=2, load_ms=8.0, train_ms=rest_ms(loading))
+        assert workers(context, 4).mid_ns == pytest.approx(workers(context, 1).mid_ns, rel=0.02)
+
+
+def crowded(context: Context, *, threads: int, count: int = 2, spinning: float = 0.0, share: float = 0.5) -> Context:
+    """With so many threads a rank: the training thread had a core for ``share`` of the time it wanted one."""
+    step = context.result.step_ns
+    thread_ns = round(10 * share * step)
+    cpu = CpuRecord(
+        cores="0-1", steps=10, wall_ns=round(10 * step), thread_ns=thread_ns,
+        process_ns=round(thread_ns * (1 + spinning)), waited_ns=round(thread_ns * (1 / share - 1)),
+    )  # fmt: skip
+    return with_runs(context, cpu_count=count, cpu_threads=threads, cpu=cpu)
+
+
+def asked(context: Context, number: int | str) -> Prediction:
+    return predict(context, {THREADS: str(number)})
+
+
+class TestThreads:
+    def test_threads_that_fit_share_what_can_be_shared(self, healthy: Context) -> None:
+        context = crowded(healthy, threads=1, count=16, share=1.0)
+        one, two, eight = asked(context, 1), asked(context, 2), asked(context, 8)
+        assert one.mid_ns == pytest.approx(one.measured_ns)
+        assert one.measured_ns > two.mid_ns > eight.mid_ns
+        assert two.high_ns >= two.measured_ns, "more threads may bring nothing"
+        # No more than the operators' own time can be saved, and of that at most 7 of 8.
+        compute = max(float(healthy.result.totals[rank][:, Row.COMPUTE].mean()) for rank in healthy.result.totals)
+        assert eight.measured_ns - eight.mid_ns <= 7 / 8 * compute
+
+    def test_fewer_threads_on_cores_that_are_there_cost(self, healthy: Context) -> None:
+        context = crowded(healthy, threads=8, count=16, share=1.0)
+        found = asked(context, 1)
+        assert found.mid_ns > found.measured_ns
+        assert found.low_ns <= found.measured_ns
+
+    def test_threads_that_spin_beside_each_other_are_relieved(self, healthy: Context) -> None:
+        """Four threads that always want one of two cores, half of the time: of what they use little is work."""
+        found = asked(crowded(healthy, threads=2, spinning=1.0), 1)
+        quickest = {rank: partial.tables.quickest for rank, partial in healthy.result.partials.items()}
+        works = max(float((each.spread_ns + each.alone_ns).mean()) for each in quickest.values())
+        assert found.mid_ns > works
+        assert found.low_ns < found.mid_ns < found.high_ns
+        # The same with twice the CPU time a rank gets: one that is not held up takes less.
+        assert found.mid_ns != pytest.approx(found.measured_ns, rel=0.01)
+
+    def test_more_threads_than_cores_are_refused(self, healthy: Context) -> None:
+        with pytest.raises(CannotReplay, match="2 threads a rank would compete for 1 core"):
+            asked(crowded(healthy, threads=1, share=1.0), 2)
+
+    def test_more_threads_beside_other_processes_are_refused(self, healthy: Context) -> None:
+        with pytest.raises(CannotReplay, match="waited for a core 50% of the time"):
+            asked(crowded(healthy, threads=1, count=16, share=0.5), 2)
+
+    def test_what_is_not_recorded_is_said(self, healthy: Context) -> None:
+        with pytest.raises(CannotReplay, match="record it again with perfscope run"):
+            asked(with_runs(healthy, cpu=None), 1)
+
+    def test_a_device_s_job_is_refused(self, loading: Context) -> None:
+        with pytest.raises(CannotReplay, match="computes on devices"):
+            asked(loading, 1)
+
+    @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
+    def test_values(self, healthy: Context, value: str) -> None:
+        with pytest.raises(BadSetting, match="a number of threads"):
+            asked(healthy, value)
