@@ -79,7 +79,9 @@ finding is sure; from twice as much none is more than a hint."""
 def evaluate(facts: JobFacts) -> tuple[Finding, ...]:
     """Every finding of every rule, the one that can bring most first; what is no defect comes last."""
     found = [finding for rule in RULES if (finding := rule(facts)) is not None]
-    found = [_as_sure_as_the_recording(_played(finding, facts), facts) for finding in found]
+    found = [
+        _as_sure_as_its_gain(_as_sure_as_the_recording(_played(finding, facts), facts), facts) for finding in found
+    ]
     return tuple(sorted(found, key=lambda finding: (finding.severity is Severity.INFO, -_gain(finding, facts))))
 
 
@@ -108,7 +110,11 @@ def _played(finding: Finding, facts: JobFacts) -> Finding:
     prediction = facts.predict(finding.whatif)
     if prediction is None:
         return finding
-    return replace(finding, predicted_step_ns=prediction, obtained=Obtained.REPLAYED)
+    played = replace(finding, predicted_step_ns=prediction, obtained=Obtained.REPLAYED)
+    if finding.ceiling is None:
+        return played
+    # The bound is of the typical rank; where the replay gains on others too, it bounds nothing lower than that.
+    return replace(played, ceiling=max(finding.ceiling, _gain(played, facts)))
 
 
 def _gain(finding: Finding, facts: JobFacts) -> float:
@@ -116,6 +122,17 @@ def _gain(finding: Finding, facts: JobFacts) -> float:
     if finding.predicted_step_ns is not None:
         return facts.step_time_us * 1e3 / finding.predicted_step_ns.mid - 1
     return finding.ceiling or 0.0
+
+
+def _as_sure_as_its_gain(finding: Finding, facts: JobFacts) -> Finding:
+    """A range that reaches from a gain to none leaves the advice in doubt, however sure its evidence."""
+    predicted = finding.predicted_step_ns
+    doubtful = predicted is not None and predicted.mid < facts.step_time_us * 1e3 <= predicted.high
+    return (
+        replace(finding, confidence=Confidence.MEDIUM)
+        if doubtful and finding.confidence is Confidence.HIGH
+        else finding
+    )
 
 
 def _as_sure_as_the_recording(finding: Finding, facts: JobFacts) -> Finding:

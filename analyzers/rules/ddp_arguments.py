@@ -17,11 +17,19 @@ def written(facts: JobFacts, **values: object) -> str:
     used = framework(facts)
     if used == "transformers" and all(name in _TRANSFORMERS for name in values):
         return f"TrainingArguments({', '.join(f'ddp_{name}={value}' for name, value in values.items())})"
-    if used in ("accelerate", "transformers"):
+    if used == "transformers":
+        return trainer_ddp(listed)
+    if used == "accelerate":
         return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({listed})])"
     if used == "lightning":
         return f"Trainer(strategy=DDPStrategy({listed}))"
     return f"DistributedDataParallel(model, …, {listed})"
+
+
+def trainer_ddp(arguments: str) -> str:
+    """What to type for arguments that ``TrainingArguments`` has not: the Trainer makes its own Accelerator."""
+    handler = f"DistributedDataParallelKwargs({arguments})"
+    return f"trainer.accelerator.ddp_handler = {handler} before trainer.train() (in Transformers 4: in _wrap_model)"
 
 
 def setting(facts: JobFacts, name: str) -> object:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.rules.ddp_arguments import setting
+from perfscope.analyzers.rules.ddp_arguments import setting, trainer_ddp
 from perfscope.analyzers.rules.frameworks import framework
 from perfscope.analyzers.rules.traffic import Traffic, on_devices, replayed, sure, traffic
 from perfscope.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, ceiling
@@ -78,9 +78,11 @@ def _evidence(facts: JobFacts, gradients: Traffic, exposed_us: float) -> tuple[E
 def _how(facts: JobFacts, dtype: str) -> str:
     hook = _HOOKS[dtype]
     used = framework(facts)
-    if used in ("accelerate", "transformers"):
-        kind = f"DDPCommunicationHookType.{dtype.upper()}"
-        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook={kind})])"
+    kind = f"comm_hook=DDPCommunicationHookType.{dtype.upper()}"
+    if used == "transformers":
+        return trainer_ddp(kind)
+    if used == "accelerate":
+        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({kind})])"
     if used == "lightning":
         return f"Trainer(strategy=DDPStrategy(ddp_comm_hook=default_hooks.{hook}))"
     return (

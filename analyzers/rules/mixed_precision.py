@@ -48,6 +48,7 @@ def evaluate(facts: JobFacts) -> Finding | None:
         return None
     single = sorted({_type(facts, kernel) or "" for kernel in found.kernels})
     old = " and ".join(single)
+    setting, new = (text.format(half=half, short=_SHORT[half]) for text in _SETTINGS[framework(facts)])
     return Finding(
         rule=RULE,
         title=f"Matrix products in {old} take {found.us / facts.step_time_us:.0%} of the step; {peaks.model}'s tensor "
@@ -55,9 +56,9 @@ def evaluate(facts: JobFacts) -> Finding | None:
         severity=Severity.of_share(found.saved_us / facts.step_time_us),
         evidence=_evidence(facts, found, peaks, half),
         action=Action(
-            setting=_SETTINGS[framework(facts)].format(half=half, short=_SHORT[half]),
+            setting=setting,
             old=old,
-            new=half,
+            new=new,
             how=_how(facts, found, half),
             costs="Numerics: watch the loss. bf16 keeps float32's range and needs no gradient scaler, fp16 needs one; "
             "parameters stay in float32, and activations take half the memory.",
@@ -106,13 +107,14 @@ def _type(facts: JobFacts, kernel: KernelRow) -> str | None:
 
 
 _SETTINGS: Final = {
-    "torch": 'torch.autocast("cuda", dtype=torch.…)',
-    "transformers": "TrainingArguments({short}=True)",
-    "lightning": 'Trainer(precision="{short}-mixed")',
-    "accelerate": "mixed_precision: {short}",
-    "deepspeed": '"{short}": {{"enabled": true}}',
-    "megatron": "--{short}",
+    "torch": ('torch.autocast("cuda", dtype=torch.…)', "{half}"),
+    "transformers": ("TrainingArguments({short}=…)", "True"),
+    "lightning": ("Trainer(precision=…)", '"{short}-mixed"'),
+    "accelerate": ("mixed_precision", "{short}"),
+    "deepspeed": ("{short}.enabled", "true"),
+    "megatron": ("--{short}", "on"),
 }
+"""Framework -> setting and its new value."""
 
 _HOWS: Final = {
     "torch": 'with torch.autocast("cuda", dtype=torch.{half}): around the forward and the loss',

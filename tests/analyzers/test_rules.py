@@ -9,7 +9,7 @@ import pytest
 from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.rules import dataloader_workers, ddp_buckets, evaluate, straggling_rank
 from perfscope.analyzers.verdict import verdict
-from perfscope.findings import Confidence, Severity
+from perfscope.findings import Action, Confidence, Obtained, Prediction, Severity
 from perfscope.metadata import RunMetadata
 from perfscope.summary import ROWS, AccountRow, CollectiveRow, CostRow, DataLoaderRow, StragglerRow
 
@@ -187,6 +187,17 @@ class TestDdpBuckets:
 
 
 @pytest.mark.parametrize(
+    ("high_share", "confidence"), [(0.9, Confidence.HIGH), (1.1, Confidence.MEDIUM)], ids=["a gain", "perhaps none"]
+)
+def test_no_advice_is_sure_whose_gain_is_in_doubt(high_share, confidence):
+    step_ns = STEP_US * 1e3
+    told = Prediction(low=0.5 * step_ns, mid=0.7 * step_ns, high=high_share * step_ns)
+    finding, *_ = evaluate(dataclasses.replace(starved(80_000), predict=lambda changes: told))
+    assert finding.predicted_step_ns == told
+    assert finding.confidence is confidence
+
+
+@pytest.mark.parametrize(
     ("perturbation", "confidence"),
     [(None, Confidence.HIGH), (1.2, Confidence.HIGH), (1.3, Confidence.MEDIUM), (3.6, Confidence.LOW)],
 )
@@ -214,6 +225,45 @@ class TestVerdict:
         assert said.first_action is not None
         assert said.first_action.startswith("Set DataLoader(num_workers=4) (now 0).")
         assert "at most 400% more" in said.first_action
+
+    @pytest.mark.parametrize(
+        ("setting", "old", "new", "said"),
+        [
+            ("OMP_NUM_THREADS", "8", "1", "Set OMP_NUM_THREADS to 1 (now 8)."),
+            ("batch size per rank", None, "16", "Set batch size per rank to 16."),
+            ("TrainingArguments(bf16=True)", "float32", "bfloat16", "Set TrainingArguments(bf16=True) (now float32)."),
+            ("--overlap-grad-reduce", "not set", "set", "Set --overlap-grad-reduce (now not set)."),
+            ("DistributedDataParallel.no_sync()", "not used", "used", "As it is written."),
+            ("FSDP units", "48 gathers a step", "larger units", "As it is written."),
+        ],
+    )
+    def test_the_first_action_names_the_value_or_says_how(self, setting, old, new, said):
+        case = starved(80_000)
+        (finding, *_) = evaluate(case)
+        action = Action(setting=setting, old=old, new=new, how="As it is written.")
+        first = verdict(case, (dataclasses.replace(finding, action=action),)).first_action
+        assert first is not None
+        assert first.startswith(f"{said} It can bring")
+
+    def test_the_first_action_brings_what_was_predicted(self):
+        case = starved(80_000)
+        (finding, *_) = evaluate(case)
+        prediction = Prediction(low=70e6, mid=80e6, high=90e6)
+        played = dataclasses.replace(finding, predicted_step_ns=prediction, obtained=Obtained.REPLAYED)
+        first = verdict(case, (played,)).first_action
+        assert first is not None
+        assert "It can bring about 25% more steps a second." in first
+
+    def test_a_replay_that_gains_more_raises_the_bound(self):
+        case = dataclasses.replace(
+            starved(10_000), predict=lambda settings: Prediction(low=50e6, mid=50e6, high=50e6) if settings else None
+        )
+        gains = {
+            finding.rule: (finding.ceiling, STEP_US * 1e3 / finding.predicted_step_ns.mid - 1)
+            for finding in evaluate(case)
+            if finding.predicted_step_ns is not None
+        }
+        assert gains["dataloader-workers"] == pytest.approx((1.0, 1.0))
 
     def test_findings_come_worst_first(self):
         late = StragglerRow(rank=0, cause="host", lost_us=10_000, confidence="high")

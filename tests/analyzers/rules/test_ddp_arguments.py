@@ -19,7 +19,10 @@ from tests.analyzers.rules.jobs import account, facts, runs
         ("transformers", {"bucket_cap_mb": 50}, "TrainingArguments(ddp_bucket_cap_mb=50)"),
         (
             "transformers", {"gradient_as_bucket_view": True},
-            "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])",
+            (
+                "trainer.accelerator.ddp_handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True) before "
+                "trainer.train() (in Transformers 4: in _wrap_model)"
+            ),
         ),
         ("lightning", {"static_graph": True}, "Trainer(strategy=DDPStrategy(static_graph=True))"),
     ],
