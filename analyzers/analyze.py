@@ -85,6 +85,11 @@ def read_ranks(
     flops: CustomFlops | None = None,
 ) -> tuple[Job, Identified]:
     """Read every trace of a job and tell the ranks apart. Raises UnusableInput when none can be analyzed."""
+    if not job.sources:
+        raise UnusableInput(
+            f"{job.path}: holds how long each step took, but no trace; record one: perfscope run without --steps-only, "
+            "or perfscope trigger while the job runs"
+        )
     sources, unreadable = split(job.sources)
     job = replace(job, sources=sources)
     found = identify(job, [*unreadable, *gather(sources, executor, workers, progress, flops)])
@@ -94,6 +99,9 @@ def read_ranks(
 
 
 def _why_nothing(job: Job, found: Identified) -> str:
-    told = "; ".join(f"{failure.path}: {failure.error}" for failure in found.failures[:5])
+    told = "; ".join(
+        failure.reason if failure.path == str(job.path) else f"{failure.path}: {failure.reason}"
+        for failure in found.failures[:5]
+    )
     more = f" (and {len(found.failures) - 5} more)" if len(found.failures) > 5 else ""
-    return f"{job.path}: no trace can be analyzed. {told}{more}"
+    return f"{job.path}: no trace can be analyzed: {told}{more}"

@@ -31,7 +31,7 @@ def compare_job(job: Job, found: Identified) -> Compared:
     """Compare the ranks found, and play their steps."""
     runs = {rank: run for rank, run in job.runs.items() if rank in found.partials}
     hosts = find_hosts(found.partials, runs, world_size(found.partials, runs))
-    result = compare(found.partials, _first_step(job, runs), hosts, _last_step(runs))
+    result = compare(found.partials, _first_step(job, runs), hosts, _last_step(job, runs))
     recorded = record(result)
     return Compared(runs, result, recorded, play(recorded.programs), cost_models(result.matched))
 
@@ -51,7 +51,13 @@ def _first_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
     return max((capture.first_step for capture in captures if capture is not None), default=None)
 
 
-def _last_step(runs: Mapping[int, RunMetadata]) -> int | None:
-    """Last step that ended on every rank, where ranges alone were written: they stay open until the process ends."""
+def _last_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
+    """Last step that ended on every rank, where the trace may hold the beginning of another: where the job ended before
+    the last planned step, or where ranges alone were written, which stay open until the process ends.
+    """
     seen = [run.steps.seen for run in runs.values() if run.mode in ("nvtx", "nsys") and run.outcome != "running"]
-    return min(seen) - 1 if seen else None
+    ended = [number - 1 for number in seen]
+    if job.capture is not None:
+        captures = [run.capture(job.capture) for run in runs.values()]
+        ended += [capture.last_step for capture in captures if capture is not None and not capture.complete]
+    return min(ended, default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +14,12 @@ from perfscope import remote
 from perfscope.analyzers.comparison import Comparison
 from perfscope.analyzers.gather import Progress
 from perfscope.analyzers.history import of_rank as history_of_rank
-from perfscope.analyzers.merging.choice import choose_ranks
+from perfscope.analyzers.merging.choice import MOST_RANKS, choose_ranks, parse_numbers
 from perfscope.analyzers.timeline import Row
 from perfscope.analyzers.whole import Whole, read_whole
 from perfscope.errors import TraceError, UnusableInput
 from perfscope.history import unpack
-from perfscope.job import open_job
+from perfscope.job import Job, open_job
 from perfscope.scalars import Curves, Point
 from perfscope.summary import Summary
 from perfscope.trace import Float64
@@ -51,12 +52,14 @@ def job_curves(
     are otherwise those of ``perfscope.analyze``.
     """
     captures = _captures(path) if capture is None else [capture]
+    if not captures:
+        yield from _without_trace(path, ranks)
     for number in captures:
         with read_whole(path, capture=number, executor=executor, workers=workers, progress=progress) as whole:
             shown = choose_ranks(ranks, whole.summary, whole.compared.result)
             yield from capture_curves(whole, shown, f"capture-{number or 0}")
             if number == captures[-1]:
-                yield from _histories(whole, shown)
+                yield from _histories(whole.job, shown)
 
 
 def capture_curves(whole: Whole, ranks: Sequence[int], source: str) -> Iterator[Curves]:
@@ -70,11 +73,33 @@ def capture_curves(whole: Whole, ranks: Sequence[int], source: str) -> Iterator[
 
 
 def _captures(path: str | Path) -> Sequence[int | None]:
-    """Numbers of the captures; None alone where there is but one of which no number is known."""
+    """Numbers of the captures; None alone where there is but one of which no number is known; none without a trace."""
+    with _opened(path) as job:
+        return job.captures or ([None] if job.sources else [])
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Job]:
+    """The job, whose files can be read meanwhile where ``path`` is a URL."""
     if remote.is_url(str(path)):
         with remote.opened(str(path)) as folder:
-            return open_job(folder).captures or [None]
-    return open_job(Path(path)).captures or [None]
+            yield open_job(folder)
+    else:
+        yield open_job(Path(path))
+
+
+def _without_trace(path: str | Path, ranks: str | None) -> Iterator[Curves]:
+    """Of a recording that holds how long each step took and nothing else: the first ranks, unless they are named."""
+    with _opened(path) as job:
+        there = sorted(job.histories)
+        wanted = () if ranks is None or ranks == "all" else parse_numbers(ranks, "--ranks")
+        missing = sorted(set(wanted) - set(there))
+        if missing:
+            raise UnusableInput(
+                f"--ranks {ranks}: no rank {missing[0]} in the recording, which has {len(there)} from {there[0]} to "
+                f"{there[-1]}"
+            )
+        yield from _histories(job, wanted or (there if ranks == "all" else there[:MOST_RANKS]))
 
 
 def _job_points(result: Comparison, summary: Summary) -> tuple[Point, ...]:
@@ -148,10 +173,10 @@ def _largest(sizes: Iterable[int | None]) -> float | None:
     return max(known) / 1e9 if known else None
 
 
-def _histories(whole: Whole, ranks: Sequence[int]) -> Iterator[Curves]:
+def _histories(job: Job, ranks: Sequence[int]) -> Iterator[Curves]:
     """The whole run, captured or not, of the ranks that kept it. A file that cannot be read costs only itself."""
-    for rank in sorted(set(ranks) & set(whole.job.histories)):
-        path = whole.job.histories[rank]
+    for rank in sorted(set(ranks) & set(job.histories)):
+        path = job.histories[rank]
         try:
             steps = history_of_rank.read(path)
         except TraceError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from perfscope.analyzers.facts import JobFacts
 from perfscope.analyzers.pipelines.table import inherent_bubble_share
-from perfscope.findings import Finding, Obtained, Severity
+from perfscope.findings import Action, Finding, Obtained, Severity
 from perfscope.summary import ROWS, Verdict
 from perfscope.summary_tables import Pipeline
 
@@ -34,7 +35,7 @@ def verdict(facts: JobFacts, findings: tuple[Finding, ...]) -> Verdict:
     serious = [finding for finding in findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
     if serious:
         first = serious[0]
-        return Verdict(headline=f"{first.title}.", healthy=False, first_action=_first_action(first))
+        return Verdict(headline=f"{first.title}.", healthy=False, first_action=_first_action(first, facts))
     shares = _mean_shares(facts)
     compute = shares.pop("compute")
     bubble = _without_bubble(shares, facts.pipeline)
@@ -93,12 +94,26 @@ def _mean_shares(facts: JobFacts) -> dict[str, float]:
     return {name: sum(row.rows()[name] for row in facts.accounting) / total if total else 0.0 for name in ROWS}
 
 
-def _first_action(finding: Finding) -> str:
-    what = finding.action.how
-    if finding.action.new is not None and finding.action.new != finding.action.old:
-        old = f" (now {finding.action.old})" if finding.action.old is not None else ""
-        what = f"Set {finding.action.setting.replace('…', finding.action.new)}{old}."
-    if finding.ceiling is None:
+def _first_action(finding: Finding, facts: JobFacts) -> str:
+    """What to do, and what it brings: the same figure as in the ranked list, a prediction before a bound."""
+    what = _change(finding.action)
+    predicted = finding.predicted_step_ns
+    gain = facts.step_time_us * 1e3 / predicted.mid - 1 if predicted is not None and predicted.mid else finding.ceiling
+    if gain is None or not 0.005 <= gain < math.inf:
         return what
-    bound = "at most" if finding.obtained is Obtained.BOUNDED else "about"
-    return f"{what} It can bring {bound} {finding.ceiling:.0%} more steps a second."
+    bound = "at most" if predicted is None and finding.obtained is Obtained.BOUNDED else "about"
+    return f"{what} It can bring {bound} {gain:.0%} more steps a second."
+
+
+def _change(action: Action) -> str:
+    """The change as one sentence: the setting with its new value where that is one word, else how to make it."""
+    new = action.new
+    if new is None or new == action.old or new == "used" or (" " in new and "…" not in action.setting):
+        return action.how
+    if "…" in action.setting:
+        what = action.setting.replace("…", new)
+    elif new == "set" or any(sign in action.setting for sign in "=(:"):
+        what = action.setting
+    else:
+        what = f"{action.setting} to {new}"
+    return f"Set {what} (now {action.old})." if action.old is not None else f"Set {what}."

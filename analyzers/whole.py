@@ -13,7 +13,6 @@ from perfscope.analyzers.analyze import read_ranks
 from perfscope.analyzers.compared import Compared, compare_job
 from perfscope.analyzers.gather import Progress
 from perfscope.analyzers.summarize import summarize
-from perfscope.errors import UnusableInput
 from perfscope.job import Job, TraceSource, open_job
 from perfscope.summary import Summary
 
@@ -52,8 +51,6 @@ def _read(
     path: Path, capture: int | None, executor: Executor | None, workers: int | None, progress: Progress | None
 ) -> Whole:
     job = open_job(path, capture)
-    if not job.sources:
-        raise UnusableInput(f"{path}: the ranks kept the history of their steps but no trace: record a capture too")
     job, found = read_ranks(job, executor, workers, progress)
     compared = compare_job(job, found)
     return Whole(job, compared, summarize(job, found, compared=compared), found.sources)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class PerfscopeError(Exception):
     """A failure the user can act on; the command line prints its message without a traceback."""
@@ -13,3 +15,11 @@ class UnusableInput(PerfscopeError):
 
 class TraceError(PerfscopeError):
     """One file cannot be read as a trace. It costs its rank, not the job."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean num_workers?)`` where one of the ``known`` names is like ``name``, else an empty string."""
+    import difflib  # only where something is misspelt: jobs import this module
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

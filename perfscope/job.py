@@ -25,6 +25,8 @@ NSYS_EXPORT_SUFFIX: Final = ".sqlite"
 NSYS_PARQUET_MARK: Final = "StringIds.parquet"
 """In every Parquet export of Nsight Systems, which is a folder with a file a table."""
 
+_ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
 __all__ = ["Job", "Problem", "TraceSource", "open_job", "rank_in_name"]
 
 
@@ -67,6 +69,8 @@ def open_job(path: Path, capture: int | None = None) -> Job:
     """
     if not path.exists():
         raise UnusableInput(f"{path}: no such file or folder")
+    if path.is_file() and path.name.lower().endswith(_ARCHIVES):
+        raise UnusableInput(f"{path}: is an archive; unpack it (tar xf {path.name}) and name the folder")
     if path.is_file() or _is_parquet_export(path):
         return Job(path, (TraceSource(path, rank_in_name(path)),))
     names = _files(path)
@@ -147,6 +151,12 @@ def _choose_capture(folder: Path, captures: dict[int, dict[int, Path]], wanted: 
 
 def _nothing_recorded(folder: Path, launch: LaunchRecord | None, runs: dict[int, RunMetadata]) -> str:
     """Why a recording holds no trace, from what its ranks wrote, and what to do."""
+    running = all(run.outcome == "running" for run in runs.values())
+    if launch is not None and launch.exit_code is None and running:
+        return (
+            f"{folder}: nothing is recorded yet, and the command has not ended: analyze again later. Where it was "
+            "killed, record again, with an earlier capture (--wait, --warmup)"
+        )
     if not runs:
         ended = f" (the command ended with {launch.exit_code})" if launch and launch.exit_code else ""
         return (

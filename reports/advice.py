@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from perfscope.reports import money
 from perfscope.reports.format import duration, known, measure, rank_list, share, significant
 from perfscope.summary import FindingRow, Summary
+
+_TYPED: Final = re.compile(r"[\n=`{]|\w\(")
+"""In what is there to be typed: several lines, an assignment, a call, quoted code."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,13 @@ class Card:
     """In money; empty where no price was given."""
 
     @property
+    def advice(self) -> str:
+        """What to do where that is a sentence, with nothing in it to copy; empty where there is something to type."""
+        action = self.finding.action
+        is_sentence = action.new is None and action.how.endswith(".") and not _TYPED.search(action.how)
+        return action.how if is_sentence else ""
+
+    @property
     def anchor(self) -> str:
         """Id of the card on the page."""
         return f"finding-{self.number}"
@@ -88,18 +100,20 @@ def cards(summary: Summary) -> tuple[Card, ...]:
 def lengths(finding: FindingRow, summary: Summary) -> tuple[Length, ...]:
     """The step now, as predicted with the change, and at best (its ceiling); empty where no gain is stated."""
     step, predicted = summary.job.step_time_us, finding.predicted_step_us
-    bars = []
+    bars, told = [], ""
     longest = step
     if predicted is not None and all(known(predicted.get(key)) for key in ("low", "mid", "high")):
         low, mid, high = (predicted[key] for key in ("low", "mid", "high"))
         longest = max(step, high)
+        told = duration(mid)
         span = f" ({duration(low)} to {duration(high)})" if duration(low) != duration(high) else ""
         place = (100 * low / longest, 100 * high / longest) if longest > 0 else (None, None)
         label = "Measured" if finding.obtained == "measured" else "Predicted"
-        bars.append((label, "prediction", f"{duration(mid)}{span}", mid, "predicted", place))
+        bars.append((label, "prediction", told + span, mid, "predicted", place))
     if finding.ceiling is not None and known(finding.ceiling):
         best = step / (1 + finding.ceiling)
-        bars.append(("At best", "ceiling", duration(best), best, "ceiling", (None, None)))
+        if duration(best) != told:  # the same as predicted is said once
+            bars.append(("At best", "ceiling", duration(best), best, "ceiling", (None, None)))
     if not bars or not longest > 0:
         return ()
     bars.insert(0, ("Now", "step_time", duration(step), step, "now", (None, None)))
@@ -152,10 +166,12 @@ def _prediction(finding: FindingRow, predicted: dict[str, float], summary: Summa
     full = (
         f"{how}: {duration(predicted['mid'])} a step{span} instead of {duration(step)}, that is {more} steps a second."
     )
+    if known(predicted.get("high")) and predicted["mid"] < step <= predicted["high"]:
+        full += " At the range's upper end it brings nothing."
     error = summary.replay.error
     if finding.obtained == "replayed" and error is not None and known(error):
         full += f" Replaying the unchanged step is off by {share(abs(error))}."
-    if finding.ceiling is not None and known(finding.ceiling):
+    if finding.ceiling is not None and known(finding.ceiling) and _more(finding.ceiling) != more:
         full += f" Ceiling: {_more(finding.ceiling)}."
     return Gain(f"{'measured' if finding.obtained == 'measured' else 'predicted'} {more} steps/s", full, "prediction")
 

@@ -43,7 +43,7 @@ def arrivals_reading(summary: Summary) -> str:
     text = f"Here rank {made['ranks'][most]} comes last to {share(together[most])} of the collectives"
     if together[most] >= 2 * even:
         return f"{text}, where an even spread would be {share(even)}: the others wait for it."
-    return f"{text}, close to the {share(even)} of an even spread: no rank stands out."
+    return f"{text}, less than twice the {share(even)} of an even spread: no rank stands out."
 
 
 def overlap_chart(summary: Summary) -> dict[str, Any] | None:
@@ -87,10 +87,13 @@ def overlap_reading(summary: Summary) -> str:
 
 
 def _last_arrivals(summary: Summary) -> dict[str, dict[int, float]]:
-    """Group -> rank -> collectives to which it came last."""
+    """Group -> rank -> collectives to which it came last; of many groups, those of one role are taken together."""
+    roles: dict[str | None, str] = {}
+    if len({row.group for row in summary.collectives}) > GROUPS_SHOWN:
+        roles = {row.name: f"{row.role} groups" for row in summary.groups if row.role != "unknown"}
     counted: dict[str, dict[int, float]] = {}
     for row in summary.collectives:
-        group = counted.setdefault(row.group or "unnamed", {})
+        group = counted.setdefault(roles.get(row.group, row.group or "unnamed"), {})
         for rank, part in row.last_arriver.items():
             group[rank] = group.get(rank, 0.0) + part * row.count
     return counted

@@ -49,6 +49,11 @@ def _curve(curve: CurveRow) -> dict[str, Any]:
 
 def _reading(curve: CurveRow) -> str:
     best = _at(curve, curve.best)
+    if curve.current is None and best is not None and best.mid_us > min(point.mid_us for point in curve.points):
+        return (
+            f"Here no value saves 2% over {_value(curve, curve.best)}, with {duration(best.mid_us)} a step; what is "
+            "set now was not recorded."
+        )
     text = f"Here {_value(curve, curve.best)} is best"
     if best is not None:
         text += f", with {duration(best.mid_us)} a step"

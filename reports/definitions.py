@@ -154,8 +154,8 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     "scope": (
         "Who",
         (
-            "A rank; a host whose ranks are slow alike and cost more together than one by one; a pipeline stage that "
-            "is slower than others of the same work; or ranks that pauses strike in turn."
+            "A rank; a host whose ranks are slow alike and cost more together than one by one, or several ranks that "
+            "are; a pipeline stage that is slower than others of the same work; or ranks that pauses strike in turn."
         ),
     ),
     "pattern": (

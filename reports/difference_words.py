@@ -182,7 +182,8 @@ def changed(difference: Difference, most: int = 4) -> str:
 
 def setting(change: SettingChange) -> str:
     """``dataloader.num_workers: 0 → 2``."""
-    return f"{change.name}: {_short(change.before)} → {_short(change.after)}"
+    absent = "not set" if change.about == "command" else "not recorded"
+    return f"{change.name}: {_short(change.before, absent)} → {_short(change.after, absent)}"
 
 
 def certainty(difference: Difference) -> str:
@@ -290,7 +291,7 @@ def _moved(row: RowChange) -> str:
     return f"{duration(abs(row.delta_us))} {'more' if row.delta_us > 0 else 'less'} {_NOUNS[row.name]}"
 
 
-def _short(value: str | None) -> str:
+def _short(value: str | None, absent: str) -> str:
     if value is None:
-        return "not set"
+        return absent
     return value if len(value) <= 40 else f"{value[:39]}…"

@@ -58,6 +58,8 @@ def _who(row: StragglerRow) -> str:
     """The culprit in a table: a rank, or which ranks of what."""
     if row.scope in ("host", "stage"):
         return f"{row.scope}, {ranks_named(row.ranks)}"
+    if row.scope == "ranks":
+        return ranks_named(row.ranks)
     return f"{ranks_named(row.ranks)} in turn" if row.scope == "job" else f"rank {row.rank}"
 
 
@@ -203,8 +205,9 @@ def evidence_tables(summary: Summary) -> tuple[Table, ...]:
     """The tables that stand behind the verdict and fit no chart, in the order of the page; empty ones are left out."""
     found = [
         path_table(summary.critical_path) if summary.critical_path else None,
-        dataloader_table(summary.dataloader) if summary.dataloader else None,
         utilisation_table(summary.utilisation),
+        # Tables with a row for each rank stand side by side: one beside a short table leaves a gap.
+        dataloader_table(summary.dataloader) if summary.dataloader else None,
         memory_table(summary.memory),
         clock_table(summary.clock) if len(summary.clock) > 1 else None,
     ]
@@ -217,7 +220,8 @@ def _cost(row: CollectiveRow) -> float:
 
 def _group(row: CollectiveRow) -> str:
     name = row.group or "unnamed"
-    return f"{name} ({rank_list(row.ranks, 4)})" if row.ranks else name
+    named = "[" + ",".join(str(rank) for rank in row.ranks) + "]" in name.replace(" ", "")
+    return f"{name} ({rank_list(row.ranks, 4)})" if row.ranks and not named else name
 
 
 def _size(size: int | None) -> Cell:

@@ -33,8 +33,8 @@ def gaps(summary: Summary) -> tuple[Gap, ...]:
         )
     if job.missing_ranks and "ranks" not in noted:
         found.append(Gap("ranks", missing(job)))
-    if job.exit_code not in (None, 0):
-        found.append(Gap("exit code", _exit(job.exit_code or 0)))
+    if job.exit_code not in (None, 0) and not any("exit code" in note.text for note in summary.notes):
+        found.append(Gap("exit code", ended(job.exit_code or 0)))
     if job.ranks and "steps" not in noted:
         found += _steps(job)
     if job.ranks:
@@ -57,7 +57,7 @@ def failures_table(failures: tuple[Failure, ...]) -> Table | None:
     columns = [
         tables.ranks("Rank", [failure.rank for failure in failures]),
         tables.words("File", [failure.path for failure in failures]),
-        tables.words("What went wrong", [failure.error for failure in failures]),
+        tables.words("What went wrong", [failure.reason for failure in failures]),
     ]
     return tables.table("failures", "Not analyzed", columns)
 
@@ -83,9 +83,10 @@ def _steps(job: Job) -> list[Gap]:
     return []
 
 
-def _exit(code: int) -> str:
-    ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return f"The recorded command {ended}; what it left behind was analyzed."
+def ended(code: int) -> str:
+    """How the recorded command ended, as a sentence."""
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"The recorded command {how}; what it left behind was analyzed."
 
 
 def _perturbation(summary: Summary) -> Gap:
@@ -99,4 +100,4 @@ def _note(note: Note) -> str:
     """The note, followed by its ranks unless it speaks of ranks itself."""
     if not note.ranks or "rank" in note.text.lower():
         return note.text
-    return f"{note.text} ({ranks_named(note.ranks).capitalize()}.)"
+    return f"{note.text.removesuffix('.')} ({ranks_named(note.ranks)})."

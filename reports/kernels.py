@@ -48,7 +48,11 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table:
         _names("Kernel", [row.name for row in shown], short_name),
         tables.durations("Time", [row.us_per_step for row in shown], definition="kernel_time"),
         _shares("of all", [row.share for row in shown], "", definition="kernel_time"),
-        tables.words("Worth a look", [row.worth_a_look or "" for row in shown], reason="Nothing stands out."),
+        *(
+            [tables.words("Worth a look", [row.worth_a_look or "" for row in shown], reason="Nothing stands out.")]
+            if any(row.worth_a_look for row in shown)
+            else []
+        ),
         tables.words("Class", [row.operator_class for row in shown], definition="kernel_class"),
         tables.words("Operator", [row.operator or "" for row in shown], reason="Its launch lies in no operator."),
         _counts("Count", [row.count_per_step for row in shown]),

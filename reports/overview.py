@@ -22,7 +22,7 @@ from perfscope.reports.format import (
     significant,
 )
 from perfscope.reports.peak import peak_type
-from perfscope.reports.run_history import drift
+from perfscope.reports.run_history import drift, slowest_rank
 from perfscope.summary import Job, Summary, Utilisation
 from perfscope.summary_history import History
 
@@ -39,6 +39,9 @@ _STRATEGIES = {
 }
 _WORTH_NAMING = 0.01
 """A rank is named as the worst when its share is this far above all ranks' share."""
+
+_VISIBLE = 0.0005
+"""A smaller share is written as none."""
 
 _ONE_BATCH_A_RANK = {"ddp", "fsdp", "zero1", "zero2", "zero3", "single"}
 """Strategies in which every rank trains on a batch of its own."""
@@ -105,7 +108,7 @@ def facts(summary: Summary) -> tuple[Fact, ...]:
         Fact("Hosts", ", ".join(job.hosts)),
         Fact("Devices", ", ".join(job.devices)),
         Fact("Backend", job.backend or ""),
-        Fact("Steps", _steps(job)),
+        Fact("Steps", _steps(job) if job.steps or summary.history is None else job.steps_from),
         Fact("Versions", ", ".join(f"{name} {version}" for name, version in job.versions.items())),
         Fact("PerfScope", summary.perfscope_version),
     ]
@@ -145,7 +148,7 @@ def perturbation(ratio: float) -> str:
 
 def _tiles_of_history(summary: Summary, history: History) -> tuple[Tile, ...]:
     """The same four numbers, as far as they go, where nothing but the steps' times was recorded."""
-    slowest = max(history.ranks, key=lambda row: row.median_us)
+    slowest = slowest_rank(history)
     times = f"median of {plural(slowest.steps, 'step')}; 95% below {duration(slowest.p95_us)}, longest "
     no_trace = "No trace was recorded."
     loading = [row.stages_us["dataloader"] / row.mean_us for row in history.ranks if "dataloader" in row.stages_us]
@@ -185,10 +188,11 @@ def _throughput_tile(summary: Summary) -> Tile | None:
     step_us = job.unprofiled_step_us if known(job.unprofiled_step_us) else job.step_time_us
     ranks = job.world_size or len(job.ranks)
     samples = job.batch_shape[0] * job.batches_per_step * ranks
-    detail = f"{_whole(samples)} a step, {_whole(samples / ranks)} on each rank"
+    pace = f" of {duration(step_us)}" if step_us != job.step_time_us else ""
+    detail = f"{_whole(samples)} a step{pace}, {_whole(samples / ranks)} on each rank"
     if len(job.batch_shape) == 2:
         # The first tensor of a batch with two dimensions is (sequences, positions) in every language model.
-        rate = significant(samples * job.batch_shape[1] / step_us * 1e6)
+        rate = count(samples * job.batch_shape[1] / step_us * 1e6)
         detail += f"; {rate} tokens a second, if a sample is {job.batch_shape[1]:,} tokens"
     return Tile("Samples a second", "throughput", significant(samples / step_us * 1e6), detail)
 
@@ -260,7 +264,11 @@ def _communication_tile(summary: Summary) -> Tile:
     worst = max(rows, key=lambda row: row_share(row, *COMMUNICATION))
     detail = f"{share(wait)} waiting, {share(transfer)} transfer"
     if any(row.wait_is_bound for row in rows):
-        detail += "; only bounds: not every participant was recorded"
+        detail = (
+            f"at least {share(wait)} waiting, at most {share(transfer)} transfer: not every participant was recorded"
+            if wait >= _VISIBLE
+            else "Transfer, or waiting for ranks that were not recorded."
+        )
     elif row_share(worst, *COMMUNICATION) - wait - transfer >= _WORTH_NAMING:
         detail += f"; most on rank {worst.rank} ({share(row_share(worst, *COMMUNICATION))})"
     return Tile("Exposed communication", "exposed_comm", share(wait + transfer), detail)

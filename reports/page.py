@@ -103,6 +103,8 @@ def _values(summary: Summary) -> dict[str, Any]:
     taken, data = shares(rows), charts.chart_data(summary)
     return {
         "summary": summary,
+        # Of a recording of step times alone there is nothing to say on the account and on communication.
+        "traced": bool(rows) or summary.history is None,
         "verdict": summary.verdict,
         "identity": overview.identity(summary),
         "command": overview.command(job),
@@ -162,6 +164,7 @@ def _environment() -> jinja2.Environment:
         finalize=lambda value: ABSENT if value is None else value,
     )
     environment.filters["bound"] = _bound
+    environment.filters["at_joints"] = _at_joints
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     return environment
 
@@ -169,6 +172,11 @@ def _environment() -> jinja2.Environment:
 def _bound(text: str) -> str:
     """``text`` with its numbers bound to their units, so that no line ends between them."""
     return _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", text)
+
+
+def _at_joints(name: str) -> list[str]:
+    """A dotted name in the parts between which a line may end: after dots and underscores."""
+    return re.split(r"(?<=[._])(?=.)", name[:400])
 
 
 @cache

@@ -75,8 +75,11 @@ def reading(pipeline: Pipeline) -> str:
     bound = "at most " if pipeline.bubbles_are_bounds else ""
     text = f"{size[0].upper()}{size[1:]}; order: {NAMES.get(pipeline.schedule, 'not recognised')}. "
     text += f"Bubbles take {bound}{share(pipeline.bubble_share)} of the step"
-    if pipeline.ideal_bubble_share is not None:
-        text += f"; with even stages they would take {share(pipeline.ideal_bubble_share)}"
+    ideal = pipeline.ideal_bubble_share
+    if ideal is not None and ideal < pipeline.bubble_share:
+        text += f"; with even stages they would take {share(ideal)}"
+    elif ideal is not None:
+        text += f", no more than the {share(ideal)} that so many stages and micro-batches cost"
     text += "."
     if pipeline.imbalance >= _UNEVEN:
         busiest = max(pipeline.stages, key=lambda row: row.busy_us)

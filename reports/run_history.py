@@ -8,7 +8,7 @@ from perfscope.reports import tables
 from perfscope.reports.format import duration, known, plural, ranks_named, share, significant, unit_for
 from perfscope.reports.tables import Cell, Table
 from perfscope.summary import Summary
-from perfscope.summary_history import History
+from perfscope.summary_history import History, RankHistory
 
 
 def history_chart(summary: Summary) -> dict[str, Any] | None:
@@ -40,7 +40,7 @@ def history_reading(summary: Summary) -> str:
     history = summary.history
     if history is None or len(history.bins) < 2:
         return ""
-    typical = max(row.median_us for row in history.ranks)
+    typical = slowest_rank(history).median_us
     text = f"Here {plural(max(row.steps for row in history.ranks), 'step')} with a median of {duration(typical)}"
     moved = drift(history)
     if moved:
@@ -52,6 +52,11 @@ def history_reading(summary: Summary) -> str:
     text += f"{plural(len(history.outliers), 'step')} took at least 1.5 times as long as those around "
     text += f"{'it' if len(history.outliers) == 1 else 'them'}; the longest is step {worst.step:,} with "
     return f"{text}{duration(worst.us)}, in {worst.stage} on rank {worst.rank}."
+
+
+def slowest_rank(history: History) -> RankHistory:
+    """The rank whose steps took longest in the mean: its figures stand for the job's."""
+    return max(history.ranks, key=lambda row: row.mean_us)
 
 
 def drift(history: History) -> str:

@@ -149,7 +149,7 @@ def _processes(rows: Sequence[ProcessRow]) -> Table | None:
     columns = [
         tables.ranks("Rank", [row.rank for row in rows]),
         tables.numbers("CPU used", [_number(row.cores) for row in rows], unit="cores", definition="rank_cores"),
-        tables.numbers("Threads", [_number(row.threads) for row in rows]),
+        tables.numbers("Threads", [_whole(row.threads) for row in rows]),
         tables.numbers("Waited for a core", [_share(row.waited_share) for row in rows], definition="waited_for_core"),
     ]
     if any(row.workers for row in rows):
@@ -211,6 +211,11 @@ def _share(value: float | None) -> Cell:
 
 def _rate(value: float | None) -> Cell:
     return written(f"{byte_size(value)}/s", value, _NOT_TOLD)
+
+
+def _whole(value: float | None) -> Cell:
+    """A mean of counts, without decimals."""
+    return absent(_NOT_TOLD) if value is None else Cell(text=f"{value:,.0f}", order=value)
 
 
 def _number(value: float | None, reason: str = _NOT_TOLD) -> Cell:

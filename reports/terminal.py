@@ -101,13 +101,24 @@ def _findings(summary: Summary, width: int) -> list[str]:
             lines.append("")
         lines += _wrapped(f"{card.number}. {finding.title} [{finding.severity}]", width, indent=3)
         lines += _wrapped(f"   {card.gain.full} {finding.confidence.capitalize()} confidence.", width, indent=3)
-        change = f"{action.old or 'now'} -> {action.new}" if action.new is not None else ""
+        values = (action.old, action.new) if action.new not in (None, action.old) else ()
+        change = " -> ".join(value for value in values if value is not None)
         if action.setting:
             lines += _wrapped(f"   {action.setting}{': ' + change if change else ''}", width, indent=3)
-        lines += [f"     {printable(line)}" for line in action.how.splitlines() if line.strip()]
+        for line in action.how.splitlines():
+            lines += _how(line, width)
     if len(found) > FINDINGS_SHOWN:
         lines += ["", f"{plural(len(found) - FINDINGS_SHOWN, 'more finding')} in the report."]
     return lines
+
+
+def _how(line: str, width: int) -> list[str]:
+    """A line of what to type, as it is; a sentence, which ends as one, may be broken."""
+    if not line.strip():
+        return []
+    if line.endswith(".") and not line.startswith(" "):
+        return _wrapped(f"     {line}", width, indent=5)
+    return [f"     {printable(line)}"]
 
 
 def _cost(summary: Summary, width: int) -> list[str]:
@@ -121,11 +132,18 @@ def _missing(summary: Summary, width: int) -> list[str]:
     lines: list[str] = []
     for failure in failures[:FINDINGS_SHOWN]:
         who = "" if failure.rank is None else f"rank {failure.rank}: "
-        lines += _wrapped(f"Not analyzed: {who}{failure.path}: {failure.error}", width, indent=2)
+        lines += _wrapped(f"Not analyzed: {who}{failure.path}: {failure.reason}", width, indent=2)
     if len(failures) > FINDINGS_SHOWN:
         lines.append(f"… and {plural(len(failures) - FINDINGS_SHOWN, 'more file')} not analyzed.")
     if summary.job.missing_ranks:
         lines += _wrapped(gaps.missing(summary.job), width, indent=2)
+    damage = [note.text for note in summary.notes if note.about == "reading"]
+    for text in damage[:FINDINGS_SHOWN]:
+        lines += _wrapped(text, width, indent=2)
+    if len(damage) > FINDINGS_SHOWN:
+        lines.append(f"… and {plural(len(damage) - FINDINGS_SHOWN, 'more file')} that could not be read to the end.")
+    if summary.job.exit_code not in (None, 0):
+        lines += _wrapped(gaps.ended(summary.job.exit_code or 0), width, indent=2)
     if summary.notes:
         lines += _wrapped(f"{plural(len(summary.notes), 'note')} on what is missing or uncertain in the report.", width)
     return lines

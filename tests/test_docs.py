@@ -15,6 +15,7 @@ from perfscope import paths, vocabulary
 from perfscope.cli.main import VERBS, main
 from perfscope.metadata import (
     CaptureRecord,
+    CpuRecord,
     DataLoaderRecord,
     DeviceRecord,
     LaunchRecord,
@@ -121,7 +122,7 @@ def test_every_row_of_the_account_is_defined(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [CaptureRecord, DataLoaderRecord, DeviceRecord, LaunchRecord, ModelRecord, RunMetadata, StepRecord],
+    [CaptureRecord, CpuRecord, DataLoaderRecord, DeviceRecord, LaunchRecord, ModelRecord, RunMetadata, StepRecord],
 )
 def test_every_key_of_the_metadata_is_described(root: Path, record: type) -> None:
     quoted = set(re.findall(r"`(\w+)`", _read(root, "docs/recording.md")))

@@ -19,7 +19,9 @@ CURED: Final = 0.05
 
 
 def finding_changes(before: Summary, after: Summary) -> tuple[FindingChange, ...]:
-    """By rule: what is gone first, then what is new, then what is still there."""
+    """By rule: what is gone first, then what is new, then what is still there; none without both accounts."""
+    if not before.accounting or not after.accounting:
+        return ()
     first = {finding.rule: finding for finding in before.findings}
     second = {finding.rule: finding for finding in after.findings}
     found = []
@@ -48,7 +50,7 @@ def tried_changes(
     tried = [
         _tried(finding, before, after, step, changed, ask)
         for finding in before.findings
-        if any(_value(first, name) != _value(second, name) for name in finding.whatif)
+        if any(name in second and _value(first, name) != _value(second, name) for name in finding.whatif)
     ]
     advised = {name for one in tried for name in one.settings}
     made = {name: second[name] for name in second if name in first and first[name] != second[name]}
@@ -80,7 +82,9 @@ def playable(summary: Summary) -> dict[str, str]:
         if row.lost_us >= CURED * summary.job.step_time_us
         for rank in (row.ranks or (row.rank,))
     }
-    found.update({f"rank.{rank}": "slow" if rank in slow else "peers" for rank in summary.job.ranks})
+    # Without an account, as of a recording of step times alone, nothing tells who made the others wait.
+    if summary.accounting:
+        found.update({f"rank.{rank}": "slow" if rank in slow else "peers" for rank in summary.job.ranks})
     return found
 
 

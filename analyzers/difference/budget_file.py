@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from perfscope.analyzers.difference.metrics import METRICS, ROW_METRICS, Metric
 from perfscope.budget import SEVERITIES, Budget, Limit, Quantity
-from perfscope.errors import UnusableInput
+from perfscope.errors import UnusableInput, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,7 +70,8 @@ def _budget(document: Mapping[str, Any], source: str) -> Budget:
         if name in _TOP:
             continue
         if name not in NUMBERS:
-            raise UnusableInput(f"[{name}]: no such number; there are {', '.join(NUMBERS)}")
+            like = did_you_mean(name, NUMBERS)
+            raise UnusableInput(f"[{name}]: no such number{like}; there are {', '.join(NUMBERS)}")
         if not isinstance(table, Mapping):
             raise UnusableInput(f"{name}: write a table, such as [{name}] with a line {_line(NUMBERS[name])}")
         limits.append(_limit(NUMBERS[name], table))
@@ -85,7 +86,8 @@ def _limit(metric: Metric, table: Mapping[str, Any]) -> Limit:
     unknown = set(table) - _KEYS
     if unknown:
         first = sorted(unknown)[0]
-        raise UnusableInput(f"[{metric.name}] {first}: no such key; there are max, min, regression, optional")
+        like = did_you_mean(first, _KEYS)
+        raise UnusableInput(f"[{metric.name}] {first}: no such key{like}; there are max, min, regression, optional")
     if not {"max", "min", "regression"} & set(table):
         raise UnusableInput(f"[{metric.name}]: says nothing; add {_line(metric)} or regression")
     at_most = _bound(metric, "max", table["max"]) if "max" in table else None

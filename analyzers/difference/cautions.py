@@ -50,7 +50,15 @@ def cautions(before: Summary, after: Summary, step: StepChange, changed: Sequenc
         if job.missing_ranks or job.failures:
             missing = len(job.missing_ranks) + len(job.failures)
             yield f"The recording {when} lacks {missing} of its ranks or files."
-    if not before.job.account_us_per_step or not after.job.account_us_per_step:
+    bare = [when for when, summary in (("before", before), ("after", after)) if not summary.accounting]
+    if bare:
+        yield (
+            f"The recording {bare[0]} holds no trace, only how long each step took: nothing tells "
+            "why the step changed, and what it is compared with was profiled."
+            if len(bare) == 1
+            else "Both recordings hold no trace, only how long each step took: nothing tells why the step changed."
+        )
+    elif not before.job.account_us_per_step or not after.job.account_us_per_step:
         yield (
             "The rows of the account were not kept step by step in one of the summaries (written by an earlier "
             "version?): their changes are called real only where they exceed the noise of the whole step."

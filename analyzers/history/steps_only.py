@@ -72,7 +72,11 @@ def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failu
         step_time_us_per_step=(),
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=first.backend or None if first else None,
-        devices=tuple(dict.fromkeys(run.device.name for run in runs.values() if run.device.name)),
+        devices=tuple(
+            dict.fromkeys(
+                name for run in runs.values() if (name := "CPU" if run.device.type == "cpu" else run.device.name)
+            )
+        ),
         perturbation=None,
         steps_from=f"only the times of steps {slowest.first_step} to {slowest.last_step} were recorded",
         hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
@@ -102,7 +106,8 @@ def _headline(history: History, slowest: RankHistory) -> str:
         where = f" on rank {loader.rank}" if len(history.ranks) > 1 else ""
         return f"{step}; {share:.0%} of a step goes to loading data{where}."
     if slowest.outlier_steps:
-        return f"{step}; {slowest.outlier_steps:,} of them took half as long again as those around them, or longer."
+        around = "those around it" if slowest.outlier_steps == 1 else "those around them"
+        return f"{step}; {slowest.outlier_steps:,} of them took at least 1.5 times as long as {around}."
     return f"{step}; data loading takes {share:.0%}, and no step stands out."
 
 

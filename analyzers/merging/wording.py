@@ -79,8 +79,11 @@ def what_is_left_out(whole: Whole, shown: Shown) -> list[str]:
         sentences.append(
             f"{len(ranks)} of {len(result.partials)} ranks are left out: {rank_list(ranks)}. --ranks names others."
         )
-    steps = sorted(set(result.steps.tolist()) - set(steps_shown(result, shown.windows, shown.zero_ns)))
-    if steps and is_marked(result):
+    whole_steps = steps_shown(result, shown.windows, shown.zero_ns)
+    steps = sorted(set(result.steps.tolist()) - set(whole_steps))
+    if steps and is_marked(result) and not whole_steps:
+        sentences.append("Less than half of any step is shown: a longer --window, or --steps, shows more.")
+    elif steps and is_marked(result):
         sentences.append(
             f"{len(steps)} of {len(result.steps)} steps are left out: {rank_list(steps)}. --steps names others."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -13,6 +12,7 @@ import click
 
 from perfscope import engine, paths, remote
 from perfscope.analyzers.analyze import analyze
+from perfscope.cli import outputs
 from perfscope.errors import PerfscopeError
 from perfscope.prices import Price, priced
 from perfscope.reports import markdown as as_markdown
@@ -40,8 +40,22 @@ def _default_page(traces: str) -> Path:
     return (place if place.is_dir() else place.parent) / paths.REPORT_FILE
 
 
+def _the_one_of(given: tuple[str, ...]) -> str:
+    """The one recording that was named. Raises UsageError for more: a pattern that the shell expanded is many."""
+    if len(given) == 1:
+        return given[0]
+    folders = {Path(each).parent for each in given}
+    if len(folders) == 1 and all(Path(each).is_file() for each in given):
+        raise click.UsageError(
+            f"{len(given)} files given; name the folder that holds the job's traces: {folders.pop()}"
+        )
+    raise click.UsageError(
+        f"{len(given)} recordings given; analyze them one by one, or side by side: perfscope compare BEFORE AFTER"
+    )
+
+
 @click.command("analyze")
-@click.argument("traces")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACES")
 @click.option(
     "--output",
     "-o",
@@ -51,11 +65,11 @@ def _default_page(traces: str) -> Path:
 @click.option(
     "--json",
     "json_file",
-    type=click.Path(path_type=Path),
-    help="Also write the result as JSON (schema perfscope.summary/1).",
+    type=outputs.FILE,
+    help="Also write the result as JSON (schema perfscope.summary/1); - prints it.",
 )
 @click.option(
-    "--markdown", type=click.Path(path_type=Path), help="Also write a summary as Markdown, for a pull request."
+    "--markdown", type=outputs.FILE, help="Also write a summary as Markdown, for a pull request; - prints it."
 )
 @click.option(
     "--capture",
@@ -99,7 +113,7 @@ def _default_page(traces: str) -> Path:
 )
 @click.option("--quiet", "-q", is_flag=True, help="No verdict on the terminal, only the page's path.")
 def command(
-    traces: str,
+    traces: tuple[str, ...],
     output: Path | None,
     json_file: Path | None,
     markdown: Path | None,
@@ -118,17 +132,24 @@ def command(
     job, a single trace file, or the URL of one of these (s3://bucket/run). A rank that cannot be read is reported and
     costs only itself. What was read is kept, so that the next look is instant; PERFSCOPE_CACHE=off turns that off.
 
-    Exit code: 0 with findings or without, 2 when nothing in TRACES can be analyzed.
+    Exit code: 0 with findings or without, 1 when a result cannot be written, 2 when nothing in TRACES can
+    be analyzed.
 
     \b
     perfscope analyze perfscope-recording
     perfscope analyze traces/ --output review.html --json review.json
     """
+    recording = _the_one_of(traces)
     if workers is not None and scheduler is not None:
         raise click.UsageError("--workers is for this machine, --scheduler for a cluster: give one of them")
+    target = output or _default_page(recording)
+    if remote.is_url(recording) or Path(recording).exists():  # what is not there is the first thing to say
+        outputs.check(target, "--output")
+        outputs.check(json_file, "--json")
+        outputs.check(markdown, "--markdown")
     with _executor(scheduler) as executor:
         summary = analyze(
-            traces,
+            recording,
             executor=executor,
             workers=workers,
             capture=capture,
@@ -138,18 +159,17 @@ def command(
         )
     if price is not None:
         summary = priced(summary, Price(per_device_hour=price, currency=currency))
-    target = output or _default_page(traces)
     try:
         page.write(summary, target)
-        if json_file is not None:
-            json_file.write_text(json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        if markdown is not None:
-            markdown.write_text(as_markdown.of_summary(summary), encoding="utf-8", errors="replace")
     except OSError as error:
         raise PerfscopeError(
-            f"{error.filename or target}: cannot be written ({error.strerror}); choose another place with --output "
-            "or --json"
+            f"{target}: cannot be written ({error.strerror}); choose another place with --output"
         ) from error
-    if not quiet:
+    if json_file is not None:
+        outputs.write_json(json_file, summary.to_dict(), "--json")
+    if markdown is not None:
+        outputs.write(markdown, as_markdown.of_summary(summary), "--markdown")
+    printed = "-" in (str(json_file), str(markdown))
+    if not quiet and not printed:
         click.echo(terminal.verdict(summary))
-    click.echo(f"report: {target}")
+    click.echo(f"report: {target}", err=printed)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from perfscope.budget import SEVERITIES, Budget
+from perfscope.cli import outputs
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
 from perfscope.errors import UnusableInput
 
@@ -70,6 +71,8 @@ def command(
     from perfscope.reports import junit as as_junit
     from perfscope.reports import markdown as as_markdown
 
+    for path, option in ((junit, "--junit"), (markdown, "--markdown"), (json_file, "--json")):
+        outputs.check(path, option)
     found = check(traces, _budget(budget_file, fail_on), baselines=baselines, noise=noise / 100, workers=workers)
     if junit is not None:
         write(junit, as_junit.render(found), "--junit")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
+from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, write, write_json
 from perfscope.errors import PerfscopeError
 
 if TYPE_CHECKING:
@@ -78,12 +78,15 @@ def command(
     from perfscope.reports import difference, difference_terminal
     from perfscope.reports import markdown as as_markdown
 
+    check(output, "--output")
+    check(json_file, "--json")
+    check(markdown, "--markdown")
     found = compare(before, *after, baselines=baselines, noise=noise / 100, workers=workers)
     try:
         difference.write(found, output)
     except OSError as error:
         raise PerfscopeError(
-            f"{error.filename or output}: cannot be written ({error.strerror}); choose another place with --output"
+            f"{output}: cannot be written ({error.strerror}); choose another place with --output"
         ) from error
     if json_file is not None:
         write_json(json_file, found.to_dict(), "--json")

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from perfscope._version import __version__
-from perfscope.errors import PerfscopeError, UnusableInput
+from perfscope.errors import PerfscopeError, UnusableInput, did_you_mean
 
 VERBS: Final = {
     "run": "Profile a training command without changing its code.",
@@ -43,6 +43,15 @@ class LazyVerbs(click.Group):
         command = importlib.import_module(f"perfscope.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that the arguments begin with. Raises UsageError naming the verb that was meant."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            raise click.UsageError(f"No such command '{name}'{did_you_mean(name, VERBS)}.", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing any of them."""

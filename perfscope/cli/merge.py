@@ -9,8 +9,9 @@ import click
 
 from perfscope.analyzers.merging.merge import DEFAULT_MEGABYTES, merge
 from perfscope.analyzers.merging.view import DEFAULT_LANES, LANES
+from perfscope.cli import outputs
 from perfscope.errors import UnusableInput
-from perfscope.reports.format import rank_list
+from perfscope.reports.format import byte_size, rank_list
 
 
 @click.command("merge")
@@ -72,6 +73,8 @@ def command(
     perfscope merge perfscope-recording
     perfscope merge perfscope-recording --ranks 0,3 --steps 12-14 --lanes compute,comm -o two.pftrace
     """
+    if output is not None:
+        outputs.check(output, "--output")
     merged = merge(
         traces,
         output,
@@ -84,7 +87,7 @@ def command(
         workers=workers,
     )
     steps_told = f", steps {rank_list(merged.steps)}" if merged.steps else ""
-    click.echo(f"ranks {rank_list(merged.ranks)}{steps_told}: {merged.slices:,} slices, {merged.bytes / 1e6:.1f} MB")
+    click.echo(f"ranks {rank_list(merged.ranks)}{steps_told}: {merged.slices:,} slices, {byte_size(merged.bytes)}")
     for sentence in merged.left_out:
         click.echo(f"note: {sentence}")
     click.echo(f"merged: {merged.path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,24 @@ EXIT_BROKEN: Final = 3
 """A budget that does not hold, a comparison that fails on what it was told to: 2 is unusable input, 1 a defect."""
 
 FILE: Final = click.Path(path_type=Path, allow_dash=True)
+
+
+def check(path: Path | None, option: str) -> None:
+    """See that ``path`` can be written, before the work whose result it is to hold. None and ``-`` always can.
+
+    Raises PerfscopeError naming the file, what is in the way, and ``option``, which takes another place.
+    """
+    if path is None or str(path) == "-":
+        return
+    if path.is_dir():
+        why = "it is a folder"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "permission denied"
+    else:
+        return
+    raise PerfscopeError(f"{path}: cannot be written ({why}); choose another place with {option}")
 
 
 def write(path: Path, text: str, option: str) -> None:

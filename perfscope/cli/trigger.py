@@ -42,6 +42,11 @@ def command(folder: Path, steps: int | None) -> None:
 
 def _config_of_running_job(folder: Path) -> CollectorConfig:
     """What the job was started with. Raises UnusableInput where there is none that could answer."""
+    if not (folder / LAUNCH_FILE).is_file():
+        what = "it holds no recording" if folder.is_dir() else "no such folder"
+        raise UnusableInput(
+            f"{folder}: no recording under way ({what}); name the folder that perfscope run was given with --output"
+        )
     try:
         launch = load_launch(folder / LAUNCH_FILE)
         config = CollectorConfig.load(folder / BOOTSTRAP_FOLDER)

@@ -136,6 +136,9 @@ def _baseline(result: Result) -> str:
     return f"unchanged step {_ms(result.baseline_ns)} ms ({runs} runs, noise {noise:.1%}); {len(outcome.trials)} trials"
 
 
+_UNSTEADY: Final = 0.05
+"""Difference of unchanged runs from which a user can do something about it: gains below are lost in it."""
+
 _HEAD: Final = ("setting", "from", "to", "predicted ms", "measured ms", "change", "")
 
 
@@ -160,7 +163,7 @@ def _verdict(result: Result) -> list[str]:
     stopped = [f"Stopped early: {outcome.stopped}."] if outcome.stopped else []
     again = outcome.confirmed
     if not outcome.kept or again is None or again.gain is None or result.kept_ns is None:
-        return [*stopped, "Nothing is kept: no change saved more than noise, twice."]
+        return [*stopped, "Nothing is kept: no change saved more than noise, twice.", *_unsteady(outcome.drift.noise)]
     told = "" if result.together is None else f"; predicted {_range(result.together, result.baseline_ns)}"
     settings = " ".join(each.text for each in outcome.kept)
     change = f"{-again.gain.share:+.1%} ±{again.gain.noise:.1%}"
@@ -170,6 +173,13 @@ def _verdict(result: Result) -> list[str]:
         "Nothing of your code was changed. To keep it, write:",
         *(f"    {line}" for line in result.keep),
     ]
+
+
+def _unsteady(noise: float) -> list[str]:
+    """What to do where gains are lost in the noise of the machine."""
+    if noise < _UNSTEADY:
+        return []
+    return [f"Runs of the unchanged job differ by {noise:.0%}: a quieter machine, or more --steps, tells more."]
 
 
 def _range(predicted: Predicted, baseline_ns: float) -> str:

@@ -49,7 +49,7 @@ Object.assign(figures, (() => {
       marker: { color: look.colours[palette[index]], line: { width: 0 } },
       hovertemplate: `<b>${shortened(one.name, 40)}</b><br>rank %{x} comes last to %{y:.1%} of all collectives<extra></extra>`,
     }));
-    return byRank(look, ranks, traces, "came last to", { tickformat: ".0%" });
+    return byRank(look, ranks, traces, "came last to", { tickformat: ".1~%" });
   }
 
   return { overlap, arrivals };

@@ -173,3 +173,12 @@ def _crc(data: bytes) -> int:
 
 def _masked(value: int) -> int:
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_a_recording_of_step_times_alone_has_the_curves_of_its_run(recording: Path, tmp_path: Path) -> None:
+    paths.steps_file(tmp_path, 0).write_bytes(paths.steps_file(recording, 0).read_bytes())
+    (run,) = job_curves(tmp_path)
+    assert (run.run, run.source) == ("rank-0", "history")
+    assert run.points[0].values["perfscope/run/forward_ms"] == 2.0
+    with pytest.raises(UnusableInput, match="--ranks 3: no rank 3"):
+        list(job_curves(tmp_path, ranks="3"))

@@ -89,6 +89,39 @@ def test_a_folder_without_a_trace(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_pattern_of_files_is_told_their_folder(traces):
+    result = run(*sorted(traces.glob("rank*.json.gz")))
+    assert result.exit_code == 2
+    assert f"4 files given; name the folder that holds the job's traces: {traces}" in result.stderr
+
+
+def test_two_recordings_are_sent_to_compare(traces, tmp_path):
+    result = run(traces, tmp_path)
+    assert result.exit_code == 2
+    assert "perfscope compare BEFORE AFTER" in result.stderr
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    (tmp_path / "run.tar.gz").write_bytes(b"")
+    result = run(tmp_path / "run.tar.gz")
+    assert result.exit_code == 2
+    assert "tar xf run.tar.gz" in result.stderr
+
+
+def test_json_and_markdown_can_be_printed_alone(traces, tmp_path):
+    printed = run(traces, "--json", "-", "--output", tmp_path / "page.html")
+    assert json.loads(printed.stdout)["schema"] == "perfscope.summary/1"
+    assert "report: " in printed.stderr
+    assert run(traces, "--markdown", "-", "--output", tmp_path / "page.html").stdout.startswith("#")
+    assert not list(Path().glob("-"))
+
+
+def test_a_misspelt_verb_is_told_the_one_that_was_meant():
+    result = CliRunner().invoke(main, ["analyse", "recording"])
+    assert result.exit_code == 2
+    assert "No such command 'analyse' (did you mean analyze?)." in result.stderr
+
+
 def test_one_corrupt_rank_of_four_costs_only_itself(traces):
     broken = traces / "rank2.json.gz"
     broken.write_bytes(b"\x1f\x8b\x08\x00 this is no gzip stream")

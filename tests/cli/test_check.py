@@ -169,9 +169,9 @@ def _read(folder: Path, text: str, name: str = "budget.toml") -> Budget:
     ("text", "said"),
     [
         ("", "limits nothing"),
-        ("[step_tim]\nmax = '4 ms'", "[step_tim]: no such number; there are step_time"),
+        ("[step_tim]\nmax = '4 ms'", "[step_tim]: no such number (did you mean step_time?); there are step_time"),
         ("step_time = '4 ms'", 'max = "420 ms"'),
-        ("[step_time]\nmaximum = '4 ms'", "no such key; there are max"),
+        ("[step_time]\nmaximum = '4 ms'", "no such key (did you mean max?); there are max"),
         ("[step_time]\noptional = true", "says nothing"),
         ("[step_time]\nmax = 400", 'give the unit, such as "420 ms"'),
         ("[step_time]\nmax = '400'", "no such unit"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,15 @@ def test_without_a_gain_nothing_is_recommended() -> None:
     text = as_text(_result(kept=False))
     assert "Nothing is kept" in text
     assert "DataLoader(" not in text
+    assert "a quieter machine" not in text
+
+
+def test_on_an_unsteady_machine_it_says_what_would_tell_more() -> None:
+    result = _result(kept=False)
+    shaky = [Measurement(100e6, 1e6, 24), Measurement(125e6, 1e6, 24), Measurement(100e6, 1e6, 24)]
+    text = as_text(replace(result, outcome=replace(result.outcome, baselines=shaky)))
+    assert "Runs of the unchanged job differ by" in text
+    assert "a quieter machine" in text
 
 
 def test_the_json_says_the_same() -> None:

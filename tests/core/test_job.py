@@ -124,6 +124,12 @@ class TestNothingToRead:
         with pytest.raises(UnusableInput, match=r"ended with 3.*perfscope\.step\(\)"):
             open_job(tmp_path)
 
+    def test_a_recording_under_way_is_not_called_empty(self, tmp_path):
+        metadata.save(LaunchRecord(command=("python", "x.py")), tmp_path / paths.LAUNCH_FILE)
+        metadata.save(RunMetadata(rank=0, outcome="running"), paths.run_file(tmp_path, 0))
+        with pytest.raises(UnusableInput, match=r"nothing is recorded yet.*analyze again later"):
+            open_job(tmp_path)
+
     def test_a_recording_that_ended_before_the_first_capture(self, tmp_path):
         run = RunMetadata(rank=0, steps=StepRecord(seen=3, detected_by="optimizer"), problems=("The script crashed.",))
         metadata.save(run, paths.run_file(tmp_path, 0))

@@ -20,7 +20,7 @@ from perfscope.reports.definitions import DEFINITIONS
 from perfscope.summary import ROWS, Failure, Note, Summary, Verdict
 from tests.reports.examples import EXAMPLES, broken, gpu, healthy, large, nothing, starved, straggler
 
-VOID = {"meta", "link", "br", "img", "input", "hr"}
+VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 HOSTILE = {
     "script": "</script><script>alert(1)</script>",
     "quotes": """"><b onmouseover='x'>"' """,

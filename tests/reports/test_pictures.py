@@ -11,6 +11,7 @@ import pytest
 from perfscope.reports import advice, communication, curves, overview, page, path, run_history, timeline
 from perfscope.reports.definitions import DEFINITIONS
 from perfscope.summary import PathRow
+from perfscope.summary_tables import GroupRow
 from tests.reports import pictures
 from tests.reports.examples import EXAMPLES, gpu, healthy, large, starved, straggler
 
@@ -58,6 +59,14 @@ def test_a_curve_names_the_best_value_and_what_it_brings() -> None:
     assert "as good as any" in curves.curves(dataclasses.replace(gpu(), curves=(best,)))[0].reading
 
 
+def test_a_default_that_is_not_the_least_is_not_called_best() -> None:
+    (row,) = pictures.curves()
+    least = min(row.points, key=lambda point: point.mid_us)
+    other = next(point.value for point in row.points if point.mid_us > least.mid_us)
+    kept = dataclasses.replace(row, current=None, best=other)
+    assert "no value saves 2% over" in curves.curves(dataclasses.replace(gpu(), curves=(kept,)))[0].reading
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_arrivals_and_overlap_add_up(name: str) -> None:
     summary = EXAMPLES[name]()
@@ -78,6 +87,19 @@ def test_who_arrives_last_is_named_only_where_it_stands_out() -> None:
     assert "the others wait for it" in communication.arrivals_reading(straggler())
     even = dataclasses.replace(healthy().collectives[0], last_arriver={0: 0.5, 1: 0.5})
     assert "no rank stands out" in communication.arrivals_reading(dataclasses.replace(healthy(), collectives=(even,)))
+
+
+def test_of_many_groups_those_of_one_role_are_one_colour() -> None:
+    row = dataclasses.replace(healthy().collectives[0], ranks=(0, 1), last_arriver={0: 0.5, 1: 0.5})
+    names = [f"group {number}" for number in range(communication.GROUPS_SHOWN + 1)]
+    groups = tuple(
+        GroupRow(name=name, ranks=(0, 1), role="tensor", role_from="its name", comm_us=1.0, across_hosts=None)
+        for name in names
+    )
+    many = tuple(dataclasses.replace(row, group=name) for name in names)
+    made = communication.arrivals_chart(dataclasses.replace(healthy(), collectives=many, groups=groups))
+    assert made is not None
+    assert [series["name"] for series in made["series"]] == ["tensor groups"]
 
 
 def test_the_path_of_many_ranks_keeps_all_of_its_time() -> None:
@@ -128,7 +150,7 @@ def test_throughput_counts_every_ranks_batches_outside_the_recording() -> None:
     ranks = job.world_size or 0
     told = tiles()["Samples a second"]
     assert told.value == f"{16 * 2 * ranks / 0.1:,.0f}"
-    assert f"{16 * 2 * ranks} a step, 32 on each rank" in told.detail
+    assert f"{16 * 2 * ranks} a step of 100 ms, 32 on each rank" in told.detail
     assert "Samples a second" not in tiles(strategy=("ddp", "tensor"))
     assert "Samples a second" not in tiles(batches_per_step=None)
 

@@ -41,6 +41,10 @@ def test_the_reading_says_how_it_works_and_what_it_must_cost() -> None:
     )
 
 
+def test_a_bubble_below_the_ideal_one_is_not_set_against_it() -> None:
+    assert "Bubbles take 10% of the step, no more than the 11% that" in reading(replace(PIPELINE, bubble_share=0.1))
+
+
 def test_the_reading_of_a_part_says_that_it_is_one() -> None:
     part = replace(
         PIPELINE, stages=PIPELINE.stages[:1], degree=4, bubbles_are_bounds=True, imbalance=1.0, schedule="unknown",

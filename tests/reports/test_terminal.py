@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from perfscope.reports.terminal import verdict
-from perfscope.summary import ActionRow, Verdict
+from perfscope.summary import ActionRow, Note, Verdict
 from tests.reports.examples import EXAMPLES, broken, gpu, healthy, large, straggler
 
 
@@ -52,6 +52,32 @@ def test_what_to_type_stands_unbroken_and_indented_as_written() -> None:
     lines = verdict(gpu(), width=40).splitlines()
     at = lines.index("     for block in model.layers:")
     assert lines[at + 1] == "         fully_shard(block, mesh=mesh, reshard_after_forward=False)"
+
+
+def test_a_sentence_of_advice_is_broken_at_the_width() -> None:
+    summary = straggler()
+    action = dataclasses.replace(summary.findings[0].action, how=f"{'Look at its clocks and its work. ' * 8}".strip())
+    told = dataclasses.replace(
+        summary, findings=(dataclasses.replace(summary.findings[0], action=action), *summary.findings[1:])
+    )
+    assert all(len(line) <= 60 for line in verdict(told, 60).splitlines() if "Look at its clocks" in line)
+    assert " ".join(action.how.split()) in " ".join(verdict(told, 60).split())
+
+
+def test_a_value_that_is_not_known_is_not_called_now() -> None:
+    summary = gpu()
+    action = ActionRow(setting="torch.compile(mode=…)", old=None, new='"reduce-overhead"', how="torch.compile(model)")
+    told = dataclasses.replace(summary, findings=(dataclasses.replace(summary.findings[0], action=action),))
+    assert '   torch.compile(mode=…): "reduce-overhead"' in verdict(told).splitlines()
+
+
+def test_damage_and_how_the_job_ended_stand_on_the_terminal() -> None:
+    summary = gpu()
+    note = Note(about="reading", text="Rank 1 (rank1.json.gz): the file ends early: steps up to the cut were read.")
+    job = dataclasses.replace(summary.job, exit_code=1)
+    text = " ".join(verdict(dataclasses.replace(summary, notes=(note,), job=job)).split())
+    assert "rank1.json.gz): the file ends early" in text
+    assert "ended with exit code 1; what it left behind was analyzed" in text
 
 
 def test_a_bound_is_called_a_bound_and_a_prediction_carries_its_error() -> None:

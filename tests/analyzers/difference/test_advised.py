@@ -10,7 +10,8 @@ import pytest
 
 import perfscope
 from perfscope import metadata, paths
-from perfscope.analyzers.difference.advised import tried_changes
+from perfscope.analyzers.difference.advised import finding_changes, tried_changes
+from perfscope.analyzers.difference.cautions import cautions
 from perfscope.analyzers.difference.noise import step_change
 from perfscope.analyzers.difference.settings import setting_changes
 from perfscope.comparison import Tried
@@ -139,3 +140,11 @@ def test_advice_followed_in_a_job_that_knows_the_truth(tmp_path: Path) -> None:
         assert tried.realised == pytest.approx(1.0, abs=0.05)
         assert [row.name for row in difference.rows if row.real] == ["idle_dataloader"]
         assert [(change.rule, change.status) for change in difference.findings] == [("dataloader-workers", "gone")]
+
+
+def test_a_recording_without_a_trace_tells_neither_of_findings_nor_of_what_was_tried() -> None:
+    before, after = _before(), replace(_after(85.0), accounting=(), dataloader=(), stragglers=())
+    assert finding_changes(before, after) == ()
+    assert _tried(after) == ()
+    words = " ".join(cautions(before, after, step_change(before, after), ()))
+    assert "The recording after holds no trace" in words
