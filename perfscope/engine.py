@@ -7,6 +7,7 @@ a dask cluster (``cluster``); results do not depend on which.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -249,7 +250,20 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     # fork needs no importable __main__ (a notebook, a script without a guard) and starts at once, but must not copy a
     # process whose other threads may hold locks.
     forkable = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork" if forkable else "spawn"))
+    context = multiprocessing.get_context("fork" if forkable else "spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the process that made it is gone, which has no chance to say so where it was killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent watch").start()
 
 
 def _same_version_on_workers(client: Any, scheduler: str) -> None:

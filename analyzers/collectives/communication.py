@@ -9,7 +9,7 @@ import functools
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -169,6 +169,16 @@ class Group:
     ranks: tuple[int, ...]
     size: int | None
     description: str = ""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickle. Every rank of a large job lists the same thousands of ranks: they share one tuple."""
+        self.__dict__.update(state, ranks=_shared(state["ranks"]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """The first tuple seen that is equal to this one."""
+    return ranks
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -164,3 +166,38 @@ def test_without_dask_the_extra_is_named(monkeypatch):
         engine.cluster("tcp://127.0.0.1:9"),
     ):
         pass
+
+
+WORKING = """
+import os, sys, time
+from perfscope import engine
+
+def work(item):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+list(engine.map_items(work, [0, 1], engine.local_executor([1, 1], 0, workers=2)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_workers_end_with_a_killed_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        workers = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [pid for pid in workers if _runs(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def _runs(pid: int) -> bool:
+    """Is there such a process, and is it no zombie that nobody has asked after?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
