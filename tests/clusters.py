@@ -48,4 +48,8 @@ def dask_cluster(folder: Path, workers: int) -> Iterator[str]:
         for process in started:
             process.terminate()
         for process in started:
-            process.wait(30)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:  # as while it starts a worker anew in the place of one that died
+                process.kill()
+                process.wait()
