@@ -59,23 +59,29 @@ def evaluate(facts: JobFacts) -> Finding | None:
     if not crowds:
         return None
     worst = max(crowds, key=lambda crowd: crowd.recoverable_us)
-    share = worst.recoverable_us / facts.step_time_us
-    if share < SHARE:
+    if worst.recoverable_us < SHARE * facts.step_time_us:
         return None
     change = {"env.OMP_NUM_THREADS": str(worst.fitting)}
     played = facts.predict(change) if facts.predict is not None else None
-    if played is not None and played.mid > (1 - SHARE) * facts.step_time_us * 1e3:
-        return None  # they queue, and little of the step waits for that
+    worth_ns = (1 - SHARE) * facts.step_time_us * 1e3
+    if played is not None and played.low > worth_ns:
+        return None  # They queue, and little of the step waits for that.
+    # A step of which so little is work that its range holds the gain and none of it bounds the gain, and no more.
+    told = played is not None and played.mid <= worth_ns
+    saved_us = worst.recoverable_us
+    if played is not None:
+        saved_us = min(saved_us, facts.step_time_us - played.low / 1e3)
+    doubtful = facts.few_steps or worst.host.samples < 3 or (played is not None and not told)
     return Finding(
         rule=RULE,
         title=f"{worst.wanted} CPU threads of {_ranks(worst)} compete for {worst.cores:g} cores on {worst.host.host}",
-        severity=Severity.of_share(share),
+        severity=Severity.of_share(saved_us / facts.step_time_us),
         evidence=_evidence(facts, worst),
         action=_action(facts, worst),
-        confidence=Confidence.LOW if facts.few_steps or worst.host.samples < 3 else Confidence.MEDIUM,
+        confidence=Confidence.LOW if doubtful else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
-        ceiling=ceiling(facts.step_time_us, worst.recoverable_us),
-        whatif=change if played is not None else {},
+        ceiling=ceiling(facts.step_time_us, saved_us),
+        whatif=change if told else {},
     )
 
 

@@ -182,4 +182,10 @@ def test_what_is_played_is_asked_for() -> None:
 
 
 def test_a_queue_that_little_of_the_step_waits_for() -> None:
-    assert evaluate(host(), predicted_ms=97.0) is None
+    assert evaluate(host(), predicted_ms=107.0) is None
+
+
+def test_a_range_that_holds_the_gain_and_none_is_a_bound_and_a_doubt() -> None:
+    found = evaluate(host(), predicted_ms=97.0)
+    assert found is not None
+    assert (found.whatif, found.obtained, found.confidence) == ({}, Obtained.BOUNDED, Confidence.LOW)
