@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from perfscope.analyzers.difference.significance import Difference, difference, 
 from perfscope.comparison import BETWEEN_RANKS, RowChange, StepChange
 from perfscope.summary import Summary
 from perfscope.trace import Float64
+
+_Part = TypeVar("_Part", bound=Hashable)
 
 LEVEL: Final = 0.01
 """Chance of a false alarm that a test may have."""
@@ -107,8 +109,7 @@ def row_changes(before: Summary, after: Summary, step: StepChange) -> tuple[RowC
     if not first or not second:
         return ()
     tests = {name: difference(_row_times(before, name), _row_times(after, name)) for name in first}
-    known = [name for name, test in tests.items() if test is not None]
-    held = dict(zip(known, holm([test.p for test in tests.values() if test is not None], LEVEL), strict=True))
+    held = _held(tests)
     changes = []
     for name in first:
         delta, test = second[name] - first[name], tests[name]
@@ -149,15 +150,19 @@ def parts_are_real(
     of a false alarm (Holm); a part must also move by ``row_floor`` and by ``OWN_SHARE`` of itself. Those that a
     recording does not hold step by step must exceed the whole step's noise.
     """
-    tests = [difference(*pair) for pair in pairs]
-    known = [index for index, test in enumerate(tests) if test is not None]
-    held = dict(zip(known, holm([test.p for test in tests if test is not None], LEVEL), strict=True))
+    held = _held({index: difference(*pair) for index, pair in enumerate(pairs)})
     return [
         held[index] and abs(delta) >= max(row_floor(step), OWN_SHARE * size)
         if index in held
         else beyond_noise(delta, step)
         for index, (delta, size) in enumerate(zip(changes, sizes, strict=True))
     ]
+
+
+def _held(tests: Mapping[_Part, Difference | None]) -> dict[_Part, bool]:
+    """Which tests hold, of those that could be made, when all of them together may be wrong with chance ``LEVEL``."""
+    made = {part: test for part, test in tests.items() if test is not None}
+    return dict(zip(made, holm([test.p for test in made.values()], LEVEL), strict=True))
 
 
 def rows_differ(before: Summary, after: Summary, names: Sequence[str], step: StepChange) -> bool | None:
