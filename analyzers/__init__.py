@@ -1,6 +1,17 @@
-"""Analyzers: one question per module, from a Trace to a Summary.
+"""Analyzers: from files to a Summary.
 
-The flow has one direction: ``readers`` make a Trace; ``rank`` asks every per-rank question of it and returns a small
-partial; ``matching``, ``collectives``, ``stragglers`` … look across ranks; ``rules`` turn results into findings;
-``analyze`` ties them together.
+The work passes through the packages in this order:
+
+- ``readers``: a file in, a Trace out;
+- ``rank``: a Trace in, a RankPartial out: everything that one rank shows by itself;
+- ``read_ranks``: does both for every trace of a job, on this machine or on a cluster, through ``cached`` and
+  ``stored_traces``, and identifies the ranks;
+- ``job``: RankPartials in, an AlignedJob out, with aligned clocks and matched collectives; then tables across ranks;
+- ``replay``: the recorded steps simulated from their dependency graph; stragglers are found with it;
+- ``whatif``: a replay with settings changed, predicted step times out;
+- ``rules``: results in, findings with evidence and an action out; ``verdict`` is the headline;
+- ``summarize``: all of it in one Summary; ``analyze`` starts it from a path.
+
+Beside them: ``history`` (every step of a long run), ``compare`` (several Summaries side by side) and ``merge`` (all
+ranks in one file for Perfetto). An import contract holds this order: a package imports only from those before it.
 """

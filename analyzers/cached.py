@@ -1,7 +1,7 @@
-"""A rank's analysis, from the cache where its file was seen before.
+"""A rank's analysis, from the cache where its file was read before.
 
-Two things are kept of each file: what was asked of it (``.rank``, a few 100 KB), which makes the next look instant, and
-the trace itself (Parquet, where pyarrow is installed), which spares the parsing when the questions change.
+The cache stores two things for each file: its analysis (``.rank``, a few 100 KB), so that the next one is instant, and
+the trace itself (Parquet, where pyarrow is installed), so that a newer version of PerfScope need not parse it again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import perfscope
-from perfscope import analyzers, remote
-from perfscope import trace as trace_module
-from perfscope.analyzers import rank, readers, stored_traces
-from perfscope.analyzers.rank import RankPartial, analyze_rank
-from perfscope.cache import Cache, Content, fingerprint
-from perfscope.custom_flops import CustomFlops
+from perfscope import analyzers
+from perfscope.analyzers import readers, stored_traces
+from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.errors import TraceError
-from perfscope.trace import Trace
+from perfscope.execution.cache import Cache, Content, fingerprint
+from perfscope.recording import remote
+from perfscope.trace import trace as trace_module
+from perfscope.trace.custom_flops import CustomFlops
+from perfscope.trace.trace import Trace
 
 _DIGEST_BYTES: Final = 16
 _NUMPY: Final = {"_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"}
@@ -32,17 +34,17 @@ _NUMPY: Final = {"_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"}
 def analyze_file(
     path: Path, part: str | None = None, *, use_cache: bool = True, flops: CustomFlops | None = None
 ) -> RankPartial:
-    """Read one rank and ask every per-rank question of it, unless that was done before. ``path`` may be remote.
+    """Read and analyze one rank, unless that was done before. ``path`` may be remote.
 
     ``part`` is the rank meant in a file that holds several (``readers.parts``), ``flops`` the user's own formulas.
-    Raises TraceError naming the file. A file that changes while it is read is analyzed, but not kept.
+    Raises TraceError naming the file. A file that changes while it is read is analyzed, but not stored.
     """
     cache = Cache.from_environment() if use_cache else None
     if remote.is_remote(path):
         return _analyze_remote(path, part, cache, flops)
     content = cache.content(path) if cache else None
     if cache is None or content is None:
-        return rank.analyze_file(path, part, flops)
+        return analyze_rank(readers.read(path, part), flops)
     known = _load(cache, content.key, path, part, flops)
     if known is not None:
         return known
@@ -53,7 +55,7 @@ def analyze_file(
 
 
 def recall(path: Path, part: str | None = None, flops: CustomFlops | None = None) -> RankPartial | None:
-    """The analysis of a file that was seen before and has not changed since, without reading it; None for others."""
+    """The analysis of a file that was read before and has not changed since, without reading it; None for others."""
     cache = Cache.from_environment()
     if cache is None:
         return None
@@ -67,7 +69,7 @@ def recall(path: Path, part: str | None = None, flops: CustomFlops | None = None
 
 
 def read_trace(path: Path, part: str | None = None) -> Trace:
-    """One rank's trace, from the cache where that keeps traces and has it. ``path`` may be remote.
+    """One rank's trace, from the cache where it is stored there. ``path`` may be remote.
 
     Raises TraceError, naming the file, where it cannot be read.
     """
@@ -80,7 +82,7 @@ def read_trace(path: Path, part: str | None = None) -> Trace:
 
 
 def trim() -> None:
-    """Keep the cache to its bound, once the work is done."""
+    """Remove the cache's oldest entries beyond its bound."""
     cache = Cache.from_environment()
     if cache is not None:
         cache.trim()
@@ -128,12 +130,12 @@ def _entry(key: str, path: Path, part: str | None, flops: CustomFlops | None) ->
 
 
 def _variant(path: Path, part: str | None) -> str:
-    """What besides its content decides what is read from a file: its suffix may, and which of its ranks."""
+    """What determines the trace besides the file's content: its suffix, and the rank in it."""
     return f"{path.suffix}.{part}" if part is not None else path.suffix
 
 
 def _pack(partial: RankPartial, path: Path) -> bytes:
-    """A partial in bytes, without the place where its file lies: that may be another next time."""
+    """A partial in bytes, without its file's path, which may differ next time."""
     body = pickle.dumps(dataclasses.replace(partial, source=partial.source.removeprefix(str(path))), protocol=5)
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
 
@@ -156,7 +158,7 @@ class _ValuesOnly(pickle.Unpickler):
         if top == "numpy" and name in _NUMPY:
             return super().find_class(module, name)
         if top == "perfscope" and "." not in name:
-            found = super().find_class(module, name)
-            if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no value")
+            value = super().find_class(module, name)
+            if isinstance(value, type) and (dataclasses.is_dataclass(value) or issubclass(value, enum.Enum)):
+                return value
+        raise pickle.UnpicklingError(f"{module}.{name} is not a value")

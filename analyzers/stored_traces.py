@@ -1,7 +1,7 @@
-"""Traces as Parquet, so that a trace read once need not be parsed again: every column, string and word of metadata.
+"""Traces as Parquet, complete, so that a trace read once need not be parsed again.
 
-One trace is four tables, ``NAME.strings.parquet``, ``.collectives``, ``.memory`` and ``.events``; what is no table is
-JSON in the schema metadata of the events. Any Parquet reader opens them. Needs pyarrow (the ``cache`` extra).
+One trace is four tables, ``NAME.strings.parquet``, ``.collectives``, ``.memory`` and ``.events``; other fields are JSON
+in the schema metadata of the events. Any Parquet reader opens them. Needs pyarrow (the ``cache`` extra).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from perfscope.cache import Cache
-from perfscope.trace import CollectiveArgs, MemoryCounter, Trace
+from perfscope.execution.cache import Cache
+from perfscope.trace.trace import CollectiveArgs, MemoryCounter, Trace
 
 _METADATA: Final = b"perfscope.trace"
 _TABLES: Final = {"collectives": CollectiveArgs, "memory": MemoryCounter}
@@ -27,7 +27,7 @@ _TYPES: Final = typing.get_type_hints(Trace)
 
 
 def is_supported() -> bool:
-    """Whether pyarrow is installed, and works: one that does not fit the numpy beside it raises all sorts of things."""
+    """Whether pyarrow is installed and works: with an incompatible numpy it raises any kind of exception."""
     try:
         import pyarrow.parquet  # noqa: F401 - is what is asked
     except Exception:
@@ -36,21 +36,21 @@ def is_supported() -> bool:
 
 
 def save(trace: Trace, name: str, cache: Cache, path: Path) -> None:
-    """Put the trace that was read from ``path`` into the cache. Nothing happens where that fails."""
-    with contextlib.suppress(Exception):  # whatever it is, the analysis has its trace
+    """Store the trace that was read from ``path`` in the cache; a failure has no effect."""
+    with contextlib.suppress(Exception):  # the analysis has its trace in any case
         tables = {"strings": _table({"text": _binary(trace.strings)})}
         for field in _TABLES:
             tables[field] = _table(_columns(getattr(trace, field)))
         rest = {key: getattr(trace, key) for key in _rest()}
         rest["source"] = trace.source.removeprefix(str(path))
-        # Last, so that a trace which has its events is whole.
+        # Last, so that a trace with events is complete.
         tables["events"] = _table(_columns(trace)).replace_schema_metadata({_METADATA: msgspec.json.encode(rest)})
         for part, table in tables.items():
             cache.save(_entry(name, part), functools.partial(_write, table))
 
 
 def load(name: str, cache: Cache, path: Path) -> Trace | None:
-    """Take a trace out of the cache, as read from ``path``; None where it is not there whole."""
+    """Load a trace from the cache, as read from ``path``; None where it is not complete there."""
     strings = cache.load(_entry(name, "strings"), lambda entry: _texts(_read(entry)))
     tables: dict[str, Any] = {}
     for field, kind in _TABLES.items():
@@ -61,7 +61,7 @@ def load(name: str, cache: Cache, path: Path) -> Trace | None:
 
 
 def _assemble(events: Any, strings: tuple[str, ...], tables: dict[str, Any], path: Path) -> Trace:
-    """The whole trace from its parts. Raises where they do not fit together, which costs the entry."""
+    """The trace from its tables. Raises where they do not fit together, so that the entry is removed."""
     rest = msgspec.json.decode(events.schema.metadata[_METADATA])
     trace = Trace(
         source=f"{path}{rest['source']}",
@@ -94,11 +94,11 @@ def _columns(owner: Any) -> dict[str, Any]:
 
 
 def _array(column: np.ndarray[Any, Any]) -> Any:
-    """An Arrow array over a column's own memory. ``pyarrow.array`` would do, but first imports pandas: 0.2 s."""
+    """An Arrow array over a column's own memory: ``pyarrow.array`` first imports pandas, which takes 0.2 s."""
     import pyarrow as pa
 
     if column.dtype.kind not in "iuf":
-        raise TypeError(f"columns of {column.dtype} are laid out otherwise in Arrow")
+        raise TypeError(f"columns of {column.dtype} have another layout in Arrow")
     kind = pa.from_numpy_dtype(column.dtype)
     return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
 
@@ -114,7 +114,7 @@ def _binary(texts: Sequence[str]) -> Any:
 
 
 def _rest() -> list[str]:
-    """The trace's fields that are neither columns nor tables nor strings; ``source`` is seen to by itself."""
+    """The trace's fields that are neither columns nor tables nor strings; ``source`` is handled separately."""
     special = {"source", "strings", *_TABLES}
     return [
         field.name
@@ -132,12 +132,12 @@ def _arrays(table: Any) -> dict[str, Any]:
 
 
 def _column(chunks: Any) -> np.ndarray[Any, Any]:
-    """What ``to_numpy`` would return, without its import of pandas."""
+    """As ``to_numpy``, without its import of pandas."""
     dtype = np.dtype(str(chunks.type))
     parts = [np.empty(0, dtype)]
     for chunk in chunks.chunks:
         if chunk.null_count:
-            raise ValueError("no column has nulls")
+            raise ValueError("a column has nulls")
         parts.append(np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)])
     return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 

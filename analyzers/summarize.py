@@ -1,189 +1,176 @@
-"""Compare the ranks, ask the rules, and put everything found into a Summary."""
+"""The job's Summary: ranks aligned and replayed, every table computed, the rules evaluated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from typing import Final
 
 import numpy as np
 
 from perfscope._version import __version__
 from perfscope.analyzers import rules
-from perfscope.analyzers.collectives.cost_model import cost_rows
-from perfscope.analyzers.collectives.group_rows import group_rows
-from perfscope.analyzers.collectives.table import collective_rows
-from perfscope.analyzers.compared import Compared, compare_job, world_size
-from perfscope.analyzers.comparison import Comparison, account_per_step, account_rows
-from perfscope.analyzers.critical_path import critical_path
-from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.flops.utilisation import device_names, utilisation
-from perfscope.analyzers.identify import Identified
-from perfscope.analyzers.lanes import lanes
-from perfscope.analyzers.loading import dataloader_rows
-from perfscope.analyzers.memory import memory_rows, memory_strips
-from perfscope.analyzers.notes import job_notes
-from perfscope.analyzers.pipelines.balance import balanced_step_ns
-from perfscope.analyzers.pipelines.table import find_pipeline, pipeline_notes
-from perfscope.analyzers.rank_steps import rank_steps
-from perfscope.analyzers.straggling.culprits import straggler_rows
-from perfscope.analyzers.strips import strips
-from perfscope.analyzers.system.notes import system_notes
-from perfscope.analyzers.system.table import system
+from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, time_breakdowns
+from perfscope.analyzers.job.collectives.cost_model import cost_rows
+from perfscope.analyzers.job.collectives.table import collective_rows
+from perfscope.analyzers.job.critical_path import critical_path
+from perfscope.analyzers.job.identify import IdentifiedRanks
+from perfscope.analyzers.job.lanes import lanes, step_timelines
+from perfscope.analyzers.job.loading import dataloader_rows
+from perfscope.analyzers.job.memory import memory_rows, memory_timelines
+from perfscope.analyzers.job.notes import job_notes
+from perfscope.analyzers.job.pipelines.table import find_pipeline, pipeline_notes
+from perfscope.analyzers.job.rank_steps import rank_steps
+from perfscope.analyzers.job.system.notes import system_notes
+from perfscope.analyzers.job.system.table import system
+from perfscope.analyzers.job.tables.groups import group_rows
+from perfscope.analyzers.job.tables.kernels import kernel_rows
+from perfscope.analyzers.job.tables.ncu import MeasuredKernel, ncu_command, unlisted_notes, with_roofline
+from perfscope.analyzers.job.tables.operators import operator_rows
+from perfscope.analyzers.job.tables.syncs import sync_rows
+from perfscope.analyzers.job.tables.tables import launch_rows, module_rows
+from perfscope.analyzers.job.utilisation import device_names, utilisation
+from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
+from perfscope.analyzers.replay.stragglers.rows import straggler_rows
 from perfscope.analyzers.verdict import verdict
 from perfscope.analyzers.whatif.curves import curves
 from perfscope.analyzers.whatif.predict import predictor
-from perfscope.analyzers.work.ncu import Measured
-from perfscope.analyzers.work.sync_table import sync_rows
-from perfscope.analyzers.work.tables import work_tables
-from perfscope.findings import Finding, Prediction
-from perfscope.job import Job
-from perfscope.metadata import RunMetadata
-from perfscope.summary import (
-    ActionRow,
-    ClockRow,
-    EvidenceRow,
-    FindingRow,
-    PathRow,
-    Plan,
-    Replay,
-    StragglerRow,
-    Summary,
-)
-from perfscope.summary import Job as JobSummary
-from perfscope.summary_tables import Pipeline
+from perfscope.analyzers.whatif.stage_balance import balanced_step_us
+from perfscope.recording.job import Job
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.rows import ClockRow, JobInfo, PathRow, Replay, StragglerRow, Verdict
+from perfscope.results.summary import Summary
+from perfscope.results.tables import Pipeline
+from perfscope.trace.hardware import peaks_of
+
+_NO_VERDICT: Final = Verdict(headline="", healthy=True, first_action=None)
+"""In a summary that the rules have not seen yet."""
 
 
 def summarize(
-    job: Job, found: Identified, measured: Sequence[Measured] = (), compared: Compared | None = None
+    job: Job, identified: IdentifiedRanks, measured: Sequence[MeasuredKernel] = (), replay: JobReplay | None = None
 ) -> Summary:
-    """Compare the ranks found, unless they were ``compared`` already, and put everything into a Summary.
+    """Align and replay the identified ranks, unless that was done already (``replay``), and put everything into a
+    Summary.
 
     ``measured`` are Nsight Compute's kernels.
     """
-    compared = compared or compare_job(job, found)
-    runs, result = compared.runs, compared.result
-    utilised = utilisation(result, runs)
-    machines = system(job, result, runs)
-    pipeline = find_pipeline(result, runs)
-    devices, groups = device_names(result, runs), group_rows(result)
-    tables = work_tables(result, devices, _command(job, runs), measured)
-    memory = memory_rows(result, runs)
-    facts = JobFacts(
-        step_time_us=result.step_ns / 1e3,
-        steps=len(result.steps) if _is_marked(result) else 0,
-        ranks=tuple(sorted(result.partials)),
-        missing_ranks=_missing(result, runs),
-        accounting=account_rows(result),
-        dataloader=dataloader_rows(result, runs),
-        collectives=collective_rows(result.matched, result.steps),
-        cost_model=cost_rows(compared.models, result.matched.instances),
-        stragglers=_stragglers(compared),
-        strategies=_strategies(result, runs, pipeline),
-        perturbation=_perturbation(result, runs),
-        runs=runs,
-        system=machines,
-        microbatches=_microbatches(result),
-        pipeline=pipeline,
-        balanced_step_ns=balanced_step_ns(compared, pipeline),
-        devices=devices,
-        kernels=tables.kernels,
-        operators=tables.operators,
-        modules=tables.modules,
-        launches=tables.launches,
-        syncs=sync_rows(result),
-        groups=groups,
-        memory=memory,
-        step_numbers=tuple(int(step) for step in result.steps),
-        per_step=rank_steps(result),
-        predict=predictor(compared),
-    )
-    findings = rules.evaluate(facts)
-    described = _job(job, found, result, runs, facts)
+    replay = replay or replay_job(job, identified)
+    runs, result = replay.runs, replay.result
+    pipeline, stragglers = find_pipeline(result, runs), _stragglers(replay)
+    info = _job_info(job, identified, result, runs, pipeline)
+    peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
+    kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
+    time_breakdown, machines = time_breakdowns(result), system(job, result, runs)
+    shown = _shown_ranks(stragglers, pipeline)
     summary = Summary(
-        job=described,
-        accounting=facts.accounting,
+        job=info,
+        time_breakdown=time_breakdown,
         clock=_clock(result),
-        collectives=facts.collectives,
-        cost_model=facts.cost_model,
-        stragglers=facts.stragglers,
+        collectives=collective_rows(result.matched, result.steps),
+        cost_model=cost_rows(replay.models, result.matched.instances),
+        stragglers=stragglers,
         critical_path=_path(result),
-        dataloader=facts.dataloader,
-        utilisation=utilised,
-        memory=memory,
-        replay=_replay(compared),
-        plan=_plan(findings, facts),
-        curves=curves(facts, [finding.whatif for finding in findings]),
-        findings=tuple(_finding_row(finding) for finding in findings),
-        verdict=verdict(facts, findings),
+        dataloader=dataloader_rows(result, runs),
+        utilisation=utilisation(result, runs),
+        memory=memory_rows(result, runs),
+        replay=_replay(replay),
+        findings=(),
+        verdict=_NO_VERDICT,
         notes=(
-            *found.notes,
-            *job_notes(job, result, facts),
-            *pipeline_notes(facts),
+            *identified.notes,
+            *job_notes(job, result, info, time_breakdown),
+            *pipeline_notes(pipeline, info.strategies),
             *system_notes(job, machines),
-            *tables.notes,
+            *unlisted_notes(unlisted),
         ),
-        strips=strips(result, _telling(facts)),
-        lanes=lanes(result, _telling(facts)),
-        kernels=tables.kernels,
-        operators=tables.operators,
-        modules=tables.modules,
-        launches=tables.launches,
-        ncu_command=tables.ncu_command,
-        memory_timeline=memory_strips(result),
-        groups=groups,
+        step_timeline=step_timelines(result, shown),
+        lanes=lanes(result, shown),
+        kernels=kernels,
+        operators=operator_rows(result, peaks),
+        modules=module_rows(result),
+        launches=launch_rows(result),
+        ncu_command=ncu_command(kernels, info.devices, info.command),
+        memory_timeline=memory_timelines(result),
+        groups=group_rows(result),
         pipeline=pipeline,
         system=machines,
         perfscope_version=__version__,
         source=str(job.path),
     )
     summary.self_check()
-    return summary
+    return _advised(
+        rules.RuleContext(
+            summary=summary,
+            runs=runs,
+            per_step=rank_steps(result),
+            syncs=sync_rows(result),
+            microbatches=_microbatches(result),
+            balanced_step_us=balanced_step_us(replay, pipeline),
+            predict=predictor(replay),
+        )
+    )
 
 
-def _is_marked(result: Comparison) -> bool:
-    return all(partial.steps.marked for partial in result.partials.values())
+def _advised(context: rules.RuleContext) -> Summary:
+    """The summary with what the rules find in it, and what follows from that."""
+    findings = rules.evaluate(context)
+    summary = replace(
+        context.summary,
+        findings=findings,
+        plan=rules.joint_plan(findings, context.predict),
+        curves=curves(context.summary, context.runs, context.predict, [finding.whatif for finding in findings]),
+    )
+    return replace(summary, verdict=verdict(summary))
 
 
-def _missing(result: Comparison, runs: Mapping[int, RunMetadata]) -> tuple[int, ...]:
+def _missing(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[int, ...]:
     size = world_size(result.partials, runs)
     return tuple(rank for rank in range(size or 0) if rank not in result.partials)
 
 
-def _strategies(result: Comparison, runs: Mapping[int, RunMetadata], pipeline: Pipeline | None) -> tuple[str, ...]:
-    told = {strategy for run in runs.values() for strategy in run.strategies}
-    if not told:
-        told = {strategy for partial in result.partials.values() for strategy in partial.strategies}
+def _strategies(result: AlignedJob, runs: Mapping[int, RunMetadata], pipeline: Pipeline | None) -> tuple[str, ...]:
+    """What the ranks recorded, else what their traces show; empty where nothing tells."""
+    strategies = {strategy for run in runs.values() for strategy in run.strategies}
+    if not strategies:
+        strategies = {strategy for partial in result.partials.values() for strategy in partial.strategies}
     if pipeline is not None:
-        told |= {"pipeline"}
-    if not told and world_size(result.partials, runs) == 1:
-        told = {"single"}
-    return tuple(sorted(told))
+        strategies |= {"pipeline"}
+    if not strategies and world_size(result.partials, runs) == 1:
+        strategies = {"single"}
+    return tuple(sorted(strategies))
 
 
-def _job(
-    job: Job, found: Identified, result: Comparison, runs: Mapping[int, RunMetadata], facts: JobFacts
-) -> JobSummary:
+def _job_info(
+    job: Job,
+    identified: IdentifiedRanks,
+    result: AlignedJob,
+    runs: Mapping[int, RunMetadata],
+    pipeline: Pipeline | None,
+) -> JobInfo:
     start, end = result.windows[result.slowest]
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
     unprofiled = _unprofiled_ns(runs)
-    strategies = facts.strategies or ("unknown",)
-    hosts = dict.fromkeys(result.hosts.names[rank] for rank in facts.ranks if rank in result.hosts.names)
-    return JobSummary(
+    strategies = _strategies(result, runs, pipeline) or ("unknown",)
+    ranks = tuple(sorted(result.partials))
+    hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
+    return JobInfo(
         world_size=world_size(result.partials, runs),
-        ranks=facts.ranks,
-        missing_ranks=facts.missing_ranks,
-        failures=tuple(found.failures),
-        steps=tuple(int(step) for step in result.steps) if _is_marked(result) else (),
-        step_time_us=facts.step_time_us,
+        ranks=ranks,
+        missing_ranks=_missing(result, runs),
+        failures=tuple(identified.failures),
+        steps=tuple(int(step) for step in result.steps) if result.is_marked else (),
+        step_time_us=result.step_ns / 1e3,
         step_time_us_per_step=tuple(float(window) / 1e3 for window in end - start),
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=(first.backend if first else "") or lowest.backend or None,
-        devices=facts.devices,
-        perturbation=facts.perturbation,
+        devices=device_names(result, runs),
+        perturbation=_profiled_ns(result) / unprofiled if unprofiled and result.is_marked else None,
         steps_from=lowest.steps.source,
         hosts=tuple(hosts),
-        command=_command(job, runs),
+        command=job.launch.command if job.launch else (first.command if first else ()),
         started_at=(job.launch.started_at if job.launch else "") or (first.started_at if first else "") or None,
         model=_model(first),
         batch_shape=first.batch_shape if first else None,
@@ -192,13 +179,8 @@ def _job(
         unprofiled_step_us=unprofiled / 1e3 if unprofiled else None,
         exit_code=job.launch.exit_code if job.launch else None,
         batches_per_step=_batches(result),
-        account_us_per_step=account_per_step(result) if _is_marked(result) else {},
+        time_breakdown_us_per_step=breakdown_us_per_step(result) if result.is_marked else {},
     )
-
-
-def _command(job: Job, runs: Mapping[int, RunMetadata]) -> tuple[str, ...]:
-    """What was run; empty where nothing recorded it."""
-    return job.launch.command if job.launch else (runs[min(runs)].command if runs else ())
 
 
 def _model(run: RunMetadata | None) -> dict[str, object] | None:
@@ -221,12 +203,7 @@ def _unprofiled_ns(runs: Mapping[int, RunMetadata]) -> float | None:
     return max(medians, default=None)
 
 
-def _perturbation(result: Comparison, runs: Mapping[int, RunMetadata]) -> float | None:
-    unprofiled = _unprofiled_ns(runs)
-    return _profiled_ns(result) / unprofiled if unprofiled and _is_marked(result) else None
-
-
-def _profiled_ns(result: Comparison) -> float:
+def _profiled_ns(result: AlignedJob) -> float:
     """Median host window of a profiled step, of the slowest rank."""
     return max(
         float(np.median(partial.steps.host_end_ns - partial.steps.host_start_ns))
@@ -234,7 +211,7 @@ def _profiled_ns(result: Comparison) -> float:
     )
 
 
-def _clock(result: Comparison) -> tuple[ClockRow, ...]:
+def _clock(result: AlignedJob) -> tuple[ClockRow, ...]:
     clocks = result.clocks
     return tuple(
         ClockRow(
@@ -248,96 +225,48 @@ def _clock(result: Comparison) -> tuple[ClockRow, ...]:
     )
 
 
-def _stragglers(compared: Compared) -> tuple[StragglerRow, ...]:
-    if not _is_marked(compared.result):
+def _stragglers(replay: JobReplay) -> tuple[StragglerRow, ...]:
+    if not replay.result.is_marked:
         return ()
-    complete = not _missing(compared.result, compared.runs)
-    return straggler_rows(
-        compared.result, compared.recorded, compared.played, compared.result.hosts.names, complete=complete
-    )
+    complete = not _missing(replay.result, replay.runs)
+    return straggler_rows(replay.result, replay.recorded, replay.replayed, replay.result.hosts.names, complete=complete)
 
 
-def _replay(compared: Compared) -> Replay:
-    """The unchanged steps, played again; only measured where they do not play to their end."""
-    measured = compared.result.step_ns
-    if not compared.played.complete:
+def _replay(replay: JobReplay) -> Replay:
+    """The recorded steps replayed unchanged; only measured where the replay does not reach their end."""
+    measured = replay.result.step_ns
+    if not replay.replayed.complete:
         return Replay(measured_step_us=measured / 1e3)
-    replayed = float(compared.recorded.slowest_ns(compared.played).mean())
+    replayed = float(replay.recorded.slowest_ns(replay.replayed).mean())
     return Replay(measured_step_us=measured / 1e3, replayed_step_us=replayed / 1e3, error=abs(replayed / measured - 1))
 
 
-def _path(result: Comparison) -> tuple[PathRow, ...] | None:
+def _path(result: AlignedJob) -> tuple[PathRow, ...] | None:
     """Mean over the used steps of the slowest rank; None where its windows leave gaps or its clock is its own."""
     rank = result.slowest
     start, end = result.windows[rank]
     if not np.array_equal(start[1:], end[:-1]):
         return None
     offset = result.clocks.offset_of(rank)
-    segments = critical_path(
-        result.partials,
-        result.timelines,
-        result.matched,
-        result.clocks,
-        int(start[0]) + offset,
-        int(end[-1]) + offset,
-        rank,
-    )
+    segments = critical_path(result, int(start[0]) + offset, int(end[-1]) + offset, rank)
     rows = [
-        PathRow(rank=owner, category=row.label, us=length / len(start) / 1e3)
-        for (owner, row), length in segments.items()
+        PathRow(rank=owner, category=row.id, us=length / len(start) / 1e3) for (owner, row), length in segments.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.us))
 
 
-def _microbatches(result: Comparison) -> int:
+def _microbatches(result: AlignedJob) -> int:
     own = (partial.forwards[partial.steps.indices_of(result.steps)] for partial in result.partials.values())
     return max((int(np.median(forwards)) for forwards in own), default=1)
 
 
-def _telling(facts: JobFacts) -> tuple[int, ...]:
-    """Ranks that a picture of few must show: those blamed, and one of each pipeline stage."""
-    stages = facts.pipeline.stages if facts.pipeline is not None else ()
-    return (*(row.rank for row in facts.stragglers[:2]), *(row.ranks[0] for row in stages if row.ranks))
+def _shown_ranks(stragglers: Sequence[StragglerRow], pipeline: Pipeline | None) -> tuple[int, ...]:
+    """Ranks that a picture of few must show: the stragglers, and one of each pipeline stage."""
+    stages = pipeline.stages if pipeline is not None else ()
+    return (*(row.rank for row in stragglers[:2]), *(row.ranks[0] for row in stages if row.ranks))
 
 
-def _batches(result: Comparison) -> float | None:
+def _batches(result: AlignedJob) -> float | None:
     """Batches that a rank takes in a used step, mean over ranks and steps; None without a data loader."""
     own = [partial.loading.batches[partial.steps.indices_of(result.steps)] for partial in result.partials.values()]
     return float(np.mean(own)) or None
-
-
-def _plan(findings: tuple[Finding, ...], facts: JobFacts) -> Plan | None:
-    joint = rules.joint_plan(findings, facts)
-    if joint is None:
-        return None
-    settings, predicted = joint
-    return Plan(whatif=settings, predicted_step_us=_in_us(predicted))
-
-
-def _in_us(predicted: Prediction) -> dict[str, float]:
-    return {"low": predicted.low / 1e3, "mid": predicted.mid / 1e3, "high": predicted.high / 1e3}
-
-
-def _finding_row(finding: Finding) -> FindingRow:
-    predicted = finding.predicted_step_ns
-    return FindingRow(
-        rule=finding.rule,
-        title=finding.title,
-        severity=finding.severity.value,
-        evidence=tuple(
-            EvidenceRow(what=entry.what, value=entry.value, unit=entry.unit, ranks=entry.ranks)
-            for entry in finding.evidence
-        ),
-        action=ActionRow(
-            setting=finding.action.setting,
-            old=finding.action.old,
-            new=finding.action.new,
-            how=finding.action.how,
-            costs=finding.action.costs,
-        ),
-        predicted_step_us=None if predicted is None else _in_us(predicted),
-        whatif=dict(finding.whatif),
-        ceiling=finding.ceiling,
-        obtained=finding.obtained.value,
-        confidence=finding.confidence.value,
-    )

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from perfscope.paths import BOOTSTRAP_FOLDER
+from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
 RECORD: Final = 256
 """Bytes of a record: one file system page holds sixteen, so none is ever seen half written where pages are whole."""
@@ -39,14 +39,14 @@ _REASON_BYTES: Final = 100
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapturePlan:
     """A capture that all ranks make."""
 
     number: int
     start: int
     """Step at whose beginning the profiler starts, warm-up first."""
     active: int
-    """Steps to keep."""
+    """Steps to record."""
     attempt: int
     """Elastic restarts before it: later attempts count their steps anew."""
     reason: str
@@ -62,7 +62,7 @@ class Request:
 
     number: int
     active: int | None
-    """Steps to keep; None: as many as the run's options say."""
+    """Steps to record; None: as many as the run's options."""
 
 
 class Board:
@@ -79,9 +79,9 @@ class Board:
         self.by_slow_steps = 0
         """Plans that slow steps made, in all attempts."""
 
-    def look(self) -> list[Plan]:
+    def look(self) -> list[CapturePlan]:
         """Read both files; the plans of this attempt that are new. Raises OSError when the folder is gone."""
-        found = []
+        plans = []
         for number, content in _records(self._folder / PLANS_FILE, self._plans):
             self._plans = number + 1
             plan = _plan(number, content)
@@ -89,12 +89,12 @@ class Board:
                 self._answered.add(plan.request)
                 self.by_slow_steps += not plan.asked
                 if plan.attempt == self._attempt:
-                    found.append(plan)
+                    plans.append(plan)
         for number, content in _records(self._folder / REQUESTS_FILE, self._requests_read):
             self._requests_read = number + 1
             active = content.get("active")
             self._requests.append(Request(number, active if isinstance(active, int) and active > 0 else None))
-        return found
+        return plans
 
     def open_request(self) -> Request | None:
         """The first request that no plan answers."""
@@ -114,7 +114,7 @@ class Board:
         if time.monotonic() - began > ABANDONED_S / 2:
             return False  # the others may think us dead by now
         reason = reason.encode("ascii", "replace")[:_REASON_BYTES].decode()
-        plan = Plan(number, start, active, self._attempt, reason, asked, request)
+        plan = CapturePlan(number, start, active, self._attempt, reason, asked, request)
         _write(self._folder / PLANS_FILE, asdict(plan), number * RECORD)
         return True
 
@@ -159,21 +159,21 @@ def _records(path: Path, first: int) -> list[tuple[int, dict[str, Any]]]:
         data = os.pread(file, 1 << 20, first * RECORD)
     finally:
         os.close(file)
-    found = []
+    records = []
     for place in range(len(data) // RECORD):
         record = data[place * RECORD : (place + 1) * RECORD]
         with suppress(ValueError):
             content = json.loads(record) if record.endswith(b"\n") else None
             if isinstance(content, dict):
-                found.append((first + place, content))
-    return found
+                records.append((first + place, content))
+    return records
 
 
-def _plan(number: int, content: dict[str, Any]) -> Plan | None:
-    known = {entry.name for entry in fields(Plan)}
+def _plan(number: int, content: dict[str, Any]) -> CapturePlan | None:
+    known = {entry.name for entry in fields(CapturePlan)}
     values = {name: value for name, value in content.items() if name in known}
     try:
-        plan = Plan(**{**values, "number": number})
+        plan = CapturePlan(**{**values, "number": number})
     except TypeError:
         return None
     numbers: list[Any] = [plan.start, plan.active, plan.attempt]

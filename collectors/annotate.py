@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from perfscope.vocabulary import NVTX_RANK_PREFIX, NVTX_STEP_PREFIX
+from perfscope.recording.vocabulary import NVTX_RANK_PREFIX, NVTX_STEP_PREFIX
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Annotator:
         record.__exit__(None, None, None)
 
     def rank(self, rank: int, world_size: int) -> None:
-        """Say in NVTX which rank this process is: a report around the launcher holds many processes."""
+        """Mark in NVTX which rank this process is: a report around the launcher holds many processes."""
         if self._nvtx is not None:
             self._nvtx.mark(f"{NVTX_RANK_PREFIX}{rank} of {world_size}")
 

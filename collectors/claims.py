@@ -13,7 +13,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from perfscope.paths import BOOTSTRAP_FOLDER, host_in_name
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, host_in_name
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Claim:
     host: str
     pid: int
     started: str
-    """When the process started, as the kernel counts it: tells a process from a later one with the same pid."""
+    """When the process started, as the kernel counts it: a later process with the same pid has another."""
     attempt: int
     """Elastic restarts before it."""
 
@@ -33,7 +33,7 @@ class Claim:
         return cls(socket.gethostname(), os.getpid(), _start_time(os.getpid()), attempt)
 
     def alive(self) -> bool:
-        """Does the process still run? One on another host counts as alive, since nothing here can tell."""
+        """Does the process still run? One on another host counts as alive, since nothing here can find out."""
         if self.host != socket.gethostname():
             return True
         try:

@@ -1,4 +1,4 @@
-"""What ``perfscope run`` asks of the collectors, handed over in a file beside the bootstrap."""
+"""The options of ``perfscope run``, handed to the collectors in a file beside the bootstrap."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 CONFIG_FILE: Final = "config.json"
 
 SHORTEST_PERIOD_S: Final = 0.05
-"""Of the system sampler: a look takes it milliseconds, which the training is to keep."""
+"""Of the system sampler: a sample takes milliseconds, which are the training's."""
 
 MODES: Final = ("captures", "trigger", "steps", "nvtx", "nsys")
 """What is recorded: captures as planned; captures when a step is slow or somebody asks; none unless somebody asks; only
 ranges for a profiler of the user's own; the same for Nsight Systems, which ``perfscope run`` starts itself."""
 
 ALWAYS_ON: Final = ("trigger", "steps")
-"""Modes that time the stages of every step of the run."""
+"""Modes that time the phases of every step of the run."""
 
 FOR_ANOTHER: Final = ("nvtx", "nsys")
 """Modes in which another profiler records, and this project's is never started."""
@@ -69,7 +69,7 @@ class CollectorConfig:
     wait: int = 5
     """Steps to let pass before a capture; at least 1, because nothing starts before the first optimizer step."""
     warmup: int = 3
-    """Steps during which the profiler runs and that are not kept; the last one is in the trace all the same."""
+    """Steps during which the profiler runs before the recorded ones; the last one is in the trace all the same."""
     active: int = 8
     """Steps recorded per capture."""
     repeat: int = 1
@@ -101,20 +101,20 @@ class CollectorConfig:
         RankSelection.parse(self.ranks)
         for name, least in (("wait", 1), ("warmup", 0), ("active", 1), ("repeat", 1), ("stop_after", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+                raise ValueError(f"--{name} must be at least {least}, not {getattr(self, name)}")
         for name, choices in (("mode", MODES), ("signal", SIGNALS)):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+                raise ValueError(f"--{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if not self.trigger > 1:
-            raise ValueError(f"trigger must be above 1 (1.5: half as long again as the median), not {self.trigger}")
+            raise ValueError(f"--trigger must be above 1 (1.5: a step of 1.5 times the median), not {self.trigger}")
         if self.cooldown < 0 or self.max_captures < 0:
-            raise ValueError("cooldown and max_captures must be 0 or more")
+            raise ValueError("--cooldown and --max-captures must be 0 or more")
         if not 0 < self.budget <= 100:
-            raise ValueError(f"budget must be above 0 and at most 100 (per cent of the time), not {self.budget}")
+            raise ValueError(f"--budget must be above 0 and at most 100 (per cent of the time), not {self.budget}")
         if self.sample_every and not self.sample_every >= SHORTEST_PERIOD_S:
-            raise ValueError(f"sample_every must be at least {SHORTEST_PERIOD_S} (seconds), not {self.sample_every}")
+            raise ValueError(f"--sample-every must be at least {SHORTEST_PERIOD_S} (seconds), not {self.sample_every}")
         if self.count_flops and self.warmup < 1:
-            raise ValueError("count_flops counts during a warm-up step: set warmup to at least 1")
+            raise ValueError("--count-flops counts during a warm-up step: set --warmup to at least 1")
 
     @property
     def cycle(self) -> int:

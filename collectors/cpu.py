@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from perfscope.metadata import CpuRecord
+from perfscope.recording.metadata import CpuMetadata
 
 _SCHEDULED: Final = 2
 """The clock of the time for which a process ran (``CPUCLOCK_SCHED``, the kernel's ``linux/posix-timers_types.h``)."""
@@ -40,7 +40,7 @@ def now() -> Times:
 
 
 def of_processes(pids: Iterable[int]) -> int | None:
-    """CPU time of other processes together, ns; None where one has ended, or the system does not tell.
+    """CPU time of other processes together, ns; None where one has ended, or the system does not report it.
 
     A process's clock is called by its inverted number, as by clock_getcpuclockid(3), which Python does not offer.
     """
@@ -51,7 +51,7 @@ def of_processes(pids: Iterable[int]) -> int | None:
 
 
 def waited_for_core() -> int | None:
-    """How long this thread was ready to run and waited for a core so far, ns; None where the system does not tell."""
+    """How long this thread was ready to run and waited for a core so far, ns; None where not known."""
     try:
         return int(_SCHEDSTAT.read_bytes().split()[1])
     except (OSError, ValueError, IndexError):
@@ -59,7 +59,7 @@ def waited_for_core() -> int | None:
 
 
 class StepTimes:
-    """CPU time of the steps that a capture keeps. Told by the training thread, between steps."""
+    """CPU time of the steps that a capture records. Called by the training thread, between steps."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -67,15 +67,15 @@ class StepTimes:
         self.took = Times(0, 0, 0)
         """By them."""
         self.waited: int | None = None
-        """Time for which the training thread waited for a core meanwhile, ns; None where the system does not tell."""
+        """Time for which the training thread waited for a core meanwhile, ns; None where not known."""
         self._began: tuple[Times, int | None] | None = None
 
     def begin(self) -> None:
-        """The first kept step begins."""
+        """The first recorded step begins."""
         self._began = now(), waited_for_core()
 
     def step_ended(self) -> None:
-        """A kept step has ended."""
+        """A recorded step has ended."""
         if self._began is not None:
             began, waited_before = self._began
             self.steps += 1
@@ -84,13 +84,15 @@ class StepTimes:
             self.waited = waited - waited_before if waited is not None and waited_before is not None else None
 
 
-def describe_cpu(captures: Iterable[StepTimes]) -> CpuRecord:
+def describe_cpu(captures: Iterable[StepTimes]) -> CpuMetadata:
     """The cores that this process may use, and the CPU time of its captures' steps together."""
+    from perfscope.collectors.sampler.host import cores_quota
+
     every = list(captures)
     waited = [each.waited for each in every]
-    return CpuRecord(
+    return CpuMetadata(
         cores=_cores(),
-        quota=_quota(),
+        quota=cores_quota(),
         steps=sum(each.steps for each in every),
         wall_ns=sum(each.took.wall for each in every),
         process_ns=sum(each.took.process for each in every),
@@ -100,7 +102,7 @@ def describe_cpu(captures: Iterable[StepTimes]) -> CpuRecord:
 
 
 def _cores() -> str:
-    """As the kernel lists them: ``0-3,8``; empty where the system does not tell."""
+    """As the kernel lists them: ``0-3,8``; empty where the system does not report it."""
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = sorted(affinity(0)) if affinity is not None else []
     runs: list[list[int]] = []
@@ -110,11 +112,3 @@ def _cores() -> str:
         else:
             runs.append([core, core])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _quota() -> float | None:
-    if not Path("/proc/self/cgroup").exists():
-        return None
-    from perfscope.collectors.sampler_host import cores_quota
-
-    return cores_quota()

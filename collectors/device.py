@@ -20,7 +20,7 @@ _MEMORY_COUNTS: Final = {
     "allocated_peak_bytes": "allocated_bytes.all.peak",
     "allocation_retries": "num_alloc_retries",
 }
-"""Field of ``DeviceRecord`` -> key of ``torch.cuda.memory_stats``, which other devices' allocators share."""
+"""Field of ``DeviceMetadata`` -> key of ``torch.cuda.memory_stats``, which other devices' allocators share."""
 
 
 def device_types(modules: Iterable[Any]) -> list[str]:
@@ -39,7 +39,7 @@ def _is_initialised(kind: str) -> bool:
 
 
 def memory_counts(library: Any, index: int) -> dict[str, int]:
-    """What the allocator of one device counted since the process began, under ``DeviceRecord``'s names.
+    """What the allocator of one device counted since the process began, under ``DeviceMetadata``'s names.
 
     ``library`` is ``torch.cuda`` or its like. What its allocator does not count is left out.
     """

@@ -45,7 +45,7 @@ _LISTED: Final = {
         ("lightning_fabric.fabric", "Fabric"),
     ),
 }
-"""Field of :class:`Found` -> the classes whose objects it lists."""
+"""Field of :class:`JobObjects` -> the classes whose objects it lists."""
 
 _SHARDED: Final = (
     ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"),
@@ -55,7 +55,7 @@ _SHARDED: Final = (
 
 
 @dataclass
-class Found:
+class JobObjects:
     """What the job holds. Lists hold the objects themselves: drop it after use."""
 
     roots: list[Any] = field(default_factory=list)
@@ -88,44 +88,47 @@ class Found:
         The roots; what a wrapper holds, which may be called past it (as evaluation on one rank is); and the children
         of a root that may merely hold the model and never be called itself.
         """
+        import torch
+
+        containers = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList)
         hooked: list[Any] = []
         for root in self.roots:
             layers = _layers(root)
             hooked.extend(layers)
             if len(layers) == 1 and not isinstance(root, loaded(_WRAPPERS)) and not is_compiled(root):
-                hooked.extend(child for child in root.children() if not _is_container(child))
+                hooked.extend(child for child in root.children() if not isinstance(child, containers))
         return hooked
 
 
 def loaded(classes: Iterable[tuple[str, str]]) -> tuple[type[Any], ...]:
     """The classes, given as (module, name), of modules that somebody has imported."""
-    found = (getattr(sys.modules.get(module), name, None) for module, name in classes)
-    return tuple(kind for kind in found if isinstance(kind, type))
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in classes)
+    return tuple(kind for kind in kinds if isinstance(kind, type))
 
 
-def discover(optimizers: Iterable[Any]) -> Found:
+def discover(optimizers: Iterable[Any]) -> JobObjects:
     """Look through every live object once. Takes a fraction of a second for millions of them."""
     import torch
 
     listed = {name: loaded(classes) for name, classes in _LISTED.items()}
-    found = Found()
+    objects = JobObjects()
     modules_made: list[Any] = []
     wanted: dict[type[Any], tuple[list[Any], ...]] = {}
     for thing in gc.get_objects():
         kind = type(thing)  # not isinstance: a proxy's __class__ may run the script's code
         lists = wanted.get(kind)
         if lists is None:
-            lists = tuple(getattr(found, name) for name, classes in listed.items() if issubclass(kind, classes))
+            lists = tuple(getattr(objects, name) for name, classes in listed.items() if issubclass(kind, classes))
             if issubclass(kind, torch.nn.Module):
                 lists += (modules_made,)
             wanted[kind] = lists
         for each in lists:
             each.append(thing)
     modules = {id(module): module for module in modules_made if "_modules" in vars(module)}
-    found.roots = _roots(modules, optimizers)
-    seen = {id(module): module for root in found.roots for module in root.modules()}
-    found.modules = list(seen.values())
-    return found
+    objects.roots = _roots(modules, optimizers)
+    seen = {id(module): module for root in objects.roots for module in root.modules()}
+    objects.modules = list(seen.values())
+    return objects
 
 
 def _roots(modules: dict[int, Any], optimizers: Iterable[Any]) -> list[Any]:
@@ -175,9 +178,3 @@ def _layers(root: Any) -> list[Any]:
             break
         layers.append(inner)
     return layers
-
-
-def _is_container(module: Any) -> bool:
-    import torch
-
-    return isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList))

@@ -1,8 +1,8 @@
 """Who this process is in its job: rank, world size and the like, from torch.distributed or the launcher's variables.
 
-What ``torch.distributed`` says once it is initialised counts. Launchers' variables count before that, and tell the
+``torch.distributed`` decides once it is initialised. Launchers' variables count before that, and hold the
 place on the host, which it does not know. Where several launchers are at work (torchrun inside srun inside a batch
-script) the innermost is meant: the order of ``LAUNCHERS``. What one leaves open the next tells, if it names the same
+script) the innermost is meant: the order of ``LAUNCHERS``. What one leaves open the next fills in, if it names the same
 rank.
 """
 
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -47,28 +47,30 @@ LAUNCHERS: Final = (
     Launcher("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", ("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",)),
     Launcher(
         "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-        ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",)
     ),
     Launcher(
         "MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
-        ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",),
+        ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_LOCAL_SIZE",)
     ),
     Launcher(
         "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE",
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
     ),
     Launcher(
         "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
-        ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",),
+        ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",)
     ),
     Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", ("FLUX_TASK_LOCAL_ID",)),
     Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), ("SLURM_NTASKS_PER_NODE",)),
+    Launcher("Kubeflow", "PET_NODE_RANK", "PET_NNODES", ()),
 )  # fmt: skip
 """Innermost first.
 
 The first row is also that of ``torch.distributed.launch``, Accelerate, DeepSpeed (``LOCAL_SIZE``), Ray Train and, for
-whole pods, Kubeflow's PyTorchJob. Slurm comes last because it is there below every other launcher too; outside a step
-of ``srun`` (in a batch script) it names rank 0 of the whole allocation, but does not set ``SLURM_STEP_NUM_TASKS``.
+whole pods, Kubeflow's PyTorchJob. Slurm is there below every other launcher too; outside a step of ``srun`` (in a batch
+script) it names rank 0 of the whole allocation, but does not set ``SLURM_STEP_NUM_TASKS``. Kubeflow's variables
+(training-operator ``envvar.go``, trainer ``plugins/torch/torch.go``) describe nodes, not processes.
 """
 
 _ONE_HOST: Final = ("localhost", "127.0.0.1", "::1")
@@ -76,7 +78,7 @@ _ONE_HOST: Final = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class _Claim:
-    """What one launcher says; None where it does not."""
+    """What one launcher sets; None where it does not."""
 
     rank: int
     world_size: int
@@ -103,11 +105,11 @@ def _backend(distributed: Any) -> str:
 
 
 def placed(rank: int, world_size: int, backend: str, environment: Environment) -> Identity:
-    """A rank that torch.distributed knows, with its place on its host from what launchers say."""
+    """A rank that torch.distributed knows, with its place on its host from the launchers' variables."""
     claims = list(_claims(environment))
-    told = _joined([claim for claim in claims if (claim.rank, claim.world_size) == (rank, world_size)])
-    if told is not None:
-        return replace(told, backend=backend)
+    known = _joined([claim for claim in claims if (claim.rank, claim.world_size) == (rank, world_size)])
+    if known is not None:
+        return replace(known, backend=backend)
     if environment.get("MASTER_ADDR") in _ONE_HOST:
         # Processes that the script started itself on one host: nobody set local ranks, but they are known.
         return Identity(rank, world_size, rank, world_size, backend)
@@ -120,13 +122,13 @@ def placed(rank: int, world_size: int, backend: str, environment: Environment) -
 
 
 def from_environment(environment: Environment) -> Identity:
-    """What the launcher's variables say; rank 0 of 1 where they say nothing."""
+    """The identity that the launcher's variables name; rank 0 of 1 without any."""
     claims = list(_claims(environment))
     if not claims:
         return Identity()
     first = claims[0]
-    told = _joined([claim for claim in claims if (claim.rank, claim.world_size) == (first.rank, first.world_size)])
-    return told or Identity()
+    known = _joined([claim for claim in claims if (claim.rank, claim.world_size) == (first.rank, first.world_size)])
+    return known or Identity()
 
 
 def attempt(environment: Environment | None = None) -> int:
@@ -141,7 +143,7 @@ def rendezvous(environment: Environment) -> str:
 
 
 def _claims(environment: Environment) -> Iterator[_Claim]:
-    """What every launcher and cloud service at work says, the innermost first."""
+    """What every launcher and cloud service at work sets, the innermost first."""
     for launcher in LAUNCHERS:
         rank, world_size = _number(environment, launcher.rank), _number(environment, launcher.world_size)
         if rank is not None and world_size and rank < world_size:
@@ -149,10 +151,8 @@ def _claims(environment: Environment) -> Iterator[_Claim]:
             if launcher.rank == "SLURM_PROCID":
                 local_size = _slurm_tasks_here(environment) or local_size
             yield _Claim(rank, world_size, _first_number(environment, launcher.local_rank), local_size)
-    for ask in _NODES:
-        claim = ask(environment)
-        if claim is not None:
-            yield claim
+    # Services that describe nodes, not processes: last, because whatever the node starts knows better.
+    yield from filter(None, (_sagemaker(environment), _vertex(environment)))
 
 
 def _joined(claims: list[_Claim]) -> Identity | None:
@@ -176,14 +176,8 @@ def _slurm_tasks_here(environment: Environment) -> int | None:
     return counts[node] if node is not None and node < len(counts) else None
 
 
-def _kubeflow(environment: Environment) -> _Claim | None:
-    """Kubeflow tells torchrun of the pods (training-operator ``envvar.go``, trainer ``plugins/torch/torch.go``)."""
-    rank, nodes = _number(environment, "PET_NODE_RANK"), _number(environment, "PET_NNODES")
-    return _Claim(rank, nodes) if rank is not None and nodes and rank < nodes else None
-
-
 def _sagemaker(environment: Environment) -> _Claim | None:
-    """Amazon SageMaker starts one process a host (sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md)."""
+    """Amazon SageMaker starts one process per host (sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md)."""
     hosts = _json(environment, "SM_HOSTS")
     here = environment.get("SM_CURRENT_HOST")
     if not isinstance(hosts, list) or here not in hosts:
@@ -202,10 +196,6 @@ def _vertex(environment: Environment) -> _Claim | None:
     pools = [cluster.get(f"workerpool{number}") or [] for number in (0, 1)]
     before = {"workerpool0": 0, "workerpool1": len(pools[0])}.get(str(task.get("type")))
     return None if before is None else _Claim(before + task["index"], sum(map(len, pools)))
-
-
-_NODES: Final[tuple[Callable[[Environment], _Claim | None], ...]] = (_kubeflow, _sagemaker, _vertex)
-"""Services that describe nodes, not processes: last, because whatever the node starts knows better."""
 
 
 def _json(environment: Environment, name: str) -> object:

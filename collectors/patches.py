@@ -11,6 +11,10 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any, Any]] = []
 
+    def any(self) -> bool:
+        """Is anything replaced?"""
+        return bool(self._undo)
+
     def set(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace ``owner.name``, which must be in the owner's own namespace so that it can be put back there."""
         original = vars(owner)[name]

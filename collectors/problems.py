@@ -1,4 +1,4 @@
-"""What the collector could not do: said once on stderr, kept for the run's metadata, never raised into the training."""
+"""What the collector could not do: printed once on stderr, stored in the metadata, never raised into the training."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST: Final = 50
-"""Problems kept; a job that has more has one cause."""
+"""Problems stored; a job that has more has one cause."""
 
 
 class Problems:
     """The problems of one process, in the order in which they were met, each once."""
 
     def __init__(self) -> None:
-        self._said: dict[str, None] = {}
+        self._problems: dict[str, None] = {}
         self._broken: set[str] = set()
 
     def as_tuple(self) -> tuple[str, ...]:
         """Every problem so far."""
-        return tuple(self._said)
+        return tuple(self._problems)
 
     def add(self, problem: str) -> None:
-        """Keep a problem, and say it on stderr the first time."""
-        if problem in self._said or len(self._said) >= MOST:
+        """Store a problem, and print it on stderr the first time."""
+        if problem in self._problems or len(self._problems) >= MOST:
             return
-        self._said[problem] = None
+        self._problems[problem] = None
         with suppress(OSError, ValueError, AttributeError):  # stderr may be closed or gone
             sys.stderr.write(f"perfscope: {problem}\n")
             sys.stderr.flush()
@@ -39,7 +39,7 @@ class Problems:
         return what in self._broken
 
     def guard(self, what: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Call a part of the collector. If it fails, say so, never call that part again, and return None.
+        """Call a part of the collector. If it fails, store the problem, never call that part again, and return None.
 
         Nothing that the collector does may reach the training, so everything but the interpreter's own exits is caught.
         """
@@ -48,6 +48,10 @@ class Problems:
         try:
             return call(*args, **kwargs)
         except Exception as error:
-            self._broken.add(what)
-            self.add(f"{what} failed and was switched off ({type(error).__name__}: {error})")
+            self.failed(what, error)
             return None
+
+    def failed(self, what: str, error: Exception) -> None:
+        """This part has failed and is not called again."""
+        self._broken.add(what)
+        self.add(f"{what} failed and was switched off ({type(error).__name__}: {error})")

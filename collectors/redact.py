@@ -56,7 +56,7 @@ def redact_command(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def redact_value(value: str) -> str:
-    """A value without the secrets that can be told by their shape."""
+    """A value without the secrets that have a secret's shape."""
     return _SECRET_SHAPES.sub(REDACTED, _URL_PASSWORD.sub(REDACTED, value))
 
 

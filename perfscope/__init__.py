@@ -12,27 +12,27 @@ from perfscope._version import __version__
 
 if TYPE_CHECKING:
     from perfscope.analyzers.analyze import analyze
-    from perfscope.analyzers.difference.check import check
-    from perfscope.analyzers.difference.compare import compare
-    from perfscope.analyzers.merging.merge import merge
-    from perfscope.analyzers.whatif.ask import whatif
-    from perfscope.collectors.session import step
-    from perfscope.custom_flops import flops
-    from perfscope.summary import Summary
-    from perfscope.summary_file import load_summary
+    from perfscope.analyzers.compare.check import check
+    from perfscope.analyzers.compare.compare import compare
+    from perfscope.analyzers.merge.merge import merge
+    from perfscope.analyzers.whatif.whatif import whatif
+    from perfscope.collectors.capture.session import step
+    from perfscope.results.file import load_summary
+    from perfscope.results.summary import Summary
+    from perfscope.trace.custom_flops import flops
 
 __all__ = ["Summary", "__version__", "analyze", "check", "compare", "flops", "load_summary", "merge", "step", "whatif"]
 
 _LAZY = {
-    "Summary": "perfscope.summary",
+    "Summary": "perfscope.results.summary",
     "analyze": "perfscope.analyzers.analyze",
-    "check": "perfscope.analyzers.difference.check",
-    "compare": "perfscope.analyzers.difference.compare",
-    "flops": "perfscope.custom_flops",
-    "load_summary": "perfscope.summary_file",
-    "merge": "perfscope.analyzers.merging.merge",
-    "step": "perfscope.collectors.session",
-    "whatif": "perfscope.analyzers.whatif.ask",
+    "check": "perfscope.analyzers.compare.check",
+    "compare": "perfscope.analyzers.compare.compare",
+    "flops": "perfscope.trace.custom_flops",
+    "load_summary": "perfscope.results.file",
+    "merge": "perfscope.analyzers.merge.merge",
+    "step": "perfscope.collectors.capture.session",
+    "whatif": "perfscope.analyzers.whatif.whatif",
 }
 
 

@@ -18,7 +18,9 @@ class TraceError(PerfscopeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean num_workers?)`` where one of the ``known`` names is like ``name``, else an empty string."""
+    """`` (did you mean num_workers?)`` where one of the ``known`` names is similar to ``name``, else an empty
+    string.
+    """
     import difflib  # only where something is misspelt: jobs import this module
 
     close = difflib.get_close_matches(name, known, n=1)

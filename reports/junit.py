@@ -1,7 +1,7 @@
 """JUnit XML, as GitHub's reporters, GitLab and Jenkins read it: one test case for each limit and finding.
 
 The format follows Jenkins' xunit plugin (``junit-10.xsd``): ``testsuites``/``testsuite``/``testcase`` with ``failure``
-for what is exceeded, ``error`` for what could not be judged and ``skipped`` for what was allowed to be missing.
+for a failed check, ``error`` for one that cannot be judged and ``skipped`` for an optional one that cannot be judged.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import re
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from perfscope.budget import EXCEEDED, SKIPPED, UNKNOWN, Check, CheckRow
-from perfscope.reports.difference_words import metric_value
+from perfscope.reports.compare.words import metric_value
+from perfscope.results.budget import FAILED, SKIPPED, UNKNOWN, Check, CheckRow
 
 _FORBIDDEN: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 may not hold, escaped or not."""
+"""Characters that XML 1.0 does not allow, escaped or not."""
 
 
 def render(check: Check) -> str:
     """The XML document."""
-    count = {status: sum(row.status == status for row in check.rows) for status in (EXCEEDED, UNKNOWN, SKIPPED)}
+    count = {status: sum(row.status == status for row in check.rows) for status in (FAILED, UNKNOWN, SKIPPED)}
     totals = {
         "name": "perfscope check",
         "tests": str(len(check.rows)),
-        "failures": str(count[EXCEEDED]),
+        "failures": str(count[FAILED]),
         "errors": str(count[UNKNOWN]),
         "time": "0",
     }
@@ -46,16 +46,16 @@ def _case(suite: ET.Element, row: CheckRow) -> None:
         if value is not None
     )
     text = _legal(f"{row.message}{f' ({numbers})' if numbers else ''}")
-    tag = {EXCEEDED: "failure", UNKNOWN: "error", SKIPPED: "skipped"}.get(row.status)
+    tag = {FAILED: "failure", UNKNOWN: "error", SKIPPED: "skipped"}.get(row.status)
     if tag is not None:
-        told = ET.SubElement(case, tag, {"message": text})
+        result = ET.SubElement(case, tag, {"message": text})
         if tag != "skipped":
-            told.set("type", row.status)
-            told.text = text
+            result.set("type", row.status)
+            result.text = text
     else:
         ET.SubElement(case, "system-out").text = text
 
 
 def _legal(text: str) -> str:
-    """Without the characters that would make the document unreadable."""
+    """Text with forbidden characters replaced."""
     return _FORBIDDEN.sub("\ufffd", text)

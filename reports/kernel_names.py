@@ -1,4 +1,4 @@
-"""Names of kernels as a reader can bear them: what tells one from another, without the C++ around it."""
+"""Kernel names, shortened to what distinguishes them, without the C++ around it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def short_name(name: str) -> str:
 
 def _simplified(name: str) -> str:
     text = _demangled(name).removeprefix("void ").replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
-    # Memcpy HtoD (Pageable -> Device) keeps its parentheses: no C++ name holds a space before one.
+    # Memcpy HtoD (Pageable -> Device) keeps its parentheses: no C++ name has a space before one.
     text = re.sub(r"^([\w:]+)\(.*\)$", r"\1", text)
     head, bracket, rest = text.partition("<")
     if not bracket:
@@ -47,10 +47,10 @@ def _simplified(name: str) -> str:
     arguments = _until_closed(rest)
     function = head.rpartition("::")[2]
     words = [word for word in re.findall(r"[A-Za-z_]\w{3,}", arguments) if word not in _DULL]
-    telling = words[0] if function in _WRAPPERS and words else max(words[:6], key=len, default="")
-    if function in _WRAPPERS and telling:
-        return telling
-    return f"{function}<{telling}>" if telling else function
+    argument = words[0] if function in _WRAPPERS and words else max(words[:6], key=len, default="")
+    if function in _WRAPPERS and argument:
+        return argument
+    return f"{function}<{argument}>" if argument else function
 
 
 def _until_closed(text: str) -> str:

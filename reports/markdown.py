@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from perfscope.budget import EXCEEDED, HELD, SKIPPED, UNKNOWN, Check, CheckRow
-from perfscope.comparison import Comparison, Difference, WorkChange
-from perfscope.reports import advice, overview
-from perfscope.reports import difference_words as words
-from perfscope.reports.categories import CATEGORIES, shares
-from perfscope.reports.format import byte_size, duration, plural, printable, share, significant
-from perfscope.summary import Summary
+from perfscope.reports.compare import words
+from perfscope.reports.page import advice, overview, tiles
+from perfscope.results.budget import FAILED, PASSED, SKIPPED, UNKNOWN, Check, CheckRow
+from perfscope.results.categories import TimeCategory
+from perfscope.results.comparison import Comparison, Difference, WorkChange
+from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import shares
+from perfscope.text import byte_size, duration, factor, percent, printable
 
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~])")
 
@@ -25,32 +26,32 @@ _REFERENCE: Final = re.compile(r"[@#](?=\w)|:(?=//)")
 _MOST_ROWS: Final = 15
 """Rows of a table: a comment is read on a phone, and hosts cut long ones."""
 
-_ICONS: Final = {HELD: "✅", EXCEEDED: "❌", UNKNOWN: "❔", SKIPPED: "➖"}
+_ICONS: Final = {PASSED: "✅", FAILED: "❌", UNKNOWN: "❔", SKIPPED: "➖"}
 _TONES: Final = {"faster": "🟢", "slower": "🔴", "same": "⚪", "unknown": "❔"}
 
 
 def of_summary(summary: Summary) -> str:
     """One analysis."""
-    taken = shares(summary.accounting)
+    taken = shares(summary.time_breakdown)
     lines = [f"### PerfScope: {escaped(summary.verdict.headline)}", ""]
     lines.append(escaped(" · ".join(overview.identity(summary))))
     if summary.verdict.first_action:
         lines += ["", f"**Do first:** {escaped(summary.verdict.first_action)}"]
-    tiles = overview.tiles(summary)
-    lines += ["", *_table(["", "", ""], [[tile.label, tile.value, tile.detail] for tile in tiles])]
+    numbers = [[tile.label, tile.value, tile.detail] for tile in tiles.tiles(summary)]
+    lines += ["", *_table(["", "", ""], numbers)]
     if summary.findings:
         rows = [
-            [str(card.number), card.finding.title, card.finding.severity, card.gain.short]
+            [str(card.number), card.finding.title, card.finding.severity, card.speedup.short]
             for card in advice.cards(summary)[:_MOST_ROWS]
         ]
-        lines += ["", *_folded("What to change", _table(["", "finding", "severity", "worth"], rows))]
-    parts = [[category.label, share(taken[category.name])] for category in CATEGORIES if taken[category.name] > 0]
-    lines += ["", *_folded("Where the time goes, all ranks", _table(["", "share"], parts))]
+        lines += ["", *_folded("What to change", _table(["", "finding", "severity", "speedup"], rows))]
+    parts = [[category.label, percent(taken[category.id])] for category in TimeCategory if taken[category.id] > 0]
+    lines += ["", *_folded("Time breakdown, mean of all ranks", _table(["", "share"], parts))]
     return "\n".join([*lines, "", _sign(summary.perfscope_version)]) + "\n"
 
 
 def of_comparison(comparison: Comparison) -> str:
-    """Every run against the first."""
+    """Each candidate against the baseline."""
     lines: list[str] = []
     for difference in comparison.differences:
         lines += [*_difference(comparison, difference), ""]
@@ -58,25 +59,19 @@ def of_comparison(comparison: Comparison) -> str:
         rows = [
             [
                 comparison.runs[row.run].label, str(row.devices), duration(row.step_time_us),
-                f"{significant(row.speedup)}×", share(row.efficiency), row.kind,
+                factor(row.speedup), percent(row.efficiency), row.kind,
             ]
             for row in comparison.scaling.rows
         ]  # fmt: skip
-        heads = ["run", "devices", "step", "speed-up", "efficiency", "scaling"]
+        heads = ["run", "devices", "step", "speedup", "efficiency", "scaling"]
         lines += [*_folded("Scaling", _table(heads, rows)), ""]
     return "\n".join([*lines, _sign(comparison.perfscope_version)]) + "\n"
 
 
 def of_check(check: Check) -> str:
     """A job against its budget."""
-    broken = len(check.broken)
-    verdict = (
-        f"the budget holds ({plural(len(check.rows), 'check')})"
-        if check.held
-        else f"{broken} of {len(check.rows)} broken"
-    )
-    lines = [f"### {'✅' if check.held else '❌'} PerfScope: {verdict}", "", escaped(check.headline), ""]
-    shown = sorted(check.rows, key=lambda row: row.status in (HELD, SKIPPED))
+    lines = [f"### {'✅' if check.passed else '❌'} PerfScope: {words.checked(check)}", "", escaped(check.headline), ""]
+    shown = sorted(check.rows, key=lambda row: row.status in (PASSED, SKIPPED))
     heads = ["", "check", "measured", "limit", "baseline"]
     lines += _table(heads, [_check_cells(row) for row in shown[:_MOST_ROWS]])
     if len(shown) > _MOST_ROWS:
@@ -96,58 +91,51 @@ def escaped(text: str) -> str:
 def _difference(comparison: Comparison, difference: Difference) -> list[str]:
     icon = _TONES[difference.step.verdict]
     lines = [f"### {icon} PerfScope: {escaped(words.headline(comparison, difference))}", ""]
-    for lead, sentence in (
-        ("Why", words.because(difference)),
-        ("What was changed", words.changed(difference)),
-        *(("Predicted", words.prediction(tried)) for tried in difference.tried),
-        *(("Mind", note) for note in difference.notes),
-    ):
-        if sentence:
-            lines.append(f"- **{lead}:** {escaped(sentence)}")
+    lines += [f"- **{lead}:** {escaped(sentence)}" for lead, sentence in words.sentences(difference)]
     metrics = [
         [
-            words.LABELS.get(change.name, change.name), words.metric_value(change.before, change.unit),
-            words.metric_value(change.after, change.unit), words.relative(change.before, change.after),
+            words.LABELS.get(change.name, change.name), words.metric_value(change.baseline, change.unit),
+            words.metric_value(change.candidate, change.unit), words.relative(change.baseline, change.candidate),
         ]
         for change in difference.metrics
     ]  # fmt: skip
-    lines += ["", *_table(["", "before", "after", "change"], metrics[:6])]
+    lines += ["", *_table(["", "baseline", "candidate", "change"], metrics[:6])]
     rows = [
-        [words.row_name(row.name), duration(row.before_us), duration(row.after_us), words.signed(row.delta_us),
-         words.verdict_word(row.real)]
-        for row in difference.rows if row.before_us > 0 or row.after_us > 0
+        [words.category_name(row.name), duration(row.baseline_us), duration(row.candidate_us),
+         words.signed(row.delta_us), words.verdict_word(row.significant)]
+        for row in difference.categories if row.baseline_us > 0 or row.candidate_us > 0
     ]  # fmt: skip
     if rows:
-        lines += ["", *_folded("Where the time goes", _table(["", "before", "after", "change", "verdict"], rows))]
+        lines += ["", *_folded("Where the time goes", _table(["", "baseline", "candidate", "change", "verdict"], rows))]
     lines += _worked("Kernels", difference.kernels) + _worked("Operators", difference.operators)
     lines += _communicated(difference)
     if difference.findings:
-        found = [f"- {finding.status}: {escaped(finding.title)}" for finding in difference.findings]
-        lines += ["", *_folded("Findings", found)]
+        findings = [f"- {finding.status}: {escaped(finding.title)}" for finding in difference.findings]
+        lines += ["", *_folded("Findings", findings)]
     return [*lines, "", f"<sub>{escaped(words.certainty(difference))}</sub>"]
 
 
 def _worked(title: str, changes: Sequence[WorkChange]) -> list[str]:
-    """The kernels or operators whose change is more than noise."""
+    """The kernels or operators that changed significantly."""
     rows = [
-        [change.name[:80], duration(change.before_us), duration(change.after_us), words.signed(change.delta_us)]
+        [change.name[:80], duration(change.baseline_us), duration(change.candidate_us), words.signed(change.delta_us)]
         for change in changes
-        if change.real
+        if change.significant
     ]
     if not rows:
         return []
-    return ["", *_folded(f"{title} that changed", _table(["", "before", "after", "change"], rows[:_MOST_ROWS]))]
+    return ["", *_folded(f"{title} that changed", _table(["", "baseline", "candidate", "change"], rows[:_MOST_ROWS]))]
 
 
 def _communicated(difference: Difference) -> list[str]:
     rows = [
         [f"{change.kind} in {change.group}", byte_size(change.bytes), words.signed(change.delta_us), change.status]
         for change in difference.collectives
-        if change.real
+        if change.significant
     ]
     if not rows:
         return []
-    return ["", *_folded("Collectives that changed", _table(["", "size", "change a step", "in"], rows[:_MOST_ROWS]))]
+    return ["", *_folded("Collectives that changed", _table(["", "size", "change per step", "in"], rows[:_MOST_ROWS]))]
 
 
 def _check_cells(row: CheckRow) -> list[str]:

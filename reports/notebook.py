@@ -6,10 +6,11 @@ from functools import cache
 
 import jinja2
 
-from perfscope.reports import overview
-from perfscope.reports.categories import CATEGORIES, shares
-from perfscope.reports.format import duration, share
-from perfscope.summary import Summary
+from perfscope.reports.page import overview
+from perfscope.results.categories import TimeCategory
+from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import shares
+from perfscope.text import duration, percent
 
 _VISIBLE_SHARE = 0.01
 """Smaller parts of the step are left out."""
@@ -17,13 +18,13 @@ _VISIBLE_SHARE = 0.01
 
 def render(summary: Summary) -> str:
     """The verdict as a fragment of HTML; everything that came from a recording is escaped."""
-    taken = shares(summary.accounting)
-    shown = [category for category in CATEGORIES if taken[category.name] >= _VISIBLE_SHARE]
+    taken = shares(summary.time_breakdown)
+    shown = [category for category in TimeCategory if taken[category.id] >= _VISIBLE_SHARE]
     return _template().render(
         verdict=summary.verdict,
         identity=overview.identity(summary),
         step_time=duration(summary.job.step_time_us),
-        parts=[(category.label, share(taken[category.name])) for category in shown],
+        parts=[(category.label, percent(taken[category.id])) for category in shown],
     )
 
 

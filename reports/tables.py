@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from perfscope.reports.format import ABSENT, BYTE_UNITS, TIME_UNITS, Unit, in_unit, known, unit_for
+from perfscope.text import ABSENT, BYTE_UNITS, TIME_UNITS, ScaledUnit, known, unit_for
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class Heading:
     """A column's heading."""
 
     label: str
@@ -35,33 +39,33 @@ class Column:
     numeric: bool = True
     """Right-aligned, in figures of equal width."""
     held: str = ""
-    """Unit in which ``Cell.order`` is held where it is not ``unit``: for what is saved as CSV."""
+    """ScaledUnit in which ``Cell.order`` is held where it is not ``unit``: for what is saved as CSV."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class HtmlTable:
     """A table; the first column of a row is its heading."""
 
     name: str
     """Unique on the page: its id."""
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[Heading, ...]
     rows: tuple[tuple[Cell, ...], ...]
     reading: str = ""
-    """The caption: how to read it and what it shows here."""
+    """The caption: how to read the table and what it shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
     """A column together with its cells."""
 
-    column: Column
+    column: Heading
     cells: tuple[Cell, ...]
 
 
-def table(name: str, title: str, columns: Sequence[Filled], reading: str = "") -> Table:
+def table(name: str, title: str, columns: Sequence[Filled], reading: str = "") -> HtmlTable:
     """Put columns of equal length side by side."""
-    return Table(
+    return HtmlTable(
         name=name,
         title=title,
         columns=tuple(filled.column for filled in columns),
@@ -73,24 +77,36 @@ def table(name: str, title: str, columns: Sequence[Filled], reading: str = "") -
 def words(label: str, values: Sequence[str], *, definition: str = "", reason: str = "not recorded") -> Filled:
     """A column of text; an empty string is an absent value."""
     return Filled(
-        column=Column(label=label, definition=definition, numeric=False),
+        column=Heading(label=label, definition=definition, numeric=False),
         cells=tuple(Cell(text=value, order=value) if value else absent(reason) for value in values),
     )
 
 
 def ranks(label: str, values: Sequence[int | None]) -> Filled:
     """A column of rank numbers."""
-    return Filled(
-        column=Column(label=label),
-        cells=tuple(
-            absent("the rank is not known") if value is None else Cell(text=str(value), order=value) for value in values
-        ),
-    )
+    return column(label, values, str, reason="the rank is not known")
+
+
+def column(
+    label: str,
+    values: Sequence[Number | None],
+    write: Callable[[Number], str],
+    *,
+    unit: str = "",
+    definition: str = "",
+    reason: str = "not known",
+) -> Filled:
+    """A column of numbers, each as ``write`` writes it."""
+    cells = [
+        absent(reason) if value is None or not math.isfinite(value) else Cell(text=write(value), order=value)
+        for value in values
+    ]
+    return numbers(label, cells, unit=unit, definition=definition)
 
 
 def numbers(label: str, values: Sequence[Cell], *, unit: str = "", definition: str = "") -> Filled:
     """A column of numbers whose cells are already written."""
-    return Filled(column=Column(label=label, unit=unit, definition=definition), cells=tuple(values))
+    return Filled(column=Heading(label=label, unit=unit, definition=definition), cells=tuple(values))
 
 
 def durations(
@@ -123,7 +139,7 @@ def written(text: str, value: float | None, reason: str) -> Cell:
 def _quantities(
     label: str,
     values: Sequence[float | None],
-    units: tuple[Unit, ...],
+    units: tuple[ScaledUnit, ...],
     definition: str,
     reason: str,
     largest: float | None,
@@ -134,5 +150,21 @@ def _quantities(
     cells = tuple(
         Cell(text=in_unit(value, chosen, largest), order=value) if known(value) else absent(reason) for value in values
     )
-    column = Column(label=label, unit=chosen.name, definition=definition, held=units[0].name)
+    column = Heading(label=label, unit=chosen.name, definition=definition, held=units[0].name)
     return Filled(column=column, cells=cells)
+
+
+def in_unit(value: float, unit: ScaledUnit, largest: float) -> str:
+    """``value`` in ``unit`` with the decimals that give a column's ``largest`` value four digits.
+
+    All of a column's numbers so have the same decimals and line up; one too small to show reads ``<0.01``.
+    """
+    top = abs(largest) / unit.size
+    decimals = 0 if top >= 1000 else 1 if top >= 100 else 2 if top >= 10 else 3
+    smallest = 10.0**-decimals
+    scaled = value / unit.size
+    if scaled == 0:
+        return "0"
+    if abs(scaled) < smallest / 2:
+        return f"{'<' if scaled > 0 else '>-'}{smallest:.{decimals}f}"
+    return f"{scaled:,.{decimals}f}"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from perfscope import paths
-from perfscope.protobuf import double, integer, message, single, text
-from perfscope.scalars import Curves, Point
+from perfscope.recording import paths
+from perfscope.results.scalars import Curves, Point
+from perfscope.trace.protobuf import double, integer, message, single, text
 
 _VERSION: Final = "brain.Event:2"
 _POLYNOMIAL: Final = 0x82F63B78

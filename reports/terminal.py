@@ -1,22 +1,24 @@
-"""The verdict for the terminal: what limits the job, who, and what to type, in plain text without colours."""
+"""The verdict for the terminal: what limits the job, which rank, and what to type, in plain text without colours."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable
 
-from perfscope.reports import advice, gaps, money, overview
-from perfscope.reports.categories import CATEGORIES, IDLE, row_share
-from perfscope.reports.format import duration, plural, printable
-from perfscope.summary import AccountRow, Summary
+from perfscope.reports.page import advice, gaps, overview, tiles
+from perfscope.results.categories import IDLE, TimeCategory
+from perfscope.results.notes import ended
+from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import TimeBreakdown
+from perfscope.text import duration, plural, printable
 
 ALL_RANKS_UP_TO = 8
-"""More ranks than this are represented by the extremes."""
+"""Of more ranks only the extremes are shown."""
 
 FINDINGS_SHOWN = 3
 
 _VISIBLE_SHARE = 0.01
-"""Smaller parts of a rank's step are left out of its line, and ranks that differ by less are no extremes."""
+"""Smaller categories are left out of a rank's line, and ranks that differ by less are no extremes."""
 
 
 def verdict(summary: Summary, width: int = 100) -> str:
@@ -26,33 +28,33 @@ def verdict(summary: Summary, width: int = 100) -> str:
         _headline(summary, width),
         _wrapped(overview.certainty(summary), width),
         _numbers(summary, width),
-        _accounts(summary, width),
+        _breakdowns(summary, width),
         _findings(summary, width),
-        _cost(summary, width),
+        cost_lines(summary, width),
         _missing(summary, width),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def extremes(rows: Iterable[AccountRow], stragglers: Iterable[int]) -> list[tuple[AccountRow, str]]:
+def extremes(rows: Iterable[TimeBreakdown], stragglers: Iterable[int]) -> list[tuple[TimeBreakdown, str]]:
     """The ranks that stand for many, by rank, each with what it is the extreme of."""
     rows = list(rows)
     labels: dict[int, list[str]] = {}
     for rank in list(stragglers)[:2]:
-        labels.setdefault(rank, []).append("makes others wait")
-    measures: dict[str, Callable[[AccountRow], float]] = {
+        labels.setdefault(rank, []).append("straggler")
+    measures: dict[str, Callable[[TimeBreakdown], float]] = {
         "slowest step": lambda row: row.step_time_us,
         "most compute": lambda row: row.compute_us,
         "least compute": lambda row: -row.compute_us,
         "most waiting": lambda row: row.exposed_comm_wait_us,
-        "most idle": lambda row: row.step_time_us * row_share(row, *IDLE),
+        "most idle": lambda row: row.step_time_us * row.share(*IDLE),
     }
     for label, measure in measures.items():
         lowest, highest = min(rows, key=measure), max(rows, key=measure)
         if measure(highest) - measure(lowest) >= _VISIBLE_SHARE * highest.step_time_us:
             labels.setdefault(highest.rank, []).append(label)
     if not labels:
-        labels[rows[0].rank] = ["all ranks are alike"]
+        labels[rows[0].rank] = ["all ranks are similar"]
     return [(row, ", ".join(labels[row.rank])) for row in rows if row.rank in labels]
 
 
@@ -62,19 +64,20 @@ def _headline(summary: Summary, width: int) -> list[str]:
 
 
 def _numbers(summary: Summary, width: int) -> list[str]:
-    lines = []
-    for tile in overview.tiles(summary):
-        lines += _wrapped(f"{tile.label + ':':<23}{tile.value:<9} {tile.detail}", width, indent=33)
+    lines, shown = [], tiles.tiles(summary)
+    widest = max((len(tile.value) for tile in shown), default=0)
+    for tile in shown:
+        lines += _wrapped(f"{tile.label + ':':<23}{tile.value:<{widest}}  {tile.detail}", width, indent=25 + widest)
     return lines
 
 
-def _accounts(summary: Summary, width: int) -> list[str]:
-    """One line a rank: the parts of its mean step."""
-    rows = summary.accounting
+def _breakdowns(summary: Summary, width: int) -> list[str]:
+    """One line per rank: the time breakdown of its mean step."""
+    rows = summary.time_breakdown
     if not rows:
         return []
     shown = [(row, "") for row in rows]
-    heading = "Where each rank's step went, mean per step"
+    heading = "Time breakdown per rank, mean per step"
     if len(rows) > ALL_RANKS_UP_TO:
         shown = extremes(rows, (row.rank for row in summary.stragglers))
         heading += f" ({len(shown)} of {plural(len(rows), 'rank')})"
@@ -84,36 +87,36 @@ def _accounts(summary: Summary, width: int) -> list[str]:
         start = f"  rank {row.rank:>{digits}}  {duration(row.step_time_us):>8}  "
         parts = [
             f"{category.short} {100 * part:.0f}%"
-            for category in CATEGORIES
-            if (part := row_share(row, category.name)) >= _VISIBLE_SHARE
+            for category in TimeCategory
+            if (part := row.share(category.id)) >= _VISIBLE_SHARE
         ]
         lines += _wrapped(start + ", ".join(parts) + (f"  ({label})" if label else ""), width, indent=len(start))
     return lines
 
 
 def _findings(summary: Summary, width: int) -> list[str]:
-    """The first findings, each with its worth and what to type."""
-    found = advice.cards(summary)
+    """The first findings, each with its speedup and what to type."""
+    cards = advice.cards(summary)
     lines: list[str] = []
-    for card in found[:FINDINGS_SHOWN]:
+    for card in cards[:FINDINGS_SHOWN]:
         finding, action = card.finding, card.finding.action
         if lines:
             lines.append("")
         lines += _wrapped(f"{card.number}. {finding.title} [{finding.severity}]", width, indent=3)
-        lines += _wrapped(f"   {card.gain.full} {finding.confidence.capitalize()} confidence.", width, indent=3)
+        lines += _wrapped(f"   {card.speedup.full} {finding.confidence.capitalize()} confidence.", width, indent=3)
         values = (action.old, action.new) if action.new not in (None, action.old) else ()
         change = " -> ".join(value for value in values if value is not None)
         if action.setting:
             lines += _wrapped(f"   {action.setting}{': ' + change if change else ''}", width, indent=3)
         for line in action.how.splitlines():
             lines += _how(line, width)
-    if len(found) > FINDINGS_SHOWN:
-        lines += ["", f"{plural(len(found) - FINDINGS_SHOWN, 'more finding')} in the report."]
+    if len(cards) > FINDINGS_SHOWN:
+        lines += ["", f"{plural(len(cards) - FINDINGS_SHOWN, 'more finding')} in the report."]
     return lines
 
 
 def _how(line: str, width: int) -> list[str]:
-    """A line of what to type, as it is; a sentence, which ends as one, may be broken."""
+    """A line to type stays whole; a sentence may be broken."""
     if not line.strip():
         return []
     if line.endswith(".") and not line.startswith(" "):
@@ -121,13 +124,27 @@ def _how(line: str, width: int) -> list[str]:
     return [f"     {printable(line)}"]
 
 
-def _cost(summary: Summary, width: int) -> list[str]:
-    """What the changes save, where a price was given."""
-    return [line for sentence in money.savings(summary) for line in _wrapped(sentence, width, indent=2)]
+def cost_lines(summary: Summary, width: int = 100) -> list[str]:
+    """What each finding saves, by its number, and all of them together; empty where no price was given, or nothing is
+    saved. The cost itself is one of the first screen's numbers.
+    """
+    cost = summary.cost
+    if cost is None:
+        return []
+    rows = [
+        f"  finding {row.finding + 1} saves {advice.saving(row, cost)}"
+        for row in cost.savings
+        if row.finding is not None
+    ]
+    if cost.plan is not None:
+        rows.append(f"  all replayed changes together save {advice.saving(cost.plan, cost)}; savings overlap")
+    if rows:
+        rows.insert(0, f"Savings, at {advice.amount(cost.price_per_device_hour, cost)} per device-hour:")
+    return [line for row in rows for line in _wrapped(row, width, indent=2)]
 
 
 def _missing(summary: Summary, width: int) -> list[str]:
-    """What could not be analyzed, and how much there is to read about uncertainty."""
+    """What could not be analyzed, and how many notes the report has."""
     failures = summary.job.failures
     lines: list[str] = []
     for failure in failures[:FINDINGS_SHOWN]:
@@ -141,11 +158,13 @@ def _missing(summary: Summary, width: int) -> list[str]:
     for text in damage[:FINDINGS_SHOWN]:
         lines += _wrapped(text, width, indent=2)
     if len(damage) > FINDINGS_SHOWN:
-        lines.append(f"… and {plural(len(damage) - FINDINGS_SHOWN, 'more file')} that could not be read to the end.")
-    if summary.job.exit_code not in (None, 0):
-        lines += _wrapped(gaps.ended(summary.job.exit_code or 0), width, indent=2)
+        lines.append(f"… and {plural(len(damage) - FINDINGS_SHOWN, 'more file')} not read to the end.")
+    if summary.job.exit_code:
+        lines += _wrapped(ended(summary.job.exit_code).text, width, indent=2)
     if summary.notes:
-        lines += _wrapped(f"{plural(len(summary.notes), 'note')} on what is missing or uncertain in the report.", width)
+        lines += _wrapped(
+            f"The report has {plural(len(summary.notes), 'note')} on what is missing or uncertain.", width
+        )
     return lines
 
 

@@ -87,7 +87,7 @@ class LanguageModel(nn.Module):
 
 
 class Stopwatch:
-    """Host wall time in ms of each phase, one entry a step."""
+    """Host wall time in ms of each phase, one entry per step."""
 
     def __init__(self) -> None:
         self.phase_ms: dict[str, list[float]] = {phase: [] for phase in PHASES}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Busy machines are slow, which is no failure; and what CI says of a change must not depend on luck.
+# Busy machines are slow, which is no failure; and what CI reports on a change must not depend on luck.
 settings.register_profile("perfscope", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("perfscope")
 

@@ -11,19 +11,21 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from perfscope import paths, vocabulary
 from perfscope.cli.main import VERBS, main
-from perfscope.metadata import (
-    CaptureRecord,
-    CpuRecord,
-    DataLoaderRecord,
-    DeviceRecord,
-    LaunchRecord,
-    ModelRecord,
+from perfscope.recording import paths, vocabulary
+from perfscope.recording.metadata import (
+    CaptureMetadata,
+    CpuMetadata,
+    DataLoaderMetadata,
+    DeviceMetadata,
+    LaunchMetadata,
+    ModelMetadata,
     RunMetadata,
-    StepRecord,
+    StepsMetadata,
 )
-from perfscope.summary import ROWS
+from perfscope.results.categories import CATEGORIES
+from perfscope.results.fields import classes_of, fields_of
+from perfscope.results.summary import Summary
 
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
@@ -115,14 +117,30 @@ def test_links_lead_somewhere(root: Path, document: str) -> None:
             assert ((root / document).parent / target).exists(), f"{document} links to {target}"
 
 
-def test_every_row_of_the_account_is_defined(root: Path) -> None:
+def test_every_category_is_defined(root: Path) -> None:
     table = re.findall(r"^\| `(\w+)_us` \|", _read(root, "docs/metrics.md"), flags=re.MULTILINE)
-    assert tuple(table) == ROWS
+    assert tuple(table) == CATEGORIES
+
+
+def test_every_key_that_is_defined_exists(root: Path) -> None:
+    keys = {name for kind in classes_of(Summary) for name in fields_of(kind)}
+    named = set(re.findall(r"`([a-z]+(?:[._][a-z]+)+)`", _read(root, "docs/metrics.md")))
+    others = {"record_function", "send_recv", "torch.distributed.pipelining", "torch.profiler", "zero_bubble"}
+    assert {part for name in named - others for part in name.split(".")} <= keys
 
 
 @pytest.mark.parametrize(
     "record",
-    [CaptureRecord, CpuRecord, DataLoaderRecord, DeviceRecord, LaunchRecord, ModelRecord, RunMetadata, StepRecord],
+    [
+        CaptureMetadata,
+        CpuMetadata,
+        DataLoaderMetadata,
+        DeviceMetadata,
+        LaunchMetadata,
+        ModelMetadata,
+        RunMetadata,
+        StepsMetadata,
+    ],
 )
 def test_every_key_of_the_metadata_is_described(root: Path, record: type) -> None:
     quoted = set(re.findall(r"`(\w+)`", _read(root, "docs/recording.md")))

@@ -1,4 +1,4 @@
-"""The recordings in sample_traces are whole, small, anonymous, and hold what their own stopwatch says was planted."""
+"""The recordings in sample_traces are whole, small, anonymous, and hold what their stopwatch measured as planted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import perfscope
-from perfscope import metadata, paths
-from perfscope.summary import Summary
-from perfscope.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.recording import metadata, paths
+from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.results.summary import Summary
 
 WORLD_SIZES = {"healthy": 2, "starved": 2, "slow_rank": 3}
 LARGEST_BYTES = 1_600_000
 PLACES = re.compile(r"/(?:home|root|Users|work|workspace|tmp(?!/tmp\.)|mnt|opt|srv|data)/[\w.-]+")
-"""Absolute paths that tell something of the machine; the recordings were made in a folder from mktemp."""
+"""Absolute paths that reveal something of the machine; the recordings were made in a folder from mktemp."""
 
 every_sample = pytest.mark.parametrize("name", WORLD_SIZES)
 
@@ -73,7 +73,7 @@ def test_whole(samples: Path, name: str) -> None:
         assert capture.file == paths.trace_file(sample.folder, rank, 0).name
         events = json.loads(_text(sample.folder / capture.file))["traceEvents"]
         steps = {event["name"] for event in events if event.get("name", "").startswith(PROFILER_STEP_PREFIX)}
-        # The last warm-up step is in the trace before those that are kept.
+        # The last warm-up step is in the trace before the recorded ones.
         assert steps == {f"{PROFILER_STEP_PREFIX}{n}" for n in range(capture.first_step - 1, capture.last_step + 1)}
         assert len(steps) >= 7
 
@@ -105,7 +105,7 @@ def test_healthy_is_healthy(samples: Path) -> None:
     assert sample.typical_ms(0, "forward_ms") == pytest.approx(sample.typical_ms(1, "forward_ms"), rel=0.15)
 
 
-def test_starved_loads_as_long_as_was_planted(samples: Path) -> None:
+def test_loading_takes_as_long_as_was_planted(samples: Path) -> None:
     sample = _sample(samples, "starved")
     planted = sample.truth["planted"]
     assert planted["workers"] == 0
@@ -144,26 +144,26 @@ def test_analysis_and_stopwatch_agree_on_loading(samples: Path, summaries: dict[
 
 
 @every_sample
-def test_account_adds_up(summaries: dict[str, Summary], name: str) -> None:
+def test_time_breakdown_adds_up(summaries: dict[str, Summary], name: str) -> None:
     summaries[name].self_check()
-    assert [row.rank for row in summaries[name].accounting] == list(range(WORLD_SIZES[name]))
+    assert [row.rank for row in summaries[name].time_breakdown] == list(range(WORLD_SIZES[name]))
 
 
 def test_verdict_on_healthy(summaries: dict[str, Summary]) -> None:
     summary = summaries["healthy"]
     assert summary.verdict.healthy
     assert not [finding for finding in summary.findings if finding.severity in ("high", "medium")]
-    for row in summary.accounting:
+    for row in summary.time_breakdown:
         assert row.compute_us > 0.85 * row.step_time_us
 
 
-def test_verdict_on_starved(summaries: dict[str, Summary]) -> None:
+def test_verdict_on_slow_loading(summaries: dict[str, Summary]) -> None:
     summary = summaries["starved"]
     assert not summary.verdict.healthy
     assert [finding.rule for finding in summary.findings if finding.severity == "high"] == ["dataloader-workers"]
     (advice,) = (finding.action for finding in summary.findings if finding.rule == "dataloader-workers")
     assert (advice.old, advice.new) == ("0", "1")
-    for row in summary.accounting:
+    for row in summary.time_breakdown:
         assert row.idle_dataloader_us / 1e3 == pytest.approx(120, rel=0.1)
 
 
@@ -174,7 +174,7 @@ def test_verdict_on_slow_rank(samples: Path, summaries: dict[str, Summary]) -> N
     assert worst.lost_us / 1e3 == pytest.approx(80, rel=0.15)
     assert summary.findings[0].rule == "straggling-rank"
     assert "Rank 1" in summary.verdict.headline
-    for row in summary.accounting:
+    for row in summary.time_breakdown:
         if row.rank == 1:
             assert row.idle_host_us / 1e3 == pytest.approx(80, rel=0.15)
             assert row.exposed_comm_wait_us < 0.02 * row.step_time_us

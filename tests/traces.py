@@ -7,16 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.trace import (
-    NONE,
-    Category,
-    CollectiveArgs,
-    Device,
-    MemoryCounter,
-    ProcessGroup,
-    Thread,
-    Trace,
-)
+from perfscope.trace.trace import NONE, Category, CollectiveArgs, Device, MemoryCounter, ProcessGroup, Thread, Trace
 
 MAIN, AUTOGRAD, RUNLOOP, RUNLOOP_2 = range(4)
 """Host threads of a built trace."""

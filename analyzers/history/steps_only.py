@@ -1,7 +1,7 @@
-"""A recording without a trace, as ``perfscope run --steps-only`` makes: what the step histories alone can tell.
+"""The Summary of a recording without a trace, as ``perfscope run --steps-only`` makes, from step histories alone.
 
-The account, the critical path, communication and utilisation need kernels or operators, and stay empty here: the host's
-stages are no substitute, because they wait for devices and for other ranks without saying so.
+Time breakdown, critical path, communication and utilisation need kernels or operators, and stay empty. The host's
+stages do not replace them, because they include waiting for devices and for other ranks.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from perfscope._version import __version__
-from perfscope.job import Job
-from perfscope.summary import Failure, Note, Replay, Summary, Utilisation, Verdict
-from perfscope.summary import Job as JobSummary
-from perfscope.summary_history import OTHER, History, RankHistory
+from perfscope.recording.job import Job
+from perfscope.results.history import OTHER, History, RankHistory
+from perfscope.results.notes import Note, collector_problems, ended, note
+from perfscope.results.rows import Failure, JobInfo, Replay, Utilisation, Verdict
+from perfscope.results.summary import Summary
+from perfscope.text import duration
 
 NOTICEABLE: Final = 0.05
-"""Share of the step from which a rank's excess or the data loading leads the verdict."""
+"""Share of the step from which a rank's excess, or data loading, is in the verdict."""
 
-_NO_TRACE: Final = "No trace was recorded, only how long each step took"
+_NO_TRACE: Final = "No trace was recorded, only step times"
 _WORDS: Final = {
     "dataloader": "loading data",
     "forward": "in the forward",
@@ -31,10 +33,10 @@ _WORDS: Final = {
 def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -> Summary:
     """A Summary of step histories alone. ``failures``: histories that could not be read."""
     slowest = max(history.ranks, key=lambda row: row.mean_us)
-    told = tuple(Failure(rank=problem.rank, path=str(problem.path), error=problem.error) for problem in job.problems)
+    unread = tuple(Failure(rank=problem.rank, path=str(problem.path), error=problem.error) for problem in job.problems)
     return Summary(
-        job=_job(job, history, slowest, (*told, *failures)),
-        accounting=(),
+        job=_job(job, history, slowest, (*unread, *failures)),
+        time_breakdown=(),
         clock=(),
         collectives=(),
         cost_model=(),
@@ -50,19 +52,19 @@ def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -
         findings=(),
         verdict=Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job)),
         notes=tuple(_notes(job, history)),
-        strips=(),
+        step_timeline=(),
         history=history,
         perfscope_version=__version__,
         source=str(job.path),
     )  # fmt: skip
 
 
-def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failure, ...]) -> JobSummary:
+def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failure, ...]) -> JobInfo:
     runs = dict(sorted(job.runs.items()))
     first = next(iter(runs.values()), None)
     strategies = tuple(sorted({strategy for run in runs.values() for strategy in run.strategies})) or ("unknown",)
     ranks = tuple(row.rank for row in history.ranks)
-    return JobSummary(
+    return JobInfo(
         world_size=max((run.world_size for run in runs.values()), default=None),
         ranks=ranks,
         missing_ranks=history.missing_ranks,
@@ -78,7 +80,7 @@ def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failu
             )
         ),
         perturbation=None,
-        steps_from=f"only the times of steps {slowest.first_step} to {slowest.last_step} were recorded",
+        steps_from=f"only step times were recorded, of steps {slowest.first_step} to {slowest.last_step}",
         hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
         command=job.launch.command if job.launch else (first.command if first else ()),
         started_at=(job.launch.started_at if job.launch else "") or (first.started_at if first else "") or None,
@@ -91,11 +93,11 @@ def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failu
 
 
 def _headline(history: History, slowest: RankHistory) -> str:
-    step = f"Steps take {_duration(slowest.median_us)} (median of {slowest.steps:,})"
+    step = f"Steps take {duration(slowest.median_us)} (median of {slowest.steps:,})"
     first = history.slow_ranks[0] if history.slow_ranks else None
     if first is not None and first.excess_us >= NOTICEABLE * slowest.median_us:
         return (
-            f"{step}; rank {first.rank} spends {_duration(first.excess_us)} more {_WORDS[first.stage]} than its peers."
+            f"{step}; rank {first.rank} spends {duration(first.excess_us)} more {_WORDS[first.stage]} than its peers."
         )
     loader, share = max(
         ((row, row.stages_us.get("dataloader", 0.0) / row.mean_us) for row in history.ranks if row.mean_us > 0),
@@ -104,67 +106,39 @@ def _headline(history: History, slowest: RankHistory) -> str:
     )
     if share >= NOTICEABLE:
         where = f" on rank {loader.rank}" if len(history.ranks) > 1 else ""
-        return f"{step}; {share:.0%} of a step goes to loading data{where}."
+        return f"{step}; data loading takes {share:.0%} of each step{where}."
     if slowest.outlier_steps:
         around = "those around it" if slowest.outlier_steps == 1 else "those around them"
         return f"{step}; {slowest.outlier_steps:,} of them took at least 1.5 times as long as {around}."
-    return f"{step}; data loading takes {share:.0%}, and no step stands out."
+    return f"{step}; data loading takes {share:.0%}, and no step is an outlier."
 
 
 def _first_action(job: Job) -> str | None:
     """How to get a trace."""
     modes = {run.mode for run in job.runs.values()}
     if modes & {"nvtx", "nsys"}:
-        return "Look into the report of the profiler that recorded this run; the ranges in it are named perfscope::."
+        return "Open the report of the profiler that recorded this run; PerfScope's ranges in it are named perfscope::."
     if job.launch is not None and job.launch.exit_code is None and modes:
         return f"Record a few steps to see why: perfscope trigger {job.path}."
     if modes & {"trigger"}:
-        return "No step was slow enough to be recorded; give --trigger a smaller factor, or leave it out."
+        return "No step was slow enough to start a capture: give --trigger a smaller factor, or leave it out."
     if modes & {"steps"}:
         return "Record a few steps to see why: leave out --steps-only, or record slow steps with --trigger 1.5."
     return "Record a few steps to see why: with --wait 1 --warmup 1 and an --active that the job reaches."
 
 
 def _notes(job: Job, history: History) -> Iterator[Note]:
-    yield Note(
-        about="history",
-        text=f"{_NO_TRACE}: there is no account of the device, of communication or of the critical path, and no "
-        "advice. Stages are the training thread's own time: with a device they are launches and waiting, not the "
-        "device's work, and a rank that waits for another does so within a stage.",
-    )
-    restarted = tuple(row.rank for row in history.ranks if row.attempt)
+    yield note("history", "history_only", reason=_NO_TRACE)
+    restarted = [row.rank for row in history.ranks if row.attempt]
     if restarted:
-        earlier = max(row.earlier_steps for row in history.ranks)
-        yield Note(
-            about="history",
-            text=f"The job was restarted; the steps are those of its last attempt, after {earlier:,} of earlier ones.",
-            ranks=restarted,
-        )
-    lost = tuple(row.rank for row in history.ranks if row.lost_steps)
-    if lost:
-        yield Note(
-            about="history",
-            text=f"Up to {max(row.lost_steps for row in history.ranks):,} steps are not in the history: they could not "
-            "be written, or their block was damaged.",
-            ranks=lost,
-        )
+        yield note("history", "restarted", restarted, steps=max(row.earlier_steps for row in history.ranks))
+    incomplete = [row.rank for row in history.ranks if row.lost_steps]
+    if incomplete:
+        yield note("history", "history_incomplete", incomplete, steps=max(row.lost_steps for row in history.ranks))
     if history.missing_ranks:
-        yield Note(
-            about="ranks", text=f"{len(history.missing_ranks)} ranks left no history.", ranks=history.missing_ranks
-        )
+        yield note("ranks", "ranks_without_history", history.missing_ranks, count=len(history.missing_ranks))
     if "pipeline" in {strategy for run in job.runs.values() for strategy in run.strategies}:
-        yield Note(about="history", text="Ranks of a pipeline do different work, so they are not compared.")
-    problems: dict[str, list[int]] = {}
-    for rank, run in sorted(job.runs.items()):
-        for problem in run.problems:
-            problems.setdefault(problem, []).append(rank)
-    for problem, ranks in problems.items():
-        yield Note(about="collection", text=problem, ranks=tuple(ranks))
-    if job.launch is not None and job.launch.exit_code not in (0, None):
-        yield Note(about="collection", text=f"The recorded command ended with exit code {job.launch.exit_code}.")
-
-
-def _duration(us: float) -> str:
-    if us >= 1e6:
-        return f"{us / 1e6:.3g} s"
-    return f"{us / 1e3:.3g} ms" if us >= 1e3 else f"{us:.3g} µs"
+        yield note("history", "pipeline_not_compared")
+    yield from collector_problems({rank: run.problems for rank, run in sorted(job.runs.items())})
+    if job.launch is not None and job.launch.exit_code:
+        yield ended(job.launch.exit_code)

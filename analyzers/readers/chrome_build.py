@@ -1,31 +1,43 @@
-"""Puts a trace together: times its events, joins begin with end, orders the rows, and says what was lost."""
+"""Builds a trace: times its events, joins begins with ends, orders the rows, and reports what was dropped."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
+from collections.abc import Hashable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.readers import chrome_collectives, chrome_dialects, chrome_metadata, chrome_times
-from perfscope.analyzers.readers.chrome_columns import Columns, MemoryColumns
+from perfscope.analyzers.readers import chrome_dialects, chrome_metadata, chrome_times
+from perfscope.analyzers.readers.chrome_columns import ChromeColumns, MemoryColumns
 from perfscope.analyzers.readers.chrome_events import (
     UNREAD,
     Begin,
     Complete,
     CompleteAsText,
     End,
+    EventBatch,
     Instant,
     InstantAsText,
     Metadata,
-    Stretch,
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
-from perfscope.analyzers.readers.chrome_ranges import SplitRanges
 from perfscope.errors import TraceError
-from perfscope.trace import Bool, Category, Int64, Losses, Thread, Trace
-from perfscope.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.trace.trace import (
+    NONE,
+    Bool,
+    Category,
+    CollectiveArgs,
+    Int32,
+    Int64,
+    ParseReport,
+    ProcessGroup,
+    Thread,
+    Trace,
+)
 
 _RARE = frozenset({End, Metadata, *UNREAD})
 _ALLOCATOR = "[memory]"
@@ -35,28 +47,31 @@ _INT64_MAX = (1 << 63) - 1
 _EARLIEST_EPOCH_NS = 10**18
 """2001. Times before it count from a base, not from the epoch."""
 
+_ELISION = "..."
+"""torch leaves out the middle of long lists of ranks."""
+
 
 class Builder:
-    """Takes stretches of events, then builds the trace."""
+    """Takes batches of events, then builds the trace."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._columns = Columns()
-        self._ranges = SplitRanges()
+        self._columns = ChromeColumns()
+        self._ranges = _SplitRanges()
         self._thread_names: dict[tuple[str, str], list[str]] = {}
         self._process_names: dict[str, str] = {}
         self._memory = MemoryColumns()
         self._seen = 0
         self._dropped = 0
-        self._mended = 0
+        self._repaired = 0
         self._notes: list[str] = []
         self._unread: Counter[str] = Counter()
 
-    def take(self, stretch: Stretch) -> bool:
-        """Keep a stretch of events. False, and nothing kept, where they must be decoded with their times as text."""
-        events = stretch.events
+    def take(self, batch: EventBatch) -> bool:
+        """Add a batch of events. False, and nothing added, where they must be decoded with their times as text."""
+        events = batch.events
         kinds = set(map(type, events))
-        if stretch.times_as_text:
+        if batch.times_as_text:
             self._add_with_text(events)
         elif Begin in kinds or not self._add_with_numbers(events, kinds):
             return False
@@ -65,13 +80,13 @@ class Builder:
                 if type(event) in _RARE:
                     self._add_rare(event, self._seen + place)
         self._seen += len(events)
-        self._dropped += stretch.dropped
-        self._mended += stretch.mended
-        self._unread.update(stretch.other_phases)
+        self._dropped += batch.dropped
+        self._repaired += batch.repaired
+        self._unread.update(batch.other_phases)
         return True
 
     def _add_with_numbers(self, events: list[Any], kinds: set[type[Any]]) -> bool:
-        """Keep complete events and the allocator's; False where a time needs its text or cannot be a time."""
+        """Add complete events and the allocator's; False where a time needs its text or cannot be a time."""
         complete = events if kinds == {Complete} else [event for event in events if type(event) is Complete]
         start_ns = chrome_times.from_numbers([event.ts for event in complete])
         duration_ns = chrome_times.from_numbers([event.dur for event in complete])
@@ -87,7 +102,7 @@ class Builder:
         return True
 
     def _add_with_text(self, events: list[Any]) -> None:
-        """Keep complete, begin and the allocator's events, in the order of the file, if their times can be."""
+        """Add complete, begin and the allocator's events, in the order of the file, if their times are valid."""
         places = [place for place, event in enumerate(events) if type(event) in (CompleteAsText, Begin)]
         starts = chrome_times.from_texts([bytes(events[place].ts) for place in places])
         durations = chrome_times.from_texts([bytes(events[place].dur) or b"0" for place in places])
@@ -126,29 +141,27 @@ class Builder:
         return time_ns
 
     def _add_thread_name(self, event: Metadata) -> None:
-        """A thread that changes its name, as torch's autograd threads do, keeps them all."""
+        """A thread may change its name, as torch's autograd threads do: all names are recorded."""
         labels = self._thread_names.setdefault(_thread_key(event), [])
         label = chrome_metadata.text_of(bytes(event.args.name)).strip()
         if label and label not in labels:
             labels.append(label)
 
     def note(self, text: str) -> None:
-        """Add to what the trace says was lost."""
+        """Add a note to the parse report."""
         self._notes.append(text)
 
-    def build(self, metadata: FileMetadata, *, truncated: bool, mended_metadata: bool) -> Trace:
-        """The trace of everything taken. Raises TraceError if that is no event at all."""
+    def build(self, metadata: FileMetadata, *, truncated: bool, repaired_metadata: bool) -> Trace:
+        """The trace of all batches. Raises TraceError if they have no event at all."""
         base_ns = metadata.base_ns or 0
         columns = self._columns.finish()
         rows = self._rows_in_order(columns, base_ns)
         if not len(rows):
-            raise TraceError(
-                f"{self._source}: holds no event that can be read ({self._dropped} cannot be); record it again"
-            )
+            raise TraceError(f"{self._source}: no event can be read ({self._dropped} were dropped); record it again")
         for name in columns:  # one after the other: a large trace is never there twice
             columns[name] = columns[name][rows]
         if truncated and metadata.base_ns is None and columns["start_ns"][0] < _EARLIEST_EPOCH_NS:
-            self.note("the time base was at the lost end of the file: this rank's clock cannot be set against others'")
+            self.note("the file ends before its time base: this rank's clock cannot be aligned with other ranks'")
         columns["start_ns"] += base_ns
         self._make_steps_annotations(columns)
         threads = self._threads()
@@ -156,7 +169,7 @@ class Builder:
         for note in chrome_dialects.settle(columns, threads, self._process_names, steps, self._columns.strings):
             self.note(note)
         chrome_dialects.refuse_merged(self._source, columns, threads, self._columns.strings.values)
-        collectives, groups = chrome_collectives.of(self._columns, rows, metadata.groups)
+        collectives, groups = _collectives(self._columns, rows, metadata.groups)
         return Trace(
             source=self._source,
             **columns,
@@ -172,11 +185,11 @@ class Builder:
             groups=groups,
             has_shapes=self._columns.has_shapes if metadata.records_shapes is None else metadata.records_shapes,
             versions=metadata.versions,
-            losses=self._losses(truncated=truncated, mended_metadata=mended_metadata),
+            parse_report=self._report(truncated=truncated, repaired_metadata=repaired_metadata),
         )
 
     def _threads(self) -> tuple[Thread, ...]:
-        """A thread that has no id has no name of its own: its process's is its."""
+        """Threads with their names; a thread without an id has the name of its process."""
         named = {
             (pid, tid): " / ".join(self._thread_names.get((pid, tid), ()))
             or ("" if tid else self._process_names.get(pid, ""))
@@ -185,7 +198,7 @@ class Builder:
         return tuple(Thread(pid, tid, name) for (pid, tid), name in named.items())
 
     def _rows_in_order(self, columns: dict[str, Any], base_ns: int) -> Int64:
-        """Rows by start, longer first, less those that cannot be kept; gives split ranges their durations."""
+        """Rows by start, longer first, without those that must be dropped; gives split ranges their durations."""
         start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
         keep = self._join_ranges(duration_ns)
         in_time = start_ns <= min(_INT64_MAX, _INT64_MAX - base_ns) - duration_ns
@@ -206,16 +219,16 @@ class Builder:
         return keep
 
     def _make_steps_annotations(self, columns: dict[str, Any]) -> None:
-        """Old profilers wrote the step's range as an operator."""
+        """Old profilers wrote steps as operators."""
         steps = [at for at, name in enumerate(self._columns.strings.values) if name.startswith(PROFILER_STEP_PREFIX)]
         category = columns["category"]
         category[np.isin(columns["name"], steps) & (category == Category.CPU_OP)] = Category.ANNOTATION
 
-    def _losses(self, *, truncated: bool, mended_metadata: bool) -> Losses:
+    def _report(self, *, truncated: bool, repaired_metadata: bool) -> ParseReport:
         if self._unread:
             kinds = ", ".join(f"{count} of phase {phase!r}" for phase, count in sorted(self._unread.items()))
             self.note(f"events of kinds that are not read: {kinds}")
-        return Losses(self._dropped, self._mended + mended_metadata, truncated, tuple(self._notes))
+        return ParseReport(self._dropped, self._repaired + repaired_metadata, truncated, tuple(self._notes))
 
 
 def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:
@@ -223,7 +236,7 @@ def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:
 
 
 def _by_start_longer_first(start_ns: Int64, duration_ns: Int64) -> Int64:
-    """The order of events. Few share a start with another, so sorting by both throughout would be mostly in vain."""
+    """The order of events. Few events share a start, so only those are sorted by duration too."""
     order: Int64 = np.argsort(start_ns, kind="stable")
     ordered = start_ns[order]
     equal = ordered[1:] == ordered[:-1]
@@ -231,3 +244,84 @@ def _by_start_longer_first(start_ns: Int64, duration_ns: Int64) -> Int64:
     tied = order[shared]
     order[shared] = tied[np.lexsort((-duration_ns[tied], start_ns[tied]))]
     return order
+
+
+class _SplitRanges:
+    """Ranges written as two events, a begin and an end, put together again. Events may come in any order.
+
+    Of two events at one time, the one that comes first in the file happens first. Example, one thread: begin row 0 at
+    10, begin row 1 at 20, end at 30, end at 50: row 1 lasts 10 and row 0 lasts 40.
+    """
+
+    def __init__(self) -> None:
+        self._events: dict[Hashable, list[tuple[int, int, int | None]]] = defaultdict(list)
+        """Thread to (time, place in the file, row of a begin or None for an end)."""
+
+    def begin(self, thread: Hashable, time_ns: int, place: int, row: int) -> None:
+        """Row ``row`` of the trace begins."""
+        self._events[thread].append((time_ns, place, row))
+
+    def end(self, thread: Hashable, time_ns: int, place: int) -> None:
+        """The innermost open range of the thread ends."""
+        self._events[thread].append((time_ns, place, None))
+
+    def join(self) -> tuple[dict[int, int], list[int], int]:
+        """(duration of each row that ends, rows that never end, ends of nothing)."""
+        durations: dict[int, int] = {}
+        endless: list[int] = []
+        unopened = 0
+        for events in self._events.values():
+            stack: list[tuple[int, int]] = []
+            for time_ns, _, row in sorted(events, key=lambda event: event[:2]):
+                if row is not None:
+                    stack.append((row, time_ns))
+                elif stack:
+                    opened, start_ns = stack.pop()
+                    durations[opened] = time_ns - start_ns
+                else:
+                    unopened += 1
+            endless.extend(row for row, _ in stack)
+        return durations, endless, unopened
+
+
+def _collectives(
+    columns: ChromeColumns, rows: Int64, groups: tuple[ProcessGroup, ...]
+) -> tuple[CollectiveArgs, tuple[ProcessGroup, ...]]:
+    """(collectives of the events at ``rows`` of the file, in that order; groups, completed from the events)."""
+    table = columns.finish_collectives()
+    place = np.full(columns.rows, NONE, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    row = place[table["row"]]
+    order = np.argsort(row, kind="stable")
+    order = order[row[order] != NONE]
+    groups = groups + _groups_of_events(columns, table, {group.name for group in groups})
+    ranks = _complete_ranks(columns, table["group"], table["ranks"], {group.name: group.ranks for group in groups})
+    texts = {name: table[name][order].astype(np.int32) for name in ("kind", "group", "dtype")}
+    numbers = ("elements_in", "elements_out", "group_size", "sequence", "peer")
+    others = {name: table[name][order] for name in numbers}
+    return CollectiveArgs(row=row[order], ranks=ranks[order], **texts, **others), groups
+
+
+def _groups_of_events(columns: ChromeColumns, table: dict[str, Int64], known: set[str]) -> tuple[ProcessGroup, ...]:
+    """Groups that only the events name: the list of groups may be missing, or older than the groups."""
+    strings = columns.strings.values
+    groups: dict[str, ProcessGroup] = {}
+    described = zip(table["group"].tolist(), table["description"].tolist(), table["ranks"].tolist(), strict=True)
+    for group, description, ranks in sorted(set(described)):
+        name = strings[group] if group != NONE else ""
+        if name and name not in known and name not in groups:
+            listed = chrome_metadata.ranks_of(strings[ranks]) if ranks != NONE else ()
+            groups[name] = ProcessGroup(name, strings[description] if description != NONE else "", listed)
+    return tuple(groups.values())
+
+
+def _complete_ranks(columns: ChromeColumns, group: Int64, ranks: Int64, known: dict[str, tuple[int, ...]]) -> Int32:
+    """Lists of ranks; shortened ones are replaced by the group's own list, where there is one."""
+    strings = columns.strings
+    completed = ranks.astype(np.int32)
+    for group_id, ranks_id in set(zip(group.tolist(), ranks.tolist(), strict=True)):
+        if NONE in (group_id, ranks_id) or _ELISION not in strings.values[ranks_id]:
+            continue
+        if whole := known.get(strings.values[group_id]):
+            completed[(group == group_id) & (ranks == ranks_id)] = strings.ids[json.dumps(list(whole))]
+    return completed

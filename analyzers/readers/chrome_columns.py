@@ -1,4 +1,4 @@
-"""The events of a Chrome trace as columns: one batch of events at a time, every string once."""
+"""The events of a Chrome trace as columns: added by batches, every string once."""
 
 from __future__ import annotations
 
@@ -11,31 +11,49 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.readers.chrome_categories import category_of
 from perfscope.analyzers.readers.chrome_events import NOTHING, Args
 from perfscope.analyzers.readers.chrome_metadata import text_of
-from perfscope.trace import NONE, Category, Int64, MemoryCounter
+from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.trace.trace import NONE, Category, Int64, MemoryCounter
 
 _K = TypeVar("_K")
+
+_CATEGORIES = {
+    "cpu_op": Category.CPU_OP,
+    "operator": Category.CPU_OP,
+    "user_annotation": Category.ANNOTATION,
+    "python_function": Category.PYTHON,
+    "kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "memset": Category.MEMSET,
+    "gpu_user_annotation": Category.GPU_ANNOTATION,
+    "cuda_sync": Category.SYNC,
+    "runtime": Category.RUNTIME,
+    "mtia_ccp_events": Category.KERNEL,  # kineto: "MTIA on-device CCP events"
+    "hpu_op": Category.RUNTIME,  # kineto: "HPU host side runtime event"
+}
+_RUNTIME_SUFFIXES = ("_runtime", "_driver")
+"""``cuda_runtime``, ``cuda_driver``, ``xpu_runtime``, ``mtia_runtime``, ``privateuse1_driver`` …"""
 
 _ON_DEVICE = np.zeros(len(Category), dtype=np.bool_)
 _ON_DEVICE[[Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_ANNOTATION, Category.SYNC]] = True
 _DESCRIBED = np.zeros(len(Category), dtype=np.bool_)
 _DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL]] = True
-"""Events that may carry shapes or say which collective they are."""
+"""Events that may have shapes or arguments of a collective."""
 
 _LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
 _LONGEST_NUMBER = 100
 """Digits; Python refuses to turn thousands of them into a number."""
 _TWO_63 = 1 << 63
 _TWO_64 = 1 << 64
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _HOST_DEVICE_TYPE = 0
 """c10::DeviceType::CPU."""
 
 
-class Table(dict[_K, int], Generic[_K]):
-    """Numbers its keys in the order they are first asked for; ``make`` turns a new key into its number."""
+class Numbering(dict[_K, int], Generic[_K]):
+    """Numbers its keys in the order of first use; ``make`` turns a new key into its number."""
 
     def __init__(self, make: Callable[[_K], int]) -> None:
         super().__init__()
@@ -46,13 +64,13 @@ class Table(dict[_K, int], Generic[_K]):
         return number
 
 
-class Strings:
+class ChromeStrings:
     """Every string of a trace once, by name and by JSON text."""
 
     def __init__(self) -> None:
         self.values: list[str] = []
-        self.ids: Table[str] = Table(self._add)
-        self.ids_of_json: Table[bytes] = Table(self._add_json)
+        self.ids: Numbering[str] = Numbering(self._add)
+        self.ids_of_json: Numbering[bytes] = Numbering(self._add_json)
         """JSON text to the id of the same JSON in one spelling, without white space; NONE for no text and ``null``."""
 
     def _add(self, value: str) -> int:
@@ -64,7 +82,7 @@ class Strings:
             return NONE
         try:
             plain = msgspec.json.encode(msgspec.json.decode(text))
-        except _UNREADABLE:  # passed over as arguments that are not read, not checked as values
+        except UNREADABLE:  # skipped as an argument, never checked as a value
             plain = text
         return self.ids[plain.decode("utf-8", "replace")]
 
@@ -76,7 +94,7 @@ class Strings:
         return self.ids[text_of(text)]
 
 
-class Columns:
+class ChromeColumns:
     """Grows by batches; ``finish`` gives each column as one array."""
 
     NAMES = (
@@ -89,23 +107,23 @@ class Columns:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.strings = Strings()
-        self.threads: Table[tuple[str, str]] = Table(lambda _: len(self.threads))
+        self.strings = ChromeStrings()
+        self.threads: Numbering[tuple[str, str]] = Numbering(lambda _: len(self.threads))
         """(pid, tid) as text, in order of appearance."""
-        self._tracks: Table[tuple[Any, Any]] = Table(lambda track: self.threads[str(track[0]), str(track[1])])
+        self._tracks: Numbering[tuple[Any, Any]] = Numbering(lambda track: self.threads[str(track[0]), str(track[1])])
         """(pid, tid) as written to the thread."""
-        self._category_of: Table[str] = Table(category_of)
+        self._category_of: Numbering[str] = Numbering(_category_of)
         self._parts: dict[str, list[Any]] = {name: [] for name in self.NAMES}
         self._collectives: list[tuple[int, ...]] = []
         self.step_numbers: dict[int, int] = {}
-        """Row in the file of an event without a category that says which step it is, to the step's number."""
+        """Row in the file -> step number, for events without a category that have one."""
         self.rows = 0
         self.has_shapes = False
 
     def add(self, events: Sequence[Any], start_ns: Int64, duration_ns: Int64) -> None:
         """Append complete events with their times; ``start_ns`` still counts from the file's base.
 
-        One list for each column, made by one comprehension: whatever is asked of one event at a time costs more.
+        One list per column, made by one comprehension: any work per event costs more.
         """
         count = len(events)
         if not count:
@@ -134,7 +152,7 @@ class Columns:
         )
 
     def _places(self, events: Sequence[Any], args: list[Args], category: Any) -> tuple[Any, Int64]:
-        """(device, stream) of each event; NONE on the host. Where the arguments do not say, the track does."""
+        """(device, stream) of each event; NONE on the host. Where the arguments lack them, the track has them."""
         device, stream = np.full(len(args), NONE, dtype=np.int32), np.full(len(args), NONE, dtype=np.int64)
         there = _ON_DEVICE[category]
         rows = np.flatnonzero(there)
@@ -151,7 +169,7 @@ class Columns:
         return device, stream
 
     def _described(self, args: list[Args], category: Any) -> tuple[Any, Any, Any]:
-        """(shapes, types, concrete inputs) of each event as ids of their JSON text; notes what says of collectives."""
+        """(shapes, types, concrete inputs) of each event as ids of their JSON text; adds collectives on the way."""
         described = _DESCRIBED[category]
         rows = np.flatnonzero(described)
         picked = list(compress(args, described.tolist()))
@@ -168,7 +186,7 @@ class Columns:
         column = np.full(count, NONE, dtype=np.int32)
         if texts.count(NOTHING) < len(texts):
             ids = self.strings.ids_of_json
-            # JSON holds no zero byte. Cutting up one copy takes half as long as copying each text.
+            # JSON has no zero byte. Splitting one copy takes half as long as copying each text.
             column[rows] = _array([ids[text] for text in b"\0".join(texts).split(b"\0")])
         return column
 
@@ -181,7 +199,7 @@ class Columns:
         ))  # fmt: skip
 
     def finish(self) -> dict[str, Any]:
-        """Every column, in the order of the file. The columns are then no longer here: a large trace is held once."""
+        """Every column, in the order of the file. The parts are released: a large trace is in memory once."""
         finished: dict[str, Any] = {}
         for name, parts in self._parts.items():
             finished[name] = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -195,7 +213,7 @@ class Columns:
 
 
 class MemoryColumns:
-    """The allocator's events; grows by batches as ``Columns`` does."""
+    """The allocator's events; grows by batches as ``ChromeColumns`` does."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[Int64, Int64, Int64, Int64]] = []
@@ -269,6 +287,16 @@ def _number_in(text: str) -> int:
 
 
 def _count(raw: msgspec.Raw) -> int:
-    """A count, also one in quotes; NONE where not said."""
+    """A count, also one in quotes; NONE where not recorded."""
     text = bytes(raw).strip(b'"')
     return integer_id(int(text)) if text.isdigit() and len(text) <= _LONGEST_NUMBER else NONE
+
+
+def _category_of(name: str) -> Category:
+    """The category for a trace's ``cat``, in upper or lower case; OTHER for unknown ones."""
+    known = name.casefold()
+    if (category := _CATEGORIES.get(known)) is not None:
+        return category
+    if known.endswith(_RUNTIME_SUFFIXES) or known == "hip" or known.startswith("hip_"):
+        return Category.RUNTIME
+    return Category.OTHER

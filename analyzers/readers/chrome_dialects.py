@@ -1,4 +1,4 @@
-"""Chrome traces of writers that say what an event is by its process and thread rather than by a category.
+"""Chrome traces of tools that mark what an event is by its process and thread rather than by a category.
 
 TensorFlow's and JAX's profilers (``*.trace.json.gz``) name a process after its device (``/device:GPU:0``) and a thread
 after what its events are (``Stream #13(Compute)``, ``XLA Ops``, ``Steps``). Horovod's timeline has a process for each
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.chrome_columns import Strings
+from perfscope.analyzers.readers.chrome_columns import ChromeStrings
 from perfscope.errors import TraceError
-from perfscope.trace import NONE, Category, Int64, Thread
-from perfscope.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.trace.trace import NONE, Category, Int64, Thread
 
 _DEVICE_PROCESS = re.compile(r"^/device:(?:GPU|TPU|CUSTOM:[\w.]+):(\d+)")
 _HOST_PROCESS = re.compile(r"^/host:")
@@ -33,8 +33,8 @@ _PYTHON_CALL = re.compile(r"^\$\S")
 """How the profiler writes a Python function: ``$module.py:12 name``, ``$<unknown> __exit__``."""
 
 _SEVERAL_DEVICES = (
-    "one process drove {count} devices: they are accounted as one, busy while any of them is; record one process a "
-    "device to see them apart"
+    "one process used {count} devices: they are analyzed as one, busy while any of them is; record one process per "
+    "device to see them separately"
 )
 
 _HOROVOD_NEGOTIATION = "NEGOTIATE_"
@@ -43,7 +43,7 @@ _HOROVOD_ACTIVITY = re.compile(r"^[A-Z][A-Z0-9_]+$")
 
 @dataclass(frozen=True)
 class _Track:
-    """What the events of one thread are."""
+    """Category and device of the events of one thread."""
 
     category: Category
     device: int = NONE
@@ -64,12 +64,12 @@ def settle(
     threads: Sequence[Thread],
     processes: Mapping[str, str],
     steps: Mapping[int, int],
-    strings: Strings,
+    strings: ChromeStrings,
 ) -> list[str]:
-    """Give the events without a category the one that their track stands for; returns what there is to be noted.
+    """Give the events without a category that of their track; returns notes for the parse report.
 
     ``columns`` are changed in place. ``processes`` maps a process id to its name, ``steps`` the row of an event that
-    says which step it is to the step's number.
+    has a step number to that number.
     """
     notes = _settle_devices(columns, threads, processes, strings)
     for row, number in steps.items():
@@ -83,7 +83,7 @@ def settle(
 def refuse_merged(source: str, columns: Mapping[str, Any], threads: Sequence[Thread], names: Sequence[str]) -> None:
     """Raise TraceError where several processes have steps of their own: ranks merged into one file.
 
-    Device work names no process, so nothing tells whose it is.
+    Device work names no process, so it cannot be assigned to a rank.
     """
     is_step = np.fromiter((name.startswith(PROFILER_STEP_PREFIX) for name in names), dtype=np.bool_, count=len(names))
     marks = is_step[columns["name"]] & (columns["category"] == Category.ANNOTATION)
@@ -92,13 +92,13 @@ def refuse_merged(source: str, columns: Mapping[str, Any], threads: Sequence[Thr
         some = ", ".join(owners[:4]) + (", …" if len(owners) > 4 else "")
         raise TraceError(
             f"{source}: holds the training steps of {len(owners)} processes ({some}), so the traces of several ranks "
-            "were merged into it, and nothing tells whose device work is whose; analyze the folder of the ranks' own "
+            "were merged into it, and device work cannot be assigned to a rank; analyze the folder of the ranks' own "
             "files instead"
         )
 
 
 def _settle_devices(
-    columns: dict[str, Any], threads: Sequence[Thread], processes: Mapping[str, str], strings: Strings
+    columns: dict[str, Any], threads: Sequence[Thread], processes: Mapping[str, str], strings: ChromeStrings
 ) -> list[str]:
     tracks = _tracks(threads, processes)
     if not tracks:
@@ -145,20 +145,20 @@ def _device_track(thread: Thread, device: int, *, has_streams: bool) -> _Track:
     return _Track(Category.GPU_ANNOTATION, device, stream, is_steps=thread.name == _STEP_THREAD)
 
 
-def _step_name(name: int, strings: Strings) -> int:
-    """The id of the step's name as torch writes it, which the analyses know; a step without a number keeps its own."""
+def _step_name(name: int, strings: ChromeStrings) -> int:
+    """The id of the step's name as torch writes it, which the analyses know; without a number, its own name's."""
     match = _STEP_NUMBER.search(strings.values[name])
     return strings.ids[f"{PROFILER_STEP_PREFIX}{int(match[1])}"] if match else name
 
 
 def _rename_category(
-    columns: dict[str, Any], rows: Any, strings: Strings, pattern: re.Pattern[str], category: Category
+    columns: dict[str, Any], rows: Any, strings: ChromeStrings, pattern: re.Pattern[str], category: Category
 ) -> None:
     hits = [name for name in np.unique(columns["name"][rows]).tolist() if pattern.match(strings.values[name])]
     columns["category"][rows[np.isin(columns["name"][rows], hits)]] = category
 
 
-def _settle_horovod(columns: dict[str, Any], threads: Sequence[Thread], strings: Strings) -> None:
+def _settle_horovod(columns: dict[str, Any], threads: Sequence[Thread], strings: ChromeStrings) -> None:
     negotiations = [at for at, text in enumerate(strings.values) if text.startswith(_HOROVOD_NEGOTIATION)]
     if not negotiations:
         return

@@ -1,7 +1,7 @@
-"""The events of a Chrome trace as typed structs, and the decoding of one stretch of the event array.
+"""The events of a Chrome trace as typed structs, and the decoding of one slice of the event array.
 
-A stretch of valid JSON is decoded in one call. Where that fails, its events are taken one by one, and only the events
-at fault are mended (``chrome_repair``) or dropped; both are counted.
+A slice of valid JSON is decoded in one call. Where that fails, its events are decoded one by one, and only the invalid
+ones are repaired (``chrome_repair``) or dropped; both are counted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import islice
 from operator import or_
 from types import GenericAlias
 from typing import Any, ClassVar
@@ -17,21 +16,16 @@ from typing import Any, ClassVar
 import msgspec
 
 from perfscope.analyzers.readers import chrome_repair
+from perfscope.analyzers.readers.chrome_repair import UNREADABLE
 
 Number = int | float | str | None
 """An id or a time: writers quote them, leave them null or write them as floats."""
 
 NOTHING = msgspec.Raw(b"")
-"""Marks an absent field that is kept as JSON text."""
+"""Marks an absent field whose value would be JSON text."""
 
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _SEPARATORS = re.compile(rb"[\s,]*")
-_EVENT_KEYS = rb"ph|name|cat|pid|tid|ts|dur|args|id|bp|s|sf|tts|tdur|cname|stack"
-BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:" + _EVENT_KEYS + rb")\"\s*:)")
-"""Between two events. Kernel names hold ``}, {`` too, but no event key in quotes."""
-_ARRAY_END = re.compile(rb"\}[\s,]*(?=\](?:\s*\}|\s*,\s*\"|\s*$))")
-_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises on input it cannot read: bad JSON or types, bad UTF-8, endless nesting."""
 
 
 class Args(
@@ -57,7 +51,7 @@ class Args(
         "step": "step_num",
     },
 ):
-    """What is read of an event's ``args``; the rest is skipped without being decoded."""
+    """The part of an event's ``args`` that is read; the rest is skipped without being decoded."""
 
     external_id: Number = -1
     external_id_old: Number = -1
@@ -79,46 +73,41 @@ class Args(
     source: msgspec.Raw = NOTHING
     destination: msgspec.Raw = NOTHING
     step: Number = -1
-    """Of a step that JAX or TensorFlow annotated."""
+    """The number of a step that JAX or TensorFlow annotated."""
 
 
 NO_ARGS = Args()
 
 
-class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class _Range(msgspec.Struct, gc=False, tag_field="ph"):
+    """What all ranges have, whole or split."""
+
+    cat: str = ""
+    name: str = ""
+    pid: Number = ""
+    tid: Number = ""
+    args: Args = NO_ARGS
+
+
+class Complete(_Range, gc=False, tag="X"):
     """A range with its duration, times as numbers."""
 
-    cat: str = ""
-    name: str = ""
-    pid: Number = ""
-    tid: Number = ""
     ts: Number = None
     dur: Number = 0
-    args: Args = NO_ARGS
 
 
-class CompleteAsText(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class CompleteAsText(_Range, gc=False, tag="X"):
     """A range with its duration, times as text: for those that numbers would round."""
 
-    cat: str = ""
-    name: str = ""
-    pid: Number = ""
-    tid: Number = ""
     ts: msgspec.Raw = NOTHING
     dur: msgspec.Raw = NOTHING
-    args: Args = NO_ARGS
 
 
-class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
+class Begin(_Range, gc=False, tag="B"):
     """The start of a range that an ``End`` on the same thread closes."""
 
-    cat: str = ""
-    name: str = ""
-    pid: Number = ""
-    tid: Number = ""
     ts: msgspec.Raw = NOTHING
     dur: ClassVar[msgspec.Raw] = NOTHING
-    args: Args = NO_ARGS
 
 
 class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
@@ -140,7 +129,7 @@ class InstantArgs(
         "device_type": "Device Type",
     },
 ):
-    """What the allocator says of itself in a ``[memory]`` event."""
+    """The allocator's counters in a ``[memory]`` event."""
 
     allocated: Number = -1
     reserved: Number = -1
@@ -149,7 +138,7 @@ class InstantArgs(
 
 
 class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
-    """A point in time, as a number; only ``[memory]`` is kept."""
+    """A point in time, as a number; only ``[memory]`` is used."""
 
     name: str = ""
     ts: Number = None
@@ -184,14 +173,13 @@ def _skipped(phase: str) -> type[msgspec.Struct]:
 
 
 FLOWS = tuple(map(_skipped, "stf"))
-"""Arrows between events: correlation ids say the same."""
+"""Arrows between events: correlation ids contain the same."""
 _IGNORED = tuple(map(_skipped, "IRCPvVc(),"))
-"""Instants, counters, samples and the like: they cover no time."""
+"""Instants, counters, samples and the like: they have no duration."""
 UNREAD = {_skipped(phase): phase for phase in "bneSTpFNOD"}
-"""Asynchronous ranges and object life times: they cover time on no thread, and are counted as not read."""
+"""Asynchronous ranges and object life times: they have no thread; they are counted as not read."""
 
 _KINDS: tuple[Any, ...] = (Begin, End, Metadata, *FLOWS, *_IGNORED, *UNREAD)
-
 
 _NUMBERS = (Complete, Instant, *_KINDS)
 _TEXTS = (CompleteAsText, InstantAsText, *_KINDS)
@@ -209,36 +197,36 @@ _SYNTAX = _decoder(msgspec.Raw)
 
 
 @dataclass
-class Stretch:
-    """What one stretch of the event array held."""
+class EventBatch:
+    """The events of one slice of the event array."""
 
     events: list[Any]
     consumed: int
-    """Bytes of the stretch that are done with."""
+    """Bytes of the slice that are decoded."""
     closed: bool = False
     """The array ended, with the ``]`` at ``consumed - 1``."""
     times_as_text: bool = False
     """Complete events are ``CompleteAsText``, instants ``InstantAsText``."""
     dropped: int = 0
-    mended: int = 0
+    repaired: int = 0
     other_phases: list[str] = field(default_factory=list)
-    """Phases that no known writer uses, one for each event."""
+    """Phases that no known writer uses, one per event."""
 
 
-def decode(view: memoryview, *, last: bool, times_as_text: bool) -> Stretch:
+def decode(view: memoryview, *, last: bool, times_as_text: bool) -> EventBatch:
     """Decode ``view``, which starts with ``[`` and whole events.
 
-    Unless it is the ``last`` of the file, it ends with a ``]`` that was put there, and may break off inside the array's
-    last event, which then is not consumed.
+    Unless it is the ``last`` of the file, it ends with an added ``]``, and may break off inside its last event, which
+    then is not consumed.
     """
     decoder = _AS_TEXT if times_as_text else _AS_NUMBERS
     try:
         events = decoder.decode(view)
-        return Stretch(events, len(view), last, times_as_text)
-    except _MALFORMED as error:
+        return EventBatch(events, len(view), last, times_as_text)
+    except UNREADABLE as error:
         if (at := trailing(error)) is not None:
             end = len(bytes(view[:at]).rstrip())
-            return Stretch(decoder.decode(view[:end]), end, True, times_as_text)
+            return EventBatch(decoder.decode(view[:end]), end, True, times_as_text)
     return _one_by_one(view, last=last)
 
 
@@ -249,7 +237,7 @@ def trailing(error: Exception) -> int | None:
 
 
 def _counted_from() -> int:
-    """What the decoder calls the first byte."""
+    """The number that the decoder gives the first byte."""
     try:
         _SYNTAX.decode(b"0,")
     except msgspec.DecodeError as error:
@@ -261,10 +249,10 @@ def _counted_from() -> int:
 _COUNTED_FROM = _counted_from()
 
 
-def _one_by_one(view: memoryview, *, last: bool) -> Stretch:
+def _one_by_one(view: memoryview, *, last: bool) -> EventBatch:
     text = bytes(view)
     limit = len(text) if last else len(text) - 1
-    result = Stretch([], 1, times_as_text=True)
+    result = EventBatch([], 1, times_as_text=True)
     while True:
         at = _skip(text, result.consumed, limit)
         if at >= limit:
@@ -278,15 +266,11 @@ def _one_by_one(view: memoryview, *, last: bool) -> Stretch:
             result.consumed = end
             if not _keep(text[at:end], result):
                 result.dropped += 1
-        elif (broken_off and not last and (at > 1 or limit < _ENOUGH_BYTES)) or not _keep_damaged(
+        elif (broken_off and not last and (at > 1 or limit < chrome_repair.ENOUGH_BYTES)) or not _keep_damaged(
             text, at, limit, result, last=last
         ):
             result.consumed = at
             return result
-
-
-_ENOUGH_BYTES = 4 << 20
-"""An event that does not end within this is broken, not long."""
 
 
 def _skip(text: bytes, at: int, limit: int) -> int:
@@ -295,25 +279,25 @@ def _skip(text: bytes, at: int, limit: int) -> int:
 
 
 def _end_of_value(view: memoryview, at: int, limit: int) -> tuple[int | None, bool]:
-    """(end of the value at ``at``, None where it is not well-formed; whether ``limit`` broke it off)."""
+    """(end of the value at ``at``, None where it is not well-formed; whether ``limit`` cuts it off)."""
     try:
         _SYNTAX.decode(view[at:limit])
-    except _MALFORMED as error:
+    except UNREADABLE as error:
         past = trailing(error)
         return (None, "truncated" in str(error)) if past is None else (at + past, False)
     return limit, False
 
 
-def _keep(piece: bytes, result: Stretch) -> bool:
-    """Read one event, mended if need be; False if it cannot be read."""
-    mended = chrome_repair.mended(piece)
-    for number, candidate in enumerate((piece, chrome_repair.normalized(piece), chrome_repair.normalized(mended))):
+def _keep(piece: bytes, result: EventBatch) -> bool:
+    """Read one event, repaired if necessary; False if it cannot be read."""
+    repaired = chrome_repair.repaired(piece)
+    for number, candidate in enumerate((piece, chrome_repair.normalized(piece), chrome_repair.normalized(repaired))):
         try:
             event = _ONE_AS_TEXT.decode(candidate)
-        except _MALFORMED:
+        except UNREADABLE:
             continue
         result.events.append(event)
-        result.mended += number == 2
+        result.repaired += number == 2
         return True
     phase = chrome_repair.phase_of(piece)
     if phase is None or phase in _KNOWN_PHASES:
@@ -323,9 +307,9 @@ def _keep(piece: bytes, result: Stretch) -> bool:
     return True
 
 
-def _keep_damaged(text: bytes, at: int, limit: int, result: Stretch, *, last: bool) -> bool:
-    """Mend or drop the event at ``at``; False where the stretch does not tell where it ends."""
-    ends = _possible_ends(text, at, limit, last=last)
+def _keep_damaged(text: bytes, at: int, limit: int, result: EventBatch, *, last: bool) -> bool:
+    """Repair or drop the event at ``at``; False where the slice does not show where it ends."""
+    ends = chrome_repair.possible_ends(text, at, limit, last=last)
     for end in ends:
         if _keep(text[at:end], result):
             result.consumed = end
@@ -335,29 +319,3 @@ def _keep_damaged(text: bytes, at: int, limit: int, result: Stretch, *, last: bo
     result.dropped += 1
     result.consumed = ends[0]
     return True
-
-
-_ENDS_TRIED = 3
-"""How many boundaries an event in need of repair may span."""
-_BOUNDARIES_SEEN = 200
-_EVENT_FOLLOWS = re.compile(rb'\s*,\s*\{[^{}]*"(?:ph|ts)"\s*:[^{}]*"(?:ph|ts)"\s*:')
-"""A boundary with more than a nested object's keys after it."""
-
-
-def _possible_ends(text: bytes, at: int, limit: int, *, last: bool) -> list[int]:
-    """Where the damaged event at ``at`` may end, likeliest first; empty where more text is needed to tell.
-
-    Objects nested in its arguments look like events, so the boundaries at which its brackets are closed go first.
-    """
-    boundaries = [match.start() + 1 for match in islice(BOUNDARY.finditer(text, at, limit), _BOUNDARIES_SEEN)]
-    if last and len(boundaries) < _BOUNDARIES_SEEN and (match := _ARRAY_END.search(text, at, limit)):
-        boundaries.append(match.start() + 1)
-    if not boundaries:
-        return []
-    boundaries.sort()
-    if closed := chrome_repair.ends_of_object(text, at, boundaries):
-        return closed[:_ENDS_TRIED]
-    if last or len(boundaries) >= _ENDS_TRIED or limit >= _ENOUGH_BYTES:
-        # Its strings are beyond telling. None of these: it was cut off, and there is nothing after it.
-        return [end for end in boundaries if _EVENT_FOLLOWS.match(text, end, limit)][:_ENDS_TRIED]
-    return []

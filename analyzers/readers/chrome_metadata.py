@@ -1,4 +1,4 @@
-"""What a Chrome trace says outside its events: whose it is, on which devices, against which base time."""
+"""A Chrome trace's metadata outside its events: its rank, its devices, its time base."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from perfscope.analyzers.readers.chrome_events import trailing
-from perfscope.trace import Device, ProcessGroup
+from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.trace.trace import Device, ProcessGroup
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _KEY = re.compile(
     rb'"(deviceProperties|distributedInfo|baseTimeNanoseconds|record_shapes|host_?name|[a-z_]{1,40}_version)"\s*:\s*'
@@ -29,10 +29,10 @@ Soundness = Literal["whole", "invalid", "cut short"]
 
 @dataclass(frozen=True)
 class FileMetadata:
-    """What a file says of itself. Absent knowledge is None or empty."""
+    """The metadata of a file. What is not recorded is None or empty."""
 
     base_ns: int | None = None
-    """What the events' times count from, ns since the epoch; None: they count from the epoch."""
+    """The events' times count from here, ns since the epoch; None: they count from the epoch."""
     rank: int | None = None
     world_size: int | None = None
     backend: str = ""
@@ -44,10 +44,10 @@ class FileMetadata:
 
 
 def fields_of(text: bytes) -> tuple[dict[str, Any], Soundness]:
-    """The fields of a JSON object that describes a trace; from damaged text, those that can be found in it."""
+    """The fields of a JSON object that describes a trace; from damaged text, those that can be read."""
     try:
         return {key: _value(bytes(raw)) for key, raw in _FIELDS.decode(text).items() if _is_wanted(key)}, "whole"
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         found: dict[str, Any] = {}
         for match in _KEY.finditer(text):
             value = _value_at(text, match.end())
@@ -63,7 +63,7 @@ def _is_wanted(key: str) -> bool:
 def _value(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 
@@ -75,14 +75,14 @@ def _value_at(text: bytes, at: int) -> Any:
         return None
     try:
         _VALUE.decode(memoryview(text)[at:])
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         past = trailing(error)
         return None if past is None else _value(text[at : at + past])
     return _value(text[at:])
 
 
 def interpret(fields: dict[str, Any]) -> FileMetadata:
-    """Give the fields of a file their meaning, leaving out what has an unknown form."""
+    """Interpret the fields of a file; those of unknown form are left out."""
     distributed = fields.get("distributedInfo")
     if not isinstance(distributed, dict):
         distributed = {}

@@ -1,17 +1,33 @@
-"""Mending one event that is not valid JSON, or valid JSON of other types than those a trace uses.
+"""Repairs one event that is not valid JSON, or valid JSON with other types than those of a trace.
 
-Writers copy names into the file as they are, so what is reported of real traces is: bare ``NaN``, ``Infinity`` and
-``inf``, lone backslashes, quotes that are not escaped, control characters, bytes that are not UTF-8, half surrogates.
+Some tools write names into the file without escaping them. Real traces have: bare ``NaN``, ``Infinity`` and ``inf``,
+lone backslashes, quotes that are not escaped, control characters, bytes that are not UTF-8, half surrogates.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 
 import msgspec
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises on unreadable input: invalid JSON, types or UTF-8, endless nesting."""
+
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_EVENT_KEYS = rb"ph|name|cat|pid|tid|ts|dur|args|id|bp|s|sf|tts|tdur|cname|stack"
+BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:" + _EVENT_KEYS + rb")\"\s*:)")
+"""Between two events. Kernel names contain ``}, {`` too, but no event key in quotes."""
+_ARRAY_END = re.compile(rb"\}[\s,]*(?=\](?:\s*\}|\s*,\s*\"|\s*$))")
+ENOUGH_BYTES = 4 << 20
+"""An event that does not end within this is damaged, not long."""
+_ENDS_TRIED = 3
+"""How many boundaries an event in need of repair may span."""
+_BOUNDARIES_SEEN = 200
+_EVENT_FOLLOWS = re.compile(rb'\s*,\s*\{[^{}]*"(?:ph|ts)"\s*:[^{}]*"(?:ph|ts)"\s*:')
+"""A boundary with more than a nested object's keys after it."""
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -25,8 +41,8 @@ _BARE_WORD = re.compile(r"[-+]?[A-Za-z][\w.]*(?:\([\w.]*\))?")
 _JSON_WORDS = ("true", "false", "null")
 
 
-def mended(piece: bytes) -> bytes:
-    """The text of one event as valid JSON, as far as that can be told; undecided text is left as it is."""
+def repaired(piece: bytes) -> bytes:
+    """The text of one event as valid JSON, as far as that can be decided; other text is left as it is."""
     text = piece.decode("utf-8", "replace")
     out: list[str] = []
     nesting: list[str] = []
@@ -56,13 +72,32 @@ def mended(piece: bytes) -> bytes:
     return "".join(out).encode()
 
 
-def ends_of_object(text: bytes, start: int, candidates: list[int]) -> list[int]:
-    """Those of ``candidates``, indices after a ``}``, at which all that was opened since ``start`` is closed again.
+def possible_ends(text: bytes, at: int, limit: int, *, last: bool) -> list[int]:
+    """Where the damaged event at ``at`` may end, likeliest first; empty where more text is needed to decide.
 
-    Brackets inside strings do not count, where strings end is told as ``mended`` does; a ``}`` closes what was left
-    open inside its object. Example: of ``{"a": [{}, {}, 1}, {`` only the index after the last ``}`` is one.
+    Objects nested in its arguments look like events, so boundaries at which its brackets are closed come first.
     """
-    piece = text[start : candidates[-1]].decode("latin-1")  # a character a byte
+    boundaries = [match.start() + 1 for match in islice(BOUNDARY.finditer(text, at, limit), _BOUNDARIES_SEEN)]
+    if last and len(boundaries) < _BOUNDARIES_SEEN and (match := _ARRAY_END.search(text, at, limit)):
+        boundaries.append(match.start() + 1)
+    if not boundaries:
+        return []
+    boundaries.sort()
+    if closed := _ends_of_object(text, at, boundaries):
+        return closed[:_ENDS_TRIED]
+    if last or len(boundaries) >= _ENDS_TRIED or limit >= ENOUGH_BYTES:
+        # Where its strings end is undecidable. None of these ends: the event is cut off, and nothing follows it.
+        return [end for end in boundaries if _EVENT_FOLLOWS.match(text, end, limit)][:_ENDS_TRIED]
+    return []
+
+
+def _ends_of_object(text: bytes, start: int, candidates: list[int]) -> list[int]:
+    """Those of ``candidates`` (indices after a ``}``) at which everything opened since ``start`` is closed again.
+
+    Brackets inside strings do not count; strings end where ``repaired`` ends them. A ``}`` closes whatever is open
+    inside its object. Example: of ``{"a": [{}, {}, 1}, {`` only the index after the last ``}`` is one.
+    """
+    piece = text[start : candidates[-1]].decode("latin-1")  # one character per byte
     wanted = set(candidates)
     found: list[int] = []
     nesting: list[str] = []
@@ -125,7 +160,7 @@ def _string(text: str, start: int, ending: re.Pattern[str], *, literal: bool = F
             at += 6
         else:
             escape = _ESCAPE.match(text, at)
-            # One that escapes nothing, or a Windows path's last: whoever wrote it escaped none.
+            # It escapes nothing, or ends a Windows path: the writer escaped no backslash.
             if escape is None or (escape[0] == '\\"' and ending.match(text, at + 2)):
                 return _string(text, start, ending, literal=True)
             out.append(escape[0])
@@ -141,7 +176,7 @@ def normalized(piece: bytes) -> bytes:
     try:
         fields = _FIELDS.decode(piece)
         kept = {key: value for key, raw in fields.items() if (value := _usable(key, bytes(raw))) is not None}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return piece
     return _joined(kept)
 
@@ -152,7 +187,7 @@ _IDS_OF_MEMORY = ("Total Allocated", "Total Reserved", "Device Id", "Device Type
 
 
 def _usable(key: str, raw: bytes) -> bytes | None:
-    """A field's JSON text with a type that its key may have; None to leave it out."""
+    """A field's JSON text, with a type that its key may have; None to leave it out."""
     start = raw[:1]
     if key in _STRINGS:
         return raw if start == b'"' else None if raw == b"null" else json.dumps(raw.decode("utf-8", "replace")).encode()
@@ -181,12 +216,12 @@ def _joined(fields: dict[str, bytes]) -> bytes:
 
 
 def phase_of(piece: bytes) -> str | None:
-    """The phase of an event: empty for an empty object, None where it says none or is no object."""
+    """The phase of an event: empty for an empty object, None where it has none or is no object."""
     try:
         fields = _FIELDS.decode(piece)
         if not fields:
             return ""
         phase = msgspec.json.decode(fields["ph"])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+    except (*UNREADABLE, KeyError):
         return None
     return phase if isinstance(phase, str) else None

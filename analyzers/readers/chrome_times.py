@@ -1,8 +1,9 @@
 """Exact nanoseconds from the microseconds of a Chrome trace.
 
-``ts`` and ``dur`` are decimal microseconds, by kineto with three decimals. Decoded as float64 such a number still tells
-its nanosecond below 2^43 µs (101 days). Whether it had more decimals shows below 2^42 µs, and then it is read from its
-text, as is all that is larger; between the two it may not show, and the time may be one ns off the rounded text.
+``ts`` and ``dur`` are decimal microseconds, from kineto with three decimals. As float64, such a number determines its
+nanosecond below 2^43 µs (101 days); larger ones are read from their text. A number with more decimals is recognized
+below 2^42 µs and read from its text; between the two limits it may not be, and the time may differ by 1 ns from the
+rounded text.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.trace import Int64
+from perfscope.trace.trace import Int64
 
 _FLOAT_LIMIT_US = float(1 << 43)
 _INT_LIMIT_US = float(1 << 53)
@@ -24,7 +25,7 @@ _NS_PER_US = 1000
 
 
 def from_numbers(values: Sequence[Any]) -> Int64 | None:
-    """Nanoseconds of decoded microseconds; None where a value is no number or its text may say more than the number."""
+    """Nanoseconds of decoded microseconds; None where a value is no number or its text may be more exact."""
     try:
         us = np.frombuffer(struct.pack(f"{len(values)}d", *values), dtype=np.float64)
     except (struct.error, OverflowError, TypeError):
@@ -45,7 +46,7 @@ def from_numbers(values: Sequence[Any]) -> Int64 | None:
 
 
 def from_texts(texts: Sequence[bytes]) -> list[int | None]:
-    """Nanoseconds of JSON numbers or quoted numbers, rounded half to even; None for what is none or beyond int64."""
+    """Nanoseconds of JSON numbers or quoted numbers, rounded half to even; None for others and those beyond int64."""
     texts = [text.strip() for text in texts]  # else a space could pass for a third decimal
     if all(text[-4:-3] == b"." for text in texts):
         joined = b" ".join(texts)
@@ -59,7 +60,7 @@ def from_texts(texts: Sequence[bytes]) -> list[int | None]:
 
 
 def from_text(text: bytes) -> int | None:
-    """Nanoseconds of one JSON number or quoted number, rounded half to even; None if it is none or beyond int64."""
+    """Nanoseconds of one JSON number or quoted number, rounded half to even; None for others and beyond int64."""
     digits = text.strip().strip(b'"').strip()
     whole, point, fraction = digits.partition(b".")
     if whole.isdigit() and len(whole) <= _INT64_DIGITS and len(fraction) <= 3 and (fraction.isdigit() or not point):

@@ -1,4 +1,4 @@
-"""A Chrome trace's text through a buffer of fixed size: metadata, then stretches of whole events, then metadata."""
+"""Streams a Chrome trace's text through a fixed buffer: metadata, then slices of whole events, then metadata."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-from perfscope.analyzers.readers import chrome_events
-from perfscope.analyzers.readers.chrome_events import Stretch
+from perfscope.analyzers.readers import chrome_events, chrome_repair
+from perfscope.analyzers.readers.chrome_events import EventBatch
 from perfscope.analyzers.readers.chrome_metadata import fields_of
 from perfscope.analyzers.readers.sources import ByteSource
 
 SLICE_BYTES = 1 << 19
-"""Small enough to stay in the processor's cache, large enough that the cost of a call does not count."""
+"""Small enough for the processor's cache, large enough that the cost of a call does not matter."""
 
 LONGEST = 64 << 20
-"""Metadata or an event beyond this many bytes is not read: nothing real comes near it."""
+"""Metadata or an event of more bytes is not read: no real one comes near this."""
 
 _ARRAY_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OPENING = re.compile(rb"(?:\xef\xbb\xbf)?\s*([\[{])")
@@ -23,7 +23,7 @@ _GAP = re.compile(rb"[\s,]*")
 
 
 class Window:
-    """A buffer over unpacked bytes, with one spare byte at either end for the brackets around a stretch."""
+    """A buffer over unpacked bytes, with one spare byte at either end for the brackets around a slice."""
 
     def __init__(self, source: ByteSource, size: int = SLICE_BYTES) -> None:
         self._source = source
@@ -31,7 +31,7 @@ class Window:
         self._start = 1
         self._end = 1
         self.finished = False
-        """Everything was read: nothing follows what the window holds."""
+        """The source has ended: nothing follows what the window holds."""
 
     def __len__(self) -> int:
         return self._end - self._start
@@ -41,20 +41,20 @@ class Window:
         return bytes(self._data[self._start : self._end])
 
     def skip(self, count: int) -> None:
-        """Be done with the first ``count`` bytes."""
+        """Remove the first ``count`` bytes."""
         self._start += count
 
     def skip_gap(self) -> None:
-        """Be done with leading white space and commas."""
+        """Remove leading white space and commas."""
         match = _GAP.match(self._data, self._start, self._end)
         self._start = match.end() if match else self._start
 
     def fill(self) -> None:
-        """Move what is left to the front and read until the window is full or the source ends."""
+        """Move the rest to the front and read until the window is full or the source ends."""
         self._move_to(self._data)
 
     def grow(self, longest: int = LONGEST) -> bool:
-        """Double the window and fill it; False where it has ``longest`` bytes already or nothing is left to read."""
+        """Double the window and fill it; False where it has ``longest`` bytes already or the source has ended."""
         if self.finished or len(self._data) >= longest:
             return False
         self._move_to(bytearray(2 * len(self._data)))
@@ -71,20 +71,20 @@ class Window:
             self.finished = got == 0
 
     def last_boundary(self) -> int | None:
-        """Length up to the end of the last event that another one follows; None where there is none."""
+        """Length up to the end of the last event that another event follows; None where there is none."""
         reach = 4 << 10
         while True:
             begin = max(self._start, self._end - reach)
-            if found := deque(chrome_events.BOUNDARY.finditer(self._data, begin, self._end), maxlen=1):
+            if found := deque(chrome_repair.BOUNDARY.finditer(self._data, begin, self._end), maxlen=1):
                 return found[0].start() + 1 - self._start
             if begin == self._start:
                 return None
             reach *= 8
 
-    def decode(self, length: int | None, *, times_as_text: bool) -> Stretch:
+    def decode(self, length: int | None, *, times_as_text: bool) -> EventBatch:
         """Decode the first ``length`` bytes as events; None: all of them, the last of the file.
 
-        The stretch's arguments are views of the window: good until it is filled again.
+        The events' arguments are views of the window: valid until it is filled again.
         """
         last = length is None
         end = self._end if length is None else self._start + length
@@ -93,17 +93,17 @@ class Window:
         if not last:
             self._data[end] = ord("]")
         view = memoryview(self._data)[self._start - 1 : end + (not last)]
-        stretch = chrome_events.decode(view, last=last, times_as_text=times_as_text)
+        batch = chrome_events.decode(view, last=last, times_as_text=times_as_text)
         self._data[self._start - 1], self._data[end] = before, after
-        # Without the bracket before it, nor the one put after it.
-        stretch.consumed = min(stretch.consumed - 1, end - self._start)
-        return stretch
+        # Without the added brackets.
+        batch.consumed = min(batch.consumed - 1, end - self._start)
+        return batch
 
 
 def metadata_before_events(window: Window, longest: int = LONGEST) -> bytes | None:
     """Go to the first event. Returns the text before the event array, closed as an object; None if there is no array.
 
-    Empty for a bare array.
+    The text is empty for a bare array.
     """
     window.fill()
     opening = _OPENING.match(window.text())
@@ -118,7 +118,7 @@ def metadata_before_events(window: Window, longest: int = LONGEST) -> bytes | No
         undecided: re.Match[bytes] | None = None
         for match in _ARRAY_KEY.finditer(text):
             head = text[: match.start()] + b'"traceEvents":[]}'
-            # Cut short here, another object is open: the key is that object's.
+            # If the text cut here leaves another object open, the key is that object's.
             if fields_of(head)[1] != "cut short":
                 window.skip(match.end())
                 return head
@@ -131,10 +131,10 @@ def metadata_before_events(window: Window, longest: int = LONGEST) -> bytes | No
     return text[: undecided.start()] + b"}"
 
 
-def read_events(window: Window, take: Callable[[Stretch], bool]) -> bool:
-    """Give every stretch of events to ``take``, in order; is the array closed, or does the file end before it does?
+def read_events(window: Window, take: Callable[[EventBatch], bool]) -> bool:
+    """Pass every batch of events to ``take``, in order. Returns whether the array is closed (else the file ends early).
 
-    ``take`` returns False where it needs times as text; it gets the same stretch again with them, and all that follow.
+    ``take`` returns False where it needs times as text: it gets the same batch again with them, and all later ones.
     """
     times_as_text = False
     while True:
@@ -146,20 +146,20 @@ def read_events(window: Window, take: Callable[[Stretch], bool]) -> bool:
             if not window.grow():
                 return False
             continue
-        stretch = window.decode(length, times_as_text=times_as_text)
-        if not take(stretch):
+        batch = window.decode(length, times_as_text=times_as_text)
+        if not take(batch):
             times_as_text = True
-            stretch = window.decode(length, times_as_text=True)
-            take(stretch)
-        window.skip(stretch.consumed)
-        if stretch.closed or length is None:
-            return stretch.closed
-        if stretch.consumed == 0 and not window.grow():
+            batch = window.decode(length, times_as_text=True)
+            take(batch)
+        window.skip(batch.consumed)
+        if batch.closed or length is None:
+            return batch.closed
+        if batch.consumed == 0 and not window.grow():
             return False
 
 
 def metadata_after_events(window: Window) -> bytes:
-    """The text after the event array, all but its surrounding white space."""
+    """The text after the event array, without surrounding white space."""
     window.fill()
     while window.grow():
         pass

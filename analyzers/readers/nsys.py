@@ -1,6 +1,6 @@
 """Reads Nsight Systems: SQLite exports, Parquet exports, and reports through the user's own ``nsys``.
 
-One report may hold many processes, each of them a rank. ``ranks`` tells which, ``read`` reads one of them::
+A report may contain many processes, each of them a rank. ``ranks`` lists them, ``read`` reads one of them::
 
     for rank in nsys.ranks(path):
         trace = nsys.read(path, rank.part)
@@ -22,33 +22,33 @@ from perfscope.analyzers.readers.nsys_export import export_of, is_report
 from perfscope.analyzers.readers.nsys_processes import RankSlice, slices
 from perfscope.analyzers.readers.nsys_tables import Tables
 from perfscope.errors import TraceError
-from perfscope.trace import Trace
+from perfscope.trace.trace import Trace
 
 __all__ = ["RankSlice", "ranks", "read"]
 
 
 def ranks(path: Path) -> tuple[RankSlice, ...]:
-    """The processes of a report that trained. Counts rows, and reads no event but marks that name a rank.
+    """The training processes of a report. It counts rows, and reads no events except marks that name a rank.
 
-    Raises TraceError where the file cannot be read, is a report and no ``nsys`` is there to export it, or where nothing
-    in it can be accounted for.
+    Raises TraceError where the file cannot be read, is a report and there is no ``nsys`` to export it, or has nothing
+    to analyze.
     """
     with _opened(path) as tables:
         return _slices(tables, path)
 
 
 def read(path: Path, part: str | None = None) -> Trace:
-    """Read one process of a report: ``part`` of one that ``ranks`` lists, or None where there is only one.
+    """Read one process of a report: the ``part`` that ``ranks`` lists, or None where there is only one.
 
     Raises TraceError as ``ranks`` does, and where there is no such part.
     """
     with _opened(path) as tables:
-        found = _slices(tables, path)
-        chosen = [process for process in found if part in (None, process.part)]
+        processes = _slices(tables, path)
+        chosen = [process for process in processes if part in (None, process.part)]
         if len(chosen) != 1:
-            listed = ", ".join(f"{process.part} (process {process.pid})" for process in found)
-            raise TraceError(f"{path}: holds {len(found)} processes, of which one must be named: {listed}")
-        source = f"{path} (process {chosen[0].pid})" if len(found) > 1 else str(path)
+            listed = ", ".join(f"{process.part} (process {process.pid})" for process in processes)
+            raise TraceError(f"{path}: has {len(processes)} processes; name one of them: {listed}")
+        source = f"{path} (process {chosen[0].pid})" if len(processes) > 1 else str(path)
         return build(tables, chosen[0], source)
 
 
@@ -59,9 +59,9 @@ def _opened(path: Path) -> Iterator[Tables]:
 
 
 def _slices(tables: Tables, path: Path) -> tuple[RankSlice, ...]:
-    if found := slices(tables):
-        return found
+    if processes := slices(tables):
+        return processes
     raise TraceError(
-        f"{path}: holds no kernel, copy or NVTX range of any process, so nothing can be accounted for; record with "
-        "nsys profile -t cuda,nvtx,osrt"
+        f"{path}: has no kernel, copy or NVTX range, so there is nothing to analyze; record with nsys profile "
+        "-t cuda,nvtx,osrt"
     )

@@ -1,4 +1,4 @@
-"""Puts one process of an Nsight Systems export together as a trace."""
+"""Builds the trace of one process of an Nsight Systems export."""
 
 from __future__ import annotations
 
@@ -7,31 +7,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfscope.analyzers.readers.nsys_columns import Columns, lookup
-from perfscope.analyzers.readers.nsys_memory import COLUMNS, MEMORY_EVENTS, memory_counter
+from perfscope.analyzers.readers import nsys_processes
+from perfscope.analyzers.readers.nsys_columns import (
+    MEMORY_COLUMNS,
+    MEMORY_EVENTS,
+    NsysColumns,
+    memory_counter,
+    numbered,
+)
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
-from perfscope.analyzers.readers.nsys_processes import (
-    COPIES,
-    FILLS,
-    GRAPHS,
-    KERNELS,
-    RANGE_EVENTS,
-    RANGES,
-    RankSlice,
-    target_property,
-)
-from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_strings, tid_of
+from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
-from perfscope.trace import (
-    NONE,
-    Category,
-    CollectiveArgs,
-    Device,
-    Int32,
-    Int64,
-    Losses,
-    Trace,
-)
+from perfscope.trace.trace import NONE, Category, CollectiveArgs, Device, Int32, Int64, ParseReport, Thread, Trace
 
 _CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SYNCS: Final = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
@@ -42,28 +29,28 @@ _DEVICE_COLUMNS: Final = ("start", "end", "deviceId", "streamId", "correlationId
 _NO_STREAM: Final = (1 << 32) - 1
 """CUPTI's "no stream"."""
 _EARLIEST_EPOCH_NS: Final = 10**18
-"""2001. Times after it count from the epoch: exported with ``--ts-normalize true``."""
+"""2001. Later times count from the epoch: the report was exported with ``--ts-normalize true``."""
 
 Table = dict[str, Int64]
 """Columns of the rows of one process."""
 
 
-def build(tables: Tables, process: RankSlice, source: str) -> Trace:
-    """The trace of one process; ``source`` is how messages call it. Raises TraceError if it did nothing."""
-    return _Builder(tables, process, source).build()
+def build(tables: Tables, process: nsys_processes.RankSlice, source: str) -> Trace:
+    """The trace of one process; ``source`` is its name in messages. Raises TraceError if it has no events."""
+    return _NsysBuilder(tables, process, source).build()
 
 
-class _Builder:
-    def __init__(self, tables: Tables, process: RankSlice, source: str) -> None:
+class _NsysBuilder:
+    def __init__(self, tables: Tables, process: nsys_processes.RankSlice, source: str) -> None:
         self._tables = tables
         self._process = process
         self._source = source
-        self._columns = Columns()
+        self._columns = NsysColumns()
         self._names: dict[int, str] = {}
         self._notes: list[str] = []
 
     def build(self) -> Trace:
-        kernels = self._device_table(KERNELS, "demangledName", "shortName", "mangledName")
+        kernels = self._device_table(nsys_processes.KERNELS, "demangledName", "shortName", "mangledName")
         calls = self._host_table(_CALLS, "correlationId", "nameId")
         os_calls = self._host_table(_OS_CALLS, "nameId")
         kernels["name"] = _first_of(kernels["demangledName"], kernels["shortName"], kernels["mangledName"])
@@ -73,7 +60,7 @@ class _Builder:
         uses_nccl = any(
             self._names.get(number, "").startswith("nccl") for number in np.unique(kernels["name"]).tolist()
         )
-        # Each table is let go once it is in the columns: the largest ones would otherwise be in memory twice.
+        # Each table is released once it is in the columns: the largest ones would otherwise be in memory twice.
         self._add_device_work(kernels)
         del kernels
         self._add_syncs()
@@ -89,7 +76,7 @@ class _Builder:
         wanted = {number for ids in columns for number in np.unique(ids).tolist()} - {NONE}
         self._names = read_strings(self._tables, wanted)
         if missing := len(wanted) - len(self._names):
-            self._notes.append(f"{missing} names are not in the report; what bears them is called [name N]")
+            self._notes.append(f"{missing} names are not in the report; events with them are called [name N]")
 
     def _table(self, table: str, columns: Sequence[str], owner: str) -> Table:
         chunks = list(self._tables.read(table, columns, only=Owner(owner, self._process.key)))
@@ -106,27 +93,27 @@ class _Builder:
 
     def _number(self, ids: Int64, name_of: Callable[[str], str] = str) -> Int32:
         """Numbers in the trace's strings of string ids of the export."""
-        texts = {number: name_of(self._names.get(number, f"[name {number}]")) for number in np.unique(ids).tolist()}
-        return lookup(ids, {number: self._columns.strings[text] for number, text in texts.items()})
+        return numbered(ids, lambda number: self._columns.strings[name_of(self._name(number))])
+
+    def _name(self, number: int) -> str:
+        return self._names.get(number, f"[name {number}]")
 
     def _add_device_work(self, kernels: Table) -> None:
         self._add_on_device(Category.KERNEL, kernels, self._number(kernels["name"]))
         self._add_graphs(kernels["correlationId"])
-        copies = self._device_table(COPIES, "copyKind", "srcKind", "dstKind")
+        copies = self._device_table(nsys_processes.COPIES, "copyKind", "srcKind", "dstKind")
         what = np.stack([copies["copyKind"], copies["srcKind"], copies["dstKind"]], axis=1)
         self._add_on_device(Category.MEMCPY, copies, self._described(what, copy_of))
-        fills = self._device_table(FILLS, "memKind")
+        fills = self._device_table(nsys_processes.FILLS, "memKind")
         self._add_on_device(Category.MEMSET, fills, self._described(fills["memKind"][:, np.newaxis], fill_of))
 
     def _described(self, what: Int64, name_of: Callable[..., str]) -> Int32:
         """Numbers of the names that ``name_of`` makes of each row's values."""
-        distinct, place = np.unique(what, axis=0, return_inverse=True)
-        numbers = [self._columns.strings[name_of(*values)] for values in distinct.tolist()]
-        return np.array(numbers, dtype=np.int32)[place.reshape(-1)] if numbers else np.empty(0, dtype=np.int32)
+        return numbered(what, lambda values: self._columns.strings[name_of(*values)])
 
     def _add_graphs(self, kernel_correlation: Int64) -> None:
-        """Graphs recorded as a whole; one whose nodes are recorded too is left out."""
-        graphs = self._device_table(GRAPHS, "graphId")
+        """CUDA graphs recorded as a whole, without those whose nodes are recorded too."""
+        graphs = self._device_table(nsys_processes.GRAPHS, "graphId")
         whole = ~np.isin(graphs["correlationId"], kernel_correlation[kernel_correlation != NONE])
         graphs = {name: column[whole] for name, column in graphs.items()}
         if not len(graphs["start"]):
@@ -134,8 +121,8 @@ class _Builder:
         names = self._described(graphs["graphId"][:, np.newaxis], lambda graph: f"CUDA graph {graph}")
         self._add_on_device(Category.KERNEL, graphs, names)
         self._notes.append(
-            f"{len(names)} CUDA graph launches were recorded whole, so communication and idle time inside them count "
-            "as compute; record with nsys profile --cuda-graph-trace=node"
+            f"{len(names)} CUDA graph launches were recorded as one kernel each, so communication and idle time inside "
+            "them count as compute; record with nsys profile --cuda-graph-trace=node"
         )
 
     def _add_on_device(self, category: Category, table: Table, names: Int32) -> None:
@@ -147,12 +134,12 @@ class _Builder:
 
     def _tracks(self, first: Int64, second: Int64) -> Int32:
         """Numbers of the tracks named by two columns."""
-        pairs, place = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
-        numbers = [self._columns.threads[str(one), str(two)] for one, two in pairs.tolist()]
-        return np.array(numbers, dtype=np.int32)[place.reshape(-1)] if numbers else np.empty(0, dtype=np.int32)
+        return numbered(
+            np.stack([first, second], axis=1), lambda pair: self._columns.threads[str(pair[0]), str(pair[1])]
+        )
 
     def _add_syncs(self) -> None:
-        """Waits and event records. Their device is not kept: reports name device 0 for those of every context."""
+        """Waits and event records, without their device: reports give device 0 for those of every context."""
         syncs = self._device_table(_SYNCS, "syncType")
         syncs["deviceId"][:] = NONE
         self._add_on_device(Category.SYNC, syncs, self._described(syncs["syncType"][:, np.newaxis], sync_of))
@@ -173,29 +160,30 @@ class _Builder:
 
     def _threads(self, tids: Int64) -> Int32:
         pid = str(self._process.pid)
-        numbers = {tid: self._columns.threads[pid, str(tid_of(tid))] for tid in np.unique(tids).tolist()}
-        return lookup(tids, numbers)
+        return numbered(tids, lambda tid: self._columns.threads[pid, str(tid_of(tid))])
 
     def _ranges(self) -> tuple[Table, Table]:
-        """(NVTX ranges, what those with a text of their own are: category, name, shapes)."""
+        """(NVTX ranges; category, name and shapes of those with a text of their own)."""
         ranges: list[Table] = []
         plain: list[Table] = []
         integers = ["start", "end", "eventType", "globalTid", "textId"]
-        for chunk in self._tables.read(RANGES, integers, ["text"], Owner("globalTid", self._process.key)):
-            chosen = np.flatnonzero(np.isin(chunk.integers["eventType"], RANGE_EVENTS))
+        for chunk in self._tables.read(
+            nsys_processes.RANGES, integers, ["text"], Owner("globalTid", self._process.key)
+        ):
+            chosen = np.flatnonzero(np.isin(chunk.integers["eventType"], nsys_processes.RANGE_EVENTS))
             table = {name: column[chosen] for name, column in chunk.integers.items()}
             texts = [chunk.texts["text"][row] for row in chosen.tolist()]
-            # A text of its own goes before a registered one.
+            # A text of its own takes precedence over a registered one.
             table["textId"][[at for at, text in enumerate(texts) if text is not None]] = NONE
             ranges.append(table)
             plain.append(self._meaning([None if text is None else range_of(text) for text in texts]))
         return _joined(ranges, integers), _joined(plain, ["category", "name", "shapes"])
 
-    def _meaning(self, found: Sequence[Range | None]) -> Table:
-        """Columns of what ranges are; NONE in all of them where that is not known yet."""
+    def _meaning(self, ranges: Sequence[Range | None]) -> Table:
+        """Category, name and shapes of ranges; NONE where not known yet."""
         strings = self._columns.strings
         kinds: dict[Range | None, int] = {None: 0}
-        place = [kinds.setdefault(one, len(kinds)) for one in found]
+        place = [kinds.setdefault(one, len(kinds)) for one in ranges]
         values = [(NONE, NONE, NONE)]
         values += [
             (int(one.category), strings[one.name], strings[one.shapes] if one.shapes else NONE)
@@ -208,7 +196,7 @@ class _Builder:
     def _add_ranges(self, ranges: Table, what: Table) -> None:
         registered = np.flatnonzero(ranges["textId"] != NONE)
         numbers, place = np.unique(ranges["textId"][registered], return_inverse=True)
-        meaning = self._meaning([range_of(self._names.get(number, f"[name {number}]")) for number in numbers.tolist()])
+        meaning = self._meaning([range_of(self._name(number)) for number in numbers.tolist()])
         for column, values in meaning.items():
             what[column][registered] = values[place]
         nameless = what["category"] == NONE  # a range without any message
@@ -216,22 +204,22 @@ class _Builder:
         what["name"][nameless] = self._columns.strings[""]
         endless = int((ranges["end"] == NONE).sum())
         if endless:
-            self._notes.append(f"{endless} NVTX ranges never end: the recording ended inside them")
+            self._notes.append(f"{endless} NVTX ranges never end: the recording stopped inside them")
         self._columns.add(
             what["category"].astype(np.int8), what["name"].astype(np.int32), ranges["start"], ranges["end"],
             self._threads(ranges["globalTid"]), shapes=what["shapes"],
         )  # fmt: skip
 
     def _add_os_calls(self, table: Table, known: Int64) -> None:
-        """Calls into the operating system by threads that also train; watchdogs and the like only ever wait."""
-        kept = np.isin(table["globalTid"], known)
-        self._add_calls(Category.OTHER, {name: column[kept] for name, column in table.items()}, str)
+        """Calls into the operating system by training threads; other threads (watchdogs …) only wait."""
+        training = np.isin(table["globalTid"], known)
+        self._add_calls(Category.OTHER, {name: column[training] for name, column in table.items()}, str)
 
     def _trace(self, backend: str) -> Trace:
         columns = self._columns.finish()
         if not len(columns["start_ns"]):
             raise TraceError(
-                f"{self._source}: holds no kernel, CUDA call or NVTX range that can be read; record with nsys profile "
+                f"{self._source}: has no kernel, CUDA call or NVTX range that can be read; record with nsys profile "
                 "-t cuda,nvtx,osrt"
             )
         epoch_ns = self._epoch_ns(int(columns["start_ns"][-1]))
@@ -241,36 +229,36 @@ class _Builder:
             source=self._source,
             strings=tuple(self._columns.strings),
             **columns,
-            threads=self._columns.threads.described(self._thread_names()),
+            threads=self._threads_by_number(),
             collectives=_no_collectives(),
-            memory=memory_counter(self._table(MEMORY_EVENTS, COLUMNS, "globalPid"), epoch_ns),
+            memory=memory_counter(self._table(MEMORY_EVENTS, MEMORY_COLUMNS, "globalPid"), epoch_ns),
             rank=self._process.rank,
             world_size=self._process.world_size,
             backend=backend,
-            host=target_property(self._tables, "Hostname"),
+            host=nsys_processes.target_property(self._tables, "Hostname"),
             devices=self._devices(),
             has_shapes=bool((columns["shapes"] != NONE).any()),
             versions=self._versions(),
-            losses=Losses(dropped_events=self._columns.dropped, notes=tuple(self._notes)),
+            parse_report=ParseReport(dropped_events=self._columns.dropped, notes=tuple(self._notes)),
         )
 
     def _epoch_ns(self, last: int) -> int:
-        """What the session's own clock counts from, ns since the epoch."""
+        """Zero of the session's own clock, ns since the epoch."""
         if last > _EARLIEST_EPOCH_NS:
             return 0
-        for chunk in self._tables.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"]):
-            if (start := int(chunk.integers["utcEpochNs"][0])) != NONE:
-                return start
-        self._notes.append("the report does not say when it began: this rank's clock cannot be set against others'")
+        for (start,) in read_rows(self._tables, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"]):
+            if start != NONE:
+                return int(start)
+        self._notes.append("the report has no start time: this rank's clock cannot be aligned with other ranks'")
         return 0
 
     def _note_devices(self, columns: dict[str, Any]) -> None:
         used = np.unique(columns["device"][columns["category"] == Category.KERNEL]).tolist()
         if len(used) > 1:
             listed = ", ".join(str(device) for device in used)
-            self._notes.append(f"one process drives devices {listed}: their work is accounted for together")
+            self._notes.append(f"one process uses devices {listed}: their work is analyzed as that of one device")
 
-    def _thread_names(self) -> dict[tuple[str, str], str]:
+    def _threads_by_number(self) -> tuple[Thread, ...]:
         named = self._table("ThreadNames", ["nameId", "globalTid"], "globalTid")
         texts = read_strings(self._tables, set(np.unique(named["nameId"]).tolist()))
         pid = str(self._process.pid)
@@ -279,29 +267,24 @@ class _Builder:
             labels = names.setdefault((pid, str(tid_of(tid))), [])
             if number in texts and texts[number] not in labels:
                 labels.append(texts[number])
-        return {key: " / ".join(labels) for key, labels in names.items()}
+        return tuple(Thread(*key, " / ".join(names.get(key, ()))) for key in self._columns.threads)
 
     def _devices(self) -> tuple[Device, ...]:
-        devices: dict[int, Device] = {}
-        for chunk in self._tables.read("TARGET_INFO_GPU", ["id", "totalMemory"], ["name"]):
-            for number, memory, name in zip(
-                chunk.integers["id"].tolist(), chunk.integers["totalMemory"].tolist(), chunk.texts["name"], strict=True
-            ):
-                devices[number] = Device(number, name or "", memory if memory > 0 else None)
+        rows = read_rows(self._tables, "TARGET_INFO_GPU", ["id", "totalMemory"], ["name"])
+        devices = {id_: Device(id_, name or "", memory if memory > 0 else None) for id_, memory, name in rows}
         return tuple(devices.values())
 
     def _versions(self) -> dict[str, str]:
-        versions = {"cuda_driver": target_property(self._tables, "CudaDriverVersion")}
+        versions = {"cuda_driver": nsys_processes.target_property(self._tables, "CudaDriverVersion")}
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            for chunk in self._tables.read(table, [], ["name", "value"]):
-                said = dict(zip(chunk.texts["name"], chunk.texts["value"], strict=True))
-                versions["nsys"] = said.get("EXPORT_PRODUCT_VERSION") or ""
-                versions["nsys_schema"] = said.get("EXPORT_SCHEMA_VERSION") or ""
+            if values := dict(read_rows(self._tables, table, [], ["name", "value"])):
+                versions["nsys"] = values.get("EXPORT_PRODUCT_VERSION") or ""
+                versions["nsys_schema"] = values.get("EXPORT_SCHEMA_VERSION") or ""
         return {name: value for name, value in versions.items() if value}
 
 
 def _first_of(*columns: Int64) -> Int64:
-    """Row by row the first value that is there."""
+    """Per row the first value that is not NONE."""
     first = columns[0]
     for column in columns[1:]:
         first = np.where(first == NONE, column, first)
@@ -313,6 +296,6 @@ def _joined(parts: list[Table], names: Sequence[str]) -> Table:
 
 
 def _no_collectives() -> CollectiveArgs:
-    """A report says of its collectives no more than the kernels' names do."""
+    """A report records nothing of collectives beyond the kernels' names."""
     numbers, texts = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
     return CollectiveArgs(numbers, texts, texts, texts, texts, numbers, numbers, numbers, numbers)

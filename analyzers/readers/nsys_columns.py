@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from perfscope.trace import NONE, Bool, Category, Int8, Int32, Int64, Thread
+from perfscope.trace.trace import NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
+
+_K = TypeVar("_K")
 
 _TYPES: Final = {
     "category": np.int8, "name": np.int32, "start_ns": np.int64, "duration_ns": np.int64, "thread": np.int32,
@@ -14,33 +17,31 @@ _TYPES: Final = {
     "types": np.int32, "inputs": np.int32,
 }  # fmt: skip
 
+MEMORY_EVENTS: Final = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+"""Table of reports that were recorded with ``--cuda-memory-usage=true``."""
+MEMORY_COLUMNS: Final = ("start", "deviceId", "bytes", "memKind", "memoryOperationType")
 
-class Strings(dict[str, int]):
-    """Numbers strings in the order they are first asked for."""
-
-    def __missing__(self, text: str) -> int:
-        number = self[text] = len(self)
-        return number
+_ON_DEVICE: Final = (2, 3, 5)
+"""ENUM_CUDA_MEM_KIND: device, array, static; pageable and pinned are the host's, managed memory is on either side."""
+_FREED: Final = 1
+"""ENUM_CUDA_DEV_MEM_EVENT_OPER: deallocation."""
 
 
-class Threads(dict[tuple[str, str], int]):
-    """Numbers tracks by (process or device, thread or stream) in the order they are first asked for."""
+class InOrder(dict[_K, int]):
+    """Numbers its keys in the order of first use."""
 
-    def __missing__(self, key: tuple[str, str]) -> int:
+    def __missing__(self, key: _K) -> int:
         number = self[key] = len(self)
         return number
 
-    def described(self, names: dict[tuple[str, str], str]) -> tuple[Thread, ...]:
-        """Every track with its name, in order of their numbers."""
-        return tuple(Thread(first, second, names.get((first, second), "")) for first, second in self)
 
-
-class Columns:
-    """Grows by batches of one table; what a table does not say is NONE."""
+class NsysColumns:
+    """Grows by batches of one table; columns that a table does not have are NONE."""
 
     def __init__(self) -> None:
-        self.strings = Strings()
-        self.threads = Threads()
+        self.strings: InOrder[str] = InOrder()
+        self.threads: InOrder[tuple[str, str]] = InOrder()
+        """Tracks by (process or device, thread or stream)."""
         self.dropped = 0
         """Rows left out because they end before they start, or never end."""
         self._batches: list[tuple[int, dict[str, Any]]] = []
@@ -55,7 +56,7 @@ class Columns:
         thread: Int32,
         **more: Int64 | Int32,
     ) -> None:
-        """Append rows; those that do not end at or after their start are counted as dropped."""
+        """Append rows; those that end before their start are dropped and counted."""
         kept: Bool = end_ns >= start_ns
         self.dropped += int((~kept).sum())
         every = np.full(len(start_ns), category, dtype=np.int8) if isinstance(category, Category) else category
@@ -71,7 +72,7 @@ class Columns:
 
     def finish(self) -> dict[str, Any]:
         """Every column, by start, and at one start the longer first."""
-        # Column by column, each batch's part let go as soon as it is copied: the peak is one column above the sum.
+        # Column by column, each batch's part is released once it is copied: the peak is one column above the sum.
         joined = {column: self._join(column) for column in _TYPES}
         order = np.lexsort((-joined["duration_ns"], joined["start_ns"]))
         return {column: joined.pop(column)[order] for column in _TYPES}
@@ -87,8 +88,26 @@ class Columns:
         return whole
 
 
-def lookup(ids: Int64, numbers: dict[int, int]) -> Int32:
-    """``numbers`` of each id; every id must have one. Works on distinct ids, of which there are few."""
-    distinct, place = np.unique(ids, return_inverse=True)
-    table = np.array([numbers[number] for number in distinct.tolist()], dtype=np.int32)
-    return table[place] if len(distinct) else np.empty(0, dtype=np.int32)
+def numbered(values: Int64, number_of: Callable[[Any], int]) -> Int32:
+    """``number_of`` each value, or each row of values. Works on the distinct ones, of which there are few."""
+    distinct, place = np.unique(values, axis=0, return_inverse=True)
+    numbers = np.array([number_of(value) for value in distinct.tolist()], dtype=np.int32)
+    return numbers[place.reshape(-1)]
+
+
+def memory_counter(table: Mapping[str, Int64], epoch_ns: int) -> MemoryCounter:
+    """The memory that the driver gave the process, over time, as ``reserved``: the framework's allocator holds it.
+
+    ``table`` has ``MEMORY_COLUMNS`` of the process's rows. What is freed but was allocated before the recording began
+    was held until then, so the curve is raised until it never falls below zero; it is a lower bound.
+    """
+    chosen = np.flatnonzero(np.isin(table["memKind"], _ON_DEVICE) & (table["bytes"] > 0))
+    chosen = chosen[np.argsort(table["start"][chosen], kind="stable")]
+    device = table["deviceId"][chosen]
+    change = np.where(table["memoryOperationType"][chosen] == _FREED, -1, 1) * table["bytes"][chosen]
+    held = np.empty(len(chosen), dtype=np.int64)
+    for one in np.unique(device):
+        mine = device == one
+        course = np.cumsum(change[mine])
+        held[mine] = course - min(int(course.min()), 0)
+    return MemoryCounter(table["start"][chosen] + epoch_ns, device, np.full(len(chosen), NONE, dtype=np.int64), held)

@@ -1,4 +1,4 @@
-"""Turns Nsight Systems reports into SQLite exports with the user's own ``nsys``: only it knows its reports' format."""
+"""Turns Nsight Systems reports into SQLite exports with the user's own ``nsys``, the only tool that reads them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from perfscope.cache import Cache
 from perfscope.errors import TraceError
+from perfscope.execution.cache import Cache
 
 REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".qdstrm")
 
 _UNFINISHED_SUFFIX: Final = ".qdstrm"
-"""The raw stream of a session whose report was never made."""
+"""The raw stream of a session that has no report yet."""
 _SUBFOLDER: Final = "nsys"
-"""Of the cache: exports count against its bound by themselves, since one may be as large as all else."""
-_TOLD_CHARACTERS: Final = 500
+"""In the cache: exports have a limit of their own, because one may be as large as everything else."""
+_SHOWN_CHARACTERS: Final = 500
 
 
 def is_report(path: Path) -> bool:
-    """Is it a report (told by its name, since the format is ``nsys``'s own), not an export?"""
+    """Whether it is a report (by its name, because the format is ``nsys``'s own), not an export."""
     return path.name.endswith(REPORT_SUFFIXES) and path.is_file()
 
 
@@ -37,14 +37,13 @@ def find_nsys() -> str | None:
 def export_of(report: Path) -> Path:
     """The SQLite export of a report, made now unless this very file was exported before.
 
-    Exports lie in the user's cache (``perfscope.cache``); where that is off, in a temporary folder until this process
-    ends.
-    Raises TraceError where there is no ``nsys``, or where it fails, with what it said.
+    Exports are in the user's cache (``perfscope.execution.cache``); where that is off, in a temporary folder until this
+    process ends. Raises TraceError where there is no ``nsys``, or where it fails, with its output.
     """
     if report.name.endswith(_UNFINISHED_SUFFIX):
         raise TraceError(
-            f"{report}: the session ended before its report was made; make it with QdstrmImporter, which lies in the "
-            "host folder of Nsight Systems, then analyze the .nsys-rep"
+            f"{report}: the session ended before its report was made; make it with QdstrmImporter from the host folder "
+            "of Nsight Systems, then analyze the .nsys-rep"
         )
     cache = Cache.from_environment()
     folder = _folder(report, cache)
@@ -61,7 +60,7 @@ def export_of(report: Path) -> Path:
 
 
 def _folder(report: Path, cache: Cache | None) -> Path:
-    """Where exports go: one place for all processes of a user, so that those that share the work find each other's."""
+    """Where exports go: one place for all processes of a user, so that they find each other's exports."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "")
     temporary = Path(tempfile.gettempdir()) / f"perfscope-nsys-{user}"
     for folder in (temporary,) if cache is None else (cache.folder / _SUBFOLDER, temporary):
@@ -71,7 +70,9 @@ def _folder(report: Path, cache: Cache | None) -> Path:
             continue
         if os.access(folder, os.W_OK) and (not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()):
             return folder
-    raise TraceError(f"{report}: nowhere to put its export; set PERFSCOPE_CACHE or TMPDIR to a folder of yours")
+    raise TraceError(
+        f"{report}: no folder to write its export to; set PERFSCOPE_CACHE or TMPDIR to a folder that you can write to"
+    )
 
 
 def _key(report: Path) -> str:
@@ -84,19 +85,19 @@ def _run(report: Path, export: Path) -> None:
     nsys = find_nsys()
     if nsys is None:
         raise TraceError(
-            f"{report}: a report is read through nsys, which is not on this machine's path; where Nsight Systems is "
+            f"{report}: reading a report needs nsys, which is not on this machine's path; where Nsight Systems is "
             f"installed, run nsys export --type sqlite {report.name} and analyze the .sqlite, or set PERFSCOPE_NSYS to "
             "the program"
         )
-    # Whole or not at all, and under no other process's feet.
+    # Complete or not at all, whatever other processes do.
     partial = export.with_name(f"{export.stem}.{os.getpid()}.partial.sqlite")
     command = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(partial), str(report)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0 or not partial.exists():
-            said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-_TOLD_CHARACTERS:]
+            output = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-_SHOWN_CHARACTERS:]
             raise TraceError(
-                f"{report}: {nsys} export failed with {done.returncode} ({said or 'it said nothing'}); a report needs "
+                f"{report}: {nsys} export failed with {done.returncode} ({output or 'no output'}); a report needs "
                 "an nsys at least as new as the one that recorded it"
             )
         partial.replace(export)
@@ -107,7 +108,7 @@ def _run(report: Path, export: Path) -> None:
 
 
 def _forget_oldest(folder: Path, kept: Path, limit_bytes: int) -> None:
-    """Remove the exports that were not looked at for longest, until the rest keeps to the bound."""
+    """Remove the exports that were unused for longest, until the rest is within the limit."""
     exports = [(path.stat().st_mtime_ns, path.stat().st_size, path) for path in folder.glob("*.sqlite")]
     total = sum(size for _, size, _ in exports)
     for _, size, path in sorted(exports):

@@ -1,4 +1,4 @@
-"""What the names in an Nsight Systems export stand for, in the words that Chrome traces of torch.profiler use."""
+"""Translates the names in an Nsight Systems export to those of torch.profiler's Chrome traces."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from perfscope.trace import Category
-from perfscope.vocabulary import NVTX_RANK_PREFIX
+from perfscope.recording.vocabulary import NVTX_RANK_PREFIX
+from perfscope.trace.trace import Category
 
 _EMITTED: Final = re.compile(r", (?:seq|op_id|sizes) = ")
 _SEQUENCE: Final = ", seq"
@@ -19,7 +19,7 @@ _INPUTS: Final = ", input_op_ids = "
 _OPERATOR: Final = re.compile(
     r"^(?:aten|prims?|c10d|_?c10d_functional|torch|torchvision|torchaudio|quantized|inductor|symm_mem|autograd::engine)::"
 )
-"""Namespaces of torch's own operators: operators whoever recorded the range."""
+"""Namespaces of torch's own operators: such ranges are operators, whatever recorded them."""
 
 _NAMESPACED: Final = re.compile(r"^(?!perfscope::)[a-z_][a-z0-9_]*::[a-z_]\w*(?:\.\w+)?$")
 """Operators of any library, as ``emit_nvtx`` names them; user ranges such as ``FSDP::pre_forward`` do not match."""
@@ -46,7 +46,7 @@ _SYNC_KINDS: Final = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync",
 
 
 class Range(NamedTuple):
-    """What an NVTX range is. ``shapes`` is the JSON text of an operator's input dimensions; empty: not recorded."""
+    """An NVTX range. ``shapes`` is the JSON text of an operator's input dimensions; empty: not recorded."""
 
     name: str
     category: Category
@@ -66,7 +66,7 @@ def range_of(text: str) -> Range:
     return _emitted(text[:at], text.startswith(_SEQUENCE, at), shapes)
 
 
-# A report holds millions of ranges, each with a number of its own, but of few names and shapes.
+# A report has millions of ranges, each with a number of its own, but few names and shapes.
 @lru_cache(maxsize=1 << 14)
 def _plain(name: str) -> Range:
     return Range(name, Category.CPU_OP if _OPERATOR.match(name) else Category.ANNOTATION)
@@ -74,7 +74,7 @@ def _plain(name: str) -> Range:
 
 @lru_cache(maxsize=1 << 16)
 def _emitted(name: str, in_autograd: bool, sizes: str) -> Range:
-    # Only operators that take part in autograd have a sequence number; a record_function of the user never does.
+    # Only operators of autograd have a sequence number; a record_function of the user never does.
     if not in_autograd and not any(kind.match(name) for kind in (_OPERATOR, _NAMESPACED, _PLAIN)):
         return Range(name, Category.ANNOTATION)
     try:
@@ -85,7 +85,7 @@ def _emitted(name: str, in_autograd: bool, sizes: str) -> Range:
 
 
 def rank_of(text: str) -> tuple[int, int | None] | None:
-    """(rank, world size if said) of a range or mark in which a process says who it is; None for any other."""
+    """(rank, world size or None) of a range or mark that names its process's rank; None for any other."""
     match = _RANK.match(text)
     return None if match is None else (int(match[1]), int(match[2]) if match[2] else None)
 

@@ -1,4 +1,4 @@
-"""Which processes of an Nsight Systems report trained, and which rank each of them says it is."""
+"""The training processes of an Nsight Systems report, and their ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.readers.nsys_names import rank_of
-from perfscope.analyzers.readers.nsys_tables import STRINGS_TABLE, Prefix, Tables, pid_of, process_key
-from perfscope.trace import Int64
-from perfscope.vocabulary import NVTX_RANK_PREFIX
+from perfscope.analyzers.readers.nsys_tables import STRINGS_TABLE, Prefix, Tables, pid_of, process_key, read_rows
+from perfscope.recording.vocabulary import NVTX_RANK_PREFIX
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -36,7 +35,7 @@ _VARIABLES: Final = (
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Where launchers say rank and world size, the one nearest to the process first."""
+"""Environment variables of launchers with rank and world size, the one nearest to the process first."""
 
 _TORCHRUN: Final = re.compile(r"(?:^|/)torchrun$|^torch\.distributed\.(?:run|launch)$")
 _COUNT_OPTION: Final = re.compile(r"^--?(nnodes|nproc[-_]per[-_]node)(?:=(.*))?$")
@@ -44,7 +43,7 @@ _COUNT_OPTION: Final = re.compile(r"^--?(nnodes|nproc[-_]per[-_]node)(?:=(.*))?$
 
 @dataclass(frozen=True)
 class RankSlice:
-    """One process of a report that trained."""
+    """One training process of a report."""
 
     part: str
     """Names the process among those of its report."""
@@ -52,10 +51,10 @@ class RankSlice:
     name: str
     """The process's name as recorded; empty where it is not."""
     rank: int | None
-    """None where nothing recorded says it."""
+    """None where it is not recorded."""
     world_size: int | None
-    said_by: str
-    """What said the rank: ``NVTX``, ``MPI``, an environment variable's name; empty where nothing did."""
+    rank_source: str
+    """Where the rank is from: ``NVTX``, ``MPI``, an environment variable's name; empty where there is no rank."""
 
     @property
     def key(self) -> int:
@@ -64,10 +63,10 @@ class RankSlice:
 
 
 def slices(tables: Tables) -> tuple[RankSlice, ...]:
-    """The processes that trained, by process id: those with kernels, else with copies, else with NVTX ranges.
+    """The training processes, by process id: those with kernels, else with copies, else with NVTX ranges.
 
-    A process says its rank in an NVTX mark or to MPI. The environment that a report records is the one that ``nsys``
-    itself was started in, so it speaks for a process only where that is the only one.
+    The rank of a process is in an NVTX mark or known to MPI. The environment in a report is that of ``nsys`` itself, so
+    it holds for a process only if there is just one.
     """
     marked = _marked_ranks(tables)
     keys = _training(tables, marked)
@@ -77,17 +76,17 @@ def slices(tables: Tables) -> tuple[RankSlice, ...]:
     by_variable = _variable_rank(tables) if len(keys) == 1 else None
     found = []
     for key in keys:
-        rank, world_size, said_by = None, launched, ""
+        rank, world_size, rank_source = None, launched, ""
         if key in marked:
-            (rank, size), said_by = marked[key], "NVTX"
+            (rank, size), rank_source = marked[key], "NVTX"
             world_size = size or launched
         elif key in by_mpi:
-            rank, said_by = by_mpi[key], "MPI"
+            rank, rank_source = by_mpi[key], "MPI"
             world_size = len(by_mpi) if len(by_mpi) > max(by_mpi.values()) else launched
         elif by_variable is not None:
-            rank, size, said_by = by_variable
+            rank, size, rank_source = by_variable
             world_size = size or launched
-        found.append(RankSlice(str(key), pid_of(key), names.get(key, ""), rank, world_size, said_by))
+        found.append(RankSlice(str(key), pid_of(key), names.get(key, ""), rank, world_size, rank_source))
     return tuple(found)
 
 
@@ -100,54 +99,38 @@ def _training(tables: Tables, marked: dict[int, tuple[int, int | None]]) -> list
     for chunk in tables.read(RANGES, ["eventType", "globalTid"]):
         is_range = np.isin(chunk.integers["eventType"], RANGE_EVENTS)
         with_ranges |= {process_key(tid) for tid in np.unique(chunk.integers["globalTid"][is_range]).tolist()}
-    # Launchers and loaders may have ranges of their own; where ranks have made themselves known, these are the ranks.
+    # Launchers and loaders may have ranges too; where processes have marked their ranks, only those are ranks.
     return sorted(with_ranges & marked.keys() or with_ranges)
 
 
 def _marked_ranks(tables: Tables) -> dict[int, tuple[int, int | None]]:
-    """Process key -> (rank, world size) as processes say in NVTX."""
-    said: dict[int, tuple[int, int | None]] = {}
-    for chunk in tables.read(RANGES, ["globalTid"], ["text"], Prefix("text", NVTX_RANK_PREFIX)):
-        for tid, text in zip(chunk.integers["globalTid"].tolist(), chunk.texts["text"], strict=True):
-            if text is not None and (rank := rank_of(text)) is not None:
-                said.setdefault(process_key(tid), rank)
-    registered: dict[int, tuple[int, int | None]] = {}
-    for chunk in tables.read(STRINGS_TABLE, ["id"], ["value"], Prefix("value", NVTX_RANK_PREFIX)):
-        for number, text in zip(chunk.integers["id"].tolist(), chunk.texts["value"], strict=True):
-            if text is not None and (rank := rank_of(text)) is not None:
-                registered[number] = rank
-    if registered:
-        for chunk in tables.read(RANGES, ["globalTid", "textId"]):
-            for tid, text_id in _rows(chunk.integers["globalTid"], chunk.integers["textId"], registered):
-                said.setdefault(process_key(tid), registered[text_id])
-    return said
-
-
-def _rows(tids: Int64, text_ids: Int64, wanted: dict[int, tuple[int, int | None]]) -> Iterator[tuple[int, int]]:
-    hit = np.isin(text_ids, list(wanted))
-    yield from zip(tids[hit].tolist(), text_ids[hit].tolist(), strict=True)
+    """Process key -> (rank, world size) by the processes' NVTX marks."""
+    marked: dict[int, tuple[int, int | None]] = {}
+    for tid, text in read_rows(tables, RANGES, ["globalTid"], ["text"], Prefix("text", NVTX_RANK_PREFIX)):
+        if text is not None and (rank := rank_of(text)) is not None:
+            marked.setdefault(process_key(tid), rank)
+    prefixed = read_rows(tables, STRINGS_TABLE, ["id"], ["value"], Prefix("value", NVTX_RANK_PREFIX))
+    registered = {number: rank for number, text in prefixed if text is not None and (rank := rank_of(text)) is not None}
+    for chunk in tables.read(RANGES, ["globalTid", "textId"]) if registered else ():
+        tids, text_ids = chunk.integers["globalTid"], chunk.integers["textId"]
+        hit = np.isin(text_ids, list(registered))
+        for tid, text_id in zip(tids[hit].tolist(), text_ids[hit].tolist(), strict=True):
+            marked.setdefault(process_key(tid), registered[text_id])
+    return marked
 
 
 def _mpi_ranks(tables: Tables) -> dict[int, int]:
     """Process key -> rank in MPI_COMM_WORLD, in reports of ``nsys profile -t mpi``."""
-    ranks: dict[int, int] = {}
-    for chunk in tables.read("MPI_RANKS", ["globalTid", "rank"]):
-        for tid, rank in zip(chunk.integers["globalTid"].tolist(), chunk.integers["rank"].tolist(), strict=True):
-            if rank >= 0:
-                ranks[process_key(tid)] = rank
-    return ranks
+    rows = read_rows(tables, "MPI_RANKS", ["globalTid", "rank"])
+    return {process_key(tid): rank for tid, rank in rows if rank >= 0}
 
 
 def _process_names(tables: Tables) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for chunk in tables.read("PROCESSES", ["globalPid"], ["name"]):
-        for number, name in zip(chunk.integers["globalPid"].tolist(), chunk.texts["name"], strict=True):
-            names[process_key(number)] = name or ""
-    return names
+    return {process_key(pid): name or "" for pid, name in read_rows(tables, "PROCESSES", ["globalPid"], ["name"])}
 
 
 def _variable_rank(tables: Tables) -> tuple[int, int | None, str] | None:
-    """(rank, world size if said, variable) of the environment that ``nsys`` was started in."""
+    """(rank, world size or None, variable) of the environment that ``nsys`` was started in."""
     environment = dict(_environment(tables))
     for variable, size in _VARIABLES:
         if environment.get(variable, "").isdecimal():
@@ -157,32 +140,28 @@ def _variable_rank(tables: Tables) -> tuple[int, int | None, str] | None:
 
 
 def _environment(tables: Tables) -> Iterator[tuple[str, str]]:
-    for chunk in tables.read("META_DATA_CAPTURE", [], ["name", "value"]):
-        for name, value in zip(chunk.texts["name"], chunk.texts["value"], strict=True):
-            if name is not None and name.endswith(":ENVIRONMENT_VARIABLE"):
-                variable, _, text = (value or "").partition("=")
-                yield variable, text.strip('"')
+    for name, value in read_rows(tables, "META_DATA_CAPTURE", [], ["name", "value"]):
+        if name is not None and name.endswith(":ENVIRONMENT_VARIABLE"):
+            variable, _, text = (value or "").partition("=")
+            yield variable, text.strip('"')
     for entry in target_property(tables, "DeviceEnvironment").split(";"):
         variable, _, text = entry.partition("=")
         yield variable, text
 
 
 def target_property(tables: Tables, name: str) -> str:
-    """What the report says of the machine under ``name``; empty where it does not."""
-    for chunk in tables.read("TARGET_INFO_SYSTEM_ENV", [], ["name", "value"], Prefix("name", name)):
-        for found, value in zip(chunk.texts["name"], chunk.texts["value"], strict=True):
-            if found == name and value:
-                return value
-    return ""
+    """The machine's property ``name``; empty where the report does not have it."""
+    rows = read_rows(tables, "TARGET_INFO_SYSTEM_ENV", [], ["name", "value"], Prefix("name", name))
+    return next((value for recorded, value in rows if recorded == name and value), "")
 
 
 def _launched_world(tables: Tables) -> int | None:
-    """World size that the recorded command line asked ``torchrun`` for; None for any other, and for elastic counts."""
-    words = []
-    for chunk in tables.read("META_DATA_CAPTURE", [], ["name", "value"], Prefix("name", "PROCESS_0:")):
-        for name, value in zip(chunk.texts["name"], chunk.texts["value"], strict=True):
-            if name is not None and (name == "PROCESS_0:COMMAND" or name.startswith("PROCESS_0:ARGUMENT_")):
-                words.append(value or "")
+    """World size by the recorded command line of ``torchrun``; None for other commands and for elastic counts."""
+    words = [
+        value or ""
+        for name, value in read_rows(tables, "META_DATA_CAPTURE", [], ["name", "value"], Prefix("name", "PROCESS_0:"))
+        if name == "PROCESS_0:COMMAND" or name.startswith("PROCESS_0:ARGUMENT_")
+    ]
     start = next((at for at, word in enumerate(words) if _TORCHRUN.search(word)), None)
     if start is None:
         return None

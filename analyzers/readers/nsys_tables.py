@@ -1,8 +1,8 @@
-"""The tables of an Nsight Systems export, whatever wrote them: a SQLite file, or a folder with a Parquet file a table.
+"""The tables of an Nsight Systems export: a SQLite file, or a folder with one Parquet file per table.
 
-The schema moves from release to release, so nothing is assumed of it: a table that is not there reads as empty, and a
-column that is not there as absent (NONE, or None for text). Rows come in chunks, only the columns asked for, so memory
-is bounded by the chunk and by what the caller keeps.
+The schema changes from release to release, so nothing is assumed about it: a missing table reads as empty, a missing
+column as NONE (None for text). Rows come in chunks with only the requested columns, so memory is bounded by the chunk
+and by what the caller stores.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from perfscope.errors import TraceError
-from perfscope.trace import NONE, Int64
+from perfscope.trace.trace import NONE, Int64
 
 STRINGS_TABLE: Final = "StringIds"
-"""In every export, whatever was recorded: what other tables name by an id."""
+"""In every export: the texts that other tables name by an id."""
 
 PARQUET_SUFFIX: Final = ".parquet"
 
@@ -33,7 +33,7 @@ _LOW_24: Final = (1 << 24) - 1
 
 
 def process_key(global_id: int) -> int:
-    """What all global ids of one process have in common."""
+    """The part that all global ids of one process have in common."""
     return global_id >> _PROCESS_SHIFT
 
 
@@ -70,7 +70,7 @@ Only = Owner | Prefix
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some rows of a table. Integers are NONE and texts None where the table holds NULL or has no such column."""
+    """Some rows of a table. Integers are NONE and texts None where the table has NULL or no such column."""
 
     rows: int
     integers: dict[str, Int64]
@@ -90,7 +90,7 @@ class Tables(Protocol):
     def read(
         self, table: str, integers: Sequence[str], texts: Sequence[str] = (), only: Only | None = None
     ) -> Iterator[Chunk]:
-        """The rows of a table, those alone that ``only`` names where it is given. Raises TraceError on damage."""
+        """The rows of a table, where given only those that ``only`` selects. Raises TraceError on damage."""
         ...
 
     def count_by(self, table: str, column: str) -> dict[int, int]:
@@ -106,7 +106,7 @@ def opened(path: Path) -> Iterator[Tables]:
         return
     with _explained(path):
         location = f"{path.resolve().as_uri()}?mode=ro"
-        # Where nothing can be written, SQLite cannot make the lock files that it would want beside some databases.
+        # In a read-only folder, SQLite cannot make the lock files that some databases need.
         if not os.access(path.resolve().parent, os.W_OK):
             location += "&immutable=1"
         with closing(sqlite3.connect(location, uri=True)) as database:
@@ -115,19 +115,23 @@ def opened(path: Path) -> Iterator[Tables]:
             yield _SqliteTables(path, database)
 
 
+def read_rows(
+    tables: Tables, table: str, integers: Sequence[str], texts: Sequence[str] = (), only: Only | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """The rows one by one: the values of ``integers``, then those of ``texts``."""
+    for chunk in tables.read(table, integers, texts, only):
+        columns = [*(chunk.integers[name].tolist() for name in integers), *(chunk.texts[name] for name in texts)]
+        yield from zip(*columns, strict=True)
+
+
 def read_strings(tables: Tables, wanted: set[int]) -> dict[int, str]:
-    """The texts of the given ids; an id that the export does not explain is left out."""
-    found: dict[int, str] = {}
-    if not wanted:
-        return found
-    for chunk in tables.read(STRINGS_TABLE, ["id"], ["value"]):
-        said = zip(chunk.integers["id"].tolist(), chunk.texts["value"], strict=True)
-        found.update((number, text) for number, text in said if number in wanted and text is not None)
-    return found
+    """The texts of the given ids; ids that the export does not have are left out."""
+    rows = read_rows(tables, STRINGS_TABLE, ["id"], ["value"]) if wanted else ()
+    return {number: text for number, text in rows if number in wanted and text is not None}
 
 
 def _check_length(path: Path, database: sqlite3.Connection) -> None:
-    """SQLite itself reads what a cut has taken from the last page as zeros, which may pass for the end of a table."""
+    """SQLite reads what is missing of the last page as zeros, which may pass for the end of a table."""
     (page_bytes,) = database.execute("PRAGMA page_size").fetchone()
     if path.stat().st_size % page_bytes:
         raise TraceError(f"{path}: is cut short; copy it again, or export the report again: nsys export --type sqlite")
@@ -137,9 +141,9 @@ def _check_length(path: Path, database: sqlite3.Connection) -> None:
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: damage in the text of SQLite's own complaint
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: damage in the text of SQLite's own message
         raise TraceError(
-            f"{path}: is damaged, or no SQLite export of Nsight Systems ({error}); export the report again: "
+            f"{path}: is damaged or not a SQLite export of Nsight Systems ({error}); export the report again: "
             f"nsys export --type sqlite"
         ) from error
 
@@ -270,6 +274,6 @@ class _ParquetTables:
             yield
         except (errors, OSError) as error:
             raise TraceError(
-                f"{path}: is damaged, or not of a Parquet export of Nsight Systems ({error}); export the report again: "
+                f"{path}: is damaged or not a Parquet export of Nsight Systems ({error}); export the report again: "
                 "nsys export --type parquetdir"
             ) from error

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, unpacked as they are asked for, by content.
+"""The bytes of a trace file, unpacked while they are read; the packing is recognized by content.
 
 Plain, gzip (also several members), zip, or Zstandard (also several frames).
 """
@@ -33,10 +33,10 @@ class ByteSource(Protocol):
     """A stream of unpacked bytes. Damage ends the stream early; it does not raise."""
 
     damage: str
-    """What is wrong with the packing, as the end of a sentence; empty while nothing is."""
+    """What is wrong with the packing, as a phrase; empty if nothing is."""
 
     def readinto(self, view: memoryview) -> int:
-        """Fill the front of ``view``; the number of bytes written, 0 at the end."""
+        """Fill the front of ``view``. Returns the number of bytes written, 0 at the end."""
         ...
 
 
@@ -57,7 +57,9 @@ def opened(path: Path) -> Iterator[ByteSource]:
             else:
                 yield _Plain(file)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error}); check the path and its mode") from error
+        raise TraceError(
+            f"{path}: cannot be read ({error.strerror or error}); check the path and its permissions"
+        ) from error
 
 
 def read_head(path: Path, count: int) -> bytes:
@@ -87,7 +89,7 @@ def _read_up_to(source: ByteSource, count: int) -> bytes:
 
 
 def _last_of(source: ByteSource, count: int) -> bytes:
-    """Read to the end in two alternating buffers of ``count`` bytes, so that the last ``count`` are always at hand."""
+    """Read to the end in two alternating buffers of ``count`` bytes, so that the last ``count`` are always there."""
     before, current = b"", b""
     while chunk := _read_up_to(source, count):
         before, current = current, chunk
@@ -113,7 +115,7 @@ class _Zip:
         self._member = member
 
     def readinto(self, view: memoryview) -> int:
-        # Small reads: a checksum that fails takes the last read with it.
+        # Small reads: a failing checksum costs the last read.
         try:
             return self._member.readinto(view[:_PACKED_BYTES])  # type: ignore[attr-defined, no-any-return]
         except (zipfile.BadZipFile, EOFError, _DAMAGED) as error:
@@ -131,7 +133,7 @@ def _zip_member(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
     with archive:
         members = [entry for entry in archive.infolist() if not _is_clutter(entry)]
         if len(members) != 1:
-            raise TraceError(f"{path}: the zip archive holds {len(members)} files, not one trace; unpack it first")
+            raise TraceError(f"{path}: the zip archive has {len(members)} files instead of one trace; unpack it first")
         try:
             member = archive.open(members[0])
         except (RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
@@ -145,7 +147,7 @@ def _is_clutter(entry: zipfile.ZipInfo) -> bool:
 
 
 class _Gzip:
-    """Unpacks by hand rather than through a file object, which at damage throws away what it had already unpacked."""
+    """Unpacks without a file object, because that discards what it has already unpacked when it meets damage."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.damage = ""
@@ -173,7 +175,7 @@ class _Gzip:
             return b""
         packed = self._packed or self._file.read(_PACKED_BYTES)
         try:
-            # Without input too: the decoder may hold back output that went over an earlier limit.
+            # Also without input: the decoder may have output left that exceeded an earlier limit.
             output: bytes = self._decoder.decompress(packed, limit)
         except _DAMAGED as error:
             self.damage = f"the gzip stream is damaged ({error})"
@@ -188,7 +190,7 @@ class _Gzip:
         return output
 
     def _next_member(self) -> bool:
-        """Go on to the member that follows the finished one; False at the end of the file."""
+        """Continue with the next member; False at the end of the file."""
         rest: bytes = self._decoder.unused_data
         while not rest.strip(b"\0"):  # zero padding between members is allowed
             rest = self._file.read(_PACKED_BYTES)
@@ -207,30 +209,30 @@ class _Gzip:
         return True
 
     def _salvage(self) -> bytes:
-        """What the current member still gives up to its damage, after the bytes already handed out.
+        """The rest of the current member up to its damage, after the bytes already returned.
 
-        The decoder drops a whole call's output when the call fails, so unpack once more, in small bites at the end.
+        The decoder discards a whole call's output when the call fails, so unpack again, byte by byte near the end.
         """
         coarse_end = self._file.tell() - 2 * _PACKED_BYTES
         self._file.seek(self._member_start)
         decoder = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
         skip = self._produced
-        kept = []
+        outputs = []
         while not decoder.eof:
-            bite = self._file.read(_PACKED_BYTES if self._file.tell() < coarse_end else 1)
-            if not bite:
+            piece = self._file.read(_PACKED_BYTES if self._file.tell() < coarse_end else 1)
+            if not piece:
                 break
             try:
-                output: bytes = decoder.decompress(bite)
+                output: bytes = decoder.decompress(piece)
             except _DAMAGED:
                 break
-            kept.append(output[skip:])
+            outputs.append(output[skip:])
             skip = max(0, skip - len(output))
-        return b"".join(kept)
+        return b"".join(outputs)
 
 
 _ZSTD_MODULES = ("compression.zstd", "backports.zstd")
-"""The standard library's, since Python 3.14, and the same for earlier versions."""
+"""The standard library's (Python 3.14 on), and its backport."""
 
 
 def _zstd_library(path: Path) -> Any:
@@ -246,10 +248,10 @@ def _zstd_library(path: Path) -> Any:
 
 
 class _Zstd:
-    """Unpacks frame after frame, a block at a time: what precedes damage is then already handed out."""
+    """Unpacks frame after frame, one block at a time, so that everything before damage is returned."""
 
     _BLOCK_BYTES = 128 << 10
-    """The most that a Zstandard block unpacks to."""
+    """The largest unpacked size of a Zstandard block."""
 
     def __init__(self, file: BinaryIO, library: Any) -> None:
         self.damage = ""

@@ -1,14 +1,14 @@
-"""Plays programs of all ranks forward in time: own work, collectives that tie ranks together, and waits for them.
+"""Replays the schedules of all ranks forward in time: own work, collectives that tie ranks together, waits for them.
 
-A rank's program is a list of instructions, each preceded by some time of the rank's own. Collectives occupy their
-stream on each rank in order, begin there when the rank has issued them and the one before has ended, and end on all
-ranks once the last of them has begun, plus the transfer. Example, two ranks, own work 10 and 14 ns, then a collective
-whose transfer takes 5, for which both wait::
+A rank's schedule is a list of ops, each preceded by some time of the rank's own. Collectives occupy their stream on
+each rank in order. They start there when the rank has issued them and the one before has ended, and end on all ranks
+once the last of them has started, plus the transfer. Example, two ranks, own work 10 and 14 ns, then a collective whose
+transfer takes 5, for which both wait::
 
-    rank 0   own [0, 10)   collective [10, 19)   blocked until 19
-    rank 1   own [0, 14)   collective [14, 19)   blocked until 19
+    rank 0   own [0, 10)   collective [10, 19)   waits until 19
+    rank 1   own [0, 14)   collective [14, 19)   waits until 19
 
-The engine knows nothing of training: ``programs`` writes the programs, ``pace`` changes them.
+The engine knows nothing of training: ``schedules`` makes the schedules, ``pace`` and what-ifs change them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.trace import NONE, Int64
+from perfscope.trace.trace import NONE, Int64
 
 
-class Op(enum.IntEnum):
-    """What an instruction does once the own time before it has passed."""
+class OpKind(enum.IntEnum):
+    """What an op does once the own time before it has passed."""
 
     ISSUE = 0
-    """Hand collective ``operand`` to its stream, ``lag_ns`` later."""
-    BLOCK = 1
-    """Go on only ``lag_ns`` after collective ``operand`` has ended on this rank (before its end, where negative)."""
+    """Issue rank op ``operand`` on its stream, ``lag_ns`` later."""
+    WAIT = 1
+    """Go on only ``lag_ns`` after rank op ``operand`` has ended (before its end, where negative)."""
     MARK = 2
     """Note the time, plus ``lag_ns``, as mark ``operand``."""
     HOLD = 3
@@ -35,21 +35,21 @@ class Op(enum.IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Programs:
-    """Every rank's program, side by side. Times are ns.
+class Schedules:
+    """Every rank's schedule, side by side. Times are ns.
 
-    Rank i (in the order of ``ranks``) begins at ``start_ns[i]`` and has the instructions ``first[i]`` to ``first[i +
-    1]`` of ``op``, ``operand``, ``own_ns`` (own time before the instruction) and ``lag_ns``. Participations (a rank's
-    part in a collective) have a line in ``instance``, ``previous`` (the participation before it on its stream, or
-    NONE), ``gap_ns`` (from being able to begin to beginning) and ``transfer_ns``. ``floor_ns`` holds, for each
-    instance, a time before which its last arrival cannot be: that of participants whose programs are not known.
-    ``hold_ns`` are moments that nothing in the programs can move.
+    Rank i (in the order of ``ranks``) starts at ``start_ns[i]`` and has the ops ``first[i]`` to ``first[i + 1]`` of
+    ``kind`` (``OpKind``), ``operand``, ``own_ns`` (own time before the op) and ``lag_ns``. Rank ops (a rank's part in a
+    collective) have a line in ``instance``, ``previous`` (the rank op before it on its stream, or NONE), ``gap_ns``
+    (from when it could start to its start) and ``transfer_ns``. ``floor_ns`` holds, for each instance, a time before
+    which its last arrival cannot be: that of ranks whose schedules are not known. ``hold_ns`` are moments that nothing
+    in the schedules can move.
     """
 
     ranks: tuple[int, ...]
     start_ns: Int64
     first: Int64
-    op: Int64
+    kind: Int64
     operand: Int64
     own_ns: Int64
     lag_ns: Int64
@@ -61,22 +61,22 @@ class Programs:
     hold_ns: Int64
     marks: int
     after: Int64 | None = None
-    """For each participation, the one on another stream whose end it waits for besides, or NONE; None: none does."""
+    """For each rank op, the one on another stream whose end it waits for as well, or NONE; None: none does."""
     after_gap_ns: Int64 | None = None
-    """From that end to its beginning, which ``gap_ns`` includes."""
+    """From that end to its start, which ``gap_ns`` includes."""
 
     def slice_of(self, rank: int) -> slice:
-        """Where one rank's instructions lie."""
+        """Where one rank's ops are."""
         index = self.ranks.index(rank)
         return slice(int(self.first[index]), int(self.first[index + 1]))
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """When everything happened: ns of each mark, start and end of each participation (NONE where never reached).
+class ReplayResult:
+    """When everything happened: ns of each mark, start and end of each rank op (NONE where never reached).
 
-    ``complete``: every rank came to the end of its program. Otherwise the programs wait for each other, which a
-    recording's cannot unless its collectives were matched wrongly.
+    ``complete``: every rank came to the end of its schedule. Otherwise the ranks wait for each other, which those of a
+    recording cannot unless its collectives were matched wrongly.
     """
 
     mark_ns: Int64
@@ -85,54 +85,54 @@ class Played:
     complete: bool
 
 
-def play(programs: Programs) -> Played:
-    """Play all programs to their ends."""
-    return _Play(programs).run()
+def replay(schedules: Schedules) -> ReplayResult:
+    """Replay all schedules to their ends."""
+    return _Replay(schedules).run()
 
 
-class _Play:
+class _Replay:
     """One run. Plain lists: an element of a list is read many times faster than one of an array."""
 
-    def __init__(self, programs: Programs) -> None:
-        self._first = programs.first.tolist()
-        self._op = programs.op.tolist()
-        self._operand = programs.operand.tolist()
-        self._own = programs.own_ns.tolist()
-        self._lag = programs.lag_ns.tolist()
-        self._time = programs.start_ns.tolist()
+    def __init__(self, schedules: Schedules) -> None:
+        self._first = schedules.first.tolist()
+        self._kind = schedules.kind.tolist()
+        self._operand = schedules.operand.tolist()
+        self._own = schedules.own_ns.tolist()
+        self._lag = schedules.lag_ns.tolist()
+        self._time = schedules.start_ns.tolist()
         self._at = self._first[:-1]
-        self._marks = [NONE] * programs.marks
-        count = len(programs.instance)
-        self._instance = programs.instance.tolist()
-        self._previous = programs.previous.tolist()
+        self._marks = [NONE] * schedules.marks
+        count = len(schedules.instance)
+        self._instance = schedules.instance.tolist()
+        self._previous = schedules.previous.tolist()
         self._following: list[list[int]] = [[] for _ in range(count)]
-        for participation, previous in enumerate(self._previous):
+        for rank_op, previous in enumerate(self._previous):
             if previous != NONE:
-                self._following[previous].append(participation)
+                self._following[previous].append(rank_op)
         nothing = np.full(count, NONE, dtype=np.int64)
-        self._after = (nothing if programs.after is None else programs.after).tolist()
-        self._after_gap = (nothing if programs.after_gap_ns is None else programs.after_gap_ns).tolist()
-        for participation, other in enumerate(self._after):
+        self._after = (nothing if schedules.after is None else schedules.after).tolist()
+        self._after_gap = (nothing if schedules.after_gap_ns is None else schedules.after_gap_ns).tolist()
+        for rank_op, other in enumerate(self._after):
             if other != NONE:
-                self._following[other].append(participation)
-        self._gap = programs.gap_ns.tolist()
-        self._transfer = programs.transfer_ns.tolist()
+                self._following[other].append(rank_op)
+        self._gap = schedules.gap_ns.tolist()
+        self._transfer = schedules.transfer_ns.tolist()
         self._ready: list[int | None] = [None] * count
         self._start: list[int | None] = [None] * count
         self._end: list[int | None] = [None] * count
-        self._members: list[list[int]] = [[] for _ in range(len(programs.floor_ns))]
-        for participation, instance in enumerate(self._instance):
-            self._members[instance].append(participation)
+        self._members: list[list[int]] = [[] for _ in range(len(schedules.floor_ns))]
+        for rank_op, instance in enumerate(self._instance):
+            self._members[instance].append(rank_op)
         self._absent = [len(members) for members in self._members]
-        self._hold = programs.hold_ns.tolist()
-        self._latest = programs.floor_ns.tolist()
+        self._hold = schedules.hold_ns.tolist()
+        self._latest = schedules.floor_ns.tolist()
         self._waiting: dict[int, int] = {}
         self._runnable = list(range(len(self._time)))[::-1]
 
-    def run(self) -> Played:
+    def run(self) -> ReplayResult:
         while self._runnable:
             self._advance(self._runnable.pop())
-        return Played(
+        return ReplayResult(
             np.array(self._marks, dtype=np.int64),
             np.array([NONE if time is None else time for time in self._start], dtype=np.int64),
             np.array([NONE if time is None else time for time in self._end], dtype=np.int64),
@@ -143,8 +143,8 @@ class _Play:
         """Run one rank until it has to wait or is done."""
         now, at, stop = self._time[rank], self._at[rank], self._first[rank + 1]
         while at < stop:
-            op, operand, reached = self._op[at], self._operand[at], now + self._own[at]
-            if op == Op.BLOCK:
+            kind, operand, reached = self._kind[at], self._operand[at], now + self._own[at]
+            if kind == OpKind.WAIT:
                 end = self._end[operand]
                 if end is None:
                     self._waiting[operand] = rank
@@ -152,39 +152,39 @@ class _Play:
                 now = max(end + self._lag[at], reached)
             else:
                 now = reached
-                if op == Op.HOLD:
+                if kind == OpKind.HOLD:
                     now = max(reached + self._lag[at], self._hold[operand])
-                elif op == Op.ISSUE:
+                elif kind == OpKind.ISSUE:
                     self._ready[operand] = reached + self._lag[at]
-                    self._begin(operand)
+                    self._start_op(operand)
                 else:
                     self._marks[operand] = reached + self._lag[at]
             at += 1
         self._time[rank], self._at[rank] = now, at
 
-    def _begin(self, participation: int) -> None:
-        """Begin a collective on one rank if its stream is free, and whatever that sets free."""
-        able = [participation]
+    def _start_op(self, rank_op: int) -> None:
+        """Start a collective on one rank if its stream is free, and whatever can start as it ends."""
+        able = [rank_op]
         while able:
-            participation = able.pop()
-            ready, previous = self._ready[participation], self._previous[participation]
-            if ready is None or self._start[participation] is not None:
+            rank_op = able.pop()
+            ready, previous = self._ready[rank_op], self._previous[rank_op]
+            if ready is None or self._start[rank_op] is not None:
                 continue
             if previous != NONE:
                 end = self._end[previous]
                 if end is None:
                     continue
                 ready = max(ready, end)
-            other = self._after[participation]
+            other = self._after[rank_op]
             if other == NONE:
-                start = ready + self._gap[participation]
+                start = ready + self._gap[rank_op]
             else:
                 end = self._end[other]
                 if end is None:
                     continue
-                start = max(ready, end + self._after_gap[participation])
-            self._start[participation] = start
-            instance = self._instance[participation]
+                start = max(ready, end + self._after_gap[rank_op])
+            self._start[rank_op] = start
+            instance = self._instance[rank_op]
             if start > self._latest[instance]:
                 self._latest[instance] = start
             self._absent[instance] -= 1
@@ -192,12 +192,12 @@ class _Play:
                 able += self._finish(instance)
 
     def _finish(self, instance: int) -> list[int]:
-        """End a collective on all its ranks; returns what may begin now."""
+        """End a collective on all its ranks; returns the rank ops that may start now."""
         latest, able = self._latest[instance], []
-        for participation in self._members[instance]:
-            self._end[participation] = latest + self._transfer[participation]
-            rank = self._waiting.pop(participation, None)
+        for rank_op in self._members[instance]:
+            self._end[rank_op] = latest + self._transfer[rank_op]
+            rank = self._waiting.pop(rank_op, None)
             if rank is not None:
                 self._runnable.append(rank)
-            able += self._following[participation]
+            able += self._following[rank_op]
         return able

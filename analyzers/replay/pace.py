@@ -1,8 +1,8 @@
-"""Programs with some ranks at their peers' pace: the question behind every lost microsecond.
+"""Schedules with some ranks at their peers' pace: what stragglers cost is found by replaying these.
 
-Ranks that do the same work issue the same collectives in the same order, which cuts their own time into segments that
-can be set side by side. A rank at its peers' pace takes, for every segment, the median of its peers' own time in it;
-what it waits for, and the collectives themselves, stay as they were recorded.
+Ranks that do the same work issue the same collectives in the same order. These cut the ranks' own time into segments
+that can be compared. A rank at its peers' pace takes, for every segment, the median of its peers' own time in it; its
+waits and the collectives themselves stay as recorded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.comparison import Comparison
-from perfscope.analyzers.pipelines.stages import stages
-from perfscope.analyzers.rank import RankPartial
-from perfscope.analyzers.replay.engine import Op, Programs
-from perfscope.analyzers.replay.programs import Recorded
-from perfscope.analyzers.timeline import Row
-from perfscope.trace import NONE, Int64
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.pipelines.stages import stages
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.analyzers.replay.engine import OpKind, Schedules
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.trace.trace import NONE, Int64
 
 StepSignature = tuple[tuple[str, ...], tuple[tuple[str, int], ...]]
 
@@ -31,10 +30,9 @@ POINT_TO_POINT: Final = ("send", "recv", "send_recv")
 class Peers:
     """Two ranks or more that do the same work, with their own time cut into the same segments.
 
-    ``anchors`` are, for each rank (line), the instructions that bound the segments (columns, one more than segments; -1
-    is the program's begin);
-    ``own_ns`` [rank, segment] is its own time in each; ``rows_ns`` [rank, segment, row] the same by row of the
-    account; ``step`` the index of the recorded step that each segment leads into.
+    ``anchors`` are, for each rank (line), the ops that bound the segments (columns, one more than segments; -1 is the
+    schedule's begin); ``own_ns`` [rank, segment] is its own time in each; ``rows_ns`` [rank, segment, category] the
+    same by category; ``step`` the index of the recorded step that each segment leads into.
     """
 
     ranks: tuple[int, ...]
@@ -44,8 +42,8 @@ class Peers:
     step: Int64
 
     def others(self, rank: int, without: Collection[int] = ()) -> list[int]:
-        """Lines of the peers that ``rank`` is compared with: all but itself and ``without``; everybody where that
-        leaves nobody (all are struck now and then: the median of each segment, of three or more, is a healthy one).
+        """Lines of the peers that ``rank`` is compared with: all but itself and ``without``; all where that leaves none
+        (each is slow now and then, so the median of each segment, of three or more, is a usual one).
         """
         others = [index for index, peer in enumerate(self.ranks) if peer != rank and peer not in without]
         return others or list(range(len(self.ranks)))
@@ -55,17 +53,17 @@ class Peers:
         return np.asarray(np.median(self.own_ns[self.others(rank, without)], axis=0), dtype=np.int64)
 
     def excess_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
-        """[segment, row]: own time beyond the others' median, by row; negative where it is quicker."""
+        """[segment, category]: own time beyond the others' median, by category; negative where it is quicker."""
         mine, others = self.rows_ns[self.ranks.index(rank)], self.rows_ns[self.others(rank, without)]
         return np.asarray(mine - np.median(others, axis=0), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class _Anchors:
-    """What may bound one rank's segments: instructions of its program.
+    """What may bound one rank's segments: ops of its schedule.
 
-    ``issue`` hand collectives over, each in the recorded step of index ``step``; ``begin`` begin the steps; ``end``
-    ends the last. The ``signature`` tells unlike ranks apart.
+    ``issue`` issue collectives, each in the recorded step of index ``step``; ``begin`` begin the steps; ``end`` ends
+    the last. Ranks of unlike work have unlike ``signature``.
     """
 
     issue: Int64
@@ -75,11 +73,11 @@ class _Anchors:
     signature: tuple[StepSignature, ...]
 
     def issued_before_steps(self) -> list[int]:
-        """How many collectives were handed over before each step began."""
+        """How many collectives were issued before each step began."""
         return [int(count) for count in np.searchsorted(self.issue, self.begin)]
 
     def bounds(self, *, with_begins: bool) -> tuple[Int64, Int64]:
-        """Positions that bound the segments (-1: the program's begin), and the step that each segment leads into."""
+        """Positions that bound the segments (-1: the schedule's begin), and the step that each segment leads into."""
         inner, step = np.minimum(self.issue, self.end), self.step
         last = len(self.begin) - 1
         if with_begins:
@@ -90,14 +88,14 @@ class _Anchors:
         return np.concatenate(([-1], inner, [self.end])), np.maximum.accumulate(np.append(step, last))
 
 
-def find_peers(result: Comparison, recorded: Recorded) -> tuple[Peers, ...]:
-    """Sort the ranks by the work they do: alike are those that issue as many collectives of each kind in every step,
-    and that hold one pipeline stage; where it is not known who holds which, those that send and receive in one order.
+def find_peers(result: AlignedJob, recorded: RecordedSchedules) -> tuple[Peers, ...]:
+    """Group the ranks by the work they do. Peers issue as many collectives of each kind in every step, and hold the
+    same pipeline stage; where the stages are not known, they send and receive in the same order.
     """
     stage_of = stages(result)
     alike: dict[tuple[int | None, tuple[StepSignature, ...]], list[int]] = {}
     anchors = {}
-    for index, rank in enumerate(recorded.programs.ranks):
+    for index, rank in enumerate(recorded.schedules.ranks):
         anchors[rank] = _anchors(result, recorded, index, rank)
         stage, signature = stage_of.get(rank), anchors[rank].signature
         if stage is not None:  # replicas of a stage send and receive on streams that race
@@ -108,50 +106,50 @@ def find_peers(result: Comparison, recorded: Recorded) -> tuple[Peers, ...]:
     )
 
 
-def at_peers_pace(recorded: Recorded, peers: Mapping[int, Peers], cured: Sequence[int]) -> Programs:
-    """Programs in which the ranks ``cured`` take their peers' own time. Peers that are cured too do not count.
+def at_peers_pace(recorded: RecordedSchedules, peers: Mapping[int, Peers], paced: Sequence[int]) -> Schedules:
+    """Schedules in which the ranks ``paced`` take their peers' own time; those among them do not count as peers.
 
     Where its own work made such a rank come later to its first window than its peers, it comes that much sooner. Every
-    rank cured must have peers.
+    rank of ``paced`` must have peers.
     """
-    programs = recorded.programs
-    own, lag, start = programs.own_ns.copy(), programs.lag_ns.copy(), programs.start_ns.copy()
-    hold = programs.hold_ns.copy()
-    for rank in cured:
-        part, target = programs.slice_of(rank), peers[rank].target_ns(rank, cured)
-        own[part] = _repaced(programs.own_ns[part], peers[rank].anchors[peers[rank].ranks.index(rank)], target)
-        others = [programs.ranks.index(peers[rank].ranks[line]) for line in peers[rank].others(rank, cured)]
-        index = programs.ranks.index(rank)
-        held, stalls, until = _usual_holds(recorded, index, others)
-        lag[held], hold[programs.operand[held]] = stalls, until
+    schedules = recorded.schedules
+    own, lag, start = schedules.own_ns.copy(), schedules.lag_ns.copy(), schedules.start_ns.copy()
+    hold = schedules.hold_ns.copy()
+    for rank in paced:
+        span, target = schedules.slice_of(rank), peers[rank].target_ns(rank, paced)
+        own[span] = _repaced(schedules.own_ns[span], peers[rank].anchors[peers[rank].ranks.index(rank)], target)
+        others = [schedules.ranks.index(peers[rank].ranks[line]) for line in peers[rank].others(rank, paced)]
+        index = schedules.ranks.index(rank)
+        holds, stalls, until = _usual_holds(recorded, index, others)
+        lag[holds], hold[schedules.operand[holds]] = stalls, until
         start[index] -= _sooner(recorded, index, others)
-    return replace(programs, own_ns=own, lag_ns=lag, start_ns=start, hold_ns=hold)
+    return replace(schedules, own_ns=own, lag_ns=lag, start_ns=start, hold_ns=hold)
 
 
-def _usual_holds(recorded: Recorded, index: int, others: Sequence[int]) -> tuple[Int64, Int64, Int64]:
+def _usual_holds(recorded: RecordedSchedules, index: int, others: Sequence[int]) -> tuple[Int64, Int64, Int64]:
     """(holds of rank ``index``, a line; their lags; their moments) with the loader of ``others``: the median of theirs
-    where most of them are held in the same steps, else none: their loaders do not make it stall.
+    where most of them have holds in the same steps; else none, because their loaders do not make it stall.
     """
-    held, steps = _holds(recorded, index)
-    programs, never = recorded.programs, np.iinfo(np.int64).min
+    holds, steps = _holds(recorded, index)
+    schedules, never = recorded.schedules, np.iinfo(np.int64).min
     alike = [theirs for theirs, when in (_holds(recorded, other) for other in others) if np.array_equal(when, steps)]
-    if 2 * len(alike) <= len(others) or len(held) == 0:
-        return held, np.zeros(len(held), dtype=np.int64), np.full(len(held), never)
-    stalls = np.median([programs.lag_ns[theirs] for theirs in alike], axis=0)
-    until = np.median([programs.hold_ns[programs.operand[theirs]] for theirs in alike], axis=0)
-    return held, stalls.astype(np.int64), until.astype(np.int64)
+    if 2 * len(alike) <= len(others) or len(holds) == 0:
+        return holds, np.zeros(len(holds), dtype=np.int64), np.full(len(holds), never)
+    stalls = np.median([schedules.lag_ns[theirs] for theirs in alike], axis=0)
+    until = np.median([schedules.hold_ns[schedules.operand[theirs]] for theirs in alike], axis=0)
+    return holds, stalls.astype(np.int64), until.astype(np.int64)
 
 
-def _holds(recorded: Recorded, index: int) -> tuple[Int64, Int64]:
-    """(instructions, recorded steps in or before which they lie) of one rank's holds."""
-    programs, part = recorded.programs, recorded.programs.slice_of(recorded.programs.ranks[index])
-    op, operand = programs.op[part], programs.operand[part]
-    held = np.flatnonzero(op == Op.HOLD)
-    begins = np.flatnonzero((op == Op.MARK) & np.isin(operand, recorded.begin[index]))
-    return part.start + held, np.searchsorted(begins, held)
+def _holds(recorded: RecordedSchedules, index: int) -> tuple[Int64, Int64]:
+    """(ops, recorded steps in or before which they are) of one rank's holds."""
+    schedules, span = recorded.schedules, recorded.schedules.slice_of(recorded.schedules.ranks[index])
+    kind, operand = schedules.kind[span], schedules.operand[span]
+    holds = np.flatnonzero(kind == OpKind.HOLD)
+    begins = np.flatnonzero((kind == OpKind.MARK) & np.isin(operand, recorded.begin[index]))
+    return span.start + holds, np.searchsorted(begins, holds)
 
 
-def _sooner(recorded: Recorded, index: int, others: Sequence[int]) -> int:
+def _sooner(recorded: RecordedSchedules, index: int, others: Sequence[int]) -> int:
     """By how much sooner rank ``index`` (a line) would come to its first window at the pace of ``others``.
 
     It came that much later than their median, as far as it does so in the later steps too, or as its host took longer
@@ -163,22 +161,22 @@ def _sooner(recorded: Recorded, index: int, others: Sequence[int]) -> int:
     return max(0, int(min(later[0], max(usually, by_host))))
 
 
-def scaled(programs: Programs, ranks: Sequence[int], factor: float) -> Programs:
-    """Programs in which all own time of ``ranks`` takes ``factor`` times as long."""
-    own = programs.own_ns.copy()
+def scaled(schedules: Schedules, ranks: Sequence[int], factor: float) -> Schedules:
+    """Schedules in which all own time of ``ranks`` takes ``factor`` times as long."""
+    own = schedules.own_ns.copy()
     for rank in ranks:
-        part = programs.slice_of(rank)
-        progress = np.round(np.cumsum(own[part]) * factor).astype(np.int64)
-        own[part] = np.diff(progress, prepend=0)
-    return replace(programs, own_ns=own)
+        span = schedules.slice_of(rank)
+        progress = np.round(np.cumsum(own[span]) * factor).astype(np.int64)
+        own[span] = np.diff(progress, prepend=0)
+    return replace(schedules, own_ns=own)
 
 
-def _anchors(result: Comparison, recorded: Recorded, index: int, rank: int) -> _Anchors:
+def _anchors(result: AlignedJob, recorded: RecordedSchedules, index: int, rank: int) -> _Anchors:
     """What may bound the segments of one rank."""
-    programs, part = recorded.programs, recorded.programs.slice_of(rank)
-    op, operand = programs.op[part], programs.operand[part]
-    end = int(np.flatnonzero((op == Op.MARK) & (operand == recorded.end[index, -1]))[0])
-    issues = np.flatnonzero(op == Op.ISSUE)
+    schedules, span = recorded.schedules, recorded.schedules.slice_of(rank)
+    kind, operand = schedules.kind[span], schedules.operand[span]
+    end = int(np.flatnonzero((kind == OpKind.MARK) & (operand == recorded.end[index, -1]))[0])
+    issues = np.flatnonzero(kind == OpKind.ISSUE)
     partial = result.partials[rank]
     row = recorded.row[operand[issues]]
     step = _step_index(partial, recorded.steps, row)
@@ -187,7 +185,7 @@ def _anchors(result: Comparison, recorded: Recorded, index: int, rank: int) -> _
     return _Anchors(
         issue=issues,
         step=step,
-        begin=np.flatnonzero((op == Op.MARK) & np.isin(operand, recorded.begin[index])),
+        begin=np.flatnonzero((kind == OpKind.MARK) & np.isin(operand, recorded.begin[index])),
         end=end,
         signature=tuple(_signature(kinds[step == number].tolist()) for number in range(len(recorded.steps))),
     )
@@ -209,42 +207,31 @@ def _signature(kinds: list[str]) -> StepSignature:
     return between_two, tuple(sorted(Counter(kinds).items()))
 
 
-def _peers(result: Comparison, recorded: Recorded, ranks: Sequence[int], anchors: Sequence[_Anchors]) -> Peers:
+def _peers(result: AlignedJob, recorded: RecordedSchedules, ranks: Sequence[int], anchors: Sequence[_Anchors]) -> Peers:
     """Segments are bounded by collectives, and by the steps' beginnings where those lie between the same collectives on
-    all these ranks (a late rank may begin a step before it hands over what the others hand over first).
+    all these ranks (a late rank may begin a step before it issues what the others issue first).
     """
     first = anchors[0].issued_before_steps()
     with_begins = all(mine.issued_before_steps() == first for mine in anchors)
     own, rows, positions = [], [], []
     for rank, mine in zip(ranks, anchors, strict=True):
         position, step = mine.bounds(with_begins=with_begins)
-        bounds = _bounds(recorded.programs.own_ns[recorded.programs.slice_of(rank)], position)
+        bounds = _bounds(recorded.schedules.own_ns[recorded.schedules.slice_of(rank)], position)
         positions.append(position)
         own.append(np.diff(bounds))
-        rows.append(rows_between(result, recorded, rank, bounds))
+        rows.append(recorded.rows_between(result, rank, bounds))
     return Peers(tuple(ranks), np.stack(positions), np.stack(own), np.stack(rows), step)
 
 
 def _bounds(own_ns: Int64, anchors: Int64) -> Int64:
-    """Own progress at each anchor, ns; the first is the program's begin."""
+    """Own progress at each anchor, ns; the first is the schedule's begin."""
     return np.concatenate(([0], np.cumsum(own_ns)[anchors[1:]]))
 
 
-def rows_between(result: Comparison, recorded: Recorded, rank: int, progress_ns: Int64) -> Int64:
-    """Ns of each row of the rank's own account (columns) between consecutive moments of its own progress (lines)."""
-    own = result.partials[rank].progress
-    if len(own.own) == 0:
-        return np.zeros((len(progress_ns) - 1, len(Row)), dtype=np.int64)
-    index = recorded.programs.ranks.index(rank)
-    begin = result.clocks.to_own(rank, int(recorded.programs.start_ns[index]))
-    passed = begin - int(own.own.start_ns[0]) - int(own.blocked.before(np.array([begin]))[0])
-    return own.unblocked().totals(progress_ns[:-1] + passed, progress_ns[1:] + passed)
-
-
 def _repaced(own_ns: Int64, anchors: Int64, target_ns: Int64) -> Int64:
-    """Own time before each instruction, once the segments between ``anchors`` take ``target_ns``.
+    """Own time before each op, once the segments between ``anchors`` take ``target_ns``.
 
-    Inside a segment the instructions keep their place relative to its length; outside all segments nothing changes.
+    Inside a segment the ops stay where they are relative to its length; outside all segments nothing changes.
     """
     progress, bounds = np.cumsum(own_ns), _bounds(own_ns, anchors)
     paced = np.concatenate(([0], np.cumsum(target_ns)))

@@ -1,4 +1,9 @@
-"""Rules: results in, findings out; pure, one rule a module. ``evaluate`` asks them all."""
+"""Rules: results in, findings out; one rule per module, which reads no traces.
+
+In: a ``RuleContext`` (``context``), the summary so far and what the recording holds beyond it. Each rule's ``evaluate``
+returns a ``Finding`` or None. Here, ``evaluate`` asks all of them, replays the changes that can be replayed, lowers the
+confidence where the recording requires that, and sorts by gain; ``joint_plan`` replays the changes together.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +11,34 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from perfscope.analyzers.facts import JobFacts
-from perfscope.analyzers.rules import (
-    batch_size,
+from perfscope.analyzers.rules.communication import (
     bucket_view,
-    cpu_oversubscription,
-    dataloader_workers,
     ddp_buckets,
-    debug_settings,
     deepspeed_buckets,
     fsdp_prefetch,
-    garbage_collection,
     gradient_compression,
-    host_syncs,
-    imbalanced_work,
-    launch_bound,
-    loader_startup,
     megatron_overlap,
-    memory_limit,
-    mixed_precision,
     nccl_environment,
     no_sync,
-    offload,
-    pinned_memory,
-    pipeline_bubble,
-    pipeline_imbalance,
-    sampler,
-    sharding_stage,
-    straggling_rank,
     tensor_parallel_span,
     unused_parameters,
 )
-from perfscope.findings import Confidence, Finding, Obtained, Prediction, Severity
+from perfscope.analyzers.rules.compute import batch_size, mixed_precision
+from perfscope.analyzers.rules.context import RuleContext as RuleContext
+from perfscope.analyzers.rules.host import (
+    cpu_oversubscription,
+    debug_settings,
+    garbage_collection,
+    host_syncs,
+    launch_bound,
+)
+from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler
+from perfscope.analyzers.rules.memory import memory_limit, offload, pinned_memory, sharding_stage
+from perfscope.analyzers.rules.ranks import imbalanced_work, pipeline_bubble, pipeline_imbalance, straggling_rank
+from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Severity
+from perfscope.results.rows import Plan
 
-RULES: Final[tuple[Callable[[JobFacts], Finding | None], ...]] = (
+RULES: Final[tuple[Callable[[RuleContext], Finding | None], ...]] = (
     batch_size.evaluate,
     bucket_view.evaluate,
     cpu_oversubscription.evaluate,
@@ -70,73 +69,63 @@ RULES: Final[tuple[Callable[[JobFacts], Finding | None], ...]] = (
     unused_parameters.evaluate,
 )
 
-
 PERTURBED: Final = 1.25
-"""Profiled over unprofiled step time from which a recording shows another job than the one that was asked about: no
-finding is sure; from twice as much none is more than a hint."""
+"""Profiled over unprofiled step time from which profiling changes what is measured: no finding has high confidence;
+from twice as much all have low."""
 
 
-def evaluate(facts: JobFacts) -> tuple[Finding, ...]:
-    """Every finding of every rule, the one that can bring most first; what is no defect comes last."""
-    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
-    found = [
-        _as_sure_as_its_gain(_as_sure_as_the_recording(_played(finding, facts), facts), facts) for finding in found
-    ]
-    return tuple(sorted(found, key=lambda finding: (finding.severity is Severity.INFO, -_gain(finding, facts))))
-
-
-def joint_plan(findings: tuple[Finding, ...], facts: JobFacts) -> tuple[dict[str, str], Prediction] | None:
-    """The changes that can be replayed, played together; None for fewer than two.
-
-    The best come first; one that cannot be played with those, or makes them worse, is left out.
-    """
-    playable = [finding.whatif for finding in findings if finding.obtained is Obtained.REPLAYED and finding.whatif]
-    if len(playable) < 2 or facts.predict is None:
-        return None
-    settings: dict[str, str] = {}
-    prediction: Prediction | None = None
-    taken = 0
-    for change in playable:
-        together = facts.predict({**change, **settings})
-        if together is not None and (prediction is None or together.mid < prediction.mid):
-            settings, prediction, taken = {**change, **settings}, together, taken + 1
-    return (settings, prediction) if prediction is not None and taken > 1 else None
-
-
-def _played(finding: Finding, facts: JobFacts) -> Finding:
-    """With the step time that its change would bring, where that can be replayed."""
-    if not finding.whatif or facts.predict is None or finding.predicted_step_ns is not None:
-        return finding
-    prediction = facts.predict(finding.whatif)
-    if prediction is None:
-        return finding
-    played = replace(finding, predicted_step_ns=prediction, obtained=Obtained.REPLAYED)
-    if finding.ceiling is None:
-        return played
-    # The bound is of the typical rank; where the replay gains on others too, it bounds nothing lower than that.
-    return replace(played, ceiling=max(finding.ceiling, _gain(played, facts)))
-
-
-def _gain(finding: Finding, facts: JobFacts) -> float:
-    """More steps a second: predicted where it was replayed, else at most."""
-    if finding.predicted_step_ns is not None:
-        return facts.step_time_us * 1e3 / finding.predicted_step_ns.mid - 1
-    return finding.ceiling or 0.0
-
-
-def _as_sure_as_its_gain(finding: Finding, facts: JobFacts) -> Finding:
-    """A range that reaches from a gain to none leaves the advice in doubt, however sure its evidence."""
-    predicted = finding.predicted_step_ns
-    doubtful = predicted is not None and predicted.mid < facts.step_time_us * 1e3 <= predicted.high
-    return (
-        replace(finding, confidence=Confidence.MEDIUM)
-        if doubtful and finding.confidence is Confidence.HIGH
-        else finding
+def evaluate(job: RuleContext) -> tuple[Finding, ...]:
+    """Every finding of every rule, the one with the largest gain first; what is no defect comes last."""
+    findings = [_replayed(finding, job) for rule in RULES if (finding := rule(job)) is not None]
+    findings = [replace(finding, confidence=_confidence(finding, job)) for finding in findings]
+    return tuple(
+        sorted(
+            findings,
+            key=lambda finding: (finding.severity is Severity.INFO, -(finding.gain(job.step_time_us) or 0.0)),
+        )
     )
 
 
-def _as_sure_as_the_recording(finding: Finding, facts: JobFacts) -> Finding:
-    ratio = facts.perturbation or 1.0
-    if ratio < PERTURBED or finding.confidence is Confidence.LOW:
+def joint_plan(findings: tuple[Finding, ...], predict: Predict | None) -> Plan | None:
+    """The changes that can be replayed, replayed together; None for fewer than two.
+
+    The best come first; a change that cannot be replayed with those, or makes them worse, is left out.
+    """
+    changes = [finding.whatif for finding in findings if finding.obtained is Obtained.REPLAYED and finding.whatif]
+    if len(changes) < 2 or predict is None:
+        return None
+    plan: Plan | None = None
+    taken = 0
+    for change in changes:
+        settings = {**change, **(plan.whatif if plan is not None else {})}
+        step = predict(settings)
+        if step is not None and (plan is None or step.mid < plan.predicted_step_us.mid):
+            plan, taken = Plan(whatif=settings, predicted_step_us=step), taken + 1
+    return plan if taken > 1 else None
+
+
+def _replayed(finding: Finding, job: RuleContext) -> Finding:
+    """With the step time that its change would bring, where that can be replayed."""
+    if not finding.whatif or job.predict is None or finding.predicted_step_us is not None:
         return finding
-    return replace(finding, confidence=Confidence.LOW if ratio >= 2 * PERTURBED else Confidence.MEDIUM)
+    prediction = job.predict(finding.whatif)
+    if prediction is None:
+        return finding
+    replayed = replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED)
+    if finding.ceiling is None:
+        return replayed
+    # The bound is of the typical rank; where the replay gains on others too, it bounds nothing lower than that.
+    return replace(replayed, ceiling=max(finding.ceiling, job.step_time_us / prediction.mid - 1))
+
+
+def _confidence(finding: Finding, job: RuleContext) -> Confidence:
+    """No more than the prediction and the recording allow."""
+    ratio = job.info.perturbation or 1.0
+    if ratio >= 2 * PERTURBED:
+        return Confidence.LOW
+    # A range that reaches from a gain to none leaves the advice in doubt, however sure its evidence.
+    predicted = finding.predicted_step_us
+    doubtful = predicted is not None and predicted.mid < job.step_time_us <= predicted.high
+    if finding.confidence is Confidence.HIGH and (doubtful or ratio >= PERTURBED):
+        return Confidence.MEDIUM
+    return finding.confidence

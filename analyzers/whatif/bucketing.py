@@ -1,8 +1,8 @@
-"""How DistributedDataParallel fills its buckets, and what recorded buckets tell of the parameters in them.
+"""How DistributedDataParallel fills its buckets, and what recorded buckets show of the parameters in them.
 
 ``compute_bucket_assignment_by_size`` in torch's ``reducer.cpp``: gradients are put into a bucket in the order in which
-they become ready, until it holds its limit; none is divided. The first bucket's limit is 1 MiB where the bucket size is
-torch's default; since torch 2.5 it is ``bucket_cap_mb`` where that is set.
+they become ready, until it reaches its limit; none is divided. The first bucket's limit is 1 MiB where the bucket size
+is torch's default; since torch 2.5 it is ``bucket_cap_mb`` where that is set.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.whatif.change import Context
-from perfscope.metadata import RunMetadata
-from perfscope.trace import Float64
+from perfscope.recording.metadata import RunMetadata
+from perfscope.trace.trace import Float64
 
 MIB: Final = 1 << 20
 _FIRST_BUCKET: Final = 1 * MIB
 """torch.distributed's ``_DEFAULT_FIRST_BUCKET_BYTES``."""
-_DEFAULT_BUCKET: Final = 25 * MIB
+_DEFAULT_CAP: Final = 25.0
+"""``bucket_cap_mb`` where it is not set."""
 _ONE_LIMIT: Final = (2, 5)
 """The torch version since which ``bucket_cap_mb`` is the first bucket's limit, too (pytorch pull request 121640)."""
 _MOST_IN_A_BUCKET: Final = 256
-"""Equal parameters in the smallest bucket that are tried: with more of them bytes become ready as good as evenly."""
+"""Most equal parameters in the smallest bucket: with more of them, bytes become ready almost evenly."""
 _WHOLE: Final = 0.03
-"""How far from a whole number of equal parameters a bucket may be: biases and norms are small change."""
+"""How far from a whole number of equal parameters a bucket may be, because of biases and norms."""
 
 
 def limits(runs: Mapping[int, RunMetadata], cap: float) -> tuple[float, float]:
@@ -37,33 +37,35 @@ def limits(runs: Mapping[int, RunMetadata], cap: float) -> tuple[float, float]:
 
 def _version(text: str) -> tuple[int, ...]:
     """``2.4.1+cu121`` is (2, 4); of another form, the newest."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else _ONE_LIMIT
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    return (int(numbers[1]), int(numbers[2])) if numbers else _ONE_LIMIT
 
 
-def parameter_bytes(context: Context, buckets: Sequence[int]) -> tuple[list[float], bool] | None:
+def parameter_bytes(runs: Mapping[int, RunMetadata], buckets: Sequence[int]) -> tuple[list[float], bool] | None:
     """Bytes of each parameter's gradient in the order in which they become ready, and whether these were recorded; None
-    where nothing tells. ``buckets`` are the recorded ones, in order.
+    where they are not known. ``buckets`` are the recorded ones, in order.
     """
     total = sum(buckets)
-    for run in context.runs.values():
+    for run in runs.values():
         if run.model is not None and run.model.trainable_sizes:
             sizes = run.model.trainable_sizes[::-1]
             if abs(sum(sizes) - total) <= 0.01 * total:
                 return [size * total / sum(sizes) for size in sizes], True
-    size = _equal_parameters(buckets, _recorded_cap(context.runs))
+    cap = bucket_cap(runs)
+    size = _equal_parameters(buckets, (_DEFAULT_CAP if cap is None else cap) * MIB)
     if size is None:
         return None
     count = round(total / size)
     return [total / count] * count, False
 
 
-def _recorded_cap(runs: Mapping[int, RunMetadata]) -> float:
+def bucket_cap(runs: Mapping[int, RunMetadata]) -> float | None:
+    """``bucket_cap_mb`` as the run recorded it."""
     for run in runs.values():
         value = run.settings.get("ddp", {}).get("bucket_cap_mb")
         if isinstance(value, int | float):
-            return float(value) * MIB
-    return float(_DEFAULT_BUCKET)
+            return float(value)
+    return None
 
 
 def _equal_parameters(buckets: Sequence[int], cap: float) -> float | None:
@@ -75,7 +77,7 @@ def _equal_parameters(buckets: Sequence[int], cap: float) -> float | None:
     if len(buckets) < 2:
         return None
     sizes = np.array(buckets, dtype=np.float64)
-    # A limit that is not known is what the bucket holds.
+    # None: the limit is not known, and taken to be what the bucket holds.
     for first, others in ((_FIRST_BUCKET, cap), (cap, cap), (_FIRST_BUCKET, None)):
         least = sizes[:-1].copy() if others is None else np.full(len(sizes) - 1, others)
         least[0] = first

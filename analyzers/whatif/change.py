@@ -1,69 +1,93 @@
-"""Changes: what a setting does to the script of the recorded steps.
+"""What every setting builds on: the question's context, what a transfer takes, how sure a change is, how it is refused.
 
-A change is registered under the name that the user types (``network.bandwidth``); it is given the setting's value as
-typed and edits the script in place, or raises ``CannotReplay`` with the reason. Changes are applied in the order of
-``ORDER``, whatever the order in which they were asked for: who before what is sent, what is sent before how fast.
+A setting is registered under the name that the user types (``network.bandwidth``). It gets the value as typed and edits
+the schedules in place, or raises ``CannotReplay`` with the reason. Settings are applied in their ``order``, however
+they were asked for: first which ranks change pace, then the work itself, then what is sent, then how fast.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
-from perfscope.analyzers.collectives.cost_model import CostModel
-from perfscope.analyzers.comparison import Comparison
-from perfscope.analyzers.replay.engine import Played, Programs, play
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.cost_model import CostModel
+from perfscope.analyzers.replay.engine import ReplayResult, Schedules
+from perfscope.analyzers.replay.engine import replay as replay_schedules
 from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
-from perfscope.analyzers.replay.programs import Recorded
+from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.latency import Latencies, Latency
-from perfscope.analyzers.whatif.script import Script
+from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp
 from perfscope.errors import UnusableInput
-from perfscope.metadata import RunMetadata
+from perfscope.recording.metadata import RunMetadata
+
+_FULL_QUEUE_NS: Final = 1_000_000
+"""A device this far behind its host may hold it back: launches return at once until a thousand of them are queued, and
+those take longer than this. What the host then spends in launches is waiting."""
 
 
 class CannotReplay(UnusableInput):
-    """The change cannot be played from this recording; the message says why and what would help."""
+    """The change cannot be replayed from this recording; the message says why and what would help."""
+
+
+class BadSetting(UnusableInput):
+    """The setting or its value is not understood; the message names it and says what is."""
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What changes may look at. ``runs`` is empty for traces of other tools; ``cured`` are the ranks that take their
-    peers' pace in the prediction at hand, which is therefore not theirs. ``leaning`` is 0, or -1 or 1 where latencies
-    that are not sure are to be the least or the most that they may be; ``unsure`` takes down those that were needed.
+    """What settings may look at. ``runs`` is empty for traces of other tools; ``paced`` are the ranks that take their
+    peers' pace in this prediction. ``leaning`` is 0, or -1 or 1 where uncertain latencies take the least or the most
+    that they may be; ``unsure`` collects those that were needed.
     """
 
-    result: Comparison
-    recorded: Recorded
+    result: AlignedJob
+    recorded: RecordedSchedules
     models: tuple[CostModel, ...]
     runs: Mapping[int, RunMetadata]
-    cured: tuple[int, ...] = ()
+    paced: tuple[int, ...] = ()
     leaning: int = 0
     unsure: dict[tuple[int, str], Latency] = field(default_factory=dict)
 
     @functools.cached_property
-    def unchanged(self) -> Played:
-        """The recorded steps, played as they are."""
-        return play(self.recorded.programs)
+    def unchanged(self) -> ReplayResult:
+        """The recorded steps, replayed as they are."""
+        return replay_schedules(self.recorded.schedules)
 
     @functools.cached_property
     def peers(self) -> Mapping[int, Peers]:
-        """Rank -> the ranks that do the same work, itself among them; only those that have their like."""
+        """Rank -> the ranks that do the same work, itself among them; only ranks that have peers."""
         return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
 
-    def asked(self, cured: tuple[int, ...], leaning: int = 0) -> Context:
-        """The same for another question; who is whose peer, and what latencies are known, is found once."""
-        other = replace(self, cured=cured, leaning=leaning, unsure={})
-        other.__dict__["peers"] = self.peers if cured else {}
+    def for_question(self, paced: tuple[int, ...], leaning: int = 0) -> Context:
+        """The same for another question; peers and latencies are found once."""
+        other = replace(self, paced=paced, leaning=leaning, unsure={})
+        other.__dict__["peers"] = self.peers if paced else {}
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["latencies"] = self.latencies
         return other
 
     @functools.cached_property
-    def paced(self) -> Programs:
-        """The recorded steps with all ``cured`` ranks at their peers' pace."""
-        return at_peers_pace(self.recorded, self.peers, [rank for rank in self.cured if rank in self.peers])
+    def at_peers_pace(self) -> Schedules:
+        """The recorded schedules with all ``paced`` ranks at their peers' pace."""
+        return at_peers_pace(self.recorded, self.peers, [rank for rank in self.paced if rank in self.peers])
+
+    @property
+    def on_devices(self) -> bool:
+        """Does any rank compute on a device, not on the CPU?"""
+        return any(partial.has_device_work for partial in self.result.partials.values())
+
+    def host_busy_ns(self, rank: int) -> float:
+        """Mean time per step in which a rank's host is neither in the loader nor in a blocking call; 0 on CPUs, whose
+        own work is what is replayed.
+        """
+        partial = self.result.partials[rank]
+        busy = partial.progress.host_busy_ns[partial.steps.indices_of(self.result.steps)]
+        return float(busy.mean()) if partial.has_device_work else 0.0
 
     def model_of(self, group: int, kind: str) -> CostModel | None:
         """The fitted cost of a kind of collective in a group (index in ``Instances``); None where none was fitted."""
@@ -78,12 +102,25 @@ class Context:
         """Of groups and kinds for which no cost was fitted."""
         return Latencies(self.result)
 
-    def latency_ns(self, group: int, kind: str, transfer_ns: float) -> float:
-        """The latency in a transfer of a group and kind for which no cost was fitted: known otherwise, or assumed."""
-        found = self.latencies.of(group, kind)
-        if found.factor > 1:
-            self.unsure[group, kind] = found
-        return found.of(transfer_ns, self.leaning)
+    def latency_ns(self, collective: Collective, transfer_ns: float) -> float:
+        """The latency in a transfer for which no cost was fitted: known otherwise, or assumed."""
+        latency = self.latencies.of(collective.group, collective.kind)
+        if latency.factor > 1:
+            self.unsure[collective.group, collective.kind] = latency
+        return latency.of(transfer_ns, self.leaning)
+
+    def transfer_ns(self, rank_op: RankOp, size: int) -> float:
+        """Transfer of ``rank_op``'s collective (ns) were it ``size`` bytes: by the fitted model; else from its own time
+        and its latency, known or assumed. Raises CannotReplay where its bytes are not known.
+        """
+        collective = rank_op.collective
+        if not collective.bytes:
+            raise CannotReplay("the collectives' sizes are not recorded; record with shapes")
+        model = self.model_of(collective.group, collective.kind)
+        if model is not None:
+            return model.alpha_ns + model.slope * size
+        latency = self.latency_ns(collective, rank_op.transfer_ns)
+        return latency + (rank_op.transfer_ns - latency) * size / collective.bytes
 
     def assumptions(self) -> tuple[str, ...]:
         """In words, what was assumed so far."""
@@ -92,19 +129,32 @@ class Context:
             if not latency.known:
                 by_latency.setdefault(round(latency.ns / 1e3), set()).add(kind)
         return tuple(
-            f"one size of {' and '.join(sorted(kinds))} is recorded, which does not tell latency from bandwidth: "
-            f"{latency} µs of latency are assumed; low and high hold a fifth and five times that"
+            f"one size of {' and '.join(sorted(kinds))} is recorded, so latency and bandwidth cannot be separated: "
+            f"{latency} µs of latency are assumed; low and high allow for a fifth and five times that"
             for latency, kinds in sorted(by_latency.items())
         )
 
 
+def keep_host_pace(schedules: EditableSchedules, context: Context, times: float = 1.0) -> None:
+    """The step gets no shorter than ``times`` what its host does in it, except on ranks at their peers' pace, and where
+    the device may hold the host back.
+    """
+    for rank in schedules.ops:
+        partial = context.result.partials[rank]
+        steps, chosen = partial.steps, partial.steps.indices_of(context.result.steps)
+        behind = steps.start_ns[chosen] - steps.host_start_ns[chosen] - partial.progress.lead_ns[chosen]
+        if rank not in context.paced and np.median(behind) < _FULL_QUEUE_NS:
+            floor = times * context.host_busy_ns(rank)
+            schedules.floor_step_ns[rank] = max(schedules.floor_step_ns.get(rank, 0.0), floor)
+
+
 @dataclass(frozen=True)
 class Uncertainty:
-    """By which share the saving of a change may be smaller or larger than predicted: what its model leaves out.
+    """By which share the saving of a change may be smaller or larger than predicted, because its model is not complete.
 
-    ``either_ns`` is what the model may miss of a step, ns, however little is saved: where a change makes one thing
-    shorter and another longer, the difference says nothing of that. By ``slower_ns`` the step may take longer, and by
-    ``faster_ns`` less, whatever is saved.
+    ``either_ns`` is the error of the step, ns, however little is saved: where a change makes one thing shorter and
+    another longer, the difference does not show it. The step may take ``slower_ns`` longer and ``faster_ns`` less,
+    whatever is saved.
     """
 
     less: float
@@ -113,14 +163,19 @@ class Uncertainty:
     slower_ns: float = 0.0
     faster_ns: float = 0.0
 
+    @classmethod
+    def worst(cls, several: Iterable[Uncertainty]) -> Uncertainty:
+        """The largest of each; nothing where there are none."""
+        every = [astuple(one) for one in several] or [astuple(FULL)]
+        return cls(*(max(column) for column in zip(*every, strict=True)))
 
-Apply = Callable[[Script, Context, str, str], Uncertainty]
-"""(script, context, name as typed, value as typed) -> how sure. Edits the script; raises CannotReplay, or BadSetting
-where the value makes no sense."""
 
+FULL: Final = Uncertainty(0.0, 0.0)
+"""The replay leaves nothing out that is known."""
 
-class BadSetting(UnusableInput):
-    """The setting or its value is not understood; the message names it and says what is."""
+Apply = Callable[[EditableSchedules, Context, str, str], Uncertainty]
+"""(schedules, context, name as typed, value as typed) -> how sure. Edits the schedules; raises CannotReplay, or
+BadSetting where the value makes no sense."""
 
 
 @dataclass(frozen=True)
@@ -133,18 +188,31 @@ class Setting:
     help: str
     apply: Apply
     order: int
-    """Lower is applied earlier: -1 who, 0 the work itself, 1 what is sent, 2 how fast."""
+    """Lower is applied earlier: -1 ranks' pace, 0 the work itself, 1 what is sent, 2 how fast."""
+
+
+def number(name: str, text: str, what: str, *units: str, zero: bool = False) -> float:
+    """A number above 0 (``zero``: or 0) with one of ``units`` or none. Raises BadSetting, which asks for ``what``."""
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    try:
+        value = float(text.removesuffix(unit))
+    except ValueError:
+        value = -1.0
+    if not (value > 0 or (zero and value == 0)):
+        raise BadSetting(f"{name}={text}: write {what}")
+    return value
 
 
 def factor(name: str, text: str) -> float:
     """The number in ``2x`` or ``0.5x``. Raises BadSetting."""
-    try:
-        number = float(text.removesuffix("x"))
-    except ValueError:
-        number = -1.0
-    if number <= 0:
-        raise BadSetting(f"{name}={text}: write a factor above 0, such as 2x or 0.5x")
-    return number
+    return number(name, text, "a factor above 0, such as 2x or 0.5x", "x")
+
+
+def whole_number(name: str, text: str, what: str, least: int = 1) -> int:
+    """A whole number, at least ``least``. Raises BadSetting, which asks for ``what``."""
+    if not text.isdecimal() or int(text) < least:
+        raise BadSetting(f"{name}={text}: write {what}, {least} or more")
+    return int(text)
 
 
 def flag(name: str, text: str) -> bool:
@@ -152,7 +220,3 @@ def flag(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise BadSetting(f"{name}={text}: write true or false")
     return text.lower() == "true"
-
-
-FULL: Final = Uncertainty(0.0, 0.0)
-"""Nothing is left out that the replay knows of."""

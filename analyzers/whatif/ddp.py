@@ -1,20 +1,22 @@
-"""Changes of DistributedDataParallel: bucket size, ``no_sync`` while gradients accumulate, half the bytes on the wire.
+"""Settings of DistributedDataParallel: bucket size, ``no_sync``, accumulation, 16-bit gradients on the wire.
 
-Gradients become ready while the backward goes on. Between the moments at which the recorded buckets were full they are
-taken to do so evenly: parameter by parameter where their sizes are recorded or show in the buckets. New buckets are
-filled from that as torch fills them (``bucketing``) and take what the fitted cost model says.
+Gradients become ready while the backward goes on: evenly between the moments at which the recorded buckets were full,
+or parameter by parameter where their sizes are recorded or follow from the buckets. New buckets are filled from that as
+torch fills them (``bucketing``) and take what the fitted cost model gives.
+
+``batch.accumulation`` is replayed as k recorded steps of which only the last reduces its gradients and steps the
+optimizer. The step time is the mean of the k: that of one recorded batch, so it compares with the measured one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.intervals import Intervals
-from perfscope.analyzers.replay.engine import Op
-from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes, ready_at
 from perfscope.analyzers.whatif.change import (
     BadSetting,
@@ -23,89 +25,73 @@ from perfscope.analyzers.whatif.change import (
     Setting,
     Uncertainty,
     flag,
-)  # fmt: skip
-from perfscope.analyzers.whatif.host_pace import keep_host_pace
-from perfscope.analyzers.whatif.network import transfer_of
-from perfscope.analyzers.whatif.relay import Stretch
-from perfscope.analyzers.whatif.script import NEVER, Line, Meeting, Part, Script
-from perfscope.trace import Float64
+    keep_host_pace,
+    number,
+    whole_number,
+)
+from perfscope.analyzers.whatif.schedules import (
+    NEVER,
+    SMALLEST,
+    Collective,
+    EditableSchedules,
+    RankOp,
+    ScheduleOp,
+    StepOps,
+)
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Float64
 
-_SMALLEST: Final = 4096
-"""All-reduces of fewer bytes are not gradients: losses, norms, counters."""
 _BACKWARD_SHARE: Final = 2 / 3
-"""Of forward and backward, of which the last micro-batch's is the last: two products for each of the forward."""
+"""Of forward and backward: two matrix products for each of the forward."""
 _TRANSFER_ERROR: Final = 0.10
 """Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
 _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
+_OF_OPTIMIZER: Final = [TimeCategory.COMPUTE, TimeCategory.LAUNCH]
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One reduction of all gradients on one rank: its buckets in order of hand-over, and what lies around them."""
+    """One reduction of all gradients on one rank: its buckets in the order of issue."""
 
     rank: int
     step: int
-    parts: tuple[Part, ...]
+    buckets: tuple[RankOp, ...]
 
 
-def gradient_rounds(script: Script) -> list[Round]:
+def gradient_rounds(schedules: EditableSchedules) -> list[Round]:
     """Every step's gradient reductions of every rank. Raises CannotReplay where there are none."""
-    found = []
-    group = _gradient_group(script)
-    for rank, lines in script.lines.items():
-        by_step: dict[int, list[Part]] = {}
-        for line in lines:
-            part = line.part
-            if line.op is Op.ISSUE and part is not None and line.step is not None and _is_gradient(part.meeting, group):
-                by_step.setdefault(line.step, []).append(part)
-        found += [Round(rank, step, tuple(parts)) for step, parts in by_step.items()]
-    return found
-
-
-def _is_gradient(meeting: Meeting, group: int) -> bool:
-    return meeting.kind == "all_reduce" and meeting.group == group and (meeting.bytes or 0) >= _SMALLEST
-
-
-def _gradient_group(script: Script) -> int:
-    """The group whose all-reduces move most bytes."""
-    total: dict[int, int] = {}
-    for meeting in script.meetings():
-        if meeting.kind == "all_reduce" and meeting.bytes is not None and meeting.bytes >= _SMALLEST:
-            total[meeting.group] = total.get(meeting.group, 0) + meeting.bytes
-    if not total:
+    rounds = schedules.of_gradients("all_reduce")
+    if not rounds:
         raise CannotReplay("no all-reduce of gradients is recorded with its size: record with shapes, under DDP")
-    return max(total, key=lambda group: total[group])
+    return [Round(rank, step, tuple(buckets)) for (rank, step), buckets in rounds.items()]
 
 
-def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Uncertainty:
-    try:
-        cap = float(value.removesuffix("MB").removesuffix("MiB"))
-    except ValueError:
-        cap = 0.0
-    if cap <= 0:
-        raise BadSetting(f"{name}={value}: write MiB above 0, such as 50")
-    rounds = gradient_rounds(script)
-    if any(part.meeting.floor_ns != NEVER for one in rounds for part in one.parts):
-        raise CannotReplay(f"{name}: when other ranks would come to new buckets is not recorded; record all ranks")
-    sizes = {tuple(part.meeting.bytes or 0 for part in one.parts) for one in rounds}
-    if len({sum(buckets) for buckets in sizes}) > 1:
-        raise CannotReplay(f"{name}: gradients are reduced unevenly often in the recorded steps; try ddp.no_sync first")
-    buckets = min(sizes)
-    parameters = parameter_bytes(context, buckets)
+def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    cap = number(name, value, "MiB above 0, such as 50", "MB", "MiB")
+    rounds = gradient_rounds(schedules)
+    if any(bucket.collective.floor_ns != NEVER for one in rounds for bucket in one.buckets):
+        raise CannotReplay(
+            f"{name}: some ranks are not recorded, so their arrival at new buckets is not known; record all ranks"
+        )
+    sizes = {tuple(bucket.collective.bytes or 0 for bucket in one.buckets) for one in rounds}
+    if len({sum(recorded) for recorded in sizes}) > 1:
+        raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
+    recorded = min(sizes)
+    parameters = parameter_bytes(context.runs, recorded)
     ends = bucket_ends(
-        float(sum(buckets)), *limits(context.runs, cap * MIB), None if parameters is None else parameters[0]
+        float(sum(recorded)), *limits(context.runs, cap * MIB), None if parameters is None else parameters[0]
     )
-    meetings: dict[tuple[int, int], Meeting] = {}
+    collectives: dict[tuple[int, int], Collective] = {}
     first = rounds[0]
-    alone = alone_share(context, first.parts[0].meeting.group)
+    alone = alone_share(context, first.buckets[0].collective.group)
     for one in rounds:
-        _rebucket(script, context, one, ends, meetings, alone)
+        _rebucket(schedules, context, one, ends, collectives, alone)
     # A wait may have ended in the next step only.
-    script.without({part for one in rounds for part in one.parts})
-    new = (meeting.bytes or 0 for (step, _), meeting in meetings.items() if step == first.step)
-    transfers = _TRANSFER_ERROR * alone * sum(transfer_of(context, first.parts[0], size) for size in new)
-    if len(first.parts) == 1:
-        return Uncertainty(less=0.50, more=0.25, either_ns=transfers)  # when its gradients became ready did not show
+    schedules.without({bucket for one in rounds for bucket in one.buckets})
+    new = (collective.bytes or 0 for (step, _), collective in collectives.items() if step == first.step)
+    transfers = _TRANSFER_ERROR * alone * sum(context.transfer_ns(first.buckets[0], size) for size in new)
+    if len(first.buckets) == 1:  # it does not show when its gradients became ready
+        return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     share = 0.15 if parameters is not None and parameters[1] else 0.25
     return Uncertainty(less=share, more=share, either_ns=transfers)
 
@@ -113,82 +99,77 @@ def _bucket_cap(script: Script, context: Context, name: str, value: str) -> Unce
 def alone_share(context: Context, group: int) -> float:
     """Share of its transfer that a gradient bucket would have taken, had it had the link for itself.
 
-    Gloo's two threads reduce two buckets at once, over one link. New buckets are played one after the other, so each
+    Gloo's two threads reduce two buckets at once, over one link. New buckets are replayed one after the other, so each
     takes its share only. Example: two buckets both sent from 0 to 100 ms: alone each takes 50, the share is 0.5.
     Where one stream carries one after the other (NCCL) it is 1.
     """
     matched = context.result.matched_before
     known = matched.instances
     kind = known.kinds.index("all_reduce")
-    gradients = (known.kind == kind) & (known.group == group) & (known.bytes >= _SMALLEST)
+    gradients = (known.kind == kind) & (known.group == group) & (known.bytes >= SMALLEST)
     taken = shared = 0
     for rank, partial in context.result.partials.items():
-        lines = np.flatnonzero((matched.rank == rank) & gradients[matched.instance])
-        ends = partial.collectives.end_ns[matched.index[lines]] + context.result.clocks.offset_of(rank)
-        begins = np.minimum(matched.last_arrival_ns[lines], ends)
+        own = np.flatnonzero((matched.rank == rank) & gradients[matched.instance])
+        ends = partial.collectives.end_ns[matched.index[own]] + context.result.clocks.offset_of(rank)
+        begins = np.minimum(matched.last_arrival_ns[own], ends)
         taken += int((ends - begins).sum())
         shared += Intervals.of(begins, ends).measure()
     return shared / taken if taken else 1.0
 
 
 def _rebucket(
-    script: Script, context: Context, one: Round, ends: list[float], meetings: dict[tuple[int, int], Meeting],
-    alone: float,
+    schedules: EditableSchedules, context: Context, one: Round, ends: list[float],
+    collectives: dict[tuple[int, int], Collective], alone: float,
 ) -> None:  # fmt: skip
-    """Replace the buckets of one round by new ones, given the bytes reduced once each of them is."""
-    stretch = Stretch(script, one.rank, one.step)
-    old = set(one.parts)
-    issues = [place for place, line in enumerate(stretch.lines) if line.op is Op.ISSUE and line.part in old]
-    blocks = [place for place, line in enumerate(stretch.lines) if line.op is Op.BLOCK and line.part in old]
-    ready = stretch.progress_ns[issues]
-    total = np.cumsum([part.meeting.bytes or 0 for part in one.parts]).astype(np.float64)
-    model = one.parts[0]
+    """Replace the buckets of one round by new ones; ``ends`` are the bytes reduced once each of them is."""
+    step_ops = StepOps(schedules, one.rank, one.step)
+    old = set(one.buckets)
+    waits = step_ops.places(OpKind.WAIT, old)
+    ready = step_ops.progress_ns[step_ops.places(OpKind.ISSUE, old)]
+    total = np.cumsum([bucket.collective.bytes or 0 for bucket in one.buckets]).astype(np.float64)
+    model = one.buckets[0]
     backward = _BACKWARD_SHARE / max(_microbatches(context, one), 1)
-    added: list[tuple[float, Line]] = []
+    added: list[tuple[float, ScheduleOp]] = []
     begun = 0.0
-    parts = []
     moments = ready_at(np.array(ends), total, ready, backward).tolist()
-    for number, (end, at) in enumerate(zip(ends, moments, strict=True)):
-        meeting = meetings.setdefault((one.step, number), _like(model.meeting, round(end - begun)))
-        transfer = alone * transfer_of(context, model, meeting.bytes or 0)
-        part = Part(one.rank, meeting, model.lane, model.gap_ns, transfer)
-        added.append((at, Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=one.step)))
-        parts.append(part)
+    buckets = []
+    for index, (end, at) in enumerate(zip(ends, moments, strict=True)):
+        new = replace(model.collective, bytes=round(end - begun))
+        collective = collectives.setdefault((one.step, index), new)
+        transfer = alone * context.transfer_ns(model, collective.bytes or 0)
+        buckets.append(RankOp(one.rank, collective, model.lane, model.gap_ns, transfer))
+        added.append((at, ScheduleOp.of(OpKind.ISSUE, buckets[-1], one.step)))
         begun = end
-    waits_at = float(stretch.progress_ns[blocks[-1]]) if blocks else _unseen_wait(stretch, one, ready)
+    waits_at = float(step_ops.progress_ns[waits[-1]]) if waits else _unrecorded_wait(step_ops, one, ready)
     waits_at = max(waits_at, added[-1][0])
-    added += [(waits_at, Line(Op.BLOCK, np.zeros(len(Row)), part=part, step=one.step)) for part in parts]
-    stretch.replace(frozenset(old), added)
+    added += [(waits_at, ScheduleOp.of(OpKind.WAIT, bucket, one.step)) for bucket in buckets]
+    step_ops.replace(frozenset(old), added)
 
 
-def _unseen_wait(stretch: Stretch, one: Round, ready: Float64) -> float:
-    """Own progress at which the optimizer waits for the buckets where no wait was seen: it came to that after they had
-    ended, or what it waited counts as the rank's own time. Either way they had ended by then.
+def _unrecorded_wait(step_ops: StepOps, one: Round, ready: Float64) -> float:
+    """Own progress at which the optimizer waits for the buckets where no wait is recorded: it came to that after they
+    had ended, or its wait counts as the rank's own time. Either way they had ended by then.
     """
-    ended = max(float(at) + part.gap_ns + part.transfer_ns for at, part in zip(ready, one.parts, strict=True))
-    return min(ended, float(stretch.progress_ns[-1]))
+    ended = max(float(at) + own.gap_ns + own.transfer_ns for at, own in zip(ready, one.buckets, strict=True))
+    return min(ended, float(step_ops.progress_ns[-1]))
 
 
-def _like(meeting: Meeting, size: int) -> Meeting:
-    return Meeting(meeting.kind, meeting.group, size, meeting.size, meeting.step, meeting.dtype, meeting.floor_ns)
-
-
-def _no_sync(script: Script, context: Context, name: str, value: str) -> Uncertainty:
-    """Reduce gradients once a step, after the last micro-batch's backward."""
+def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Reduce gradients once per step, after the last micro-batch's backward."""
     if not flag(name, value):
-        raise CannotReplay(f"{name}=false: how long the reductions would take that were not made is not recorded")
-    dropped: set[Part] = set()
-    for one in gradient_rounds(script):
+        raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
+    dropped: set[RankOp] = set()
+    for one in gradient_rounds(schedules):
         microbatches = _microbatches(context, one)
-        sizes = [part.meeting.bytes for part in one.parts]
+        sizes = [bucket.collective.bytes for bucket in one.buckets]
         if not microbatches:
             raise CannotReplay(f"{name}: no forward pass of DistributedDataParallel is recorded")
         once = len(sizes) // microbatches
         if microbatches > 1 and sizes == sizes[:once] * microbatches:
-            dropped.update(one.parts[:-once])
+            dropped.update(one.buckets[:-once])
     if not dropped:
-        raise CannotReplay(f"{name}: gradients are reduced once a step already")
-    script.without(dropped)
+        raise CannotReplay(f"{name}: gradients are already reduced once per step")
+    schedules.without(dropped)
     return Uncertainty(less=0.15, more=0.05)
 
 
@@ -198,27 +179,62 @@ def _microbatches(context: Context, one: Round) -> int:
     return int(partial.forwards[partial.steps.indices_of(np.array([one.step]))[0]])
 
 
-def _comm_dtype(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
     halved = False
-    for one in gradient_rounds(script):
-        for part in one.parts:
-            meeting = part.meeting
-            if meeting.dtype in _HALVED and meeting.bytes is not None:
+    for one in gradient_rounds(schedules):
+        for bucket in one.buckets:
+            collective = bucket.collective
+            if collective.dtype in _HALVED and collective.bytes is not None:
                 halved = True
-                part.transfer_ns = transfer_of(context, part, meeting.bytes // 2)
+                bucket.transfer_ns = context.transfer_ns(bucket, collective.bytes // 2)
     if not halved:
-        raise CannotReplay(f"{name}: gradients travel in 16 bits or fewer already, or their type is not recorded")
-    keep_host_pace(script, context)
-    # On CPUs the cores that train cast and add up, and halves are slow there: gloo adds them one by one.
-    on_devices = any(partial.has_device_work for partial in context.result.partials.values())
-    return Uncertainty(less=0.20 if on_devices else 0.60, more=0.10)
+        raise CannotReplay(f"{name}: gradients are sent in 16 bits or fewer already, or their type is not recorded")
+    keep_host_pace(schedules, context)
+    # On CPUs the cores that train also cast and add up, and 16-bit sums are slow there: gloo adds them one by one.
+    return Uncertainty(less=0.20 if context.on_devices else 0.60, more=0.10)
+
+
+def _accumulate(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    every = whole_number(name, value, "the number of batches per optimizer step", least=2)
+    used = schedules.recorded.steps[schedules.recorded.used].tolist()
+    if len(used) < every:
+        raise CannotReplay(f"{name}={value}: only {len(used)} steps are recorded; record {value} or more")
+    if any(run.settings.get("gradient_accumulation", {}).get("no_sync") is False for run in context.runs.values()):
+        raise CannotReplay(f"{name}: gradients are reduced after every micro-batch; try ddp.no_sync first")
+    whole = len(used) // every * every
+    reducing = set(used[len(used) - whole :][every - 1 :: every])
+    # Steps that are not used, such as the first, still bring the ranks together.
+    accumulating = set(used) - reducing
+    dropped: set[RankOp] = set()
+    for one in gradient_rounds(schedules):
+        if one.step in accumulating:
+            _without_optimizer(schedules, one)
+            dropped.update(one.buckets)
+    schedules.without(dropped)
+    schedules.settling = len(used) - whole
+    return Uncertainty(less=0.15, more=0.15)
+
+
+def _without_optimizer(schedules: EditableSchedules, one: Round) -> None:
+    """Take out what is computed and launched from the issue of the last bucket, which ends the backward, to the end of
+    the step.
+    """
+    after = False
+    for op in schedules.ops[one.rank]:
+        if after:
+            op.own_ns[_OF_OPTIMIZER] = 0.0
+            if op.step != one.step:
+                return
+        after |= op.kind is OpKind.ISSUE and op.rank_op is one.buckets[-1]
 
 
 SETTINGS = (
     Setting("ddp.no_sync", "true", "reduce gradients after the last micro-batch only", _no_sync, 1),
     Setting("ddp.bucket_cap_mb", "MIB", "DistributedDataParallel(bucket_cap_mb=…)", _bucket_cap, 1),
-    Setting("ddp.comm_dtype", "bf16|fp16", "gradients in 16 bits on the wire", _comm_dtype, 1),
-)
+    Setting("ddp.comm_dtype", "bf16|fp16", "send gradients in 16 bits", _comm_dtype, 1),
+    Setting("batch.accumulation", "K", "K batches per optimizer step; the step time is that of one batch",
+            _accumulate, 1),
+)  # fmt: skip

@@ -1,10 +1,10 @@
-"""What a collective costs however few its bytes, where its own group and kind moved one size only.
+"""The latency of a collective whose group and kind moved one size only.
 
-A cost model needs two sizes. Where a group moved one, other collectives that crossed the same kind of link (inside a
-host, or between hosts) tell: t = alpha + f(n) · S / B is fitted to all of them together, and taken where it gives the
-group's own times back; or a collective of a few bytes, which is all latency. Where nothing tells, latency is assumed,
-and a prediction says how much hangs on that: it is played with a fifth and with five times of what is assumed as well,
-with half and twice of what other groups tell.
+A cost model needs two sizes. Where a group moved one, other collectives over the same kind of link (inside a host, or
+between hosts) show the latency: t = alpha + f(n) · S / B is fitted to all of them together, and used where it gives the
+group's own times back; else a collective of a few bytes is all latency. Where there is neither, latency is assumed. A
+prediction shows how much depends on that: it is also replayed with a fifth and with five times of an assumed latency,
+and with half and twice of one known from other groups.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.blocks import Blocks
-from perfscope.analyzers.collectives.cost_model import fit
-from perfscope.analyzers.collectives.table import bus_factor, group_size, instance_transfer_ns
-from perfscope.analyzers.comparison import Comparison
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.blocks import Blocks
+from perfscope.analyzers.job.collectives.cost_model import fit
+from perfscope.analyzers.job.collectives.table import bus_factor, group_size, instance_transfer_ns
 
 TINY: Final = 4096
-"""Collectives of at most so many bytes are all latency: losses, norms, counters."""
-_TOLD: Final = 2.0
-"""What other groups tell may be wrong by this factor, either way: latency grows with the ranks of a group."""
-_ASSUMED: Final = 5.0
-"""The same of what is assumed."""
+"""Collectives of at most this many bytes are all latency: losses, norms, counters."""
+_FACTOR_OF_OTHERS: Final = 2.0
+"""A latency known from other groups may be wrong by this factor, either way: latency grows with the ranks of a
+group."""
+_FACTOR_ASSUMED: Final = 5.0
+"""The same of an assumed latency."""
 _AGREES: Final = 0.15
-"""Relative error up to which a fit to several groups gives one group's own times back."""
+"""A fit to several groups is used where its relative error in a group's own times is at most this."""
 _MOST_OF_IT: Final = 0.8
-"""Share of a transfer that an assumed latency can be: more, and its bytes would have travelled for nothing."""
+"""Largest share of a transfer that an assumed latency can be: the bytes take time as well."""
 _NVLINK_GBPS: Final = 100.0
 """Bus bandwidth that only links between devices of one host reach."""
 _ASSUMED_NS: Final = {"nvlink": 20_000.0, "nccl": 50_000.0, "other": 100_000.0}
@@ -39,8 +40,8 @@ _ASSUMED_NS: Final = {"nvlink": 20_000.0, "nccl": 50_000.0, "other": 100_000.0}
 
 @dataclass(frozen=True)
 class Latency:
-    """Of one group and kind, ns, which may be wrong by ``factor`` either way. ``known``: the recording tells; else it
-    is assumed, and at most a share of what a transfer takes.
+    """Of one group and kind, ns, which may be wrong by ``factor`` either way. ``known``: from the recording; else it is
+    assumed, and at most a share of a transfer.
     """
 
     ns: float
@@ -53,7 +54,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class _Moved:
+class _TransferSize:
     """A size that a group moved: over the busiest link ``wire`` bytes, in ``time_ns`` (median). ``far``: between
     hosts.
     """
@@ -69,50 +70,52 @@ class _Moved:
 class Latencies:
     """Latencies of all groups and kinds of a recording."""
 
-    def __init__(self, result: Comparison) -> None:
+    def __init__(self, result: AlignedJob) -> None:
         self._result = result
-        self._found: dict[tuple[int, str], Latency] = {}
+        self._known: dict[tuple[int, str], Latency] = {}
 
     @functools.cached_property
-    def _moved(self) -> tuple[_Moved, ...]:
-        return tuple(_moved(self._result))
+    def _sizes(self) -> tuple[_TransferSize, ...]:
+        return tuple(_sizes(self._result))
 
     @functools.cached_property
-    def _together(self) -> dict[bool, tuple[float, float] | None]:
-        """What is fitted to all groups inside hosts, and to all between hosts."""
-        return {far: _fitted([one for one in self._moved if one.far is far]) for far in (False, True)}
+    def _of_all_groups(self) -> dict[bool, tuple[float, float] | None]:
+        """(alpha, slope) fitted to all groups inside hosts (False), and to all between hosts (True)."""
+        return {far: _fitted([one for one in self._sizes if one.far is far]) for far in (False, True)}
 
     def of(self, group: int, kind: str) -> Latency:
-        """Of a kind of collective in a group (index in ``Instances``) whose own sizes do not tell."""
+        """Of a kind of collective in a group (index in ``Instances``) whose own sizes do not show it."""
         key = group, kind
-        if key not in self._found:
-            self._found[key] = self._of([one for one in self._moved if (one.group, one.kind) == key], group)
-        return self._found[key]
+        if key not in self._known:
+            self._known[key] = self._of([one for one in self._sizes if (one.group, one.kind) == key], group)
+        return self._known[key]
 
-    def _of(self, own: list[_Moved], group: int) -> Latency:
+    def _of(self, own: list[_TransferSize], group: int) -> Latency:
         largest = max(own, key=lambda one: one.wire, default=None)
         if largest is None:
-            return Latency(_ASSUMED_NS["nccl" if self._on_devices() else "other"], False, _ASSUMED)
+            return Latency(_ASSUMED_NS["nccl" if self._on_devices() else "other"], False, _FACTOR_ASSUMED)
         if largest.bytes <= TINY:
             return Latency(largest.time_ns, True)
-        together = self._together[largest.far]
+        together = self._of_all_groups[largest.far]
         if together is not None:
             alpha, slope = together
             if abs(alpha + slope * largest.wire - largest.time_ns) <= _AGREES * largest.time_ns:
-                return Latency(alpha, True, _TOLD)
-        alike = [one for one in self._moved if one.bytes <= TINY and one.far is largest.far]
+                return Latency(alpha, True, _FACTOR_OF_OTHERS)
+        alike = [one for one in self._sizes if one.bytes <= TINY and one.far is largest.far]
         if alike:
-            # Those of the same group came the same way; of others, the typical one.
+            # Those of the same group used the same links; of others, the typical one.
             times = [one.time_ns for one in alike if one.group == group] or [one.time_ns for one in alike]
-            return Latency(float(np.median(times)), True, _TOLD)
+            return Latency(float(np.median(times)), True, _FACTOR_OF_OTHERS)
         quick = not largest.far and largest.wire / largest.time_ns >= _NVLINK_GBPS
-        return Latency(_ASSUMED_NS["nvlink" if quick else "nccl" if self._on_devices() else "other"], False, _ASSUMED)
+        return Latency(
+            _ASSUMED_NS["nvlink" if quick else "nccl" if self._on_devices() else "other"], False, _FACTOR_ASSUMED
+        )
 
     def _on_devices(self) -> bool:
         return any(partial.has_device_work for partial in self._result.partials.values())
 
 
-def _moved(result: Comparison) -> Iterable[_Moved]:
+def _sizes(result: AlignedJob) -> Iterable[_TransferSize]:
     """Every group's and kind's sizes; of collectives whose participants are all in the recording."""
     instances = result.matched.instances
     transfer = instance_transfer_ns(result.matched)
@@ -125,10 +128,10 @@ def _moved(result: Comparison) -> Iterable[_Moved]:
         factor = bus_factor(kind, group_size(instances, group))
         if factor is not None:
             hosts = {result.hosts.names.get(rank, "") for rank in instances.groups[group].ranks}
-            yield _Moved(group, kind, size, factor * size, float(np.median(transfer[chosen])), len(hosts) > 1)
+            yield _TransferSize(group, kind, size, factor * size, float(np.median(transfer[chosen])), len(hosts) > 1)
 
 
-def _fitted(moved: list[_Moved]) -> tuple[float, float] | None:
-    """(alpha, slope) of all of them together, over the bytes on the wire; None where these are too much alike."""
-    found = fit(np.array([one.wire for one in moved]), np.array([one.time_ns for one in moved])) if moved else None
-    return None if found is None else found[:2]
+def _fitted(moved: list[_TransferSize]) -> tuple[float, float] | None:
+    """(alpha, slope) of all of them together, over the bytes on the wire; None where these are too similar."""
+    model = fit(np.array([one.wire for one in moved]), np.array([one.time_ns for one in moved])) if moved else None
+    return None if model is None else model[:2]

@@ -1,103 +1,356 @@
-"""What a pipeline stage does in a step, in turn: passes of micro-batches, and exchanges with its neighbours.
+"""The recorded schedules in a form that settings can edit: ops are stretched, taken out, moved and put in.
 
-One forward, one backward (1F1B) sends at most p-s-1 micro-batches ahead of stage s's first backward; GPipe does all
-forwards first (Narayanan et al., SC'21). With 2 stages and 2 micro-batches, 1F1B is::
-
-    stage 0   F | send | F | send, receive | B | receive | B
-    stage 1   receive | FB | send, receive | FB | send
+``replay.engine.Schedules`` are arrays, quick to replay; ``EditableSchedules`` hold the same as objects. A setting edits
+them, ``StepOps`` one step of one rank at a time, and ``compiled`` makes arrays of the outcome.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
-CONSTRUCTED: Final = ("1f1b", "gpipe")
-"""Schedules that can be written down for any number of micro-batches."""
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.grouping import grouped
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NONE, Float64, Int64
+
+NEVER: Final = int(np.iinfo(np.int64).min)
+
+SMALLEST: Final = 4096
+"""Collectives of fewer bytes move no parameters and no gradients: losses, norms, counters."""
 
 
-@dataclass(frozen=True)
-class Hop:
-    """One message of a stage: ``stage`` is the other end; ``forward`` are activations, else gradients."""
+@dataclass(eq=False)
+class Collective:
+    """A collective or message of ``size`` ranks. ``bytes`` as in ``Collectives`` (None: not known); ``floor_ns`` is the
+    last arrival of a rank that is not in the recording.
+    """
 
-    sends: bool
-    stage: int
-    forward: bool
-
-
-@dataclass(frozen=True)
-class Work:
-    """Passes with no message in between: ``F`` forward, ``B`` backward, ``FB`` one after the other."""
-
-    passes: str
-
-
-Turn = Work | tuple[Hop, ...]
+    kind: str
+    group: int
+    bytes: int | None
+    size: int
+    step: int | None
+    dtype: str | None = None
+    floor_ns: int = NEVER
 
 
-def turns(schedule: str, stages: int, stage: int, microbatches: int) -> list[Turn]:
-    """What a stage does in a step; neighbouring passes are one piece of work, neighbouring messages one exchange."""
-    hops = _hops(stages, stage)
-    if schedule == "gpipe":
-        return _joined(_all_forwards_first(hops, microbatches))
-    return _joined(_one_forward_one_backward(hops, min(stages - stage - 1, microbatches), microbatches))
+@dataclass(eq=False)
+class RankOp:
+    """One rank's part in a collective: on which ``lane`` (stream) of the rank, how long after it could start it did
+    (``gap_ns``), and how long it took from the last arrival (``transfer_ns``).
+    """
+
+    rank: int
+    collective: Collective
+    lane: int
+    gap_ns: float = 0.0
+    transfer_ns: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """Of its collective; 0 where not known."""
+        return self.collective.bytes or 0
+
+    def moves(self, *kinds: str) -> bool:
+        """Is it of one of these kinds, and moves parameters or gradients?"""
+        return self.collective.kind in kinds and self.bytes >= SMALLEST
 
 
-@dataclass(frozen=True)
-class _Hops:
-    """The messages of one stage; nothing where it has no neighbour on that side."""
-
-    from_before: tuple[Hop, ...]
-    to_next: tuple[Hop, ...]
-    from_next: tuple[Hop, ...]
-    to_before: tuple[Hop, ...]
+StepCollectives = dict[tuple[int, int], list[RankOp]]
+"""(rank, step) -> its rank ops of one sort in the order of issue."""
 
 
-def _hops(stages: int, stage: int) -> _Hops:
-    before, behind = stage > 0, stage < stages - 1
-    return _Hops(
-        from_before=(Hop(False, stage - 1, True),) if before else (),
-        to_next=(Hop(True, stage + 1, True),) if behind else (),
-        from_next=(Hop(False, stage + 1, False),) if behind else (),
-        to_before=(Hop(True, stage - 1, False),) if before else (),
-    )
+@dataclass(eq=False)
+class ScheduleOp:
+    """One op: the rank's own time before it by category (ns), and what it then does.
+
+    ``rank_op`` is set where ``kind`` is ISSUE or WAIT, ``mark`` where MARK, ``hold_ns`` where HOLD.
+    """
+
+    kind: OpKind
+    own_ns: Float64
+    lag_ns: float = 0.0
+    rank_op: RankOp | None = None
+    mark: int = NONE
+    hold_ns: int = NEVER
+    step: int | None = None
+    """The job's step number in which this happens; None before the first."""
+
+    @property
+    def issued(self) -> RankOp | None:
+        """The rank op that it issues; None where it does something else."""
+        return self.rank_op if self.kind is OpKind.ISSUE else None
+
+    @classmethod
+    def of(cls, kind: OpKind, rank_op: RankOp, step: int | None, lag_ns: float = 0.0) -> ScheduleOp:
+        """An op without own time before it, which issues a rank op or waits for it."""
+        return cls(kind, np.zeros(len(TimeCategory)), lag_ns, rank_op, step=step)
 
 
-# Activations come first at both ends of every pair, so that no two stages wait for each other's other half.
-def _one_forward_one_backward(hops: _Hops, ahead: int, microbatches: int) -> Iterable[Turn]:
-    for _ in range(ahead):
-        yield from (hops.from_before, Work("F"), hops.to_next)
-    steady = microbatches - ahead
-    if steady:
-        yield hops.from_before
-    for index in range(steady):
-        yield from (Work("F"), hops.to_next + hops.from_next, Work("B"))
-        yield hops.to_before if index == steady - 1 else hops.from_before + hops.to_before
-    for _ in range(ahead):
-        yield from (hops.from_next, Work("B"), hops.to_before)
+@dataclass(eq=False)
+class EditableSchedules:
+    """All ranks' ops, in order. ``start_ns`` is when each rank starts."""
+
+    recorded: RecordedSchedules
+    ops: dict[int, list[ScheduleOp]]
+    start_ns: dict[int, int]
+    marks: int
+    lanes: int
+    """Lanes in use: a new one takes this number."""
+    floor_step_ns: dict[int, float] = field(default_factory=dict)
+    """Rank -> host time per step that does not depend on the rest; the step cannot be shorter."""
+    settling: int = 0
+    """Steps until ranks have found a new rhythm: the first one starts as far apart on them as it was recorded."""
+
+    def issued(self) -> Iterator[tuple[int | None, RankOp]]:
+        """(step, rank op) of every rank op, rank by rank in the order of issue."""
+        for op in chain.from_iterable(self.ops.values()):
+            if (rank_op := op.issued) is not None:
+                yield op.step, rank_op
+
+    def by_step(self, kind: str) -> StepCollectives:
+        """The collectives of a kind that move parameters or gradients, rank by rank and step by step."""
+        return grouped(
+            ((rank_op.rank, step), rank_op)
+            for step, rank_op in self.issued()
+            if step is not None and rank_op.moves(kind)
+        )
+
+    def of_gradients(self, kind: str) -> StepCollectives:
+        """Those of them in the group that moves most bytes; empty where none is recorded with its size."""
+        moved: Counter[int] = Counter()
+        for collective, (first, *_) in self.collectives().items():
+            if first.moves(kind):
+                moved[collective.group] += first.bytes
+        group = max(moved, key=moved.__getitem__, default=NONE)
+        of_group = (
+            (key, [own for own in rank_ops if own.collective.group == group])
+            for key, rank_ops in self.by_step(kind).items()
+        )
+        return {key: rank_ops for key, rank_ops in of_group if rank_ops}
+
+    def collectives(self) -> dict[Collective, list[RankOp]]:
+        """Every collective with its rank ops, in the order in which they are first issued."""
+        return grouped((rank_op.collective, rank_op) for _, rank_op in self.issued())
+
+    def every_step(self, *, whole: bool = False) -> Iterator[StepOps]:
+        """Every step of every rank; its ops are read when it is its turn."""
+        for rank, ops in self.ops.items():
+            for step in sorted({op.step for op in ops if op.step is not None}):
+                yield StepOps(self, rank, step, whole=whole)
+
+    def without(self, rank_ops: set[RankOp]) -> None:
+        """Take these rank ops out, with all waits for them. The own time around them stays."""
+        for rank, ops in self.ops.items():
+            self.ops[rank], _ = without(ops, rank_ops)
+
+    def compiled(self) -> Schedules:
+        """What the engine replays."""
+        ranks = tuple(sorted(self.ops))
+        numbers: dict[RankOp, int] = {}
+        instances: dict[Collective, int] = {}
+        last: dict[tuple[int, int], int] = {}
+        columns: list[tuple[int, int, int, int]] = []
+        every = [op for rank in ranks for op in self.ops[rank]]
+        for rank_op in filter(None, (op.issued for op in every)):
+            instance = instances.setdefault(rank_op.collective, len(instances))
+            previous = last.get((rank_op.rank, rank_op.lane), NONE)
+            columns.append((instance, previous, round(rank_op.gap_ns), round(rank_op.transfer_ns)))
+            last[rank_op.rank, rank_op.lane] = numbers[rank_op] = len(numbers)
+        holds = [op.hold_ns for op in every if op.kind is OpKind.HOLD]
+        number_of_hold = iter(range(len(holds)))
+        operand = [
+            numbers[op.rank_op]
+            if op.rank_op is not None
+            else next(number_of_hold)
+            if op.kind is OpKind.HOLD
+            else op.mark
+            for op in every
+        ]
+        of_rank_ops = np.array(columns, dtype=np.int64).reshape(-1, 4)
+        return Schedules(
+            ranks=ranks,
+            start_ns=np.array([self.start_ns[rank] for rank in ranks], dtype=np.int64),
+            first=np.cumsum([0, *(len(self.ops[rank]) for rank in ranks)]),
+            kind=np.array([op.kind for op in every], dtype=np.int64),
+            operand=np.array(operand, dtype=np.int64),
+            own_ns=np.concatenate([_in_whole_ns(self.ops[rank]) for rank in ranks]),
+            lag_ns=np.array([round(op.lag_ns) for op in every], dtype=np.int64),
+            instance=of_rank_ops[:, 0],
+            previous=of_rank_ops[:, 1],
+            gap_ns=of_rank_ops[:, 2],
+            transfer_ns=of_rank_ops[:, 3],
+            floor_ns=np.array([collective.floor_ns for collective in instances], dtype=np.int64),
+            hold_ns=np.array(holds, dtype=np.int64),
+            marks=self.marks,
+        )
+
+    def step_ns(self, replayed: ReplayResult, unchanged: ReplayResult) -> float:
+        """The job's step time in a replay of these schedules. It misses of the measured step what the replay of the
+        ``unchanged`` steps misses: that is taken out.
+        """
+        measured = float(self.recorded.slowest_ns(unchanged).mean())
+        predicted = self._settled_ns(replayed) * (measured / self._settled_ns(unchanged))
+        return max([predicted, *self.floor_step_ns.values()])
+
+    def _settled_ns(self, replayed: ReplayResult) -> float:
+        """Mean step of the slowest rank, without the steps in which ranks still settle."""
+        windows = self.recorded.windows_ns(replayed)
+        windows = windows[:, min(self.settling, windows.shape[1] - 1) :]
+        return float(windows.mean(axis=1).max())
 
 
-def _all_forwards_first(hops: _Hops, microbatches: int) -> Iterable[Turn]:
-    for _ in range(microbatches):
-        yield from (hops.from_before, Work("F"), hops.to_next)
-    for _ in range(microbatches):
-        yield from (hops.from_next, Work("B"), hops.to_before)
-
-
-def _joined(listed: Iterable[Turn]) -> list[Turn]:
-    found: list[Turn] = []
-    for turn in listed:
-        last = found[-1] if found else None
-        if turn == ():
-            continue
-        if isinstance(turn, Work):
-            if isinstance(last, Work):
-                found[-1] = Work(last.passes + turn.passes)
-            else:
-                found.append(turn)
-        elif isinstance(last, tuple):
-            found[-1] = last + turn
+def without(ops: Sequence[ScheduleOp], rank_ops: Set[RankOp]) -> tuple[list[ScheduleOp], Float64]:
+    """(ops without those of ``rank_ops``, own time after the last of them); the own time before an op that is taken out
+    comes before the next one.
+    """
+    left: list[ScheduleOp] = []
+    carried: Float64 | None = None
+    for op in ops:
+        own_ns = op.own_ns if carried is None else op.own_ns + carried
+        if op.rank_op in rank_ops:
+            carried = own_ns
         else:
-            found.append(turn)
-    return found
+            left.append(op if carried is None else replace(op, own_ns=own_ns))
+            carried = None
+    return left, np.zeros(len(TimeCategory)) if carried is None else carried
+
+
+def _in_whole_ns(ops: list[ScheduleOp]) -> Int64:
+    """Own time before each op in whole ns; rounding errors do not add up."""
+    progress = np.round(np.cumsum([float(op.own_ns.sum()) for op in ops]))
+    return np.diff(progress, prepend=0).astype(np.int64)
+
+
+class StepOps:
+    """The ops of one rank in one step. ``progress_ns`` is the rank's own time passed at each op, from the first of
+    them; new ops are placed by it. ``whole``: with the op that starts the next step, and so all own time of this one.
+    """
+
+    def __init__(self, schedules: EditableSchedules, rank: int, step: int, *, whole: bool = False) -> None:
+        self._schedules, self.rank, self.step = schedules, rank, step
+        places = [place for place, op in enumerate(schedules.ops[rank]) if op.step == step]
+        self._bounds = (places[0], min(places[-1] + 1 + whole, len(schedules.ops[rank]))) if places else (0, 0)
+        self.ops: list[ScheduleOp] = schedules.ops[rank][slice(*self._bounds)]
+        self._rows = np.cumsum([op.own_ns for op in self.ops], axis=0) if self.ops else np.zeros((0, 1))
+        self.progress_ns: Float64 = self._rows.sum(axis=1)
+
+    def issues(self, *kinds: str) -> dict[int, RankOp]:
+        """Place in ``ops`` -> the rank op issued there, of those of these kinds that move parameters or gradients."""
+        issued = ((place, op.issued) for place, op in enumerate(self.ops))
+        return {place: rank_op for place, rank_op in issued if rank_op is not None and rank_op.moves(*kinds)}
+
+    def places(self, kind: OpKind, rank_ops: set[RankOp]) -> list[int]:
+        """Places in ``ops`` of those that issue ``rank_ops``, or wait for them."""
+        return [place for place, op in enumerate(self.ops) if op.kind is kind and op.rank_op in rank_ops]
+
+    def replace(self, dropped: frozenset[RankOp], added: Sequence[tuple[float, ScheduleOp]]) -> None:
+        """Take the ops of the rank ops ``dropped`` out and put ``added`` in at their progress; the own time stays.
+
+        At the same progress the ops that were there come first, then those added, in their order.
+        """
+        ops = zip(self.progress_ns, self.ops, strict=True)
+        left = [(float(at), op) for at, op in ops if op.rank_op is None or op.rank_op not in dropped]
+        self._write(sorted([*left, *added], key=lambda item: item[0]))
+
+    def move(self, behind: Mapping[int, int]) -> None:
+        """Move ops (by their place in ``ops``) to right behind others; those moved to one place stay in order."""
+        order = sorted(range(len(self.ops)), key=lambda place: (behind.get(place, place), place in behind, place))
+        self._write([(float(self.progress_ns[behind.get(place, place)]), self.ops[place]) for place in order])
+
+    def _write(self, items: Sequence[tuple[float, ScheduleOp]]) -> None:
+        """Write the step anew: ops in order, each at its progress."""
+        passed = self._rows_at(np.array([at for at, _ in items]))
+        own = np.diff(passed, axis=0, prepend=0.0)
+        written = [replace(op, own_ns=rows) for (_, op), rows in zip(items, own, strict=True)]
+        rest = self._rows[-1] - (passed[-1] if len(passed) else 0.0)
+        ops = self._schedules.ops[self.rank]
+        ops[slice(*self._bounds)] = written
+        # What was left after the last op comes before the next step's first.
+        following = self._bounds[0] + len(written)
+        if rest.any() and following < len(ops):
+            ops[following].own_ns = ops[following].own_ns + rest
+
+    def _rows_at(self, progress_ns: Float64) -> Float64:
+        """Own time passed at each moment of the progress (lines), by category (columns): linear between the ops."""
+        points = np.concatenate(([0.0], self.progress_ns))
+        rows = np.concatenate((np.zeros((1, self._rows.shape[1])), self._rows))
+        after = np.clip(np.searchsorted(points, progress_ns, side="left"), 1, len(points) - 1)
+        length = points[after] - points[after - 1]
+        share = np.divide(progress_ns - points[after - 1], length, out=np.ones_like(length), where=length > 0)
+        share = np.clip(share, 0.0, 1.0)[:, None]
+        return np.asarray(rows[after - 1] + share * (rows[after] - rows[after - 1]), dtype=np.float64)
+
+
+def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> EditableSchedules:
+    """The recorded schedules, ready to be edited."""
+    schedules = recorded.schedules
+    collectives = _collectives(result, schedules)
+    lanes = _lanes(schedules)
+    rank_ops: dict[int, RankOp] = {}
+    ops: dict[int, list[ScheduleOp]] = {}
+    for index, rank in enumerate(schedules.ranks):
+        span = schedules.slice_of(rank)
+        progress = np.concatenate(([0], np.cumsum(schedules.own_ns[span])))
+        own = recorded.rows_between(result, rank, progress).astype(np.float64)
+        begins = {int(mark): int(step) for mark, step in zip(recorded.begin[index], recorded.steps, strict=True)}
+        step = None
+        ops[rank] = []
+        for place, at in enumerate(range(span.start, span.stop)):
+            kind, operand = OpKind(int(schedules.kind[at])), int(schedules.operand[at])
+            op = ScheduleOp(kind, own[place], lag_ns=int(schedules.lag_ns[at]))
+            if kind in (OpKind.ISSUE, OpKind.WAIT):
+                if operand not in rank_ops:
+                    rank_ops[operand] = RankOp(
+                        rank, collectives[int(schedules.instance[operand])], lanes[operand],
+                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand]),
+                    )  # fmt: skip
+                op.rank_op = rank_ops[operand]
+            elif kind is OpKind.MARK:
+                op.mark = operand
+                step = begins.get(operand, step)
+            else:
+                op.hold_ns = int(schedules.hold_ns[operand])
+            op.step = step
+            ops[rank].append(op)
+    starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
+    return EditableSchedules(recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1)
+
+
+def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
+    """One for each instance of the schedules; those beyond the matched ones are a single rank's."""
+    known = result.matched_before.instances
+    collectives = []
+    for number, floor in enumerate(schedules.floor_ns.tolist()):
+        if number >= len(known):
+            collectives.append(Collective(kind="unmatched", group=NONE, bytes=None, size=1, step=None))
+            continue
+        group, count, dtype = int(known.group[number]), int(known.bytes[number]), int(known.dtype[number])
+        collectives.append(
+            Collective(
+                kind=known.kinds[int(known.kind[number])],
+                group=group,
+                bytes=count if count >= 0 else None,
+                size=len(known.groups[group].ranks) or known.groups[group].size or int(known.participants[number]),
+                step=int(known.step[number]),
+                dtype=known.dtypes[dtype] if dtype != NONE else None,
+                floor_ns=int(floor),
+            )
+        )
+    return collectives
+
+
+def _lanes(schedules: Schedules) -> dict[int, int]:
+    """Rank op -> the lane that it runs on: that of the one it follows, else a new one."""
+    lanes: dict[int, int] = {}
+    for rank_op, previous in enumerate(schedules.previous.tolist()):
+        lanes[rank_op] = lanes[previous] if previous != NONE and previous in lanes else len(lanes)
+    return lanes

@@ -1,4 +1,4 @@
-"""Changes of sharding: the ZeRO stage, which is FSDP's sharding strategy under another name.
+"""Settings of sharding: the ZeRO stage (FSDP's sharding strategy under another name), prefetch, overlap, reshard.
 
 What each stage sends per step for P bytes of parameters (Rajbhandari et al., "ZeRO", SC'20, section 7): stage 0
 all-reduces the gradients; stages 1 and 2 reduce-scatter them and all-gather the updated parameters once; stage 3
@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.replay.engine import Op
-from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,
@@ -21,166 +20,207 @@ from perfscope.analyzers.whatif.change import (
     Setting,
     Uncertainty,
     flag,
-)  # fmt: skip
-from perfscope.analyzers.whatif.network import transfer_of
-from perfscope.analyzers.whatif.relay import Stretch
-from perfscope.analyzers.whatif.script import Line, Meeting, Part, Script
+    keep_host_pace,
+)
+from perfscope.analyzers.whatif.schedules import (
+    Collective,
+    EditableSchedules,
+    RankOp,
+    ScheduleOp,
+    StepCollectives,
+    StepOps,
+)
 from perfscope.analyzers.whatif.sharding_on import shard
 from perfscope.analyzers.whatif.sharding_plan import deepspeed_bucket
-from perfscope.analyzers.whatif.sharding_traffic import (
-    SMALLEST,
-    Steps,
+from perfscope.analyzers.whatif.sharding_recorded import (
     bytes_per_step,
+    compute_more,
     gathered_twice,
-    gathers_by_step,
+    optimizer_ns,
+    phases,
     recorded_stage,
     reductions_by_step,
 )
-from perfscope.analyzers.whatif.sharding_units import compute_more, optimizer_ns, phases
 
 _DDP_BUCKET: Final = 25 << 20
 """Default ``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
 _FEW: Final = 3
-"""Fewer reductions a step leave open how those of other sizes would lie."""
+"""With fewer reductions per step it is not known when those of other sizes would be issued."""
+_MOST_AHEAD: Final = 4
 
 
-def _stage(script: Script, context: Context, name: str, value: str) -> Uncertainty:
+def _stage(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """From stage 3 to a lower one: parameters are gathered once, after the optimizer, or never. Up: ``sharding_on``."""
     if value not in ("0", "1", "2", "3"):
         raise BadSetting(f"{name}={value}: write 0, 1, 2 or 3")
-    gathers, reductions = gathers_by_step(script), reductions_by_step(script)
+    gathers, reductions = schedules.by_step("all_gather"), reductions_by_step(schedules)
     stage, new = recorded_stage(context, gathers, reductions), int(value)
     if new == stage:
         return Uncertainty(0.0, 0.0)
     if new > stage:
-        return shard(script, context, name, (stage, new), gathers, reductions)
+        return shard(schedules, context, name, (stage, new), gathers, reductions)
     if stage < 3:
         raise CannotReplay(
-            f"{name}: parameters are gathered once a step only: the job is at stage 1 or 2, and what is reduced "
-            "there tells little of lower ones"
+            f"{name}: parameters are gathered only once per step: the job is at stage 1 or 2, and what it reduces does "
+            "not show what lower stages would reduce"
         )
-    every = [part for parts in gathers.values() for part in parts]
-    script.without(set(every))
+    every = [rank_op for rank_ops in gathers.values() for rank_op in rank_ops]
+    schedules.without(set(every))
     missed = 0.0
     if new == 0:
-        missed = _grow_optimizer(script, context, reductions) / 2
+        missed = _grow_optimizer(schedules, context, reductions) / 2
     else:
         # Forward and backward each gathered every parameter: once is half of it.
-        _gather_once(script, context, every, bytes_per_step(gathers) / 2)
+        _gather_once(schedules, context, every, bytes_per_step(gathers) / 2)
     if new < 2:
-        _reduce_all(script, context)
-        # Stage 1 of DeepSpeed keeps whole gradients and reduces them once the last of them is there.
-        _move_reductions(script, together=math.inf if new == 1 and not _is_fsdp(context) else _DDP_BUCKET)
+        _reduce_all(schedules, context)
+        # Stage 1 of DeepSpeed holds whole gradients and reduces them once the last of them is there.
+        _move_reductions(schedules, together=math.inf if new == 1 and not _is_fsdp(context) else _DDP_BUCKET)
     if new == 0 and max(map(len, reductions.values()), default=0) < _FEW:
         # So few show the end of the backward, but not when smaller buckets would have been full.
-        missed += max(part.transfer_ns for parts in reductions.values() for part in parts)
+        missed += max(rank_op.transfer_ns for rank_ops in reductions.values() for rank_op in rank_ops)
     # On CPUs what is sent beside the backward then takes cores from it.
-    on_devices = any(partial.has_device_work for partial in context.result.partials.values())
-    return Uncertainty(less=0.30 if on_devices else 0.45, more=0.15, either_ns=missed)
+    return Uncertainty(less=0.30 if context.on_devices else 0.45, more=0.15, either_ns=missed)
 
 
-def _gather_once(script: Script, context: Context, gathers: list[Part], size: float) -> None:
+def _gather_once(schedules: EditableSchedules, context: Context, gathers: list[RankOp], size: float) -> None:
     """One gather of all parameters at the end of every step; the next one's first own work waits for it.
 
-    FSDP gathers unit by unit, as recorded; others buckets as large as DeepSpeed's are by default.
+    FSDP gathers unit by unit, as recorded; others gather buckets as large as DeepSpeed's are by default.
     """
-    piece = deepspeed_bucket(context, gathers[0].meeting.dtype, "allgather_bucket_size")
+    piece = deepspeed_bucket(context, gathers[0].collective.dtype, "allgather_bucket_size")
     if _is_fsdp(context):
-        piece = float(np.median([part.meeting.bytes or 0 for part in gathers]))
+        piece = float(np.median([rank_op.bytes for rank_op in gathers]))
     pieces = max(1, round(size / piece))
-    meetings: dict[tuple[int, int], Meeting] = {}
-    for rank in script.lines:
-        mine = next((part for part in gathers if part.rank == rank), None)
-        if mine is None:
+    size = round(size / pieces)
+    collectives: dict[tuple[int, int], Collective] = {}
+    models = {rank_op.rank: rank_op for rank_op in reversed(gathers)}
+    for step_ops in schedules.every_step(whole=True):
+        model, step = models.get(step_ops.rank), step_ops.step
+        if model is None:
             continue
-        for step in sorted({line.step for line in script.lines[rank] if line.step is not None}):
-            stretch = Stretch(script, rank, step, whole=True)
-            at = float(stretch.progress_ns[-1]) - 1  # right before the next step begins
-            added: list[tuple[float, Line]] = []
-            for piece in range(pieces):
-                meeting = meetings.setdefault((step, piece), _like(mine.meeting, round(size / pieces), step))
-                part = Part(rank, meeting, mine.lane, 0.0, transfer_of(context, mine, round(size / pieces)))
-                added.append((at, Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=step)))
-            added += [(at, Line(Op.BLOCK, np.zeros(len(Row)), part=line.part, step=step)) for _, line in added]
-            stretch.replace(frozenset(), added)
+        like, at = model.collective, float(step_ops.progress_ns[-1]) - 1  # right before the next step begins
+        new = []
+        for number in range(pieces):
+            gather = Collective("all_gather", like.group, size, like.size, step, like.dtype)
+            gather = collectives.setdefault((step, number), gather)
+            new.append(RankOp(step_ops.rank, gather, model.lane, 0.0, context.transfer_ns(model, size)))
+        kinds = (OpKind.ISSUE, OpKind.WAIT)
+        step_ops.replace(frozenset(), [(at, ScheduleOp.of(kind, one, step)) for kind in kinds for one in new])
 
 
 def _is_fsdp(context: Context) -> bool:
     return any("fsdp" in partial.strategies for partial in context.result.partials.values())
 
 
-def _move_reductions(script: Script, together: float) -> None:
-    """Reductions are handed over ``together`` bytes at a time, and nobody waits before all of them are."""
-    for rank in script.lines:
-        for step in sorted({line.step for line in script.lines[rank] if line.step is not None}):
-            stretch = Stretch(script, rank, step)
-            mine = {part for line in stretch.lines if line.op is Op.ISSUE and (part := line.part) and _reduces(part)}
-            if not mine:
-                continue
-            at = [float(at) for at in stretch.progress_ns]
-            issues = [place for place, line in enumerate(stretch.lines) if line.op is Op.ISSUE and line.part in mine]
-            blocks = [place for place, line in enumerate(stretch.lines) if line.op is Op.BLOCK and line.part in mine]
-            last = at[issues[-1]]
-            moved: list[tuple[float, Line]] = []
-            waiting: list[Line] = []
-            held = 0
-            for place in issues:
-                line = stretch.lines[place]
-                waiting.append(line)
-                held += (line.part.meeting.bytes or 0) if line.part is not None else 0
-                if held >= together or place == issues[-1]:
-                    moved += [(at[place], each) for each in waiting]
-                    waiting, held = [], 0
-            moved += [(max(at[place], last), stretch.lines[place]) for place in blocks]
-            stretch.replace(frozenset(mine), moved)
+def _move_reductions(schedules: EditableSchedules, together: float) -> None:
+    """Reductions are issued ``together`` bytes at a time, and nothing waits before all of them are."""
+    for step_ops in schedules.every_step():
+        issues = step_ops.issues("reduce_scatter")
+        if not issues:
+            continue
+        mine = set(issues.values())
+        at = [float(at) for at in step_ops.progress_ns]
+        last = max(issues)
+        moved: list[tuple[float, ScheduleOp]] = []
+        pending: list[ScheduleOp] = []
+        held = 0
+        for place, rank_op in issues.items():
+            pending.append(step_ops.ops[place])
+            held += rank_op.bytes
+            if held >= together or place == last:
+                moved += [(at[place], each) for each in pending]
+                pending, held = [], 0
+        moved += [(max(at[place], at[last]), step_ops.ops[place]) for place in step_ops.places(OpKind.WAIT, mine)]
+        step_ops.replace(frozenset(mine), moved)
 
 
-def _grow_optimizer(script: Script, context: Context, reductions: Steps) -> float:
+def _grow_optimizer(schedules: EditableSchedules, context: Context, reductions: StepCollectives) -> float:
     """Each rank updates all parameters, not its share of them; returns by how much that lengthens a step, ns."""
     total = 0.0
-    for (rank, step), parts in reductions.items():
-        when = phases(context, Stretch(script, rank, step, whole=True), rank, step, parts)
-        grown = optimizer_ns(context, rank, step) * (parts[0].meeting.size - 1)
-        compute_more(script.lines[rank], step, when, grown)
+    for (rank, step), rank_ops in reductions.items():
+        when = phases(context, StepOps(schedules, rank, step, whole=True), rank_ops)
+        grown = optimizer_ns(context, rank, step) * (rank_ops[0].collective.size - 1)
+        compute_more(schedules.ops[rank], step, when, grown)
         total += grown
     return total / max(len(reductions), 1)
 
 
-def _reduces(part: Part) -> bool:
-    return part.meeting.kind == "reduce_scatter" and (part.meeting.bytes or 0) >= SMALLEST
-
-
-def _like(meeting: Meeting, size: int, step: int) -> Meeting:
-    return Meeting(meeting.kind, meeting.group, size, meeting.size, step, meeting.dtype)
-
-
-def _reduce_all(script: Script, context: Context) -> None:
+def _reduce_all(schedules: EditableSchedules, context: Context) -> None:
     """Reduce-scatters become all-reduces, which move twice the bytes. Gloo carries a reduce-scatter out as an
-    all-reduce: there it cost that already.
+    all-reduce: there the recorded transfer is that of one already.
     """
     times = 1 if any(run.backend == "gloo" for run in context.runs.values()) else 2
-    for _, _, line in script.of_kind("reduce_scatter"):
-        part = line.part
-        if part is not None and _reduces(part):
-            part.transfer_ns = transfer_of(context, part, times * (part.meeting.bytes or 0))
+    for _, rank_op in schedules.issued():
+        if rank_op.moves("reduce_scatter"):
+            rank_op.transfer_ns = context.transfer_ns(rank_op, times * rank_op.bytes)
 
 
-def _reshard(script: Script, context: Context, name: str, value: str) -> Uncertainty:
-    """Parameters gathered for the forward are kept for the backward (``SHARD_GRAD_OP``)."""
+def _reshard(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Parameters gathered for the forward stay for the backward (``SHARD_GRAD_OP``)."""
     if flag(name, value):
-        raise CannotReplay(f"{name}=true: how long the gathers would take that were not made is not recorded")
-    dropped: set[Part] = set()
-    gathers = gathers_by_step(script)
-    for parts in gathers.values():
-        # The backward gathers what the forward did, but for the last unit's, which some keep: it comes second.
-        dropped.update(parts[-(len(parts) // 2) :])
-    if not dropped or not gathered_twice(context, gathers, reductions_by_step(script)):
-        raise CannotReplay(f"{name}: parameters are not gathered twice a step")
-    script.without(dropped)
+        raise CannotReplay(f"{name}=true: the recording does not show how long the additional gathers would take")
+    dropped: set[RankOp] = set()
+    gathers = schedules.by_step("all_gather")
+    for rank_ops in gathers.values():
+        # The backward gathers what the forward did, except the last unit where that stays: it comes second.
+        dropped.update(rank_ops[-(len(rank_ops) // 2) :])
+    if not dropped or not gathered_twice(context, gathers, reductions_by_step(schedules)):
+        raise CannotReplay(f"{name}: parameters are not gathered twice per step")
+    schedules.without(dropped)
     return Uncertainty(less=0.20, more=0.10)
 
 
+def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Every gather is issued where the one ``value`` before it was: while an earlier layer computes.
+
+    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next.
+    """
+    ahead = int(value) if value.isdecimal() else 0
+    if not 1 <= ahead <= _MOST_AHEAD:
+        raise BadSetting(f"{name}={value}: write how many gathers earlier, 1 to {_MOST_AHEAD}")
+    moved = False
+    for step_ops in list(schedules.every_step()):
+        places = list(step_ops.issues("all_gather"))
+        # Each pass gathers every unit; where the backward gathers one less, the forward's last one stays for it.
+        passes = (places[: len(places) // 2], places[len(places) // 2 :]) if len(places) % 2 == 0 else (places,)
+        behind = {
+            place: each[max(number - ahead, 0)]
+            for each in passes for number, place in enumerate(each) if number
+        }  # fmt: skip
+        for place, target in behind.items():
+            # Issued with that one: as long after the rank came there.
+            step_ops.ops[place].lag_ns = step_ops.ops[target].lag_ns
+        step_ops.move(behind)
+        moved |= bool(behind)
+    keep_host_pace(schedules, context)
+    if not moved:
+        raise CannotReplay(f"{name}: no gathers of parameters follow one another in a recorded step")
+    return Uncertainty(less=0.30, more=0.10)
+
+
+def _overlap_reductions(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Reductions run beside the backward; only what follows the last of them waits for all."""
+    if not flag(name, value):
+        raise CannotReplay(f"{name}=false: the recording does not show what would wait for each reduction")
+    moved = False
+    for step_ops in list(schedules.every_step()):
+        issues = step_ops.issues("reduce_scatter", "all_reduce")
+        if not issues:
+            continue
+        last = max(issues)
+        waits = [place for place in step_ops.places(OpKind.WAIT, set(issues.values())) if place < last]
+        step_ops.move(dict.fromkeys(waits, last))
+        moved |= bool(waits)
+    keep_host_pace(schedules, context)
+    if not moved:
+        raise CannotReplay(f"{name}: nothing waits for a reduction before the last of them has been issued")
+    return Uncertainty(less=0.30, more=0.05)
+
+
 SETTINGS = (
-    Setting("zero.stage", "0|1|2", "shard parameters, gradients and optimizer more, or less", _stage, 1),
+    Setting("zero.stage", "0|1|2|3", "shard parameters, gradients and optimizer more, or less", _stage, 1),
     Setting("fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1),
+    Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1),
+    Setting("zero.overlap_comm", "true", "reduce gradients while the backward computes", _overlap_reductions, 1),
 )

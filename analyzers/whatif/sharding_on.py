@@ -1,16 +1,17 @@
-"""A replicated model sharded, or sharded further: what is gathered and reduced then, where, and what that takes.
+"""A replicated model sharded, or sharded further: what is then gathered and reduced, and when.
 
-The recorded step is taken down to each rank's own time, and laid out anew as the framework in use would do it:
+Only each rank's own time of the recorded step stays. Its collectives are written anew, as the framework in use would
+issue them:
 
 - torch, stage 3 (``fully_shard``, ``FULL_SHARD``): each unit is gathered before its forward and again before its
   backward, while the one before it computes (``BACKWARD_PRE``; for the forward by a host that runs ahead), and its
-  gradients are reduce-scattered after it. Stage 2 (``SHARD_GRAD_OP``) leaves the second gather out. Stage 1
+  gradients are reduce-scattered after it. Stage 2 (``SHARD_GRAD_OP``) omits the second gather. Stage 1
   (``ZeroRedundancyOptimizer``) reduces as before; each rank then broadcasts the parameters that it updated.
 - DeepSpeed and Megatron-LM, stages 1 and 2: everything is gathered once, after the optimizer. DeepSpeed reduces in
-  buckets of ``reduce_bucket_size``: after the backward at stage 1, during it at stage 2 and 3, in its way unless
-  ``overlap_comm`` is set.
+  buckets of ``reduce_bucket_size``: after the backward at stage 1, during it at stage 2 and 3. The backward waits for
+  each bucket unless ``overlap_comm`` is set.
 
-Each rank updates 1/n of the parameters. On CPUs nothing overlaps: there torch has every gather and reduction block.
+Each rank updates 1/n of the parameters. On CPUs nothing overlaps: there torch waits for every gather and reduction.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Final
 
-import numpy as np
-
-from perfscope.analyzers.replay.engine import Op, play
-from perfscope.analyzers.timeline import Row
+from perfscope.analyzers.replay.engine import OpKind, replay
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Uncertainty
 from perfscope.analyzers.whatif.ddp import alone_share
-from perfscope.analyzers.whatif.relay import Stretch
-from perfscope.analyzers.whatif.script import NEVER, Line, Meeting, Part, Script
-from perfscope.analyzers.whatif.sharding_costs import Costs
-from perfscope.analyzers.whatif.sharding_plan import Plan, plan_of
-from perfscope.analyzers.whatif.sharding_traffic import Steps
-from perfscope.analyzers.whatif.sharding_units import (
-    Phases,
+from perfscope.analyzers.whatif.schedules import (
+    NEVER,
+    Collective,
+    EditableSchedules,
+    RankOp,
+    ScheduleOp,
+    StepCollectives,
+    StepOps,
+)
+from perfscope.analyzers.whatif.sharding_plan import Costs, ShardingPlan, plan_of
+from perfscope.analyzers.whatif.sharding_recorded import (
+    TrainingPhases,
     Units,
     compute_more,
     fluctuation_ns,
@@ -42,139 +45,143 @@ from perfscope.analyzers.whatif.sharding_units import (
     phases,
     units,
 )
-from perfscope.trace import Float64
+from perfscope.trace.trace import Float64
 
 _MISSED: Final = 0.20
-"""Share of what is saved or lost that the layout may miss: overheads of wrappers, how far gathers hide."""
+"""Share of what is saved or lost that the model may miss: overheads of wrappers, how far gathers are overlapped."""
 
 
 def shard(
-    script: Script, context: Context, name: str, stages: tuple[int, int], gathers: Steps, reductions: Steps
-) -> Uncertainty:
-    """Play ``stages`` (from, to; the second is higher). Raises CannotReplay with the reason."""
-    _refuse_unplayable(context, name, reductions)
+    schedules: EditableSchedules, context: Context, name: str, stages: tuple[int, int],
+    gathers: StepCollectives, reductions: StepCollectives,
+) -> Uncertainty:  # fmt: skip
+    """Edit the schedules for ``stages`` (from, to; the second is higher). Raises CannotReplay with the reason."""
+    _refuse(context, name, reductions)
     current, stage = stages
-    parts = [part for steps in (reductions, gathers) for each in steps.values() for part in each]
-    first = parts[0]
-    kind = first.meeting.kind
-    alone = alone_share(context, first.meeting.group) if kind == "all_reduce" else 1.0
-    plan = plan_of(context, stage, first)
-    writer = _Writer(script, context, plan, Costs(context, parts, alone))
+    rank_ops = [rank_op for steps in (reductions, gathers) for each in steps.values() for rank_op in each]
+    first = rank_ops[0].collective
+    alone = alone_share(context, first.group) if first.kind == "all_reduce" else 1.0
+    plan = plan_of(context, stage, rank_ops[0])
+    writer = _ShardingWriter(schedules, context, plan, Costs(context, rank_ops, alone))
     own: dict[int, list[float]] = {}
     for (rank, step), mine in sorted(reductions.items()):
-        stretch = Stretch(script, rank, step, whole=True)
-        when = phases(context, stretch, rank, step, mine)
+        step_ops = StepOps(schedules, rank, step, whole=True)
+        when = phases(context, step_ops, mine)
         gathered = gathers.get((rank, step), [])
         round_ = mine[: _rounds(mine, when.microbatches)[1]]
         parted = units(context, gathered if plan.framework == "torch" else [], round_)
         saved = optimizer_ns(context, rank, step) * (1 - 1 / plan.ranks) if current == 0 else 0.0
         own.setdefault(rank, []).append(when.end - when.begin)
-        writer.write(stretch, rank, step, when, parted, mine, frozenset(gathered), saved)
+        writer.write(step_ops, when, parted, mine, frozenset(gathered), saved)
     # A wait may have ended in the next step only.
-    script.without(writer.dropped)
-    script.lanes += 1
-    script.settling = 1
-    writer.meet(fluctuation_ns(own))
+    schedules.without(writer.dropped)
+    schedules.lanes += 1
+    schedules.settling = 1
+    writer.add_waits(fluctuation_ns(own))
     return writer.uncertainty(len(reductions)) if context.leaning == 0 else Uncertainty(0.0, 0.0)
 
 
-def _refuse_unplayable(context: Context, name: str, reductions: Steps) -> None:
+def _refuse(context: Context, name: str, reductions: StepCollectives) -> None:
     if not reductions:
         raise CannotReplay(f"{name}: no reduction of gradients is recorded with its size; record with shapes")
-    if any(part.meeting.floor_ns != NEVER for parts in reductions.values() for part in parts):
-        raise CannotReplay(f"{name}: when other ranks would come to gathers is not recorded; record all ranks")
+    if any(rank_op.collective.floor_ns != NEVER for rank_ops in reductions.values() for rank_op in rank_ops):
+        raise CannotReplay(
+            f"{name}: some ranks are not recorded, so their arrival at the new gathers is not known; record all ranks"
+        )
     strategies = {name for run in context.runs.values() for name in run.strategies}
     if {"pipeline", "tensor"} & strategies or any(len(own.passes) for own in context.result.partials.values()):
         raise CannotReplay(f"{name}: how a pipeline or tensor parallel job would gather its parts is not known")
-    if len({sum(part.meeting.bytes or 0 for part in parts) for parts in reductions.values()}) > 1:
-        raise CannotReplay(f"{name}: gradients are reduced unevenly often in the recorded steps; try ddp.no_sync first")
+    if len({sum(rank_op.bytes for rank_op in rank_ops) for rank_ops in reductions.values()}) > 1:
+        raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
 
 
-def _rounds(reductions: list[Part], microbatches: int) -> tuple[int, int]:
+def _rounds(reductions: list[RankOp], microbatches: int) -> tuple[int, int]:
     """(how often gradients are reduced in the step, collectives each time)."""
-    sizes = [part.meeting.bytes for part in reductions]
+    sizes = [rank_op.collective.bytes for rank_op in reductions]
     once = len(sizes) // microbatches
     each = microbatches > 1 and once > 0 and sizes == sizes[:once] * microbatches
     return (microbatches, once) if each else (1, len(sizes))
 
 
 @dataclass(eq=False)
-class _Writer:
-    """Lays out the steps of all ranks; parts of one collective meet by their number in the step."""
+class _ShardingWriter:
+    """Writes the steps of all ranks; the rank ops of one collective have the same number in the step."""
 
-    script: Script
+    schedules: EditableSchedules
     context: Context
-    plan: Plan
+    plan: ShardingPlan
     costs: Costs
-    dropped: set[Part] = field(default_factory=set)
-    _meetings: dict[tuple[int, int], Meeting] = field(default_factory=dict)
-    _added: list[tuple[float, Line]] = field(default_factory=list)
-    _open: list[Part] = field(default_factory=list)
-    _parts: list[Part] = field(default_factory=list)
+    dropped: set[RankOp] = field(default_factory=set)
+    _collectives: dict[tuple[int, int], Collective] = field(default_factory=dict)
+    _added: list[tuple[float, ScheduleOp]] = field(default_factory=list)
+    _open: list[RankOp] = field(default_factory=list)
+    _rank_ops: list[RankOp] = field(default_factory=list)
     _number: int = 0
     _moments: int = 0
     _missed_ns: float = 0.0
     _waited_ns: float = 0.0
 
     def write(
-        self, stretch: Stretch, rank: int, step: int, when: Phases, parted: Units, reductions: list[Part],
-        gathers: frozenset[Part], saved_ns: float,
+        self, step_ops: StepOps, when: TrainingPhases, parted: Units, reductions: list[RankOp],
+        gathers: frozenset[RankOp], saved_ns: float,
     ) -> None:  # fmt: skip
-        """One step of one rank; ``saved_ns`` is what its optimizer computes less."""
+        """One step of one rank; its optimizer computes ``saved_ns`` less."""
+        rank, step = step_ops.rank, step_ops.step
         self._added = []
-        self._at, self._number = (rank, step, reductions[0].meeting), 0
+        self._at, self._number = (rank, step, reductions[0].collective), 0
         rounds = _rounds(reductions, when.microbatches)[0]
-        kept = self.plan.stage == 1 and self.plan.framework == "torch" and not gathers
-        if not kept:
+        as_recorded = self.plan.stage == 1 and self.plan.framework == "torch" and not gathers
+        if not as_recorded:
             for microbatch in range(when.microbatches):
                 last = microbatch == when.microbatches - 1
                 reduces = rounds > 1 or last or self.plan.reduces_always
                 self._passes(*when.of(microbatch), parted, reduces=reduces)
                 # A backward ends when its reductions have.
-                for part in self._open:
-                    self._wait(when.optimizer if last else when.of(microbatch)[2], part)
+                for rank_op in self._open:
+                    self._wait(when.optimizer if last else when.of(microbatch)[2], rank_op)
                 self._open = []
         if not self.plan.gathers_units:
             self._publish(min(when.optimizer + optimizer_ns(self.context, rank, step), when.last - 1), parted)
-        out = frozenset() if kept else frozenset(reductions) | gathers
+        out = frozenset() if as_recorded else frozenset(reductions) | gathers
         self.dropped |= out
-        self._moments = len({at for at, line in self._added if line.op is Op.BLOCK})
-        stretch.replace(out, self._added)
+        self._moments = len({at for at, op in self._added if op.kind is OpKind.WAIT})
+        step_ops.replace(out, self._added)
         self._missed_ns += saved_ns / 2
         if not parted.known:
             self._missed_ns += self._unit_ns(parted)
-        compute_more(self.script.lines[rank], step, when, -saved_ns)
+        compute_more(self.schedules.ops[rank], step, when, -saved_ns)
 
-    def meet(self, fluctuation_ns: float) -> None:
-        """Have ranks wait for each other more often, whose own time in a step fluctuates by so much.
+    def add_waits(self, fluctuation_ns: float) -> None:
+        """Lengthen transfers by the waits of ranks whose own time in a step fluctuates, for they meet more often now.
 
-        Played, each step's fluctuation is spread evenly over it, and met once. Of k pieces that fluctuate independently
-        each has a k-th root of it, the last of n ranks is later than their mean by n's normal score, and that is waited
-        for k times. What slows a rank for longer than a piece does less: half of that is played, give or take half.
+        The replay spreads each step's fluctuation evenly over the step, and ranks wait for it once. Of k pieces that
+        fluctuate independently each has a k-th root of it, the last of n ranks is later than their mean by n's normal
+        score, and that is waited for k times. What slows a rank for longer than a piece does less: half of that is
+        replayed, give or take half.
         """
-        ranks, meetings = self.plan.ranks, max(self._moments, 1)
+        ranks, moments = self.plan.ranks, max(self._moments, 1)
         score = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))  # Blom 1958
-        self._waited_ns = score * fluctuation_ns * (math.sqrt(meetings) - 1) / 2
-        for part in self._parts:
-            part.transfer_ns += self._waited_ns / max(self._number, 1)
+        self._waited_ns = score * fluctuation_ns * (math.sqrt(moments) - 1) / 2
+        for rank_op in self._rank_ops:
+            rank_op.transfer_ns += self._waited_ns / max(self._number, 1)
 
     def uncertainty(self, steps: int) -> Uncertainty:
-        """Of all ``steps`` written (of all ranks): the layout may miss a share, and the steps are played with quicker
-        and slower transfers to see how far those are hidden.
+        """Of all ``steps`` written (of all ranks): the model may miss a share, and the steps are replayed with quicker
+        and slower transfers to see how far those are overlapped.
         """
-        slower, as_is, quicker = (self._played_ns(sign) for sign in (1, 0, -1))
+        slower, as_is, quicker = (self._replayed_ns(sign) for sign in (1, 0, -1))
         transfers = max(slower - as_is, as_is - quicker, 0.0)
         return Uncertainty(less=_MISSED, more=_MISSED, either_ns=transfers + self._waited_ns + self._missed_ns / steps)
 
-    def _played_ns(self, sign: int) -> float:
-        """The step, ns, with all that was put in taking as much longer (or shorter) as it may."""
-        before = [part.transfer_ns for part in self._parts]
-        for part in self._parts:
-            part.transfer_ns *= 1 + sign * self.costs.error(part.meeting.kind)
-        played = play(self.script.programs())
-        for part, transfer in zip(self._parts, before, strict=True):
-            part.transfer_ns = transfer
-        return self.script.step_ns(played, self.context.unchanged)
+    def _replayed_ns(self, sign: int) -> float:
+        """The step, ns, with all new transfers as much longer (or shorter) as they may be."""
+        before = [rank_op.transfer_ns for rank_op in self._rank_ops]
+        for rank_op in self._rank_ops:
+            rank_op.transfer_ns *= 1 + sign * self.costs.error(rank_op.collective.kind)
+        replayed = replay(self.schedules.compiled())
+        for rank_op, transfer in zip(self._rank_ops, before, strict=True):
+            rank_op.transfer_ns = transfer
+        return self.schedules.step_ns(replayed, self.context.unchanged)
 
     def _passes(self, begin: float, turn: float, end: float, parted: Units, *, reduces: bool) -> None:
         """Forward and backward of one micro-batch."""
@@ -200,7 +207,7 @@ class _Writer:
                 self._reduce(end, size)
 
     def _gathers(self, sizes: tuple[float, ...], at: Float64) -> Iterator[None]:
-        """Before each unit's turn, hand over the next one's gather and wait for its own."""
+        """Before each unit's turn, issue the next one's gather and wait for its own."""
         ahead = None
         sizes = tuple(size * self.plan.whole for size in sizes)
         for number, size in enumerate(sizes):
@@ -220,11 +227,11 @@ class _Writer:
         return [size / pieces] * pieces
 
     def _reduce(self, at: float, size: float) -> None:
-        part = self._issue(at, self.plan.reduction, size)
+        rank_op = self._issue(at, self.plan.reduction, size)
         if self.plan.blocking:
-            self._wait(at, part)
+            self._wait(at, rank_op)
         else:
-            self._open.append(part)
+            self._open.append(rank_op)
 
     def _publish(self, at: float, parted: Units) -> None:
         """All parameters, to all ranks, once they are updated."""
@@ -232,17 +239,16 @@ class _Writer:
         if self.plan.framework != "torch":
             self._wait(at, self._issue(at, "all_gather", total))
             return
-        pieces = max(len(parted.blocks) + bool(parted.root), self._parameters())
-        for part in [self._issue(at, "broadcast", total / pieces) for _ in range(pieces)]:
-            self._wait(at, part)
-
-    def _parameters(self) -> int:
-        """``ZeroRedundancyOptimizer`` broadcasts parameter by parameter."""
-        return max((len(run.model.trainable_sizes) for run in self.context.runs.values() if run.model), default=0)
+        models = [run.model for run in self.context.runs.values() if run.model is not None]
+        # ``ZeroRedundancyOptimizer`` broadcasts parameter by parameter.
+        parameters = max((len(model.trainable_sizes) for model in models), default=0)
+        pieces = max(len(parted.blocks) + bool(parted.root), parameters)
+        for rank_op in [self._issue(at, "broadcast", total / pieces) for _ in range(pieces)]:
+            self._wait(at, rank_op)
 
     def _unit_ns(self, parted: Units) -> float:
-        """What units twice as large, or half, may make of a step: as many more are started; where others are hidden
-        the first gathers and the last reduction are not.
+        """By how much a step may differ with units twice as large, or half: as many more transfers start; the first
+        gathers and the last reduction are not overlapped where others are.
         """
         if not self.plan.gathers_units:
             return 0.0
@@ -251,16 +257,16 @@ class _Writer:
         size = sum(parted.blocks) / len(parted.blocks)
         return starting if self.plan.on_cpus else max(starting, sum(self.costs.ns(kind, size) for kind in kinds))
 
-    def _issue(self, at: float, kind: str, size: float) -> Part:
+    def _issue(self, at: float, kind: str, size: float) -> RankOp:
         rank, step, like = self._at
-        new = Meeting(kind, like.group, round(size), like.size, step, like.dtype)
-        meeting = self._meetings.setdefault((step, self._number), new)
+        new = Collective(kind, like.group, round(size), like.size, step, like.dtype)
+        collective = self._collectives.setdefault((step, self._number), new)
         self._number += 1
-        # A stream of their own: collectives that stay keep their order on all ranks.
-        part = Part(rank, meeting, self.script.lanes, self.costs.gap_ns, self.costs.ns(kind, size))
-        self._parts.append(part)
-        self._added.append((at, Line(Op.ISSUE, np.zeros(len(Row)), part=part, step=step)))
-        return part
+        # A stream of their own: recorded collectives stay in their order on all ranks.
+        rank_op = RankOp(rank, collective, self.schedules.lanes, self.costs.gap_ns, self.costs.ns(kind, size))
+        self._rank_ops.append(rank_op)
+        self._added.append((at, ScheduleOp.of(OpKind.ISSUE, rank_op, step)))
+        return rank_op
 
-    def _wait(self, at: float, part: Part) -> None:
-        self._added.append((at, Line(Op.BLOCK, np.zeros(len(Row)), part=part, step=part.meeting.step)))
+    def _wait(self, at: float, rank_op: RankOp) -> None:
+        self._added.append((at, ScheduleOp.of(OpKind.WAIT, rank_op, rank_op.collective.step)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perfscope.collectors.discovery import Found
-from perfscope.collectors.frameworks.hooks import Hooks, Phase, owner_of, range_phases
+from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.frameworks.hooks import RangedFunction, owner_of
 from perfscope.collectors.frameworks.values import plain, settings_of
-from perfscope.vocabulary import CHECKPOINT
+from perfscope.recording.vocabulary import CHECKPOINT
 
-PHASES: Final = (Phase("accelerate.accelerator", "Accelerator", "save_state", CHECKPOINT),)
+PHASES: Final = (RangedFunction("accelerate.accelerator", "Accelerator", "save_state", CHECKPOINT),)
 
 _LOADER: Final = (
     "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
@@ -41,18 +41,13 @@ _DEEPSPEED: Final = (
 )  # fmt: skip
 
 
-def install(hooks: Hooks) -> None:
-    """Give saving the state its range."""
-    range_phases(hooks, PHASES)
-
-
-def describe(found: Found) -> dict[str, Any] | None:
+def describe(objects: JobObjects) -> dict[str, Any] | None:
     """Settings of the job's ``Accelerator``; None without one.
 
     ``num_processes`` and the like as in ``accelerate config``'s file; ``ddp_kwargs`` are the arguments of
     ``DistributedDataParallelKwargs``, ``dataloader_config`` those of ``DataLoaderConfiguration``.
     """
-    accelerator = _accelerator(found)
+    accelerator = _accelerator(objects)
     if accelerator is None:
         return None
     state = accelerator.state
@@ -84,19 +79,19 @@ def _fsdp_config(plugin: Any) -> dict[str, Any]:
     if policy is not None:
         values["auto_wrap_policy"] = _WRAP_POLICIES.get(policy, policy)
     offload = getattr(plugin, "cpu_offload", None)
-    if offload is not None:  # FSDP1 has an object that says yes or no, FSDP2 one that says yes
+    if offload is not None:  # FSDP1 has an object for yes and for no, FSDP2 one for yes
         values["cpu_offload"] = bool(getattr(offload, "offload_params", offload))
     return {_FSDP_SPELLED.get(name, f"fsdp_{name}"): value for name, value in values.items()}
 
 
-def autocast_dtype(found: Found) -> str:
+def autocast_dtype(objects: JobObjects) -> str:
     """Type that the model's forward runs in, of which nothing is seen from outside it; empty without autocast."""
-    accelerator = _accelerator(found)
+    accelerator = _accelerator(objects)
     if accelerator is None or not getattr(accelerator, "native_amp", False):
         return ""
     return {"bf16": "bfloat16", "fp16": "float16"}.get(str(accelerator.mixed_precision), "")
 
 
-def _accelerator(found: Found) -> Any:
+def _accelerator(objects: JobObjects) -> Any:
     kind = owner_of("accelerate.accelerator", "Accelerator")
-    return next((each for each in found.trainers if kind is not None and isinstance(each, kind)), None)
+    return next((each for each in objects.trainers if kind is not None and isinstance(each, kind)), None)

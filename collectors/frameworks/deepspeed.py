@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perfscope.collectors.discovery import Found
-from perfscope.collectors.frameworks.hooks import Hooks, Phase, owner_of, range_collectives, range_phases
+from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.frameworks.hooks import Hooks, RangedFunction, owner_of, range_collectives
 from perfscope.collectors.frameworks.values import clean, plain, settings_of
-from perfscope.vocabulary import CHECKPOINT, COMMUNICATION, EVALUATION, GATHER, PIPELINE_PREFIX, REDUCE
+from perfscope.recording.vocabulary import CHECKPOINT, COMMUNICATION, EVALUATION, GATHER, PIPELINE_PREFIX, REDUCE
 
 _ZERO12: Final = "deepspeed.runtime.zero.stage_1_and_2"
 _ZERO3: Final = "deepspeed.runtime.zero.stage3"
@@ -17,20 +17,20 @@ _ENGINE: Final = "deepspeed.runtime.engine"
 _PIPELINE: Final = "deepspeed.runtime.pipe.engine"
 
 PHASES: Final = (
-    Phase(_ENGINE, "DeepSpeedEngine", "allreduce_gradients", REDUCE, anywhere=True),
-    Phase(_ENGINE, "DeepSpeedEngine", "save_checkpoint", CHECKPOINT),
-    Phase(_ZERO12, "DeepSpeedZeroOptimizer", "reduce_ipg_grads", REDUCE, anywhere=True),
-    Phase(_ZERO12, "", "all_gather_dp_groups", GATHER),
-    Phase("deepspeed.runtime.bf16_optimizer", "", "all_gather_dp_groups", GATHER),
-    Phase(
+    RangedFunction(_ENGINE, "DeepSpeedEngine", "allreduce_gradients", REDUCE, anywhere=True),
+    RangedFunction(_ENGINE, "DeepSpeedEngine", "save_checkpoint", CHECKPOINT),
+    RangedFunction(_ZERO12, "DeepSpeedZeroOptimizer", "reduce_ipg_grads", REDUCE, anywhere=True),
+    RangedFunction(_ZERO12, "", "all_gather_dp_groups", GATHER),
+    RangedFunction("deepspeed.runtime.bf16_optimizer", "", "all_gather_dp_groups", GATHER),
+    RangedFunction(
         _ZERO3,
         "DeepSpeedZeroOptimizer_Stage3",
         "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
         REDUCE,
         anywhere=True,
     ),
-    Phase(_FETCH, _COORDINATOR, f"_{_COORDINATOR}__all_gather_params", GATHER, anywhere=True),
-    Phase(_PIPELINE, "PipelineEngine", "eval_batch", EVALUATION),
+    RangedFunction(_FETCH, _COORDINATOR, f"_{_COORDINATOR}__all_gather_params", GATHER, anywhere=True),
+    RangedFunction(_PIPELINE, "PipelineEngine", "eval_batch", EVALUATION),
 )
 
 COLLECTIVES: Final = (
@@ -57,8 +57,7 @@ _BATCHES: Final = (
 
 
 def install(hooks: Hooks) -> None:
-    """Give the engines' phases, their communication and the pipeline's micro-batches their ranges."""
-    range_phases(hooks, PHASES)
+    """Give the engines' communication and the pipeline's micro-batches their ranges."""
     backend = owner_of("deepspeed.comm.torch", "TorchBackend")
     if backend is not None:
         range_collectives(hooks, backend, COLLECTIVES, COMMUNICATION)
@@ -96,13 +95,13 @@ def _range_micro_batches(hooks: Hooks, pipeline: Any) -> None:
     hooks.patches.set(pipeline, "_exec_schedule", hooks.ranged(vars(pipeline)["_exec_schedule"], schedule_begins))
 
 
-def describe(found: Found) -> tuple[list[str], dict[str, dict[str, Any]]] | None:
+def describe(objects: JobObjects) -> tuple[list[str], dict[str, dict[str, Any]]] | None:
     """Strategies of the engine that trains and their settings; None where no engine does.
 
     ``deepspeed`` holds the user's JSON under ``config`` and beside it what is in force, DeepSpeed's defaults included,
     spelled as in the JSON.
     """
-    engines = found.of("DeepSpeedEngine")
+    engines = objects.of("DeepSpeedEngine")
     if not engines:
         return None
     engine = next((each for each in engines if getattr(each, "optimizer", None) is not None), engines[0])
@@ -112,7 +111,7 @@ def describe(found: Found) -> tuple[list[str], dict[str, dict[str, Any]]] | None
         "config": clean(getattr(engine._config, "_param_dict", None) or {}),
         "zero_optimization": zero,
         **settings_of(engine._config, _BATCHES),
-        "precision": _precision(engine),
+        "precision": "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32",
         "optimizer": type(getattr(engine, "basic_optimizer", None) or engine.optimizer).__name__,
         "data_parallel_size": int(engine.dp_world_size),
     }
@@ -125,7 +124,7 @@ def describe(found: Found) -> tuple[list[str], dict[str, dict[str, Any]]] | None
         strategies[f"zero{stage}"] = {"implementation": "deepspeed", "stage": stage, **offloaded}
     elif engine.dp_world_size > 1:
         strategies["ddp"] = {"implementation": "deepspeed"}
-    if found.of("PipelineEngine"):
+    if objects.of("PipelineEngine"):
         strategies["pipeline"] = _pipeline(engine)
     tensor = _tensor_size(engine)
     if tensor > 1:
@@ -139,20 +138,14 @@ def _zero_in_force(config: Any) -> dict[str, Any]:
     dump = getattr(zero, "model_dump", None) or zero.dict
     values: dict[str, Any] = plain(dump(by_alias=True))
     stage = int(values.get("stage") or 0)
-    found = {name: values[name] for name in _ZERO if values.get(name) is not None}
+    zero = {name: values[name] for name in _ZERO if values.get(name) is not None}
     for name in ("offload_optimizer", "offload_param"):
         offload = values.get(name) or {}
         if offload.get("device") not in (None, "none"):
-            found[name] = {key: offload[key] for key in _OFFLOAD if offload.get(key) is not None}
+            zero[name] = {key: offload[key] for key in _OFFLOAD if offload.get(key) is not None}
     if stage < 3:
-        found = {name: value for name, value in found.items() if not name.startswith(_ZERO_3_ONLY)}
-    return found
-
-
-def _precision(engine: Any) -> str:
-    if engine.bfloat16_enabled():
-        return "bf16"
-    return "fp16" if engine.fp16_enabled() else "fp32"
+        zero = {name: value for name, value in zero.items() if not name.startswith(_ZERO_3_ONLY)}
+    return zero
 
 
 def _pipeline(engine: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Ranges for what frameworks do and torch leaves without a name, while a capture runs and no longer.
 
 A framework that the script has not imported is left alone, and so is an attribute that its version does not have. A
-part that fails is said once and switched off by itself; the originals are put back by whoever owns the patches.
+part that fails is one problem and is switched off by itself; whoever owns the patches puts the originals back.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Hooks:
 
 
 @dataclass(frozen=True)
-class Phase:
+class RangedFunction:
     """A function or method that gets a range of its own."""
 
     module: str
@@ -92,7 +92,7 @@ def owner_of(module: str, owner: str) -> Any:
     return next(iter(loaded([(module, owner)])), None)
 
 
-def range_phases(hooks: Hooks, phases: Iterable[Phase]) -> None:
+def range_functions(hooks: Hooks, phases: Iterable[RangedFunction]) -> None:
     """Give each phase that is there its range."""
     for phase in phases:
         owner = owner_of(phase.module, phase.owner)

@@ -1,7 +1,7 @@
 """Horovod: its collectives, where a rank waits for them, and its optimizer's settings.
 
 Horovod carries collectives out on a thread of its own, of which a profiler sees nothing. What is seen here is when the
-training issues one and when it waits for the end. Its Timeline tells the rest; ``perfscope analyze`` reads it.
+training issues one and when it waits for the end. Its Timeline has the rest; ``perfscope analyze`` reads it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-from perfscope.collectors.frameworks.hooks import Hooks, Phase, range_collectives, range_phases
-from perfscope.vocabulary import COLLECTIVE_PREFIX, COMMUNICATION, REDUCE
+from perfscope.collectors.frameworks.hooks import Hooks, RangedFunction, range_collectives
+from perfscope.recording.vocabulary import COLLECTIVE_PREFIX, COMMUNICATION, REDUCE
 
 COLLECTIVES: Final = (
     "allgather", "allgather_object", "allreduce", "allreduce_", "alltoall", "barrier", "broadcast", "broadcast_",
@@ -34,7 +34,7 @@ _ISSUING: Final = {
 """Functions of ``horovod.torch.mpi_ops`` that everything else issues a collective with -> what it is."""
 
 # The optimizers of the job are of classes made on the fly; they find this function in the module.
-PHASES: Final = (Phase("horovod.torch.optimizer", "", "synchronize", REDUCE),)
+PHASES: Final = (RangedFunction("horovod.torch.optimizer", "", "synchronize", REDUCE),)
 
 _OPTIMIZER: Final = ("backward_passes_per_step", "gradient_predivide_factor", "num_groups")
 _OPERATIONS: Final = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
@@ -54,7 +54,6 @@ def install(hooks: Hooks) -> None:
     for module in (operations, sys.modules.get("horovod.torch.optimizer")):
         if module is not None:
             hooks.patches.set(module, "synchronize", issued.waiting(vars(module)["synchronize"]))
-    range_phases(hooks, PHASES)
 
 
 class _Issued:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perfscope.collectors.discovery import Found, loaded
-from perfscope.collectors.frameworks.hooks import Hooks, Phase, range_phases
+from perfscope.collectors.discovery import JobObjects, loaded
+from perfscope.collectors.frameworks.hooks import RangedFunction
 from perfscope.collectors.frameworks.values import plain, settings_of
-from perfscope.vocabulary import CHECKPOINT, EVALUATION
+from perfscope.recording.vocabulary import CHECKPOINT, EVALUATION
 
 TRAINERS: Final = (
     ("lightning.pytorch.trainer.trainer", "Trainer"),
@@ -16,14 +16,14 @@ TRAINERS: Final = (
 FABRICS: Final = (("lightning.fabric.fabric", "Fabric"), ("lightning_fabric.fabric", "Fabric"))
 
 PHASES: Final = tuple(
-    Phase(f"{package}.{module}", owner, attribute, name)
+    RangedFunction(f"{package}.{module}", owner, attribute, name)
     for package in ("lightning.pytorch", "pytorch_lightning")
     for module, owner, attribute, name in (
         ("loops.evaluation_loop", "_EvaluationLoop", "run", EVALUATION),
         ("loops.evaluation_loop", "EvaluationLoop", "run", EVALUATION),
         ("trainer.trainer", "Trainer", "save_checkpoint", CHECKPOINT),
     )
-) + tuple(Phase(module, owner, "save", CHECKPOINT) for module, owner in FABRICS)
+) + tuple(RangedFunction(module, owner, "save", CHECKPOINT) for module, owner in FABRICS)
 
 _TRAINER: Final = (
     "precision", "accumulate_grad_batches", "num_devices", "num_nodes", "gradient_clip_val",
@@ -37,17 +37,12 @@ _STRATEGY: Final = (
 )  # fmt: skip
 
 
-def install(hooks: Hooks) -> None:
-    """Give validation and checkpoints their ranges."""
-    range_phases(hooks, PHASES)
-
-
-def describe(found: Found) -> dict[str, Any] | None:
+def describe(objects: JobObjects) -> dict[str, Any] | None:
     """Arguments of the job's Trainer (or Fabric) and of its strategy; None without either."""
-    trainers = [each for each in found.trainers if isinstance(each, loaded(TRAINERS))]
+    trainers = [each for each in objects.trainers if isinstance(each, loaded(TRAINERS))]
     if trainers:
         return _describe_trainer(trainers[0])
-    fabrics = [each for each in found.trainers if isinstance(each, loaded(FABRICS))]
+    fabrics = [each for each in objects.trainers if isinstance(each, loaded(FABRICS))]
     if fabrics:
         precision = getattr(fabrics[0]._precision, "precision", None)
         return {"precision": plain(precision), **_describe_strategy(fabrics[0]._strategy)}
@@ -55,11 +50,13 @@ def describe(found: Found) -> dict[str, Any] | None:
 
 
 def _describe_trainer(trainer: Any) -> dict[str, Any]:
+    import torch
+
     settings = settings_of(trainer, _TRAINER)
     connector = getattr(trainer, "_accelerator_connector", None)
     asked_for = getattr(connector, "_strategy_flag", None)
     settings.update(settings_of(connector, ("use_distributed_sampler",)))
-    settings["benchmark"] = _benchmark()
+    settings["benchmark"] = bool(torch.backends.cudnn.benchmark)
     if isinstance(asked_for, str):
         settings["strategy"] = asked_for
     return {**settings, **_describe_strategy(trainer.strategy)}
@@ -70,9 +67,3 @@ def _describe_strategy(strategy: Any) -> dict[str, Any]:
     arguments = {name.lstrip("_"): value for name, value in settings_of(strategy, _STRATEGY).items()}
     arguments = {name.removesuffix("_kwargs").replace("kwargs", "fsdp"): value for name, value in arguments.items()}
     return {"strategy_class": type(strategy).__name__, "strategy_arguments": arguments}
-
-
-def _benchmark() -> bool:
-    import torch
-
-    return bool(torch.backends.cudnn.benchmark)

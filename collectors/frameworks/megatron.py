@@ -1,25 +1,37 @@
-"""Megatron (megatron-core, Megatron-LM): ranges for its schedules and timers, and the settings of its parallelism."""
+"""Megatron (megatron-core, Megatron-LM): ranges for its schedules and timers, and the settings of its parallelism.
+
+Timers that ``--timing-log-level`` turns off get ranges too.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
-from perfscope.collectors.discovery import Found
-from perfscope.collectors.frameworks.hooks import Hooks, Phase, owner_of, range_collectives, range_phases
-from perfscope.collectors.frameworks.megatron_timers import range_timers
+from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.frameworks.hooks import Call, Hooks, RangedFunction, owner_of, range_collectives
 from perfscope.collectors.frameworks.values import settings_of
-from perfscope.vocabulary import BACKWARD, CHECKPOINT, COMMUNICATION, EVALUATION, PIPELINE_PREFIX
+from perfscope.recording.vocabulary import (
+    BACKWARD,
+    CHECKPOINT,
+    COMMUNICATION,
+    EVALUATION,
+    MEGATRON_TIMER_PREFIX,
+    PIPELINE_PREFIX,
+)
 
+_TIMERS: Final = "megatron.core.timers"
 _SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
 
 PHASES: Final = (
     # Calls autograd's engine by itself, past torch.autograd.backward.
-    Phase(_SCHEDULES, "", "custom_backward", BACKWARD),
-    Phase("megatron.core.dist_checkpointing", "", "save", CHECKPOINT),
-    Phase("megatron.training.training", "", "save_checkpoint_and_time", CHECKPOINT),
-    Phase("megatron.training.training", "", "evaluate", EVALUATION),
+    RangedFunction(_SCHEDULES, "", "custom_backward", BACKWARD),
+    RangedFunction("megatron.core.dist_checkpointing", "", "save", CHECKPOINT),
+    RangedFunction("megatron.training.training", "", "save_checkpoint_and_time", CHECKPOINT),
+    RangedFunction("megatron.training.training", "", "evaluate", EVALUATION),
 )
 
 _ALIASES: Final = ("dist_all_gather_func", "dist_reduce_scatter_func")
@@ -60,12 +72,11 @@ _ARGUMENTS: Final = (
     "manual_gc_interval", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
     "tp_comm_overlap", "recompute_granularity", "eval_interval", "save_interval", "log_interval",
 )  # fmt: skip
-"""Of Megatron-LM's own command line, under its own names."""
+"""Of Megatron-LM's own command line, under its own names; other trainers have none."""
 
 
 def install(hooks: Hooks) -> None:
-    """Give the schedules' phases, their communication, micro-batches and timers their ranges."""
-    range_phases(hooks, PHASES)
+    """Give the schedules' communication, micro-batches and timers their ranges."""
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core.") and module is not None:
             range_collectives(hooks, module, _ALIASES, COMMUNICATION)
@@ -114,7 +125,7 @@ def _first_tensor(value: Any) -> Any:
 
 
 def describe(
-    found: Found, optimizers: Iterable[Any], observed: dict[str, Any]
+    objects: JobObjects, optimizers: Iterable[Any], observed: dict[str, Any]
 ) -> tuple[list[str], dict[str, dict[str, Any]]] | None:
     """Strategies of a job that has set up Megatron's groups, and their settings; None where none has.
 
@@ -126,10 +137,10 @@ def describe(
     settings = {name: _size(state, function) for name, function in _SIZES.items()}
     settings = {name: size for name, size in settings.items() if size is not None}
     for thing, names in (
-        (_global_arguments(), _ARGUMENTS),
-        (_first(found.modules, "config", "ModelParallelConfig", "model_parallel_config"), _MODEL),
+        (getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None), _ARGUMENTS),
+        (_first(objects.modules, "config", "ModelParallelConfig", "model_parallel_config"), _MODEL),
         (_first(optimizers, "config", "OptimizerConfig", "optimizer.optimizer_config"), _OPTIMIZER),
-        (_first(found.modules, "ddp_config", "DistributedDataParallelConfig", "distributed"), _DDP),
+        (_first(objects.modules, "ddp_config", "DistributedDataParallelConfig", "distributed"), _DDP),
     ):
         settings.update(settings_of(thing, names))
     if "num_microbatches" in observed:
@@ -139,20 +150,23 @@ def describe(
 
 
 def _strategies(settings: dict[str, Any], state: Any) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    strategies: dict[str, dict[str, Any]] = {}
     mine = {"implementation": "megatron"}
     if settings.get("data_parallel_size", 1) > 1:
         sharded = str(settings.get("data_parallel_sharding_strategy", "no_shard"))
         if settings.get("use_megatron_fsdp") and sharded != "no_shard":
-            found["fsdp"] = {**mine, "data_parallel_sharding_strategy": sharded}
+            strategies["fsdp"] = {**mine, "data_parallel_sharding_strategy": sharded}
         elif settings.get("use_distributed_optimizer"):
-            found["zero1"] = {**mine, **_some(settings, ("overlap_grad_reduce", "overlap_param_gather", "bucket_size"))}
+            strategies["zero1"] = {
+                **mine,
+                **_some(settings, ("overlap_grad_reduce", "overlap_param_gather", "bucket_size")),
+            }
         else:
-            found["ddp"] = {**mine, **_some(settings, ("overlap_grad_reduce", "bucket_size"))}
+            strategies["ddp"] = {**mine, **_some(settings, ("overlap_grad_reduce", "bucket_size"))}
     ranks, chunks = settings["pipeline_model_parallel_size"], settings.get("virtual_pipeline_model_parallel_size", 1)
     if ranks > 1:
         rank = int(state.get_pipeline_model_parallel_rank())
-        found["pipeline"] = {
+        strategies["pipeline"] = {
             **mine,
             "stages": ranks * chunks,
             "stage": [chunk * ranks + rank for chunk in range(chunks)],
@@ -162,8 +176,8 @@ def _strategies(settings: dict[str, Any], state: Any) -> dict[str, dict[str, Any
             "microbatches": settings.get("num_microbatches"),
         }
     if settings["tensor_model_parallel_size"] > 1:
-        found["tensor"] = {**mine, "degree": settings["tensor_model_parallel_size"]}
-    return found
+        strategies["tensor"] = {**mine, "degree": settings["tensor_model_parallel_size"]}
+    return strategies
 
 
 def _some(settings: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -189,6 +203,59 @@ def _first(things: Iterable[Any], attribute: str, kind: str, module: str) -> Any
     return next((each for each in candidates if isinstance(each, owner)), None)
 
 
-def _global_arguments() -> Any:
-    """Megatron-LM's parsed command line; None under other trainers."""
-    return getattr(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS", None)
+def range_timers(hooks: Hooks) -> None:
+    """Write a range from a timer's start to its stop. Does nothing where Megatron's timers were not imported."""
+    timers = owner_of(_TIMERS, "Timers")
+    if timers is None:
+        return
+    running = _Running(hooks.annotator)
+    hooks.at_end.append(running.close)
+    hooks.patches.set(timers, "__call__", running.remembering(vars(timers)["__call__"]))
+    for kind in ("Timer", "DummyTimer"):
+        owner: Any = owner_of(_TIMERS, kind)
+        for attribute, then in (("start", running.started), ("stop", running.stopped)):
+            hooks.patches.set(owner, attribute, hooks.followed(vars(owner)[attribute], then))
+
+
+class _Running:
+    """The timers that run, by name.
+
+    Timers that are turned off are one object for all: it stands for the name under which it was last asked for, which
+    is how Megatron uses it, ``timers("forward-compute", log_level=2).start()``.
+    """
+
+    def __init__(self, annotator: Annotator) -> None:
+        self._annotator = annotator
+        self._opened: dict[str, Any] = {}
+        self._asked: dict[int, str] = {}
+
+    def remembering(self, call: Call) -> Call:
+        """``Timers.__call__``, which remembers the name that it was asked for."""
+
+        @functools.wraps(call)
+        def asked(this: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            timer = call(this, name, *args, **kwargs)
+            self._asked[id(timer)] = name
+            return timer
+
+        return asked
+
+    def started(self, timer: Any) -> None:
+        """A timer has started."""
+        name = self._name(timer)
+        if name not in self._opened:
+            self._opened[name] = self._annotator.open(f"{MEGATRON_TIMER_PREFIX}{name}")
+
+    def stopped(self, timer: Any) -> None:
+        """A timer has stopped, perhaps one that had started before the capture."""
+        opened = self._opened.pop(self._name(timer), None)
+        if opened is not None:
+            self._annotator.close(opened)
+
+    def close(self) -> None:
+        """The capture ends: close what is open, innermost first."""
+        while self._opened:
+            self._annotator.close(self._opened.popitem()[1])
+
+    def _name(self, timer: Any) -> str:
+        return self._asked.get(id(timer)) or str(getattr(timer, "name", ""))

@@ -10,7 +10,7 @@ import threading
 from typing import Any, Final
 
 from perfscope.collectors.discovery import has_compiled
-from perfscope.collectors.frameworks.hooks import Call, Hooks, owner_of
+from perfscope.collectors.frameworks.hooks import Hooks, owner_of
 
 _MODULE: Final = "torch.cuda.nvtx"
 
@@ -33,26 +33,22 @@ def install(hooks: Hooks) -> None:
         if stacks.mine:
             stacks.mine.pop().__exit__(None, None, None)
 
-    def pushing(original: Call) -> Call:
-        @functools.wraps(original)
-        def pushed(msg: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(msg, *args, **kwargs)
-            hooks.problems.guard("the script's NVTX ranges", push, msg)
-            return result
+    original_push, original_pop = vars(module)["range_push"], vars(module)["range_pop"]
 
-        return pushed
+    @functools.wraps(original_push)
+    def pushed(msg: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original_push(msg, *args, **kwargs)
+        hooks.problems.guard("the script's NVTX ranges", push, msg)
+        return result
 
-    def popping(original: Call) -> Call:
-        @functools.wraps(original)
-        def popped(*args: Any, **kwargs: Any) -> Any:
-            hooks.problems.guard("the script's NVTX ranges", pop)
-            return original(*args, **kwargs)
-
-        return popped
+    @functools.wraps(original_pop)
+    def popped(*args: Any, **kwargs: Any) -> Any:
+        hooks.problems.guard("the script's NVTX ranges", pop)
+        return original_pop(*args, **kwargs)
 
     hooks.at_end.append(stacks.close_mine)
-    hooks.patches.set(module, "range_push", pushing(vars(module)["range_push"]))
-    hooks.patches.set(module, "range_pop", popping(vars(module)["range_pop"]))
+    hooks.patches.set(module, "range_push", pushed)
+    hooks.patches.set(module, "range_pop", popped)
 
 
 class _Stacks(threading.local):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from perfscope.collectors.discovery import Found
-from perfscope.collectors.frameworks.hooks import Hooks, Phase, owner_of, range_phases
+from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.frameworks.hooks import RangedFunction, owner_of
 from perfscope.collectors.frameworks.values import settings_of
-from perfscope.vocabulary import CHECKPOINT, EVALUATION
+from perfscope.recording.vocabulary import CHECKPOINT, EVALUATION
 
 PHASES: Final = (
-    Phase("transformers.trainer", "Trainer", "evaluate", EVALUATION),
-    Phase("transformers.trainer", "Trainer", "predict", EVALUATION),
-    Phase("transformers.trainer", "Trainer", "_save_checkpoint", CHECKPOINT),
+    RangedFunction("transformers.trainer", "Trainer", "evaluate", EVALUATION),
+    RangedFunction("transformers.trainer", "Trainer", "predict", EVALUATION),
+    RangedFunction("transformers.trainer", "Trainer", "_save_checkpoint", CHECKPOINT),
 )
 
 ARGUMENTS: Final = (
@@ -31,15 +31,10 @@ ARGUMENTS: Final = (
 """Of ``TrainingArguments``, in any of its versions; those that a version lacks or that are unset are left out."""
 
 
-def install(hooks: Hooks) -> None:
-    """Give evaluation and checkpoints their ranges."""
-    range_phases(hooks, PHASES)
-
-
-def describe(found: Found) -> dict[str, Any] | None:
+def describe(objects: JobObjects) -> dict[str, Any] | None:
     """The Trainer's arguments under their own names; None without a Trainer."""
     kind = owner_of("transformers.trainer", "Trainer")
-    trainers = [each for each in found.trainers if kind is not None and isinstance(each, kind)]
+    trainers = [each for each in objects.trainers if kind is not None and isinstance(each, kind)]
     if not trainers:
         return None
     return {"trainer": type(trainers[0]).__name__, **settings_of(trainers[0].args, ARGUMENTS)}

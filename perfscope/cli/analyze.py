@@ -10,13 +10,15 @@ from pathlib import Path
 
 import click
 
-from perfscope import engine, paths, remote
 from perfscope.analyzers.analyze import analyze
 from perfscope.cli import outputs
 from perfscope.errors import PerfscopeError
-from perfscope.prices import Price, priced
+from perfscope.execution import engine
+from perfscope.recording import paths, remote
 from perfscope.reports import markdown as as_markdown
-from perfscope.reports import page, terminal
+from perfscope.reports import terminal
+from perfscope.reports.page import page
+from perfscope.results.prices import Price, priced
 
 
 def _progress(done: int, total: int) -> None:
@@ -40,17 +42,15 @@ def _default_page(traces: str) -> Path:
     return (place if place.is_dir() else place.parent) / paths.REPORT_FILE
 
 
-def _the_one_of(given: tuple[str, ...]) -> str:
-    """The one recording that was named. Raises UsageError for more: a pattern that the shell expanded is many."""
+def _single_recording(given: tuple[str, ...]) -> str:
+    """The one recording given. Raises UsageError for several, as from a pattern that the shell expanded."""
     if len(given) == 1:
         return given[0]
     folders = {Path(each).parent for each in given}
     if len(folders) == 1 and all(Path(each).is_file() for each in given):
-        raise click.UsageError(
-            f"{len(given)} files given; name the folder that holds the job's traces: {folders.pop()}"
-        )
+        raise click.UsageError(f"{len(given)} files given; give the folder of the job's traces: {folders.pop()}")
     raise click.UsageError(
-        f"{len(given)} recordings given; analyze them one by one, or side by side: perfscope compare BEFORE AFTER"
+        f"{len(given)} recordings given; analyze them one by one, or compare them: perfscope compare BASELINE CANDIDATE"
     )
 
 
@@ -60,7 +60,7 @@ def _the_one_of(given: tuple[str, ...]) -> str:
     "--output",
     "-o",
     type=click.Path(path_type=Path),
-    help="Where to write the page.  [default: report.html in TRACES, or here where TRACES is a URL]",
+    help="Where to write the page.  [default: report.html in TRACES; for a URL, in the current folder]",
 )
 @click.option(
     "--json",
@@ -74,12 +74,12 @@ def _the_one_of(given: tuple[str, ...]) -> str:
 @click.option(
     "--capture",
     type=click.IntRange(min=0),
-    help="Which capture to analyze, counted from 0.  [default: the last that most ranks have]",
+    help="Which capture to analyze, counted from 0.  [default: the last one that most ranks have]",
 )
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Processes that read ranks side by side.  [default: as many as cores and memory allow]",
+    help="Processes that read ranks in parallel.  [default: as many as cores and memory allow]",
 )
 @click.option(
     "--scheduler", metavar="ADDRESS", help="Read ranks on the dask cluster of this scheduler (tcp://host:8786)."
@@ -88,30 +88,30 @@ def _the_one_of(given: tuple[str, ...]) -> str:
     "--flops",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE.py",
-    help="Formulas of FLOPs for operators of your own (see docs/metrics.md).",
+    help="FLOP formulas of your own operators (see docs/metrics.md).",
 )
 @click.option(
     "--ncu",
     type=click.Path(exists=True, dir_okay=False),
     multiple=True,
     metavar="FILE.csv",
-    help="Nsight Compute's CSV export, for the table of kernels; may be given several times.",
+    help="CSV export of Nsight Compute, for the kernel table; may be given several times.",
 )
 @click.option(
     "--price",
     type=click.FloatRange(min=0, min_open=True),
     metavar="AMOUNT",
     envvar="PERFSCOPE_PRICE",
-    help="What one device costs an hour: adds what the job costs, and what each finding saves.  [env: PERFSCOPE_PRICE]",
+    help="Price of one device-hour: adds the job's cost and the savings of each finding.  [env: PERFSCOPE_PRICE]",
 )
 @click.option(
     "--currency",
     default="USD",
     show_default=True,
     envvar="PERFSCOPE_CURRENCY",
-    help="Currency of --price, as it is to be written.  [env: PERFSCOPE_CURRENCY]",
+    help="Currency label for --price.  [env: PERFSCOPE_CURRENCY]",
 )
-@click.option("--quiet", "-q", is_flag=True, help="No verdict on the terminal, only the page's path.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the page's path, not the verdict.")
 def command(
     traces: tuple[str, ...],
     output: Path | None,
@@ -126,24 +126,23 @@ def command(
     currency: str,
     quiet: bool,
 ) -> None:
-    """Read every rank's trace in TRACES, say what limits the job, and write one self-contained HTML page.
+    """Analyze the traces of all ranks in TRACES, print what limits the job, and write one self-contained HTML page.
 
     TRACES is a folder recorded by perfscope run, a folder of Chrome traces (torch.profiler's .json or .json.gz) of one
     job, a single trace file, or the URL of one of these (s3://bucket/run). A rank that cannot be read is reported and
-    costs only itself. What was read is kept, so that the next look is instant; PERFSCOPE_CACHE=off turns that off.
+    left out. Traces that were read are cached; PERFSCOPE_CACHE=off turns the cache off.
 
-    Exit code: 0 with findings or without, 1 when a result cannot be written, 2 when nothing in TRACES can
-    be analyzed.
+    Exit code: 0 with or without findings, 1 when a result cannot be written, 2 when nothing in TRACES can be analyzed.
 
     \b
     perfscope analyze perfscope-recording
     perfscope analyze traces/ --output review.html --json review.json
     """
-    recording = _the_one_of(traces)
+    recording = _single_recording(traces)
     if workers is not None and scheduler is not None:
-        raise click.UsageError("--workers is for this machine, --scheduler for a cluster: give one of them")
+        raise click.UsageError("--workers is for this machine, --scheduler for a cluster: give only one")
     target = output or _default_page(recording)
-    if remote.is_url(recording) or Path(recording).exists():  # what is not there is the first thing to say
+    if remote.is_url(recording) or Path(recording).exists():  # that it does not exist is reported first
         outputs.check(target, "--output")
         outputs.check(json_file, "--json")
         outputs.check(markdown, "--markdown")

@@ -1,4 +1,4 @@
-"""``perfscope check``: does a job hold its budget? For continuous integration."""
+"""``perfscope check``: is a job within its budget? For continuous integration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from perfscope.budget import SEVERITIES, Budget
 from perfscope.cli import outputs
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
 from perfscope.errors import UnusableInput
+from perfscope.results.budget import SEVERITIES, Budget
 
 
 @click.command("check")
@@ -21,13 +21,13 @@ from perfscope.errors import UnusableInput
     "baselines",
     multiple=True,
     metavar="TRACES",
-    help="A recording or summary of the job as it was, for the budget's regressions; of several, what differs between "
-    "them is noise.",
+    help="A recording, or its JSON, that regressions are measured from. May be repeated; differences between them "
+    "count as noise.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice([*SEVERITIES, "none"]),
-    help="Findings of this severity or above break the budget, whatever its fail_on says.",
+    help="Fail on findings of this severity or above; overrides fail_on of the budget.",
 )
 @click.option("--junit", type=FILE, help="Write the checks as JUnit XML; - prints it.")
 @click.option("--markdown", type=FILE, help="Write the checks as Markdown, for a pull request; - prints it.")
@@ -38,9 +38,9 @@ from perfscope.errors import UnusableInput
     default=2.0,
     show_default=True,
     metavar="PERCENT",
-    help="Regressions below this share of the step are never claimed.",
+    help="Smaller regressions count as noise, in percent of the step.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks side by side.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def command(
     traces: str,
@@ -54,41 +54,41 @@ def command(
     workers: int | None,
     quiet: bool,
 ) -> None:
-    """Hold TRACES against the limits of a budget, and against a baseline.
+    """Check TRACES against the limits of a budget and, for regressions, against a baseline.
 
-    TRACES is a recording, a folder of traces, or the JSON that perfscope analyze --json wrote of one. A limit that
-    cannot be judged, because the recording does not hold the number, is broken unless the budget calls it optional.
+    TRACES is a recording, a folder of traces, or the JSON written by perfscope analyze --json. A check that cannot
+    be judged, because the recording lacks the number, fails unless the budget has optional = true for it.
 
-    Exit code: 0 when everything holds, 3 when something does not, 2 when the budget or a recording is unusable.
+    Exit code: 0 when every check passes, 3 when one fails, 2 when the budget or a recording is unusable.
 
     \b
     perfscope check recording --budget perfscope-budget.toml --junit perfscope.xml
     perfscope check recording --budget budget.toml --baseline main.json --markdown comment.md
     perfscope check recording --fail-on high
     """
-    from perfscope.analyzers.difference.check import check
-    from perfscope.reports import difference_terminal
+    from perfscope.analyzers.compare.check import check
     from perfscope.reports import junit as as_junit
     from perfscope.reports import markdown as as_markdown
+    from perfscope.reports.compare import terminal
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown"), (json_file, "--json")):
         outputs.check(path, option)
-    found = check(traces, _budget(budget_file, fail_on), baselines=baselines, noise=noise / 100, workers=workers)
+    result = check(traces, _budget(budget_file, fail_on), baselines=baselines, noise=noise / 100, workers=workers)
     if junit is not None:
-        write(junit, as_junit.render(found), "--junit")
+        write(junit, as_junit.render(result), "--junit")
     if markdown is not None:
-        write(markdown, as_markdown.of_check(found), "--markdown")
+        write(markdown, as_markdown.of_check(result), "--markdown")
     if json_file is not None:
-        write_json(json_file, found.to_dict(), "--json")
+        write_json(json_file, result.to_dict(), "--json")
     if not quiet and "-" not in (str(junit), str(markdown), str(json_file)):
-        click.echo(difference_terminal.check(found), nl=False)
-    if not found.held:
+        click.echo(terminal.check(result), nl=False)
+    if not result.passed:
         click.get_current_context().exit(EXIT_BROKEN)
 
 
 def _budget(file: Path | None, fail_on: str | None) -> Budget:
-    """The file's, with the command line's word on findings. Raises UnusableInput."""
-    from perfscope.analyzers.difference.budget_file import read_budget
+    """The budget of the file, with ``fail_on`` of the command line. Raises UnusableInput."""
+    from perfscope.analyzers.compare.budget_file import read_budget
 
     if file is None:
         if fail_on in (None, "none"):

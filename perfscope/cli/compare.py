@@ -1,4 +1,4 @@
-"""``perfscope compare``: what changed between recordings, and which of the changes are real."""
+"""``perfscope compare``: what changed between recordings, and which of the changes are significant."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, write, write_json
 from perfscope.errors import PerfscopeError
 
 if TYPE_CHECKING:
-    from perfscope.comparison import Comparison
+    from perfscope.results.comparison import Comparison
 
 
 @click.command("compare")
-@click.argument("before")
-@click.argument("after", nargs=-1, required=True)
+@click.argument("baseline")
+@click.argument("candidates", nargs=-1, required=True, metavar="CANDIDATE...")
 @click.option(
     "--output",
     "-o",
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "baselines",
     multiple=True,
     metavar="TRACES",
-    help="A further recording of the job BEFORE: what differs between them is noise; may be given several times.",
+    help="Another recording of the job of BASELINE; differences between them count as noise. May be repeated.",
 )
 @click.option(
     "--noise",
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     default=2.0,
     show_default=True,
     metavar="PERCENT",
-    help="Differences below this share of the step are never claimed.",
+    help="Smaller differences count as noise, in percent of the step.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(["slower", "new-finding"]),
     multiple=True,
-    help="End with exit code 3 when AFTER is slower beyond the noise, or has a finding that BEFORE had not.",
+    help="End with exit code 3 when a CANDIDATE is significantly slower, or has a finding that BASELINE has not.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks side by side.")
-@click.option("--quiet", "-q", is_flag=True, help="No verdict on the terminal, only the page's path.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the page's path, not the verdict.")
 def command(
-    before: str,
-    after: tuple[str, ...],
+    baseline: str,
+    candidates: tuple[str, ...],
     output: Path,
     json_file: Path | None,
     markdown: Path | None,
@@ -62,45 +62,45 @@ def command(
     workers: int | None,
     quiet: bool,
 ) -> None:
-    """Say what changed between the recordings BEFORE and AFTER…, and which of the changes are more than noise.
+    """Show what changed from the recording BASELINE to each CANDIDATE, and which of the changes are more than noise.
 
-    Each is a recording, a folder of traces, or the JSON that perfscope analyze --json wrote of one. The first is what
-    all others are compared with. With different numbers of devices, the page tells how the job scales.
+    Each is a recording, a folder of traces, or the JSON written by perfscope analyze --json. Where the numbers of
+    devices differ, the page shows how the job scales.
 
-    Exit code: 0; 3 when what --fail-on names has happened; 2 when a recording cannot be analyzed.
+    Exit code: 0; 3 when a condition of --fail-on is met; 2 when a recording cannot be analyzed.
 
     \b
-    perfscope compare before after
+    perfscope compare baseline candidate
     perfscope compare main.json pull-request --markdown comment.md --fail-on slower
     perfscope compare 1-gpu 4-gpus 8-gpus --output scaling.html
     """
-    from perfscope.analyzers.difference.compare import compare
-    from perfscope.reports import difference, difference_terminal
+    from perfscope.analyzers.compare.compare import compare
     from perfscope.reports import markdown as as_markdown
+    from perfscope.reports.compare import page, terminal
 
     check(output, "--output")
     check(json_file, "--json")
     check(markdown, "--markdown")
-    found = compare(before, *after, baselines=baselines, noise=noise / 100, workers=workers)
+    comparison = compare(baseline, *candidates, baselines=baselines, noise=noise / 100, workers=workers)
     try:
-        difference.write(found, output)
+        page.write(comparison, output)
     except OSError as error:
         raise PerfscopeError(
             f"{output}: cannot be written ({error.strerror}); choose another place with --output"
         ) from error
     if json_file is not None:
-        write_json(json_file, found.to_dict(), "--json")
+        write_json(json_file, comparison.to_dict(), "--json")
     if markdown is not None:
-        write(markdown, as_markdown.of_comparison(found), "--markdown")
+        write(markdown, as_markdown.of_comparison(comparison), "--markdown")
     printed = "-" in (str(json_file), str(markdown))
     if not quiet and not printed:
-        click.echo(difference_terminal.comparison(found))
+        click.echo(terminal.comparison(comparison))
     click.echo(f"comparison: {output}", err=printed)
-    if _fails(found, fail_on):
+    if _fails(comparison, fail_on):
         click.get_current_context().exit(EXIT_BROKEN)
 
 
-def _fails(found: Comparison, fail_on: tuple[str, ...]) -> bool:
-    slower = any(difference.step.verdict == "slower" for difference in found.differences)
-    new = any(finding.status == "new" for difference in found.differences for finding in difference.findings)
+def _fails(comparison: Comparison, fail_on: tuple[str, ...]) -> bool:
+    slower = any(difference.step.verdict == "slower" for difference in comparison.differences)
+    new = any(finding.status == "new" for difference in comparison.differences for finding in difference.findings)
     return ("slower" in fail_on and slower) or ("new-finding" in fail_on and new)

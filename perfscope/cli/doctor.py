@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from perfscope.cli.run import DEFAULT_OUTPUT
-from perfscope.collectors.doctor import State, Surroundings, default_python, examine
+from perfscope.collectors.doctor.check import Level, Surroundings
+from perfscope.collectors.doctor.doctor import default_python, examine
 
 EXIT_BROKEN = 1
 
@@ -17,11 +18,11 @@ EXIT_BROKEN = 1
 @click.command("doctor")
 @click.option(
     "--output", "-o", default=DEFAULT_OUTPUT, type=click.Path(path_type=Path), show_default=True,
-    help="Where recordings are to lie.",
+    help="Where recordings will be written."
 )  # fmt: skip
 @click.option("--python", metavar="PATH", help="The interpreter of the training environment.  [default: this one]")
 def command(output: Path, python: str | None) -> None:
-    """Try what a recording needs on this machine: Python, torch and its profiler, devices, the output folder.
+    """Test what a recording needs on this machine: Python, torch and its profiler, devices, the output folder.
 
     Run it where ranks run: inside the container, on a compute node.
 
@@ -34,7 +35,7 @@ def command(output: Path, python: str | None) -> None:
     surroundings = Surroundings(python=python or default_python(), output=output, environment=os.environ)
     broken = False
     for check in examine(surroundings):
-        broken |= check.state is State.BROKEN
+        broken |= check.state is Level.BROKEN
         click.echo(f"{check.state.value:<7} {check.name}: {check.text}")
         if check.remedy:
             click.echo(f"{'':<7} → {check.remedy}")

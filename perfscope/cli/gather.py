@@ -7,35 +7,41 @@ from pathlib import Path
 
 import click
 
-from perfscope import gathering
-from perfscope.reports.format import rank_list
+from perfscope.recording import gather as gathering
+from perfscope.text import byte_size, ranks_in_words
 
 
 @click.command("gather")
 @click.argument("folders", nargs=-1, required=True)
 @click.option(
-    "--output", "-o", required=True, type=click.Path(path_type=Path), help="Folder for the whole recording; a new one."
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the combined recording; must not exist.",
 )
-@click.option("--force", is_flag=True, help="Merge folders although they do not look like one run's.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Combine folders that do not look like one run: different number of ranks, rendezvous or time.",
+)
 def command(folders: tuple[str, ...], output: Path, force: bool) -> None:
-    """Put the recordings that the nodes of one run wrote into FOLDERS together in one, where no file system was shared.
+    """Combine the FOLDERS that the nodes of one run wrote into one recording, where the nodes share no file system.
 
-    FOLDERS are local folders or URLs (s3://bucket/run/node0). Copy folders that lie on the nodes first, for example
+    FOLDERS are local folders or URLs (s3://bucket/run/node0). First copy folders from the nodes' own disks, for example
     with rsync -a node1:/local/recording/ node1/.
 
-    Exit code: 0; 2 when the folders are not of one run or hold the same rank twice.
+    Exit code: 0; 2 when the folders are not of one run, hold the same rank twice, or the output exists.
 
     \b
     perfscope gather node0 node1 --output recording
     perfscope analyze recording
     """
     result = gathering.gather(folders, output, force=force)
-    of = "" if result.missing else "all "
-    click.echo(
-        f"perfscope: gathered {of}{len(result.ranks)} of {result.world_size} ranks, {result.files} files, "
-        f"{result.bytes / 1e6:.1f} MB in {output}",
-        err=True,
-    )
+    ranks = f"{len(result.ranks)} of {result.world_size} ranks" if result.missing else f"all {result.world_size} ranks"
+    click.echo(f"perfscope: gathered {ranks}, {result.files} files, {byte_size(result.bytes)} in {output}", err=True)
     if result.missing:
-        click.echo(f"perfscope: missing: ranks {rank_list(result.missing)}; the analysis will say so", err=True)
+        click.echo(
+            f"perfscope: {ranks_in_words(result.missing)} wrote no files; the analysis will report that", err=True
+        )
     click.echo(f"perfscope: next: perfscope analyze {shlex.quote(str(output))}", err=True)

@@ -12,16 +12,16 @@ from perfscope.errors import PerfscopeError, UnusableInput, did_you_mean
 
 VERBS: Final = {
     "run": "Profile a training command without changing its code.",
-    "trigger": "Have a running job record its next steps.",
-    "gather": "Make one recording of the folders that each node wrote.",
-    "analyze": "Read every rank's trace, write the report and say what limits the job.",
-    "whatif": "Say what a step would take with settings changed.",
-    "compare": "Say what changed between recordings, and which of the changes are more than noise.",
-    "check": "Hold a recording against a budget, for continuous integration.",
-    "tune": "Try settings on a training from outside, and say which of them help.",
-    "merge": "Put ranks on one clock into one file for Perfetto.",
-    "tensorboard": "Write what was measured of each step for TensorBoard.",
-    "doctor": "Try what a recording needs here, and say what to do about what does not work.",
+    "trigger": "Make a running job record its next steps.",
+    "gather": "Combine the folders that each node wrote into one recording.",
+    "analyze": "Read every rank's trace, write the report, print what limits the job.",
+    "whatif": "Predict the step time with settings changed.",
+    "compare": "Report what changed between runs, and which changes are significant.",
+    "check": "Check a recording against a budget, for continuous integration.",
+    "tune": "Try settings on a real training, and report which of them help.",
+    "merge": "Write all ranks on one clock into one file for Perfetto.",
+    "tensorboard": "Write the steps' measurements as curves for TensorBoard.",
+    "doctor": "Test whether recording works on this machine, and say how to fix what does not.",
 }
 """Verb -> its line in ``perfscope --help``; each verb's module in this package defines ``command``."""
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from perfscope.analyzers.merging.merge import DEFAULT_MEGABYTES, merge
-from perfscope.analyzers.merging.view import DEFAULT_LANES, LANES
+from perfscope.analyzers.merge.merge import DEFAULT_MEGABYTES, merge
+from perfscope.analyzers.merge.rank_view import DEFAULT_LANES, LANES
 from perfscope.cli import outputs
 from perfscope.errors import UnusableInput
-from perfscope.reports.format import byte_size, rank_list
+from perfscope.text import byte_size, rank_list, ranks_in_words
 
 
 @click.command("merge")
@@ -20,25 +20,27 @@ from perfscope.reports.format import byte_size, rank_list
     "--output",
     "-o",
     type=click.Path(path_type=Path),
-    help="Where to write the file.  [default: merged.pftrace in TRACES, or here where TRACES is a URL]",
+    help="Where to write the file.  [default: merged.pftrace in TRACES; for a URL, in the current folder]",
 )
 @click.option(
     "--ranks",
     metavar="LIST|all",
-    help="Ranks to show, such as 0,3-7.  [default: all of up to 8, else the 8 most telling ones]",
+    help="Ranks to show, such as 0,3-7.  [default: all of up to 8, else the 8 most informative ones]",
 )
 @click.option(
     "--steps", metavar="LIST|all", help="Steps to show, such as 12-14.  [default: a typical step and the longest]"
 )
 @click.option(
-    "--window", metavar="FROM-TO", help="Time to show instead of steps, from the first recorded step on: 120ms-250ms."
+    "--window",
+    metavar="FROM-TO",
+    help="Time to show instead of steps, from the start of the first recorded step: 120ms-250ms.",
 )
 @click.option(
     "--lanes",
     metavar="LIST",
     default=",".join(DEFAULT_LANES),
     show_default=True,
-    help=f"What to show of each rank, of {', '.join(LANES)}.",
+    help=f"Lanes to show of each rank, from {', '.join(LANES)}.",
 )
 @click.option(
     "--max-size",
@@ -46,10 +48,10 @@ from perfscope.reports.format import byte_size, rank_list
     default=DEFAULT_MEGABYTES,
     show_default=True,
     metavar="MB",
-    help="Leave out the least telling ranks beyond this size of the file.",
+    help="Largest size of the file: beyond it, the least informative ranks are left out.",
 )
 @click.option("--capture", type=click.IntRange(min=0), help="Which capture to show, counted from 0.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks side by side.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
 def command(
     traces: str,
     output: Path | None,
@@ -61,10 +63,10 @@ def command(
     capture: int | None,
     workers: int | None,
 ) -> None:
-    """Write the ranks of the job in TRACES into one file for Perfetto, on one clock, with what the analysis found.
+    """Write the ranks of the job in TRACES into one file for Perfetto, on one clock, with the analysis.
 
-    The file shows what the job's own traces show, the account of every rank, what was found, the critical path, and
-    arrows between a collective's ranks. Open it at https://ui.perfetto.dev: the page reads it in the browser and
+    The file shows the job's traces, the time breakdown of every rank, the findings, the critical path, and arrows
+    between the ranks of a collective. Open it at https://ui.perfetto.dev: the page reads it in the browser and
     uploads nothing.
 
     Exit code: 0; 2 when nothing in TRACES can be read or shown.
@@ -86,8 +88,8 @@ def command(
         capture=capture,
         workers=workers,
     )
-    steps_told = f", steps {rank_list(merged.steps)}" if merged.steps else ""
-    click.echo(f"ranks {rank_list(merged.ranks)}{steps_told}: {merged.slices:,} slices, {byte_size(merged.bytes)}")
+    shown = f", steps {rank_list(merged.steps)}" if merged.steps else ""
+    click.echo(f"{ranks_in_words(merged.ranks)}{shown}: {merged.slices:,} slices, {byte_size(merged.bytes)}")
     for sentence in merged.left_out:
         click.echo(f"note: {sentence}")
     click.echo(f"merged: {merged.path}")
@@ -97,5 +99,5 @@ def command(
 def _lanes(text: str) -> tuple[str, ...]:
     lanes = tuple(lane.strip() for lane in text.split(",") if lane.strip())
     if not lanes:
-        raise UnusableInput(f"--lanes names none; there is {', '.join(LANES)}")
+        raise UnusableInput(f"--lanes is empty; choose from {', '.join(LANES)}")
     return lanes

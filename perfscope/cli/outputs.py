@@ -12,15 +12,15 @@ import click
 from perfscope.errors import PerfscopeError
 
 EXIT_BROKEN: Final = 3
-"""A budget that does not hold, a comparison that fails on what it was told to: 2 is unusable input, 1 a defect."""
+"""A budget that does not hold, or a comparison that fails its condition. 2 is unusable input, 1 a defect."""
 
 FILE: Final = click.Path(path_type=Path, allow_dash=True)
 
 
 def check(path: Path | None, option: str) -> None:
-    """See that ``path`` can be written, before the work whose result it is to hold. None and ``-`` always can.
+    """Check that ``path`` can be written, before the work whose result goes there. None and ``-`` always can.
 
-    Raises PerfscopeError naming the file, what is in the way, and ``option``, which takes another place.
+    Raises PerfscopeError naming the file, the reason, and ``option``, which takes another path.
     """
     if path is None or str(path) == "-":
         return
@@ -36,7 +36,7 @@ def check(path: Path | None, option: str) -> None:
 
 
 def write(path: Path, text: str, option: str) -> None:
-    """Write ``text`` where ``option`` said. Raises PerfscopeError naming the file."""
+    """Write ``text`` to the path of ``option``. Raises PerfscopeError naming the file."""
     if str(path) == "-":
         click.echo(text, nl=False)
         return

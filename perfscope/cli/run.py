@@ -10,17 +10,17 @@ from typing import Final
 import click
 
 from perfscope.collectors.config import FOR_ANOTHER, SIGNALS, CollectorConfig
-from perfscope.collectors.launch import FolderTakenError, Launch, die_by, isolated_python, package_root
-from perfscope.collectors.nsys import NsysNotFoundError, says_nsys
-from perfscope.collectors.recap import recap
+from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
+from perfscope.collectors.launch.recap import recap
+from perfscope.collectors.launch.run import FolderTakenError, Launch, die_by, isolated_python, package_root
 from perfscope.errors import UnusableInput
 
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 DEFAULT_OUTPUT: Final = "perfscope-recording"
 NSYS_RECORDS: Final = (
-    "Nsight Systems records this run; PerfScope's own profiler stays off, because one profiler at a time can own the "
-    "device, and only writes ranges"
+    "Nsight Systems records this run, with PerfScope's ranges. PerfScope's own profiler stays off: one profiler at a "
+    "time can own the device"
 )
 
 
@@ -30,41 +30,47 @@ NSYS_RECORDS: Final = (
 )
 @click.option(
     "--output", "-o", default=DEFAULT_OUTPUT, type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the recording. With several nodes it must lie on a file system that all of them see.",
+    help="Folder for the recording. With several nodes it must be on a file system that they share."
 )  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace a recording that the folder holds.")
 @click.option(
     "--join", is_flag=True,
-    help="The same command is started once per node: record into the folder that the first node opened.",
+    help="The same command is started once per node: record into the folder that the first node created."
 )  # fmt: skip
 @click.option("--ranks", default="all", metavar="LIST", help="Ranks to record, such as 0,3-7.")
-@click.option("--wait", default=5, metavar="N", help="Steps to let pass before recording; at least 1.")
-@click.option("--warmup", default=3, metavar="N", help="Steps under the profiler before those kept.")
-@click.option("--active", default=8, metavar="N", help="Steps to record.")
-@click.option("--repeat", default=1, metavar="N", help="How often to wait, warm up and record.")
+@click.option("--wait", default=5, metavar="N", help="Steps to skip before each capture; at least 1.")
+@click.option("--warmup", default=3, metavar="N", help="Steps under the profiler before the recorded ones.")
+@click.option("--active", default=8, metavar="N", help="Steps to record in a capture.")
+@click.option("--repeat", default=1, metavar="N", help="Number of captures; each has its own --wait and --warmup.")
 @click.option("--shapes/--no-shapes", default=True, help="Record the operators' input shapes.")
 @click.option("--stacks/--no-stacks", default=False, help="Record Python stacks (slower, larger files).")
 @click.option("--memory/--no-memory", default=False, help="Record allocations (larger files).")
 @click.option("--nvtx/--no-nvtx", default=True, help="Also write the ranges as NVTX, for Nsight Systems.")
-@click.option("--count-flops/--no-count-flops", default=False, help="Count one warm-up step's operations, for MFU.")
-@click.option("--steps-only", is_flag=True, help="No traces: how long each step and its stages took, for whole runs.")
-@click.option("--trigger", type=float, metavar="FACTOR", help="Record when a step takes FACTOR times the median.")
-@click.option("--cooldown", default=100, metavar="N", help="With --trigger: steps to let pass after a capture.")
-@click.option("--max-captures", default=5, metavar="N", help="With --trigger: captures that slow steps may start.")
-@click.option("--budget", default=5.0, metavar="PERCENT", help="With --trigger: time that captures may take.")
+@click.option("--count-flops/--no-count-flops", default=False, help="Count the FLOPs of one warm-up step, for MFU.")
+@click.option(
+    "--steps-only", is_flag=True, help="Record no traces, only the time of each step and its stages, for the whole run."
+)
+@click.option(
+    "--trigger", type=float, metavar="FACTOR", help="Record when a step takes FACTOR times the median, such as 1.5."
+)
+@click.option("--cooldown", default=100, metavar="N", help="With --trigger: steps to skip after a capture.")
+@click.option("--max-captures", default=5, metavar="N", help="With --trigger: most captures that slow steps start.")
+@click.option(
+    "--budget", default=5.0, metavar="PERCENT", help="With --trigger: share of the run that captures may take."
+)
 @click.option(
     "--signal", type=click.Choice(SIGNALS), default="USR2",
-    help="With --trigger and --steps-only: signal that asks for a capture, as perfscope trigger does.",
+    help="With --trigger and --steps-only: signal that asks for a capture, as perfscope trigger does."
 )  # fmt: skip
 @click.option(
     "--with", "other", type=click.Choice(FOR_ANOTHER),
-    help="Another profiler records, PerfScope only writes ranges: nsys is started, with nvtx you start it.",
+    help="Let another profiler record, with PerfScope's ranges: nsys is started; with nvtx you start the profiler."
 )  # fmt: skip
 @click.option(
     "--sample-every", default=0.5, metavar="SECONDS",
-    help="How often to look at each host: its devices, CPU, memory, disk, network.",
+    help="Seconds between two samples of each host: devices, CPU, memory, disk, network."
 )  # fmt: skip
-@click.option("--no-sampler", is_flag=True, help="Do not look at the hosts.")
+@click.option("--no-sampler", is_flag=True, help="Do not sample the hosts.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     output: Path,
@@ -81,7 +87,7 @@ def command(
     """Run COMMAND as it is and record a few training steps of every rank.
 
     COMMAND is whatever starts the training; write it after --. Its arguments, input, output, signals and exit code are
-    its own, and its code stays as it is. Steps are found from the optimizer's.
+    its own, and its code stays as it is. Steps are detected from the optimizer's steps.
 
     \b
     perfscope run -- python train.py --epochs 1
@@ -93,9 +99,9 @@ def command(
     perfscope run -o /shared/rec -- mpirun -x PYTHONPATH -np 16 python train.py
     perfscope run -o /shared/rec --join -- torchrun --nnodes 2 ... train.py    (on each node)
 
-    By default steps 8 to 15 are recorded: 5 pass, 3 warm the profiler up, 8 are kept. A job with fewer steps needs
-    smaller numbers, such as --wait 1 --warmup 1 --active 3. If the steps of your loop cannot be found, or are found
-    wrongly, call perfscope.step() at the end of each.
+    By default steps 8 to 15 are recorded: 5 steps are skipped, 3 warm the profiler up, 8 are recorded. A job with fewer
+    steps needs smaller numbers, such as --wait 1 --warmup 1 --active 3. If the steps of your loop are not detected, or
+    detected wrongly, call perfscope.step() at the end of each.
 
     \b
     Afterwards:
@@ -113,8 +119,7 @@ def command(
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
     except ValueError as error:
-        told = str(error).replace("count_flops", "--count-flops").replace("sample_every", "--sample-every")
-        raise click.UsageError(told) from error
+        raise click.UsageError(str(error)) from error
     try:
         launch = Launch(config, command)
     except NsysNotFoundError as error:
@@ -126,12 +131,12 @@ def command(
     except OSError as error:
         raise UnusableInput(f"{output} cannot be written ({error}); choose another folder with --output") from error
     if option := isolated_python(command):
-        _say(f"python {option} ignores PYTHONPATH, so nothing can be recorded in it; leave the option out")
+        _print(f"python {option} ignores PYTHONPATH, so nothing can be recorded in it; leave the option out")
     if config.mode == "nsys" or says_nsys(command):
-        _say(NSYS_RECORDS)
+        _print(NSYS_RECORDS)
     code = launch.run()
     for line in recap(config, code):
-        _say(line)
+        _print(line)
     if code < 0:
         sys.stderr.flush()
         die_by(-code)
@@ -143,21 +148,21 @@ def _mode(*, steps_only: bool, trigger: float | None, other: str | None) -> str:
     asked = {"steps": steps_only, "trigger": trigger is not None, other or "nvtx": other is not None}
     modes = [mode for mode, wanted in asked.items() if wanted]
     if len(modes) > 1:
-        raise click.UsageError("give only one of --steps-only, --trigger and --with: they say what is recorded")
+        raise click.UsageError("give only one of --steps-only, --trigger and --with: each sets what is recorded")
     return modes[0] if modes else "captures"
 
 
 def _not_runnable(program: str) -> int | None:
-    """The shell's exit code for a program that cannot be run, having said so; None for one that can."""
+    """The shell's exit code for a program that cannot be run, after a message; None for one that can."""
     if shutil.which(program) is not None:
         return None
     if not Path(program).exists():
-        _say(f"{program}: command not found")
+        _print(f"{program}: command not found")
         return NOT_FOUND
     hint = f"; did you mean python {program}?" if program.endswith(".py") else ""
-    _say(f"{program}: cannot be executed{hint}")
+    _print(f"{program}: cannot be executed{hint}")
     return NOT_EXECUTABLE
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     click.echo(f"perfscope: {line}", err=True)

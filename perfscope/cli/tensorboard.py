@@ -1,4 +1,4 @@
-"""``perfscope tensorboard``: what was measured of each step, as curves beside the training's own."""
+"""``perfscope tensorboard``: measures of each step as curves beside the training's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from perfscope.analyzers.scalars import job_curves
+from perfscope.analyzers.merge.scalars import job_curves
 from perfscope.errors import PerfscopeError
 from perfscope.reports import tensorboard
 
@@ -18,22 +18,22 @@ from perfscope.reports import tensorboard
     "--logdir",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="TensorBoard's folder; what is written lies below its folder perfscope.",
+    help="TensorBoard's log folder; the files are written below its folder perfscope.",
 )
 @click.option(
     "--ranks",
     metavar="LIST|all",
-    help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most telling ones]",
+    help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most informative ones]",
 )
-@click.option("--capture", type=click.IntRange(min=0), help="Which capture to write.  [default: every one]")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks side by side.")
+@click.option("--capture", type=click.IntRange(min=0), help="Which capture to write, counted from 0.  [default: all]")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
 def command(traces: str, logdir: Path, ranks: str | None, capture: int | None, workers: int | None) -> None:
-    """Write step time, shares of the account, MFU, memory and stragglers of the job in TRACES for TensorBoard.
+    """Write step time, time breakdown, MFU, memory and stragglers of the job in TRACES for TensorBoard.
 
-    The steps are the training's own, so that the curves lie over its loss where both are in one LOGDIR. Writing again
-    replaces what was written before. Needs neither TensorBoard nor TensorFlow.
+    The curves have the training's own step numbers, so that they align with its loss in the same LOGDIR. Writing again
+    replaces earlier files. Needs neither TensorBoard nor TensorFlow.
 
-    Exit code: 0; 2 when nothing in TRACES can be analyzed or nothing marks steps.
+    Exit code: 0; 2 when nothing in TRACES can be analyzed or no steps are marked.
 
     \b
     perfscope tensorboard perfscope-recording --logdir runs
@@ -48,4 +48,4 @@ def command(traces: str, logdir: Path, ranks: str | None, capture: int | None, w
         ) from error
     runs = len({file.parent for file in files})
     click.echo(f"tensorboard: {len(files)} files of {runs} runs in {folder}")
-    click.echo(f"look at it with: tensorboard --logdir {shlex.quote(str(logdir))}")
+    click.echo(f"open with: tensorboard --logdir {shlex.quote(str(logdir))}")

@@ -9,17 +9,17 @@ import click
 from perfscope.collectors.agreement import LEAD_S, ask
 from perfscope.collectors.config import FOR_ANOTHER, CollectorConfig
 from perfscope.errors import UnusableInput
-from perfscope.metadata import load_launch
-from perfscope.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
+from perfscope.recording.metadata import load_launch
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
 
 
-@click.command("trigger", short_help="Have a running job record its next steps.")
+@click.command("trigger", short_help="Make a running job record its next steps.")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--steps", type=click.IntRange(min=1), metavar="N", help="Steps to record.  [default: --active of the run]"
 )
 def command(folder: Path, steps: int | None) -> None:
-    """Ask the job that perfscope run records into FOLDER for a capture of its next steps.
+    """Make the job that perfscope run records into FOLDER capture its next steps.
 
     All ranks record the same steps, a few seconds from now. Works while the job trains under perfscope run, with
     planned captures, --trigger or --steps-only, on any host that sees FOLDER.
@@ -33,21 +33,20 @@ def command(folder: Path, steps: int | None) -> None:
     try:
         ask(folder, steps)
     except OSError as error:
-        raise UnusableInput(f"{folder} cannot be written ({error}); ask as the user who runs the job") from error
+        raise UnusableInput(
+            f"{folder} cannot be written ({error}); run perfscope trigger as the user who runs the job"
+        ) from error
     click.echo(
-        f"asked: {steps or config.active} steps will be recorded after {config.warmup} of warm-up, beginning within "
-        f"some {2 * LEAD_S:.0f} seconds; then perfscope analyze {folder}"
+        f"perfscope: requested a capture of {steps or config.active} steps after {config.warmup} of warm-up; it begins "
+        f"within about {2 * LEAD_S:.0f} s. Next: perfscope analyze {folder}"
     )
 
 
 def _config_of_running_job(folder: Path) -> CollectorConfig:
     """What the job was started with. Raises UnusableInput where there is none that could answer."""
-    if not (folder / LAUNCH_FILE).is_file():
-        what = "it holds no recording" if folder.is_dir() else "no such folder"
-        raise UnusableInput(
-            f"{folder}: no recording under way ({what}); name the folder that perfscope run was given with --output"
-        )
     try:
+        if not (folder / LAUNCH_FILE).is_file():
+            raise ValueError("it holds no recording" if folder.is_dir() else "no such folder")
         launch = load_launch(folder / LAUNCH_FILE)
         config = CollectorConfig.load(folder / BOOTSTRAP_FOLDER)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""``perfscope tune``: try settings on a training from outside, and say which of them help."""
+"""``perfscope tune``: try settings on a training from outside, and report which of them help."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ INTERRUPTED: Final = 130
 
 
 @click.command(
-    short_help="Try settings on a training from outside, and say which of them help.",
+    short_help="Try settings on a real training, and report which of them help.",
     context_settings={"allow_interspersed_args": False, "show_default": True, "max_content_width": 100},
 )
-@click.option("--budget", default=DEFAULT_BUDGET, type=click.IntRange(min=2), metavar="N", help="Trial runs at most.")
+@click.option("--budget", default=DEFAULT_BUDGET, type=click.IntRange(min=2), metavar="N", help="Most trial runs.")
 @click.option(
     "--output", "-o", default=DEFAULT_OUTPUT, type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the recording, the trials and tune.json. With several nodes all of them must see it.",
+    help="Folder for the recording, the trials and tune.json. With several nodes it must be shared.",
 )  # fmt: skip
 @click.option(
     "--steps", type=click.IntRange(min=8), metavar="N",
-    help="Steps to measure in each run; without it, as many as take some seconds.",
+    help="Steps to measure in each run; default: as many as take six seconds.",
 )  # fmt: skip
-@click.option("--try", "tried", multiple=True, metavar="NAME=VALUE[,VALUE]", help="Values to try first; repeatable.")
-@click.option("--only", multiple=True, metavar="PATTERN", help="Try no other settings, such as 'ddp.*'; repeatable.")
-@click.option("--allow-numerics", is_flag=True, help="Also try what changes the numbers computed: gradients in bf16.")
-@click.option("--overwrite", is_flag=True, help="Use a folder that holds an earlier tuning.")
+@click.option(
+    "--try", "tried", multiple=True, metavar="NAME=VALUE[,VALUE]", help="Values to try first; may be repeated."
+)
+@click.option("--only", multiple=True, metavar="PATTERN", help="Settings to try, such as 'ddp.*'; may be repeated.")
+@click.option(
+    "--allow-numerics", is_flag=True, help="Also try settings that change the numerics: gradients sent in bf16."
+)
+@click.option("--overwrite", is_flag=True, help="Replace an earlier tuning in the folder.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     budget: int,
@@ -48,46 +52,47 @@ def command(
     overwrite: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND several times for a few steps each, with settings changed from outside, and keep what helps.
+    """Run COMMAND several times for a few steps each, with settings changed from outside, and report what helps.
 
-    COMMAND must be one that may be stopped after some steps and started again: let it write its checkpoints elsewhere,
-    or not at all. Its code stays as it is; what was changed, and how to make it permanent, is said at the end.
+    It must be safe to stop COMMAND after some steps and to start it again: make it write its checkpoints to a
+    scratch folder, or not at all. Its code is not changed. The last lines show which settings help and how to make
+    them permanent.
 
     \b
     perfscope tune -- torchrun --nproc-per-node 8 train.py
     perfscope tune --budget 4 --only 'dataloader.*' -- python train.py
     perfscope tune --try env.NCCL_ALGO=Ring,Tree -- torchrun --nproc-per-node 8 train.py
     """
-    from perfscope.tuning.result import RESULT_FILE, as_text
-    from perfscope.tuning.tune import Wish, tune
-    from perfscope.tuning.wishes import parse
+    from perfscope.tune.proposals import parse
+    from perfscope.tune.result import RESULT_FILE, as_text
+    from perfscope.tune.tune import TuneRequest, tune
 
     try:
         own = dict(parse(text) for text in tried)
     except ValueError as error:
         raise click.UsageError(f"--try {error}") from error
     if (output / RESULT_FILE).exists() and not overwrite:
-        raise UnusableInput(f"{output} holds a tuning already; choose another folder with --output, or add --overwrite")
-    wish = Wish(
+        raise UnusableInput(f"{output} already holds a tuning; choose another folder with --output, or add --overwrite")
+    request = TuneRequest(
         command=command, folder=output, budget=budget, steps=steps, only=only, tried=own, numerics=allow_numerics
     )
     try:
         with _ended_as_by_ctrl_c():
-            result = tune(wish, _say)
+            result = tune(request, _say)
     except KeyboardInterrupt:
-        _say("interrupted before anything was measured; the command was ended")
+        _say("interrupted before any run was measured; the command was ended")
         sys.exit(INTERRUPTED)
     except OSError as error:
         raise UnusableInput(f"{output} cannot be written ({error}); choose another folder with --output") from error
     click.echo(as_text(result), nl=False)
-    _say(f"all of it in numbers: {output / RESULT_FILE}")
+    _say(f"all numbers: {output / RESULT_FILE}")
     if result.outcome.interrupted:
         sys.exit(INTERRUPTED)
 
 
 @contextmanager
 def _ended_as_by_ctrl_c() -> Iterator[None]:
-    """Signals that would end this process end the command first: it has a session of its own, which outlives us."""
+    """Signals that would end this process end the command first: it runs in a session of its own."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +14,21 @@ from perfscope.errors import UnusableInput
 
 if TYPE_CHECKING:
     from perfscope.analyzers.whatif.change import Context
-    from perfscope.analyzers.whatif.predict import Prediction
+    from perfscope.analyzers.whatif.predict import WhatIfAnswer
 
 _MOST_POINTS: Final = 200
-"""Points of a sweep: more say nothing new and take long."""
+"""Points of a sweep: more show nothing new and take long."""
+
+
+def _print_settings(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """``--list``, which needs no TRACES."""
+    if not wanted:
+        return
+    from perfscope.analyzers.whatif.predict import SETTINGS
+
+    for setting in SETTINGS:
+        click.echo(f"{f'{setting.name}={setting.value}':34} {setting.help}")
+    context.exit()
 
 
 @click.command("whatif")
@@ -26,31 +38,31 @@ _MOST_POINTS: Final = 200
     "--sweep", metavar="NAME=A..B|A,B,…", help="Predict for each value of one setting; A..B doubles from A up to B."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--capture", type=int, metavar="N", help="Which capture of several; default: the last complete one.")
-@click.option("--list", "listed", is_flag=True, help="Say which settings there are.")
-def command(
-    traces: Path, settings: tuple[str, ...], sweep: str | None, as_json: bool, capture: int | None, listed: bool
-) -> None:
-    """Say what a step would take with settings changed.
+@click.option(
+    "--capture",
+    type=int,
+    metavar="N",
+    help="Which capture to replay, counted from 0.  [default: the last one that most ranks have]",
+)
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_settings, help="List all settings."
+)
+def command(traces: Path, settings: tuple[str, ...], sweep: str | None, as_json: bool, capture: int | None) -> None:
+    """Predict the step time with settings changed.
 
-    The recorded steps of all ranks are played again with the change; the error of the unchanged replay is shown with
-    every prediction. Several settings are predicted one by one and together.
+    The recorded steps of all ranks are replayed with the change; the error of the unchanged replay is shown with every
+    prediction. Several settings are predicted one by one and together.
 
     \b
     perfscope whatif perfscope-recording --set ddp.bucket_cap_mb=100
     perfscope whatif perfscope-recording --set network.bandwidth=2x --set rank.3=peers
     perfscope whatif perfscope-recording --sweep dataloader.num_workers=1..16
     """
-    from perfscope.analyzers.whatif.ask import context_of
-    from perfscope.analyzers.whatif.predict import SETTINGS
+    from perfscope.analyzers.whatif.whatif import context_of
 
-    if listed:
-        for setting in SETTINGS:
-            click.echo(f"{f'{setting.name}={setting.value}':34} {setting.help}")
-        return
     asked = dict(_split(text) for text in settings)
     if not asked and sweep is None:
-        raise UnusableInput("nothing to change: give --set NAME=VALUE or --sweep NAME=A..B; --list says what there is")
+        raise UnusableInput("nothing to change: add --set NAME=VALUE or --sweep NAME=A..B; --list shows all settings")
     context = context_of(traces, capture=capture)
     if sweep is not None:
         _sweep(context, asked, sweep, as_json)
@@ -78,33 +90,33 @@ def _table(context: Context, asked: Mapping[str, str], as_json: bool) -> None:
     if len(asked) > 1:
         for name, value in asked.items():
             try:
-                _line(f"{name}={value}", predict(context, {name: value}))
+                _row(f"{name}={value}", predict(context, {name: value}))
             except CannotReplay as reason:
-                click.echo(f"{f'{name}={value}':40} cannot be played alone: {reason}")
-    _line(" ".join(f"{name}={value}" for name, value in asked.items()), together)
-    _say_assumed(together)
+                click.echo(f"{f'{name}={value}':40} cannot be replayed alone: {reason}")
+    _row(" ".join(f"{name}={value}" for name, value in asked.items()), together)
+    _notes(together)
 
 
 def _sweep(context: Context, asked: Mapping[str, str], text: str, as_json: bool) -> None:
     """A curve over one setting."""
-    from perfscope.analyzers.whatif.ask import sweep
+    from perfscope.analyzers.whatif.whatif import sweep
 
     name, span = _split(text)
     values = list(_values(name, span))
-    found = sweep(context, asked, name, values)
+    answers = sweep(context, asked, name, values)
     if as_json:
-        points = [{"value": value, **to_json(one)} for value, one in zip(values, found, strict=True)]
+        points = [{"value": value, **to_json(answer)} for value, answer in zip(values, answers, strict=True)]
         click.echo(json.dumps({"setting": name, "points": points}))
         return
-    _head(found[0])
-    best = min(found, key=lambda one: one.mid_ns)
-    for value, one in zip(values, found, strict=True):
-        _line(f"{name}={value}", one, "  <- best" if one is best else "")
-    _say_assumed(best)
+    _head(answers[0])
+    best = min(answers, key=lambda answer: answer.mid_ns)
+    for value, answer in zip(values, answers, strict=True):
+        _row(f"{name}={value}", answer, "  <- best" if answer is best else "")
+    _notes(best)
 
 
 def _values(name: str, span: str) -> Iterator[str]:
-    """``1..16`` is 1, 2, 4, 8, 16; ``10,25,50`` is as it says."""
+    """``1..16`` is 1, 2, 4, 8, 16; ``10,25,50`` are the values themselves."""
     first, dots, last = span.partition("..")
     if not dots:
         yield from (value.strip() for value in span.split(",")[:_MOST_POINTS])
@@ -116,40 +128,40 @@ def _values(name: str, span: str) -> Iterator[str]:
             f"{name}={span}: write a range of numbers, such as 1..16, or values, such as 10,25"
         ) from None
     if not 0 <= value < end:
-        raise UnusableInput(f"{name}={span}: a range goes from a smaller number up to a larger one")
+        raise UnusableInput(f"{name}={span}: write the smaller number of the range first")
     while value < end:
         yield f"{value:g}"
         value = value * 2 if value >= 1 else value + 1
     yield f"{end:g}"
 
 
-def _head(prediction: Prediction) -> None:
+def _head(answer: WhatIfAnswer) -> None:
     click.echo(
-        f"measured step {prediction.measured_ns / 1e6:.2f} ms; played unchanged {prediction.replayed_ns / 1e6:.2f} ms "
-        f"(error {prediction.error:.1%})"
+        f"measured step {answer.measured_ns / 1e6:.2f} ms; replayed unchanged {answer.replayed_ns / 1e6:.2f} ms "
+        f"(error {answer.error:.1%})"
     )
     click.echo(f"{'setting':40} {'step ms':>9}  {'low':>9} .. {'high':<9} {'change':>7}")
 
 
-def _line(what: str, one: Prediction, remark: str = "") -> None:
+def _row(what: str, answer: WhatIfAnswer, remark: str = "") -> None:
     click.echo(
-        f"{what:40} {one.mid_ns / 1e6:9.2f}  {one.low_ns / 1e6:9.2f} .. {one.high_ns / 1e6:<9.2f} "
-        f"{one.mid_ns / one.measured_ns - 1:+7.1%}{remark}"
+        f"{what:40} {answer.mid_ns / 1e6:9.2f}  {answer.low_ns / 1e6:9.2f} .. {answer.high_ns / 1e6:<9.2f} "
+        f"{answer.mid_ns / answer.measured_ns - 1:+7.1%}{remark}"
     )
 
 
-def _say_assumed(one: Prediction) -> None:
-    for assumed in one.assumed:
+def _notes(answer: WhatIfAnswer) -> None:
+    for assumed in answer.assumed:
         click.echo(f"note: {assumed}")
 
 
-def to_json(one: Prediction) -> dict[str, object]:
+def to_json(answer: WhatIfAnswer) -> dict[str, object]:
     """As ``docs/cli.md`` has it: µs, and the unchanged replay's relative error."""
     return {
-        "measured_step_us": one.measured_ns / 1e3,
-        "replayed_step_us": one.replayed_ns / 1e3,
-        "predicted_step_us": {"low": one.low_ns / 1e3, "mid": one.mid_ns / 1e3, "high": one.high_ns / 1e3},
-        "error": one.error,
-        "settings": dict(one.settings),
-        "assumed": list(one.assumed),
+        "measured_step_us": answer.measured_ns / 1e3,
+        "replayed_step_us": answer.replayed_ns / 1e3,
+        "predicted_step_us": dataclasses.asdict(answer.predicted_us),
+        "error": answer.error,
+        "settings": dict(answer.settings),
+        "assumed": list(answer.assumed),
     }

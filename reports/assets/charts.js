@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  const data = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const NARROW = 600;
   const PAPER_WIDTH = 680;
@@ -19,25 +18,27 @@
     return { colours, text, muted, line, page, raised, narrow, size, font: body.fontFamily };
   }
 
-  // The reader's choices.
-  const chosen = {
-    sort: "rank",
-    ranks: new Set((data.timeline?.ranks ?? []).filter((row) => row.shown).map((row) => row.rank)),
-  };
+  let data; // Unpacked, as Plotly, after the first screen is painted: it can be read and used before.
+  const checked = [...document.querySelectorAll("#timeline-ranks input:checked")];
+  const chosen = { sort: "rank", ranks: new Set(checked.map((box) => Number(box.value))) }; // The reader's choices.
 
   const places = [...document.querySelectorAll(".plot")];
   const pending = new Set(places);
 
-  // Plotly waits in the page as text, so that the first screen can be read and used before it is started.
-  function startPlotly() {
-    if (window.Plotly) return;
+  async function load() {
+    const plotly = unpack("plotly").arrayBuffer();
+    data = await unpack("data").json();
     const script = document.createElement("script");
-    script.textContent = document.getElementById("plotly").textContent;
-    document.head.append(script);
+    script.src = URL.createObjectURL(new Blob([await plotly], { type: "text/javascript" }));
+    await new Promise((resolve, reject) => {
+      script.addEventListener("load", resolve);
+      script.addEventListener("error", () => reject(new Error("plotly did not start")));
+      document.head.append(script);
+    });
+    URL.revokeObjectURL(script.src);
   }
 
   function drawOne(place, width) {
-    startPlotly();
     pending.delete(place);
     const [name, index] = place.id.slice("chart-".length).split("-");
     const [traces, layout] = figures[name](data, { ...currentLook(), chosen }, Number(index));
@@ -57,13 +58,14 @@
   }
 
   function drawAll(width) {
+    if (!window.Plotly) return; // What is loading is drawn in the look that there is then.
     for (const place of places) drawOne(place, width);
     finished();
   }
 
   function redraw(name) {
     const place = document.getElementById(`chart-${name}`);
-    if (place) drawOne(place);
+    if (place && window.Plotly) drawOne(place);
   }
 
   // How far from the screen a chart's place is, in screens; 0 on it.
@@ -105,14 +107,16 @@
   const begin = () => {
     if (begun) return;
     begun = true;
-    drawNext();
+    load().then(drawNext, (error) => {
+      for (const place of places) place.textContent = `This browser cannot draw the charts (${error.message}). Use a browser from 2023 or later.`;
+    });
   };
   requestAnimationFrame(() => setTimeout(begin, 0));
   setTimeout(begin, 300);
   dark.addEventListener("change", () => drawAll());
-  document.getElementById("account-sort")?.addEventListener("change", (event) => {
+  document.getElementById("breakdown-sort")?.addEventListener("change", (event) => {
     chosen.sort = event.target.value;
-    redraw("account");
+    redraw("breakdown");
   });
   document.getElementById("timeline-ranks")?.addEventListener("change", (event) => {
     const rank = Number(event.target.value);

@@ -1,67 +1,67 @@
-// The account, strips, step times, bandwidth, memory and machines as plotly figures: pure functions of (data, look), where
+// The time breakdown, one step of all ranks, step times, bandwidth, memory and machines as plotly figures: pure functions of (data, look), where
 // look holds the colours, the width and the reader's choices of now.
 "use strict";
 const figures = (() => {
   const { plain, shortened, layout, rankAxis, barHeight, legendAbove } = drawing;
 
-  const where = (account, index) => (account.hosts[index] ? ` on ${shortened(account.hosts[index])}` : "");
+  const where = (breakdown, index) => (breakdown.hosts[index] ? ` on ${shortened(breakdown.hosts[index])}` : "");
 
-  // The ranks by host and number, or by step time or one part of the account, the most first.
-  function sorted(account, by) {
-    const key = by === "step" ? account.steps : account.values[by];
-    const hostFirst = (a, b) => account.hosts[a].localeCompare(account.hosts[b], undefined, { numeric: true });
-    const order = account.ranks.map((_, i) => i);
-    order.sort((a, b) => (key ? key[b] - key[a] : hostFirst(a, b)) || account.ranks[a] - account.ranks[b]);
+  // The ranks by host and number, or by step time or one category, the most first.
+  function sorted(breakdown, by) {
+    const key = by === "step" ? breakdown.steps : breakdown.values[by];
+    const hostFirst = (a, b) => breakdown.hosts[a].localeCompare(breakdown.hosts[b], undefined, { numeric: true });
+    const order = breakdown.ranks.map((_, i) => i);
+    order.sort((a, b) => (key ? key[b] - key[a] : hostFirst(a, b)) || breakdown.ranks[a] - breakdown.ranks[b]);
     const pick = (values) => order.map((i) => values[i]);
-    const values = Object.fromEntries(Object.entries(account.values).map(([name, one]) => [name, pick(one)]));
-    return { ...account, ranks: pick(account.ranks), hosts: pick(account.hosts), steps: pick(account.steps), values };
+    const values = Object.fromEntries(Object.entries(breakdown.values).map(([name, one]) => [name, pick(one)]));
+    return { ...breakdown, ranks: pick(breakdown.ranks), hosts: pick(breakdown.hosts), steps: pick(breakdown.steps), values };
   }
 
-  function accountBars(data, look) {
-    const account = sorted(data.account, look.chosen.sort);
-    const ranks = account.ranks.map(String);
+  function breakdownBars(data, look) {
+    const breakdown = sorted(data.breakdown, look.chosen.sort);
+    const ranks = breakdown.ranks.map(String);
     // Hosts as a second level of the axis, where there are several and the order keeps them together.
-    const grouped = look.chosen.sort === "rank" && new Set(account.hosts).size > 1 && !look.narrow;
-    const places = grouped ? [account.hosts.map((host) => shortened(host, 18)), ranks] : ranks;
+    const grouped = look.chosen.sort === "rank" && new Set(breakdown.hosts).size > 1 && !look.narrow;
+    const places = grouped ? [breakdown.hosts.map((host) => shortened(host, 18)), ranks] : ranks;
     const traces = data.categories
-      .filter((category) => account.values[category.name])
+      .filter((category) => breakdown.values[category.name])
       .map((category) => ({
         type: "bar",
         orientation: "h",
         name: category.label,
         y: places,
-        x: account.values[category.name],
+        x: breakdown.values[category.name],
         marker: { color: look.colours[category.name], line: { width: 0.5, color: look.page } },
-        customdata: ranks.map((rank, i) => [account.values[category.name][i] / account.steps[i], where(account, i), rank]),
+        customdata: ranks.map((rank, i) => [breakdown.values[category.name][i] / breakdown.steps[i], where(breakdown, i), rank]),
         hovertemplate:
           `<b>${category.label}</b><br>rank %{customdata[2]}%{customdata[1]}<br>` +
-          `%{x:.4~g} ${account.unit}, %{customdata[0]:.1%} of its step<extra></extra>`,
+          `%{x:.4~g} ${breakdown.unit}, %{customdata[0]:.1%} of its step<extra></extra>`,
       }));
     const height = 64 + Math.max(ranks.length, 2) * barHeight(ranks.length);
-    const xaxis = { title: { text: `${account.unit} per step` }, rangemode: "tozero" };
+    const xaxis = { title: { text: `${breakdown.unit} per step` }, rangemode: "tozero" };
     const yaxis = rankAxis(ranks, look.narrow || grouped);
     if (grouped) Object.assign(yaxis, { type: "multicategory", dtick: undefined, ticksuffix: "", tickson: "boundaries" });
     return [traces, layout(look, height, { barmode: "stack", bargap: 0.18, xaxis, yaxis })];
   }
 
-  function accountHeatmap(data, look) {
-    const account = data.account;
-    const named = data.categories.filter((category) => account.values[category.name]);
+  function breakdownHeatmap(data, look) {
+    const breakdown = data.breakdown;
+    const named = data.categories.filter((category) => breakdown.values[category.name]);
     const labels = named.map((category) => category.label);
     // Both traces hold all rows, one of them empty where the other is filled: plotly wants every category in each.
     const trace = (mine, colour, title, place, scale) => ({
       type: "heatmap",
-      x: account.ranks,
+      x: breakdown.ranks,
       y: labels,
       z: named.map((category) =>
-        account.values[category.name].map((value, i) => (mine(category) ? (100 * value) / account.steps[i] : null)),
+        breakdown.values[category.name].map((value, i) => (mine(category) ? (100 * value) / breakdown.steps[i] : null)),
       ),
       ...scale,
       hoverongaps: false,
       colorscale: [[0, look.raised], [1, colour]],
-      customdata: named.map((category) => account.values[category.name].map((value, i) => [value, where(account, i)])),
+      customdata: named.map((category) => breakdown.values[category.name].map((value, i) => [value, where(breakdown, i)])),
       hovertemplate:
-        `<b>%{y}</b><br>rank %{x}%{customdata[1]}<br>%{customdata[0]:.4~g} ${account.unit}, %{z:.1f}% of its step<extra></extra>`,
+        `<b>%{y}</b><br>rank %{x}%{customdata[1]}<br>%{customdata[0]:.4~g} ${breakdown.unit}, %{z:.1f}% of its step<extra></extra>`,
       colorbar: { title: { text: title }, thickness: 10, len: 0.5, y: place, yanchor: "middle", ticksuffix: "%", outlinewidth: 0 },
       showscale: !look.narrow,
     });
@@ -70,15 +70,15 @@ const figures = (() => {
     if (named.some(isCompute)) traces.push(trace(isCompute, look.colours.compute, "compute", 0.78, {}));
     if (!named.every(isCompute)) {
       const isLoss = (category) => !isCompute(category);
-      const largest = named.filter(isLoss).flatMap((category) => account.values[category.name].map((value, i) => value / account.steps[i]));
+      const largest = named.filter(isLoss).flatMap((category) => breakdown.values[category.name].map((value, i) => value / breakdown.steps[i]));
       const zmax = 100 * largest.reduce((a, b) => Math.max(a, b), 0);
-      traces.push(trace(isLoss, look.colours.exposed_comm_wait, "the rest", 0.22, { zmin: 0, zmax }));
+      traces.push(trace(isLoss, look.colours.exposed_comm_wait, "other categories", 0.22, { zmin: 0, zmax }));
     }
     const yaxis = { autorange: "reversed", showgrid: false, fixedrange: true, ticksuffix: " " };
     return [traces, layout(look, 90 + 34 * named.length, { xaxis: { title: { text: "rank" }, showgrid: false }, yaxis })];
   }
 
-  const account = (data, look) => (data.account.kind === "heatmap" ? accountHeatmap(data, look) : accountBars(data, look));
+  const breakdown = (data, look) => (data.breakdown.kind === "heatmap" ? breakdownHeatmap(data, look) : breakdownBars(data, look));
 
   function strips(data, look) {
     const { rows, unit } = data.strips;
@@ -251,5 +251,5 @@ const figures = (() => {
     return [traces, { ...figure, ...others }];
   }
 
-  return { account, strips, steps, bandwidth, memory, system };
+  return { breakdown, strips, steps, bandwidth, memory, system };
 })();

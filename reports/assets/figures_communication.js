@@ -19,9 +19,9 @@ Object.assign(figures, (() => {
   function overlap(data, look) {
     const { unit, ranks, ...parts } = data.overlap;
     const named = {
-      hidden: ["hidden by computation", "idle_unknown"],
+      hidden: ["overlapped by compute", "idle_unknown"],
       wait: ["waiting for late ranks", "exposed_comm_wait"],
-      transfer: ["transfer, not hidden", "exposed_comm_transfer"],
+      transfer: ["exposed transfer", "exposed_comm_transfer"],
     };
     const bars = (colour) => ({ type: "bar", marker: { color: colour, line: { width: 0 } } });
     const areas = (colour) => ({ type: "scatter", mode: "lines", stackgroup: "all", fillcolor: colour, line: { width: 0, shape: "hvh", color: colour } });
@@ -49,7 +49,7 @@ Object.assign(figures, (() => {
       marker: { color: look.colours[palette[index]], line: { width: 0 } },
       hovertemplate: `<b>${shortened(one.name, 40)}</b><br>rank %{x} comes last to %{y:.1%} of all collectives<extra></extra>`,
     }));
-    return byRank(look, ranks, traces, "came last to", { tickformat: ".1~%" });
+    return byRank(look, ranks, traces, "arrived last in", { tickformat: ".1~%" });
   }
 
   return { overlap, arrivals };

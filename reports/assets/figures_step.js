@@ -94,10 +94,10 @@ Object.assign(figures, (() => {
       x: lengths,
       marker: { color: look.colours[name], line: { width: 0.5, color: look.page } },
       customdata: lengths.map((length) => length / total),
-      hovertemplate: `<b>${labels[name]}</b><br>%{y}<br>%{x:.4~g} ${unit}, %{customdata:.1%} of the path<extra></extra>`,
+      hovertemplate: `<b>${labels[name]}</b><br>%{y}<br>%{x:.4~g} ${unit}, %{customdata:.1%} of the critical path<extra></extra>`,
     }));
     const yaxis = { type: "category", autorange: "reversed", showgrid: false, fixedrange: true, ticksuffix: " " };
-    const xaxis = { title: { text: `${unit} of the path` }, rangemode: "tozero" };
+    const xaxis = { title: { text: `${unit} of the critical path` }, rangemode: "tozero" };
     return [traces, layout(look, 64 + Math.max(rows.length, 2) * 26, { barmode: "stack", bargap: 0.2, xaxis, yaxis })];
   }
 
@@ -166,7 +166,7 @@ Object.assign(figures, (() => {
     const [least, most] = [Math.min(...low), Math.max(...high)];
     const room = Math.max(0.1 * (most - least), 0.1 * most);
     const range = [Math.max(0, least - room), most + room];
-    return [traces, layout(look, 260, { xaxis, yaxis: { title: { text: `${unit} a step` }, range } })];
+    return [traces, layout(look, 260, { xaxis, yaxis: { title: { text: `${unit} per step` }, range } })];
   }
 
   return { timeline, path, history, curve };

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope import cache as cache_module
-from perfscope.analyzers import cached, gather, rank, readers, stored_traces
+from perfscope.analyzers import cached, read_ranks, readers, stored_traces
 from perfscope.analyzers.analyze import analyze
-from perfscope.cache import Cache
+from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.errors import TraceError
-from perfscope.trace import CollectiveArgs, Device, Losses, MemoryCounter, ProcessGroup, Thread, Trace
+from perfscope.execution import cache as cache_module
+from perfscope.execution.cache import Cache
+from perfscope.trace.trace import CollectiveArgs, Device, MemoryCounter, ParseReport, ProcessGroup, Thread, Trace
 from tests.generator import JobSpec, simulate
 
 
@@ -92,7 +93,7 @@ def odd_trace() -> Trace:
         memory=MemoryCounter(*(column(np.int64, 1, 2, 3) for _ in range(4))),
         rank=3, world_size=8, backend="nccl", host="node-1", devices=(Device(0, "H100", None), Device(1, "", 2**36)),
         groups=(ProcessGroup("0", "default", (0, 1)), ProcessGroup("1", "", ())), has_shapes=True,
-        versions={"nccl": "2.21.5"}, losses=Losses(3, 2, True, ("something was lost",)),
+        versions={"nccl": "2.21.5"}, parse_report=ParseReport(3, 2, True, ("something was lost",)),
     )  # fmt: skip
 
 
@@ -149,7 +150,7 @@ class TestStoredTraces:
 
 class TestAnalyzeFile:
     def test_the_second_look_is_the_same_and_parses_nothing(self, trace_file, folder, request):
-        plain = rank.analyze_file(trace_file)
+        plain = analyze_rank(readers.read(trace_file))
         first = cached.analyze_file(trace_file)
         request.getfixturevalue("no_reading")
         second = cached.analyze_file(trace_file)
@@ -178,7 +179,7 @@ class TestAnalyzeFile:
         second = cached.analyze_file(trace_file)
         assert (first.rank, second.rank) == (0, 1)
 
-    def test_a_file_that_changes_while_it_is_read_is_not_kept(self, trace_file, job, folder, monkeypatch):
+    def test_a_file_that_changes_while_it_is_read_is_not_stored(self, trace_file, job, folder, monkeypatch):
         read = readers.read
 
         def replaced_under_way(path: Path, part: str | None = None) -> Trace:
@@ -225,7 +226,7 @@ class TestAnalyzeFile:
         assert spelled(cached.analyze_file(trace_file)) == spelled(first)
         assert not list(folder.glob("*.parquet"))
 
-    def test_errors_are_not_kept(self, tmp_path, folder):
+    def test_errors_are_not_stored(self, tmp_path, folder):
         path = tmp_path / "rank0.json"
         path.write_text("no trace")
         for _ in range(2):
@@ -239,14 +240,14 @@ def test_a_planted_entry_calls_nothing(tmp_path):
             return print, ("called",)
 
     body = pickle.dumps(Evil())
-    with pytest.raises(pickle.UnpicklingError, match="print is no value"):
+    with pytest.raises(pickle.UnpicklingError, match="print is not a value"):
         cached._ValuesOnly(io.BytesIO(body)).load()
 
 
 class TestAnalyze:
     def test_the_second_summary_is_the_first(self, job, folder, tmp_path, monkeypatch):
         first = analyze(job)
-        monkeypatch.setattr(gather.engine, "map_items", lambda *_: pytest.fail("sent to workers"))
+        monkeypatch.setattr(read_ranks.engine, "map_items", lambda *_: pytest.fail("sent to workers"))
         seen: list[tuple[int, int]] = []
         second = analyze(job, progress=lambda done, total: seen.append((done, total)))
         assert second.to_dict() == first.to_dict()

@@ -3,7 +3,7 @@
     python -m venv hta && hta/bin/pip install HolisticTraceAnalysis==0.5.0 'pandas<3'
     python -m tests.benchmarks.agreement ../shared/traces --hta-python hta/bin/python
 
-PerfScope's numbers are its account's own (``perfscope.analyzers.account``), over the window that the other tool uses:
+PerfScope's numbers are its time breakdown (``perfscope.analyzers.rank.time_breakdown``) over the other tool's window:
 from the first piece of device work to the end of the last. HTA runs as it comes and then with its defects and choices
 taken out one after the other, so that each difference is traced to what it comes from. TraceLens runs where
 ``--tracelens-python`` names an interpreter that has it (AMD's source; PyPI's package of that name is another project);
@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers import readers
-from perfscope.analyzers.account import account
-from perfscope.analyzers.collectives.communication import device_communication
-from perfscope.analyzers.host_activity import host_activity
-from perfscope.analyzers.intervals import Intervals
-from perfscope.analyzers.launches import device_work
-from perfscope.analyzers.timeline import Row
-from perfscope.job import TRACE_SUFFIXES
-from perfscope.trace import Bool, Category
+from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.host_activity import host_activity
+from perfscope.analyzers.rank.launches import device_work
+from perfscope.analyzers.rank.time_breakdown import time_breakdown
+from perfscope.recording.job import TRACE_SUFFIXES
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Category
 from tests.benchmarks import agreement_tracelens
 
 TOLERANCE = 0.01
@@ -115,31 +114,37 @@ def ours(path: Path) -> tuple[dict[str, float], dict[str, float]] | None:
     if len(work) == 0:
         return None
     start, end = int(work.start_ns.min()), int(work.end_ns.max())
-    result = account(trace, work, host_activity(trace, work), start, end)
-    rows = result.timeline.totals(np.array([start]), np.array([end]))[0]
+    timeline, collectives = time_breakdown(trace, work, host_activity(trace, work), start, end)
+    rows = timeline.totals(np.array([start]), np.array([end]))[0]
     kernel = trace.category[work.row] == Category.KERNEL
     communication = device_communication(trace, work)
     copy, memset = trace.category[work.row] == Category.MEMCPY, trace.category[work.row] == Category.MEMSET
     compute = kernel & ~communication
 
-    def union(chosen: Bool) -> Intervals:
-        return Intervals.of(work.start_ns[chosen], work.end_ns[chosen])
-
     def us(ns: int) -> float:
         return int(ns) / 1e3
 
-    total, communicated = us(end - start), us(result.communication.measure())
-    busy = us(rows[[Row.COMPUTE, Row.COMM_WAIT, Row.COMM_TRANSFER, Row.COPY]].sum())
-    exposed = us(rows[[Row.COMM_WAIT, Row.COMM_TRANSFER]].sum())
+    total, communicated = us(end - start), us(collectives.measure())
+    busy = us(
+        rows[
+            [
+                TimeCategory.COMPUTE,
+                TimeCategory.COMM_WAIT,
+                TimeCategory.COMM_TRANSFER,
+                TimeCategory.COPY,
+            ]
+        ].sum()
+    )
+    exposed = us(rows[[TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]].sum())
     hta = {
         "total": total,
         "idle": total - busy,
-        "compute": us(rows[Row.COMPUTE]),
-        "not compute": us(rows[[Row.COMM_WAIT, Row.COMM_TRANSFER, Row.COPY]].sum()),
+        "compute": us(rows[TimeCategory.COMPUTE]),
+        "not compute": us(rows[[TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER, TimeCategory.COPY]].sum()),
         "communication": communicated,
         "exposed communication": exposed,
         "hidden communication": communicated - exposed,
-        "copies and memsets": us(union(copy | memset).measure()),
+        "copies and memsets": us(work.time_of(copy | memset).measure()),
         "hidden share, %": 100 * (communicated - exposed) / communicated if communicated else 0.0,
         "compute kernels, number": int(compute.sum()),
         "compute kernels, sum": us((work.end_ns - work.start_ns)[compute].sum()),
@@ -147,16 +152,16 @@ def ours(path: Path) -> tuple[dict[str, float], dict[str, float]] | None:
         "communication kernels, sum": us((work.end_ns - work.start_ns)[communication].sum()),
         "copies and memsets, number": int((copy | memset).sum()),
     }
-    computing = union(compute | memset)
+    computing = work.time_of(compute | memset)
     tracelens = {
         "total": total,
         "busy": busy,
         "idle": total - busy,
         "compute and memsets": us(computing.measure()),
         "communication": communicated,
-        "exposed communication": us(result.communication.subtract(computing).measure()),
-        "copies": us(union(copy).measure()),
-        "exposed copies": us(union(copy).subtract(computing).subtract(result.communication).measure()),
+        "exposed communication": us(collectives.subtract(computing).measure()),
+        "copies": us(work.time_of(copy).measure()),
+        "exposed copies": us(work.time_of(copy).subtract(computing).subtract(collectives).measure()),
     }
     return hta, tracelens
 
@@ -235,11 +240,11 @@ def traces_in(places: Sequence[Path]) -> list[Path]:
 
 
 def run_theirs(python: Path, script: str, paths: Sequence[Path]) -> dict[str, Any]:
-    """What a script in another interpreter tells of the traces."""
+    """What a script in another interpreter measures in the traces."""
     file = Path(__file__).with_name(script)
     done = subprocess.run([python, str(file), *map(str, paths)], stdout=subprocess.PIPE, check=True)
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
 def lines_of(paths: Sequence[Path], hta_python: Path | None, tracelens_python: Path | None) -> Iterator[Line]:
@@ -252,8 +257,8 @@ def lines_of(paths: Sequence[Path], hta_python: Path | None, tracelens_python: P
     for path, (hta, tracelens) in mine.items():
         if str(path) in by_hta:
             yield from compare(names[path], "HTA", hta, by_hta[str(path)])
-        told = by_tracelens.get(str(path)) or agreement_tracelens.by_definition(agreement_tracelens.read(path))
-        yield from compare(names[path], called, tracelens, {AS_IT_COMES: told})
+        theirs = by_tracelens.get(str(path)) or agreement_tracelens.by_definition(agreement_tracelens.read(path))
+        yield from compare(names[path], called, tracelens, {AS_IT_COMES: theirs})
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What Holistic Trace Analysis says of each trace, as it comes and with its defects taken out one after the other.
+"""What Holistic Trace Analysis reports of each trace, as it comes and with its defects taken out one after the other.
 
 Runs in HTA's own interpreter, of which PerfScope is no part; ``tests.benchmarks.agreement`` calls it:
 
@@ -53,7 +53,7 @@ def count_in_ns(analysis: Any) -> None:
 
 
 def quantities(analysis: Any, per_us: float = 1.0) -> dict[str, float]:
-    """What HTA's public functions say, in µs."""
+    """What HTA's public functions return, in µs."""
     from hta.utils.utils import get_kernel_type
 
     whole = analysis.get_temporal_breakdown(visualize=False).iloc[0]
@@ -90,32 +90,32 @@ def quantities(analysis: Any, per_us: float = 1.0) -> dict[str, float]:
 
 def variants(path: str) -> dict[str, Any]:
     """As it comes; with the last step; without rounding; with unlinked work; of device work only; in ns."""
-    told: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
 
-    def tell(name: str, make: Any, per_us: float = 1.0) -> Any:
+    def measure(name: str, make: Any, per_us: float = 1.0) -> Any:
         try:
             analysis = make()
-            told[name] = quantities(analysis, per_us)
-        except Exception as error:  # whatever HTA raises is what it says of this trace
-            told[name] = {"error": f"{type(error).__name__}: {error}".rstrip(": ")}
+            measured[name] = quantities(analysis, per_us)
+        except Exception as error:  # whatever HTA raises is its result for this trace
+            measured[name] = {"error": f"{type(error).__name__}: {error}".rstrip(": ")}
             return None
         return analysis
 
     os.environ[ROUNDING] = "0"
-    tell("as it comes", lambda: load(path))
-    tell("last step", lambda: load(path, last_step=True))
+    measure("as it comes", lambda: load(path))
+    measure("last step", lambda: load(path, last_step=True))
     os.environ[ROUNDING] = "1"
-    tell("rounding", lambda: load(path, last_step=True))
-    analysis = tell("unlinked", lambda: load(path, filtered=False))
+    measure("rounding", lambda: load(path, last_step=True))
+    analysis = measure("unlinked", lambda: load(path, filtered=False))
     if analysis is not None:
 
         def changed(change: Any) -> Any:
             change(analysis)
             return analysis
 
-        tell("rows", lambda: changed(keep_device_work))
-        tell("truncation", lambda: changed(count_in_ns), per_us=1000.0)
-    return told
+        measure("rows", lambda: changed(keep_device_work))
+        measure("truncation", lambda: changed(count_in_ns), per_us=1000.0)
+    return measured
 
 
 def main() -> int:

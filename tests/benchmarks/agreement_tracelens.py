@@ -72,7 +72,7 @@ def by_definition(events: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def theirs(events: list[dict[str, Any]]) -> dict[str, float]:
-    """What TraceLens itself says; in its own interpreter only."""
+    """What TraceLens itself reports; in its own interpreter only."""
     from TraceLens import GPUEventAnalyser
 
     for number, event in enumerate(events):
@@ -116,13 +116,13 @@ def length(spans: Iterable[Span]) -> float:
 
 
 def main() -> int:
-    told: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for path in sys.argv[1:]:
         try:
-            told[path] = theirs(read(Path(path)))
+            measured[path] = theirs(read(Path(path)))
         except (ValueError, KeyError) as error:
-            told[path] = {"error": f"{type(error).__name__}: {error}"}
-    json.dump(told, sys.stdout)
+            measured[path] = {"error": f"{type(error).__name__}: {error}"}
+    json.dump(measured, sys.stdout)
     return 0
 
 

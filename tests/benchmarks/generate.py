@@ -205,17 +205,17 @@ class RankTrace:
         """A gradient reduction on the communication stream."""
         self._id += 1
         self._sequence += 1
-        said = _COLLECTIVE_ARGS.format(
+        args = _COLLECTIVE_ARGS.format(
             elements=elements,
             size=self._world_size,
             ranks=list(range(self._world_size)),
             sequence=self._sequence,
         )
-        self._cpu_op("record_param_comms", self._id, AUTOGRAD, self._host, 12.0, f"[[{elements}]]", said)
+        self._cpu_op("record_param_comms", self._id, AUTOGRAD, self._host, 12.0, f"[[{elements}]]", args)
         correlation = self._launch("cudaLaunchKernelExC", AUTOGRAD, self._id, self._host + 3, 7.0)
         ready = max(self._host + 12, self._device_free[COMPUTE_STREAM])
         device_us = 900 + 20 * self._dice.random()
-        self._kernel(_ALL_REDUCE, self._id, correlation, COMM_STREAM, ready, device_us, said)
+        self._kernel(_ALL_REDUCE, self._id, correlation, COMM_STREAM, ready, device_us, args)
         self._host += 15
 
     def _cpu_op(

@@ -41,7 +41,7 @@ def by_size(folder: Path, sizes: list[float], rounds: int) -> Iterator[str]:
 
 
 def by_ranks(folder: Path, counts: list[int], megabytes: float, rounds: int) -> Iterator[str]:
-    """Lines for sets of each number of ranks: reading and the whole account."""
+    """Lines for sets of each number of ranks: reading and the whole analysis."""
     for ranks in counts:
         files = folder / f"{ranks}"
         generate.write_set(files, ranks, int(megabytes * 1e6), packed=True)

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.analyzers import perfetto_file
+from tests.analyzers.merge import perfetto_file
 from tests.benchmarks import generate, measure
 
 MERGE = """

@@ -2,7 +2,7 @@
 
 ``python -m tests.benchmarks.overhead [--ranks 2] [--layers 4] [--rounds 300]``. Every round goes through all contenders
 (``overhead_job.py``) in one process, so each ratio is of blocks seconds apart; the ratio of ``bare again`` to ``bare``
-says how much of a difference is noise. Intervals are of the median, by order statistics. CPU time is the training
+shows how much of a difference is noise. Intervals are of the median, by order statistics. CPU time is the training
 thread's own; it misses waiting, but other work on the machine is not in it either.
 """
 
@@ -97,7 +97,7 @@ def table(blocks: dict[str, list[list[list[int]]]]) -> list[str]:
 def start_ms(options: Sequence[str] | None, scratch: Path) -> dict[str, float]:
     """CPU time of a new process, ms: starting an interpreter, making the first optimizer, the first steps.
 
-    Bare where there are no options. Compiled Python files are kept in ``scratch``, as any installation keeps them.
+    Bare where there are no options. Compiled Python files are stored in ``scratch``, as in any installation.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(scratch / "compiled")}
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1, help="processes that train together")
-    parser.add_argument("--layers", type=int, default=4, help="of the transformer: some 4 ms a step each")
+    parser.add_argument("--layers", type=int, default=4, help="of the transformer: some 4 ms per step each")
     parser.add_argument("--steps", type=int, default=10, help="in a block")
     parser.add_argument("--rounds", type=int, default=300, help="blocks of each contender, a fifth with a profiler")
     parser.add_argument("--starts", type=int, default=7, help="processes started of each kind")
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(table(found["blocks"])))
     torch_us, ours_us = (min(found["alone_us"][name]) for name in ("torch", "perfscope"))
     print(f"\nCPU time of an optimizer's step that does nothing, least of many: {torch_us:.1f} µs bare,")
-    print(f"{ours_us:.1f} µs as a training step under perfscope run, so {ours_us - torch_us:.1f} µs a step.\n")
+    print(f"{ours_us:.1f} µs as a training step under perfscope run, so {ours_us - torch_us:.1f} µs per step.\n")
     print("CPU time of a rank's start, ms:\n")
     print("\n".join(start_table(options.starts)))
 

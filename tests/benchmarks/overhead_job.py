@@ -5,7 +5,7 @@ what is measured::
 
     bare, bare again   the optimizer as torch made it: the collector sees no step
     waiting            as ``perfscope run`` leaves it outside captures
-    always-on          the same with the stages timed, as with ``--steps-only`` and ``--trigger``
+    always-on          the same with the phases timed, as with ``--steps-only`` and ``--trigger``
     by hand            ``torch.profiler`` with the settings that ``perfscope run`` uses, its recorded steps only
     recording          a capture's recorded steps
 """
@@ -26,6 +26,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, TensorDataset
+
+from perfscope.recording.history import STAGES
+
+OPTIMIZER = STAGES.index("optimizer")
 
 WARMUP, ACTIVE = 3, 8
 """Of ``perfscope run``, whose last warm-up step is recorded too."""
@@ -79,7 +83,7 @@ class Job:
         for _ in range(12):
             self.step(self.hooked)
         # Type-checked code has no business there; a benchmark of it has.
-        self.session: Any = importlib.import_module("perfscope.collectors.session").attached()._session
+        self.session: Any = importlib.import_module("perfscope.collectors.capture.session").attached()._session
         self.discover: Callable[..., Any] = importlib.import_module("perfscope.collectors.discovery").discover
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -106,13 +110,15 @@ class Job:
         return [self.timed(optimizer) for _ in range(self.steps)]
 
     def always_on(self) -> list[Sample]:
-        """A block with the stages timed."""
-        stages = self.session._watch.stages
-        stages.install(self.discover([self.hooked]).to_hook())
+        """A block with the phases timed."""
+        phases, clock = self.session._watch._phases, self.session._watch._clock
+        phases.attach(clock)
+        phases.patch(self.discover([self.hooked]).to_hook())
         try:
             return self.block(self.hooked)
         finally:
-            stages.remove()
+            phases.detach(clock)
+            phases.attach(clock, (OPTIMIZER,))
 
     def by_hand(self) -> list[Sample]:
         """The recorded steps of a profiler as the script would use it."""
@@ -125,17 +131,17 @@ class Job:
 
     def recording(self) -> list[Sample]:
         """The recorded steps of a capture, agreed upon as ranks do."""
-        plan = importlib.import_module("perfscope.collectors.agreement").Plan
-        recording = self.session._recording
+        plan = importlib.import_module("perfscope.collectors.agreement").CapturePlan
+        capturer = self.session._capturer
         start = self.session._detector.completed + 1
-        recording.schedule.agree(plan(start, start, ACTIVE, 0, "benchmark"))
+        capturer.schedule.agree(plan(start, start, ACTIVE, 0, "benchmark"))
         for _ in range(1 + WARMUP):
             self.timed(self.hooked)
         samples = [self.timed(self.hooked) for _ in range(ACTIVE - 1)]
         self.step(self.hooked)
-        while recording.busy:
+        while capturer.busy:
             time.sleep(0.01)
-        assert self.session._record.captures[-1].reason == "benchmark"
+        assert self.session._run_file.captures[-1].reason == "benchmark"
         for file in self.session._config.folder.glob("*.trace.json*"):
             file.unlink(missing_ok=True)
         return samples

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import perfscope
-from perfscope.reports import page
+from perfscope.reports.page import page
 from tests.generator import MIB, JobSpec, ModelSpec, SlowCompute, simulate
 
 LIMIT_BYTES = {8: 6e6, 1024: 12e6}

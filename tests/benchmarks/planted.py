@@ -1,4 +1,4 @@
-"""Every planted cause, in every strategy, on 8 and on 64 ranks: who was blamed, at what cost, against the truth.
+"""Every planted cause, in every strategy, on 8 and on 64 ranks: the straggler reported and its cost, against the truth.
 
     python -m tests.benchmarks.planted [--ranks 8] [--only 1f1b]
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 import perfscope
-from perfscope.summary import Summary
+from perfscope.results.summary import Summary
 from tests.generator import TENSORBOARD, simulate
-from tests.planted import Expected, Planted, jobs
+from tests.planted.jobs import Expected, Planted, jobs
 
 
 def describe(planted: Planted) -> tuple[bool, str]:
@@ -28,20 +28,21 @@ def describe(planted: Planted) -> tuple[bool, str]:
         summary = perfscope.analyze(folder)
         took = time.perf_counter() - begin
     step_us = job.truth.step_time_ns / 1e3
-    costs = {expected: job.lost_ns(cause) / 1e3 for cause, expected in planted.blamed}
+    costs = {expected: job.lost_ns(cause) / 1e3 for cause, expected in planted.attributed}
     due = {expected: cost for expected, cost in costs.items() if cost >= 0.05 * step_us}
     right = _right(summary, costs, due)
-    told = "; ".join(
+    stragglers = "; ".join(
         f"{row.scope} {row.rank} by {row.cause} {row.lost_us:.0f} us ({row.pattern})" for row in summary.stragglers
     )
-    asked = "; ".join(
+    planted_costs = "; ".join(
         f"{expected.scope} {expected.ranks[0]} by {expected.cause} {cost:.0f} us" for expected, cost in due.items()
     )
-    return right, f"{planted.name:45} | {step_us / 1e3:7.2f} | {asked or '-':60} | {told or '-':60} | {took:5.1f}"
+    costs_columns = f"{planted_costs or '-':60} | {stragglers or '-':60}"
+    return right, f"{planted.name:45} | {step_us / 1e3:7.2f} | {costs_columns} | {took:5.1f}"
 
 
 def _right(summary: Summary, costs: dict[Expected, float], due: dict[Expected, float]) -> bool:
-    """Everyone due is found within 5 %, the costliest first, and nobody else is accused."""
+    """Everyone due is found within 5 %, the costliest first, and no other rank is reported."""
     matches = [
         next((e for e in costs if e.cause == row.cause and row.rank in e.ranks), None) for row in summary.stragglers
     ]

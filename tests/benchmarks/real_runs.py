@@ -1,8 +1,8 @@
-"""Real trainings with one cause planted in each: what the script's own stopwatch says, and what the analysis says.
+"""Real trainings with one planted cause each: what the script's own stopwatch measures, and what the analysis reports.
 
     python -m tests.benchmarks.real_runs [--rounds 3] [--only "slow link"] [--keep FOLDER]
 
-Two or three ranks on this machine's CPU, recorded by ``perfscope run``; tests/real/causes.py says what is planted. A
+Two or three ranks on this machine's CPU, recorded by ``perfscope run``; tests/real/causes.py defines what is planted. A
 check holds if it does so in most rounds: they follow one another, so that a minute in which the machine was busy with
 other things spoils one of them. The exit code is 1 where a check does not hold.
 
@@ -30,15 +30,15 @@ Key = tuple[str, str]
 
 
 def once(job: Job, folder: Path) -> Iterator[tuple[Key, Check]]:
-    """Every check of one job and of its cure, both recorded now."""
+    """Every check of one job and of the same job without its cause, both recorded now."""
     results = run(job, folder / _file_name(job))
     for result in results:
         yield from _checked(result)
-    if job.cured is not None:
-        (cured,) = run(job.cured, folder / _file_name(job.cured))
-        yield from _checked(cured)
+    if job.fixed is not None:
+        (fixed,) = run(job.fixed, folder / _file_name(job.fixed))
+        yield from _checked(fixed)
         (planted,) = results
-        for check in checks.saved(planted.truth, cured.truth, planted.summary, cured.summary):
+        for check in checks.saved(planted.truth, fixed.truth, planted.summary, fixed.summary):
             yield (planted.case.name, check.what), check
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, on inputs far too small to tell anything; what they find is in docs/benchmarks.md."""
+"""The benchmarks run, on inputs far too small for a result; results are in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.readers import chrome
-from perfscope.trace import Category
+from perfscope.trace.trace import Category
 from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure, overhead
 from tests.collectors.harness import needs_torch
 
@@ -22,7 +22,7 @@ def test_a_generated_set_reads_whole_and_is_what_it_claims(tmp_path: Path) -> No
     unpacked = [gzip.decompress(path.read_bytes()) for path in sorted(tmp_path.iterdir())]
     assert written == sum(map(len, unpacked)) > 1_000_000
     trace = chrome.read(tmp_path / "rank1.json.gz")
-    assert (trace.rank, trace.world_size, trace.losses.dropped_events, trace.losses.notes) == (1, 2, 0, ())
+    assert (trace.rank, trace.world_size, trace.parse_report.dropped_events, trace.parse_report.notes) == (1, 2, 0, ())
     for category in (Category.CPU_OP, Category.KERNEL, Category.RUNTIME, Category.PYTHON):
         assert len(trace.rows(category)) > 100
     assert len(trace.collectives.row) > 4
@@ -88,7 +88,7 @@ def test_tracelens_s_definition_by_hand() -> None:
         agreement_tracelens.by_definition(events[-1:])
 
 
-def test_the_account_agrees_with_tracelens_s_definition(tmp_path: Path) -> None:
+def test_the_breakdown_agrees_with_tracelens_s_definition(tmp_path: Path) -> None:
     generate.write_set(tmp_path, 1, 400_000, packed=True)
 
     lines = list(agreement.lines_of(agreement.traces_in([tmp_path]), None, None))
@@ -131,11 +131,11 @@ def test_hta_s_differences_are_all_explained(tmp_path: Path) -> None:
 def test_what_recording_costs_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     overhead.main(["--layers", "1", "--steps", "2", "--rounds", "1", "--starts", "1"])
 
-    told = capsys.readouterr().out
-    rows = {line.split("|")[1].strip(): line for line in told.splitlines() if line.startswith("|")}
+    printed = capsys.readouterr().out
+    rows = {line.split("|")[1].strip(): line for line in printed.splitlines() if line.startswith("|")}
     assert set(rows) >= {"bare", "bare again", "waiting", "always-on", "by hand", "recording", "--steps-only"}
     assert rows["recording"].count("by hand") == 1
-    assert "µs a step" in told
+    assert "µs per step" in printed
 
 
 def test_the_interval_of_a_median_widens_with_what_is_not_known() -> None:

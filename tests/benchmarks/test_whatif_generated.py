@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from dataclasses import replace
 
-from perfscope.analyzers.whatif.predict import SETTINGS, Prediction
+from perfscope.analyzers.whatif.predict import SETTINGS, WhatIfAnswer
 from tests.benchmarks.whatif_generated import Answer, describe, table
 from tests.benchmarks.whatif_questions import Question, questions
 
@@ -17,7 +17,7 @@ def predicted(question: Question, *, off: float, assumed: bool = False, spread: 
     """An answer ``off`` by that share of a truth of 100 ms."""
     mid = 100e6 * (1 + off)
     notes = ("a latency",) if assumed else ()
-    found = Prediction(question.settings, 120e6, 120e6, mid * (1 - spread), mid, mid * (1 + spread), 0.0, notes)
+    found = WhatIfAnswer(question.settings, 120e6, 120e6, mid * (1 - spread), mid, mid * (1 + spread), 0.0, notes)
     return Answer(0, question, found, 100e6)
 
 
@@ -40,5 +40,5 @@ def test_what_was_assumed_counts_apart() -> None:
     assert rows[-1] == "| `ddp.no_sync` | 4 | 1 of 2 | 4.5% | -8.0% | 0 of 1 | 2 of 3 | 1 |"
     assert "refused: why" in describe(refused)
     assert "(+20.0%, outside, assumed)" in describe(predicted(question, off=0.2, assumed=True))
-    told = replace(predicted(question, off=0.0), seed=7)
-    assert describe(told).startswith("seed 7 ddp.no_sync=true: 120.00 -> 90.00 .. 100.00 .. 110.00 ms, truth 100.00")
+    seeded = replace(predicted(question, off=0.0), seed=7)
+    assert describe(seeded).startswith("seed 7 ddp.no_sync=true: 120.00 -> 90.00 .. 100.00 .. 110.00 ms, truth 100.00")

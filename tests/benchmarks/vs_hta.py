@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.vs_hta --cache ~/.cache/perfscope-benchmarks
 
-PerfScope reads the traces and makes its whole account of the job (``perfscope.analyze``, nothing from its cache); HTA
+PerfScope reads the traces and makes its whole analysis of the job (``perfscope.analyze``, nothing from its cache); HTA
 loads them and makes its temporal breakdown. Both use as many processes as they choose. HTA gets an environment of its
 own below ``--cache``, made on the first run; the traces, 8 ranks of 64 MB by default, are made there too.
 """

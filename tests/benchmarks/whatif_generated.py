@@ -18,9 +18,9 @@ from statistics import median
 
 import click
 
-from perfscope.analyzers.whatif.ask import context_of
 from perfscope.analyzers.whatif.change import CannotReplay, Context
-from perfscope.analyzers.whatif.predict import Prediction, predict
+from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.whatif import context_of
 from tests.benchmarks.whatif_questions import Question, Trained, questions
 from tests.generator import JobSpec, simulate
 
@@ -30,11 +30,11 @@ GOOD = 0.05
 
 @dataclass(frozen=True)
 class Answer:
-    """A prediction and the truth, ns; ``refused`` says why there is no prediction."""
+    """A prediction and the truth, ns; ``refused`` is why there is no prediction."""
 
     seed: int
     question: Question
-    found: Prediction | None
+    found: WhatIfAnswer | None
     truth_ns: float
     refused: str = ""
 
@@ -60,14 +60,14 @@ def answers(seeds: range, only: str = "") -> Iterator[Answer]:
     """Every question of every seed, answered; those whose setting's name holds ``only``."""
     for seed in seeds:
         recordings: dict[int, Context] = {}
-        kept: list[Trained] = []
+        recorded: list[Trained] = []
         for question in questions(seed):
             if only not in next(iter(question.settings)):
                 continue
-            known = next((number for number, other in enumerate(kept) if other == question.recorded), None)
+            known = next((number for number, other in enumerate(recorded) if other == question.recorded), None)
             if known is None:
-                kept.append(question.recorded)
-                recordings[known := len(kept) - 1] = record(question.recorded)
+                recorded.append(question.recorded)
+                recordings[known := len(recorded) - 1] = record(question.recorded)
             yield answer(seed, recordings[known], question)
 
 
@@ -93,7 +93,7 @@ def answer(seed: int, recording: Context, question: Question) -> Answer:
 def table(found: list[Answer]) -> list[str]:
     """Markdown: a row for each setting. Where a latency had to be assumed the middle is a guess: counted apart."""
     rows = [
-        "| setting | asked | within 5 % | median error | worst error | assumed: within 5 % | in low..high | refused |",
+        "| setting | requested | within 5 % | median error | worst error | assumed: within 5 % | in range | refused |",
         "|---|---|---|---|---|---|---|---|",
     ]
     by_setting: defaultdict[str, list[Answer]] = defaultdict(list)
@@ -103,9 +103,9 @@ def table(found: list[Answer]) -> list[str]:
 
 
 def _row(setting: str, asked: list[Answer]) -> str:
-    played = [one for one in asked if one.found is not None]
-    assumed = [one for one in played if one.found is not None and one.found.assumed]
-    known = [one.error for one in played if one not in assumed]
+    replayed = [one for one in asked if one.found is not None]
+    assumed = [one for one in replayed if one.found is not None and one.found.assumed]
+    known = [one.error for one in replayed if one not in assumed]
     cells = [
         f"`{setting}`",
         str(len(asked)),
@@ -113,8 +113,8 @@ def _row(setting: str, asked: list[Answer]) -> str:
         f"{median(map(abs, known)):.1%}" if known else "",
         f"{max(known, key=abs):+.1%}" if known else "",
         _of(sum(abs(one.error) <= GOOD for one in assumed), len(assumed)),
-        _of(sum(one.inside for one in played), len(played)),
-        str(len(asked) - len(played) or ""),
+        _of(sum(one.inside for one in replayed), len(replayed)),
+        str(len(asked) - len(replayed) or ""),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="[setup][round][rank][step], ms, as JSON")
     options = parser.parse_args()
-    faulthandler.register(signal.SIGTERM, chain=True)  # a run that hangs says where
+    faulthandler.register(signal.SIGTERM, chain=True)  # a run that hangs shows where
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     trainings = [Training(setup) for setup in options.setup]

@@ -243,7 +243,7 @@ def _accumulation(rng: random.Random) -> Iterator[Question]:
 def _stage(rng: random.Random) -> Iterator[Question]:
     spec = _job(rng, "zero3")
     for stage in (0, 1, 2):
-        # What buckets the job would have without sharding nothing tells: torch's default ones.
+        # The recording does not show which buckets the job would have without sharding: torch's default ones.
         plain = replace(_updating(spec, spec.ranks), bucket_bytes=25 * MIB)
         changed = replace(spec, strategy=f"zero{stage}") if stage else plain
         yield Question(Trained(spec), {"zero.stage": str(stage)}, Trained(changed))

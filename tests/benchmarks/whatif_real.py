@@ -5,7 +5,7 @@
 Real trainings on two ranks of this machine's CPU (gloo; ``whatif_job.py``). A scene is recorded once, with
 ``perfscope run``, in its first setup alone. What its changes would bring is predicted from that recording. Then,
 without a profiler, the first setup, every changed one and the first again take turns, and the script's own stopwatch
-tells how long steps took. How far ``before`` and ``before again`` are apart says how much of a difference is noise.
+measures how long steps took. How far ``before`` and ``before again`` are apart shows how much of a difference is noise.
 
 What is measured has no profiler in it, the recording has: see ``unprofiled``. Best on a machine with two idle cores and
 more. The slow link is a token bucket on the loopback interface of a network namespace of the benchmark's own; scenes
@@ -27,8 +27,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final
 
-from perfscope.analyzers.whatif.ask import context_of
-from perfscope.analyzers.whatif.predict import Prediction, predict
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.errors import UnusableInput
 from tests.real import network
 
@@ -81,8 +81,8 @@ SCENES: Final = (
     Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 256}, _workers(1, 2)),
     Scene("a dataset that waits, 1 worker", {"load_sleep_ms": 200, "workers": 1}, _workers(2)),
     Scene("a dataset that computes", {"load_products": 60, "batch": 256}, _workers(1, 2)),
-    Scene("4 OMP threads a rank", {"threads": 4, "batch": 256}, _threads(1)),
-    Scene("2 OMP threads a rank", {"threads": 2, "batch": 256}, _threads(1)),
+    Scene("4 OMP threads per rank", {"threads": 4, "batch": 256}, _threads(1)),
+    Scene("2 OMP threads per rank", {"threads": 2, "batch": 256}, _threads(1)),
     Scene("a slow rank", {"slow_ms": 100, "batch": 256}, (Change("rank.1", "peers", {"slow_ms": 0}),)),
     Scene(
         "network",
@@ -151,11 +151,11 @@ class Outcome:
         shown = [self.scene, f"`{self.change}`", f"{self.before:.1f}", f"{self.noise:.1%}"]
         if self.refused:
             return _line([*shown, f"refused: {self.refused}", f"{self.after:.1f}", "**no**", ""])
-        told = f"{self.low:.1f} .. **{self.mid:.1f}** .. {self.high:.1f}"
-        return _line([*shown, told, f"{self.after:.1f}", "yes" if self.inside else "**no**", f"{self.error:+.1%}"])
+        predicted = f"{self.low:.1f} .. **{self.mid:.1f}** .. {self.high:.1f}"
+        return _line([*shown, predicted, f"{self.after:.1f}", "yes" if self.inside else "**no**", f"{self.error:+.1%}"])
 
 
-HEAD: Final = ("scene", "setting", "before, ms", "noise", "predicted, ms", "measured, ms", "inside", "error")
+HEAD: Final = ("scenario", "setting", "before, ms", "noise", "predicted, ms", "measured, ms", "in range", "error")
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -186,30 +186,13 @@ def judged(scene: Scene, recording: Path, measured: list[list[float]]) -> list[O
         known: dict[str, Any] = {"scene": scene.name, "change": change.name, "before": before, "noise": noise}
         known |= {"after": before * ratio, "profiled": context.result.step_ns / 1e6}
         try:
-            told = predict(context, {change.setting: change.value})
+            answer = predict(context, {change.setting: change.value})
         except UnusableInput as reason:
             found.append(Outcome(**known, refused=str(reason)))
             continue
-        low, mid, high = unprofiled(told, before)
+        low, mid, high = (ns / 1e6 for ns in answer.unprofiled_ns(before * 1e6))
         found.append(Outcome(**known, low=low, mid=mid, high=high))
     return found
-
-
-def unprofiled(told: Prediction, before: float) -> tuple[float, float, float]:
-    """Low, mid and high (ms) of the prediction for a step that takes ``before`` ms without the profiler.
-
-    The profiler lengthens operators, and leaves sleeping and sending alone. So what a change saves is somewhere between
-    what was predicted of the profiled step (nothing of it was lengthened) and the same share of the unprofiled one (all
-    of it was, as much as the rest). ``mid`` is half way between these, and the range holds both.
-
-    Example: 300 ms profiled, 180 predicted, 250 unprofiled: between 250 - 120 = 130 and 250 · 180 / 300 = 150.
-    """
-    told_ns = (told.low_ns, told.mid_ns, told.high_ns)
-    saved_ms = [(told.measured_ns - ns) / 1e6 for ns in told_ns]
-    unlike = [max(before - saved, 0.0) for saved in saved_ms]
-    alike = [before * ns / told.measured_ns for ns in told_ns]
-    pairs = list(zip(unlike, alike, strict=True))
-    return min(pairs[0]), mean(pairs[1]), max(pairs[2])
 
 
 def _record(scene: Scene, recording: Path) -> None:
@@ -242,12 +225,12 @@ def _run(
         env=environment, start_new_session=True,
     ) as running:  # fmt: skip
         try:
-            said = running.communicate(timeout=LONGEST_S)[1]
+            stderr = running.communicate(timeout=LONGEST_S)[1]
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGTERM)
-            said = running.communicate(timeout=60)[1]
+            stderr = running.communicate(timeout=60)[1]
     if running.returncode:
-        raise RuntimeError(f"{scene.name} ended with {running.returncode}:\n{said[-6000:]}")
+        raise RuntimeError(f"{scene.name} ended with {running.returncode}:\n{stderr[-6000:]}")
     found: list[list[list[list[float]]]] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
@@ -273,15 +256,15 @@ def main() -> int:
         for scene in scenes:
             folder = (options.keep or Path(scratch)) / scene.name.replace(" ", "-")
             try:
-                played = outcomes(scene, folder, options.steps, options.rounds)
+                measured = outcomes(scene, folder, options.steps, options.rounds)
             except RuntimeError as failure:
                 print(failure, file=sys.stderr)
                 failed.append(scene.name)
                 continue
-            (folder / "outcomes.json").write_text(json.dumps([asdict(one) for one in played], indent=1))
-            for one in played:
+            (folder / "outcomes.json").write_text(json.dumps([asdict(one) for one in measured], indent=1))
+            for one in measured:
                 print(one.row(), flush=True)
-            found += played
+            found += measured
     if failed:
         print(f"\nnot run to the end: {', '.join(failed)}")
     if not found:

@@ -64,7 +64,7 @@ def test_formulas_of_the_user_s_reach_every_worker_and_no_earlier_result(traces,
     assert flops() == plain
 
 
-def test_a_formula_that_fails_is_told_with_its_file(traces, tmp_path):
+def test_a_formula_that_fails_is_reported_with_its_file(traces, tmp_path):
     own = tmp_path / "my_flops.py"
     own.write_text(FORMULA.format(factor="no_such_name"))
     result = run(traces, tmp_path, "--flops", own)

@@ -16,10 +16,10 @@ def run(samples: Path, folder: Path, *options: str, env: dict[str, str] | None =
     return CliRunner().invoke(main, ["analyze", str(samples / "starved"), *places, *options], env=env)
 
 
-def test_the_price_is_told_and_written(samples, tmp_path):
+def test_the_price_is_printed_and_written(samples, tmp_path):
     result = run(samples, tmp_path, "--price", "2.50", "--currency", "EUR")
     assert result.exit_code == 0, result.output
-    assert "What the changes save, at 2.50 EUR per device-hour:" in result.output
+    assert "Savings, at 2.50 EUR per device-hour:" in result.output
     assert "finding 1 saves" in result.output
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["cost"]["per_day"] == pytest.approx(2 * 2.5 * 24)

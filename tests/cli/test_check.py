@@ -1,4 +1,4 @@
-"""``perfscope check`` as a user and a pipeline type it, and what is said of budgets with mistakes."""
+"""``perfscope check`` as a user and a pipeline type it, and what it reports about budgets with errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner, Result
 
-from perfscope.analyzers.difference.budget_file import NUMBERS, read_budget
-from perfscope.budget import Budget
+from perfscope.analyzers.compare.budget_file import NUMBERS, read_budget
 from perfscope.cli.main import main
 from perfscope.cli.outputs import EXIT_BROKEN
 from perfscope.errors import UnusableInput
-from perfscope.summary import ROWS
+from perfscope.results.budget import Budget
+from perfscope.results.categories import CATEGORIES
 
 
 def _check(traces: Path, folder: Path, budget: str | None, *options: object) -> Result:
@@ -37,29 +37,29 @@ max = 0.2
 """
 
 
-def test_a_recording_that_holds(samples: Path, tmp_path: Path) -> None:
+def test_a_recording_within_its_budget(samples: Path, tmp_path: Path) -> None:
     result = _check(samples / "healthy", tmp_path, GENEROUS)
     assert result.exit_code == 0, result.output
-    assert "4 checks held" in result.output
+    assert "4 checks passed" in result.output
 
 
-def test_one_that_does_not(summaries: dict[str, Path], tmp_path: Path) -> None:
+def test_a_recording_that_exceeds_its_budget(summaries: dict[str, Path], tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("junit", "markdown", "json")}
     options = [part for name, path in files.items() for part in (f"--{name}", path)]
     result = _check(summaries["starved"], tmp_path, GENEROUS, *options)
     assert result.exit_code == EXIT_BROKEN
-    assert "EXCEEDED  step_time at most: 431 ms (limit 330 ms)" in result.output
-    assert "3 of 4 checks broken" in result.output
+    assert "FAILED    step_time at most: 431 ms (limit 330 ms)" in result.output
+    assert "3 of 4 checks failed" in result.output
     suite = ET.fromstring(files["junit"].read_bytes())[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "3", "0")
     document = json.loads(files["json"].read_text())
-    assert (document["schema"], document["held"]) == ("perfscope.check/1", False)
+    assert (document["schema"], document["passed"]) == ("perfscope.check/1", False)
     by_name = {row["name"]: row["status"] for row in document["rows"]}
     assert by_name == {
-        "step_time at most": "exceeded",
-        "dataloader at most": "exceeded",
-        "exposed_communication at most": "held",
-        "finding dataloader-workers": "exceeded",
+        "step_time at most": "failed",
+        "dataloader at most": "failed",
+        "exposed_communication at most": "passed",
+        "finding dataloader-workers": "failed",
     }
     assert files["markdown"].read_text(encoding="utf-8").startswith("### ❌")
 
@@ -91,7 +91,7 @@ def test_getting_better_is_no_regression(summaries: dict[str, Path], tmp_path: P
     assert "no worse than the baseline" in result.output
 
 
-def test_a_regression_within_the_noise_holds(summaries: dict[str, Path], tmp_path: Path) -> None:
+def test_a_regression_within_noise_passes(summaries: dict[str, Path], tmp_path: Path) -> None:
     budget = '[step_time]\nregression = "3 %"'
     baselines = ["--baseline", summaries["healthy"], "--baseline", summaries["slow_rank"]]
     result = _check(summaries["starved"], tmp_path, budget, *baselines)
@@ -102,9 +102,9 @@ def test_a_regression_within_the_noise_holds(summaries: dict[str, Path], tmp_pat
 @pytest.mark.parametrize(
     ("budget", "code"),
     [
-        ('[exposed_communication]\nmax = "25 ms"', 0),  # 19 ms a step
+        ('[exposed_communication]\nmax = "25 ms"', 0),  # 19 ms per step
         ('[exposed_communication]\nmax = "15 ms"', EXIT_BROKEN),
-        ('[straggler_lost]\nmax = "5 %"', 0),
+        ('[straggler_cost]\nmax = "5 %"', 0),
         ('[compute]\nmin = "60 %"', 0),
         ('[compute]\nmin = "70 %"', EXIT_BROKEN),
         ("[samples_per_second]\nmin = 70", 0),
@@ -118,7 +118,7 @@ def test_absolute_limits(summaries: dict[str, Path], tmp_path: Path, budget: str
     assert result.exit_code == code, result.output
 
 
-def test_what_is_not_known_is_not_held(summaries: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_not_known_fails(summaries: dict[str, Path], tmp_path: Path) -> None:
     unknown = _check(summaries["healthy"], tmp_path, "[mfu]\nmin = 0.3")
     assert unknown.exit_code == EXIT_BROKEN
     assert "optional = true" in unknown.output
@@ -139,7 +139,7 @@ def test_findings_count_from_the_severity_given_but_for_those_ignored(
 
 def test_a_dash_prints(summaries: dict[str, Path], tmp_path: Path) -> None:
     result = _check(summaries["starved"], tmp_path, GENEROUS, "--json", "-")
-    assert json.loads(result.stdout)["held"] is False
+    assert json.loads(result.stdout)["passed"] is False
 
 
 def test_nothing_to_check_is_refused(summaries: dict[str, Path], tmp_path: Path) -> None:
@@ -166,16 +166,16 @@ def _read(folder: Path, text: str, name: str = "budget.toml") -> Budget:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "limits nothing"),
-        ("[step_tim]\nmax = '4 ms'", "[step_tim]: no such number (did you mean step_time?); there are step_time"),
+        ("[step_tim]\nmax = '4 ms'", "[step_tim]: no such number (did you mean step_time?); choose from step_time"),
         ("step_time = '4 ms'", 'max = "420 ms"'),
-        ("[step_time]\nmaximum = '4 ms'", "no such key (did you mean max?); there are max"),
-        ("[step_time]\noptional = true", "says nothing"),
+        ("[step_time]\nmaximum = '4 ms'", "no such key (did you mean max?); choose from max"),
+        ("[step_time]\noptional = true", "has no limit"),
         ("[step_time]\nmax = 400", 'give the unit, such as "420 ms"'),
-        ("[step_time]\nmax = '400'", "no such unit"),
-        ("[step_time]\nmax = '400 lightyears'", "no such unit"),
+        ("[step_time]\nmax = '400'", "the unit is missing"),
+        ("[step_time]\nmax = '400 lightyears'", "no unit 'lightyears'"),
         ("[step_time]\nmax = 'fast'", "a number and its unit"),
         ("[step_time]\nmax = '70 GiB'", '"420 ms"'),
         ("[step_time]\nmax = true", "a number and its unit"),
@@ -186,17 +186,17 @@ def _read(folder: Path, text: str, name: str = "budget.toml") -> Budget:
         ("[step_time]\nregression = '3 GiB'", "of the baseline"),
         ("[step_time]\nmax = '4 ms'\noptional = 1", "true or false"),
         ("[step_time]\nmax = '4 ms'\nper_step = 1", "only for tokens_per_second"),
-        ("[tokens_per_second]\nmin = 5", "how many tokens"),
+        ("[tokens_per_second]\nmin = 5", "number of tokens per step"),
         ("fail_on = 'severe'", "one of high"),
         ("fail_on = 'high'\nignore = 'rule'", "list of rules"),
         ("[step_time\n", "not TOML"),
     ],
 )
-def test_mistakes_name_the_file_the_key_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_name_the_file_the_key_and_the_remedy(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UnusableInput) as raised:
         _read(tmp_path, text)
     assert str(raised.value).startswith(str(tmp_path / "budget.toml"))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_missing_budget_is_named(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_every_number_can_be_limited_and_is_documented(root: Path, tmp_path: Pat
     for name, metric in NUMBERS.items():
         more = "\nper_step = 4096" if name == "tokens_per_second" else ""
         assert _read(tmp_path, f"[{name}]\nmax = {examples[metric.unit]}{more}").limits[0].metric == name
-        assert f"`{name}`" in text or name in ROWS
+        assert f"`{name}`" in text or name in CATEGORIES
 
 
 def test_the_documented_budget_is_valid(root: Path, tmp_path: Path) -> None:

@@ -6,18 +6,18 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.cli.main import main
-from perfscope.collectors.doctor import Check, State
+from perfscope.collectors.doctor.check import Level, Probe
 
-WORKS = Check(name="torch", state=State.OK, text="torch 2.4.1")
-NOTED = Check(name="cores", state=State.NOTE, text="few", remedy="ask for more")
-BROKEN = Check(name="output", state=State.BROKEN, text="cannot be written", remedy="choose another")
+WORKS = Probe(name="torch", state=Level.OK, text="torch 2.4.1")
+NOTED = Probe(name="cores", state=Level.NOTE, text="few", remedy="ask for more")
+BROKEN = Probe(name="output", state=Level.BROKEN, text="cannot be written", remedy="choose another")
 
 
 @pytest.mark.parametrize(
     ("checks", "code", "last"),
     [([WORKS, NOTED], 0, "recordings work here"), ([BROKEN, WORKS], 1, "recordings do not work here")],
 )
-def test_exit_code_and_advice(monkeypatch: pytest.MonkeyPatch, checks: list[Check], code: int, last: str) -> None:
+def test_exit_code_and_advice(monkeypatch: pytest.MonkeyPatch, checks: list[Probe], code: int, last: str) -> None:
     monkeypatch.setattr("perfscope.cli.doctor.examine", lambda _: iter(checks))
     done = CliRunner().invoke(main, ["doctor"])
     assert done.exit_code == code

@@ -1,4 +1,4 @@
-"""``perfscope merge`` and ``perfscope tensorboard`` as a user meets them."""
+"""``perfscope merge`` and ``perfscope tensorboard`` as a user runs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 import perfscope
 from perfscope.cli.main import main
-from tests.analyzers.perfetto_file import read
+from tests.analyzers.merge.perfetto_file import read
 from tests.generator import JobSpec, simulate
 
 
@@ -24,7 +24,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_file_lies_among_the_traces_and_what_it_leaves_out_is_told(traces: Path) -> None:
+def test_the_file_lies_among_the_traces_and_what_it_leaves_out_is_printed(traces: Path) -> None:
     result = run("merge", traces)
     assert result.exit_code == 0, result.output
     assert f"merged: {traces / 'merged.pftrace'}" in result.stdout
@@ -34,7 +34,7 @@ def test_the_file_lies_among_the_traces_and_what_it_leaves_out_is_told(traces: P
     assert not list(traces.glob("*.partial"))
 
 
-def test_a_second_look_takes_the_merged_file_for_no_trace(traces: Path) -> None:
+def test_a_merged_file_is_not_taken_for_a_trace(traces: Path) -> None:
     run("merge", traces)
     assert perfscope.analyze(traces).job.failures == ()
     assert run("merge", traces).exit_code == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.metadata import load_launch
-from perfscope.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
+from perfscope.recording.metadata import load_launch
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
 from tests.collectors.harness import PERFSCOPE, record
 
 
@@ -61,7 +61,7 @@ def test_death_by_a_signal_is_passed_on(tmp_path: Path) -> None:
 
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
-    """Start ``perfscope run`` away from any terminal; returns when the command has said that it is ready."""
+    """Start ``perfscope run`` away from any terminal; returns when the command has printed that it is ready."""
     process = subprocess.Popen(
         [*PERFSCOPE, "run", "-o", str(folder), "--", *command],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -94,13 +94,13 @@ def test_a_terminals_interrupt_reaches_the_command_once_and_perfscope_outlives_i
     if child == 0:
         os.execv(PERFSCOPE[0], [*PERFSCOPE, "run", "-o", str(tmp_path / "r"), "--", "sh", "-c", script])
     try:
-        said = b""
-        while b"ready" not in said:
-            said += os.read(terminal, 1000)
+        output = b""
+        while b"ready" not in output:
+            output += os.read(terminal, 1000)
         os.write(terminal, b"\x03")
         deadline = time.monotonic() + 20
-        while b"nothing was recorded" not in said and time.monotonic() < deadline:
-            said += os.read(terminal, 1000)
+        while b"nothing was recorded" not in output and time.monotonic() < deadline:
+            output += os.read(terminal, 1000)
         _, status = os.waitpid(child, 0)
     finally:
         os.close(terminal)
@@ -119,7 +119,7 @@ def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
 def test_no_such_command(tmp_path: Path) -> None:
     recording = record(tmp_path / "r", "no-such-command-anywhere")
     assert recording.exit_code == 127
-    assert recording.said == "perfscope: no-such-command-anywhere: command not found"
+    assert recording.messages == "perfscope: no-such-command-anywhere: command not found"
     assert not recording.folder.exists()
 
 
@@ -127,7 +127,7 @@ def test_a_script_that_is_no_program_gets_a_hint(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     recording = record(tmp_path / "r", "./train.py")
     assert recording.exit_code == 126
-    assert "did you mean python ./train.py?" in recording.said
+    assert "did you mean python ./train.py?" in recording.messages
 
 
 def test_a_recording_is_not_overwritten_unasked(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_recording_is_not_overwritten_unasked(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     refused = record(folder, "true")
     assert refused.exit_code == 2
-    assert "--overwrite" in refused.said
+    assert "--overwrite" in refused.messages
     assert record(folder, "true", options=("--overwrite",)).exit_code == 0
     assert {path.name for path in folder.iterdir()} == {BOOTSTRAP_FOLDER, LAUNCH_FILE, "notes.txt"}
     assert {path.name for path in (folder / BOOTSTRAP_FOLDER).iterdir()} == {
@@ -167,23 +167,23 @@ def test_another_node_joins_a_recording_under_way_but_not_a_finished_one(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--ranks", "2-1"), "ends before it begins"),
-        (("--wait", "0"), "wait must be at least 1"),
+        (("--wait", "0"), "--wait must be at least 1"),
         (("--count-flops", "--warmup", "0"), "--count-flops"),
-        (("--trigger", "1"), "trigger must be above 1"),
-        (("--trigger", "2", "--budget", "0"), "budget must be above 0"),
+        (("--trigger", "1"), "--trigger must be above 1"),
+        (("--trigger", "2", "--budget", "0"), "--budget must be above 0"),
         (("--signal", "TERM"), "--signal"),
         (("--no-such-option",), "--no-such-option"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_starts(
-    tmp_path: Path, options: tuple[str, ...], said: str
+    tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     recording = record(tmp_path / "r", "echo", "started", options=options)
     assert recording.exit_code == 2
-    assert said in recording.err
+    assert message in recording.err
     assert recording.out == ""
 
 
@@ -198,13 +198,13 @@ def test_a_folder_that_cannot_be_made_is_named() -> None:
 def test_an_isolated_python_is_announced(tmp_path: Path) -> None:
     recording = record(tmp_path / "r", sys.executable, "-I", "-c", "pass")
     assert recording.exit_code == 0
-    assert "python -I ignores PYTHONPATH" in recording.said
-    assert "no Python process of the command loaded the collector" in recording.said
+    assert "python -I ignores PYTHONPATH" in recording.messages
+    assert "no Python process of the command loaded the collector" in recording.messages
 
 
 def test_a_python_without_torch_says_so(tmp_path: Path) -> None:
     recording = record(tmp_path / "r", sys.executable, "-c", "pass")
-    assert "the command never imported torch" in recording.said
+    assert "the command never imported torch" in recording.messages
 
 
 def test_the_configuration_travels_in_a_file(tmp_path: Path) -> None:

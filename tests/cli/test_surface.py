@@ -64,7 +64,7 @@ SURFACE = {
     },
     "gather": {"arguments": {"folders"}, "options": {"--force", "--output", "-o"}},
     "compare": {
-        "arguments": {"before", "after"},
+        "arguments": {"baseline", "candidates"},
         "options": {
             "--baseline",
             "--fail-on",

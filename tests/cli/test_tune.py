@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from perfscope.analyzers.whatif.predict import WhatIfAnswer
 from perfscope.cli.main import main
-from perfscope.tuning.candidates import Candidate, Predicted
-from perfscope.tuning.measuring import Gain, Measurement
-from perfscope.tuning.result import Result, as_json, as_text
-from perfscope.tuning.search import Decision, Outcome, Trial
+from perfscope.tune.candidates import Candidate
+from perfscope.tune.measuring import Measurement, TrialGain
+from perfscope.tune.result import Result, as_json, as_text
+from perfscope.tune.search import Decision, SearchOutcome, Trial
 from tests.collectors.harness import PERFSCOPE
 
 
@@ -32,9 +33,9 @@ def test_a_command_is_needed() -> None:
     assert "COMMAND" in output
 
 
-@pytest.mark.parametrize("wish", ["bucket_cap_mb=4", "ddp.nothing=1", "ddp.bucket_cap_mb="])
-def test_a_wish_that_is_not_understood(wish: str) -> None:
-    code, output = tune("--try", wish, "--", "true")
+@pytest.mark.parametrize("setting", ["bucket_cap_mb=4", "ddp.nothing=1", "ddp.bucket_cap_mb="])
+def test_a_setting_that_is_not_understood(setting: str) -> None:
+    code, output = tune("--try", setting, "--", "true")
     assert code == 2
     assert "--try" in output
 
@@ -47,7 +48,7 @@ def test_an_earlier_tuning_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "tune.json").read_text(encoding="utf-8") == "{}"
 
 
-def test_a_command_that_does_not_train_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_command_that_does_not_train_is_refused_with_what_to_do(tmp_path: Path) -> None:
     code, output = tune("-o", tmp_path, "--", sys.executable, "-c", "print('hello')")
     assert code == 2
     assert "recording" in output
@@ -61,7 +62,7 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
 
 def test_a_signal_ends_the_command_too(tmp_path: Path) -> None:
     code = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
-    told = subprocess.Popen(
+    process = subprocess.Popen(
         [*PERFSCOPE, "tune", "-o", "tuning", "--", sys.executable, "-c", code],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
@@ -72,10 +73,10 @@ def test_a_signal_ends_the_command_too(tmp_path: Path) -> None:
         if pid.exists() and pid.read_text():
             break
         time.sleep(0.05)
-    told.terminate()
-    _, said = told.communicate(timeout=30)
-    assert told.returncode == 130, said
-    assert "interrupted" in said
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
@@ -83,21 +84,21 @@ def test_a_signal_ends_the_command_too(tmp_path: Path) -> None:
 def _result(*, kept: bool) -> Result:
     """Workers that bring a fifth; an untried static graph; a bf16 hook that nobody allowed."""
     workers = Candidate(
-        name="dataloader.num_workers", new=2, old=0, why="starved", found=True,
-        predicted=Predicted(recorded=110e6, low=75e6, mid=80e6, high=95e6),
+        name="dataloader.num_workers", new=2, old=0, why="starved", recommended=True,
+        predicted=WhatIfAnswer({}, 110e6, 110e6, 75e6, 80e6, 95e6, 0.0),
     )  # fmt: skip
     graph = Candidate(name="ddp.static_graph", new=True, old=False, why="the same parameters in every step")
     hook = Candidate(name="ddp.comm_dtype", new="bf16", old=None, why="half the bytes", numerics=True)
-    saved = Trial(changes=(workers,), measurement=Measurement(80e6, 1e6, 24), gain=Gain(0.2, 0.03))
+    saved = Trial(changes=(workers,), measurement=Measurement(80e6, 1e6, 24), gain=TrialGain(0.2, 0.03))
     failed = Trial(changes=(graph,), failed="RuntimeError: unused")
-    outcome = Outcome(
+    outcome = SearchOutcome(
         baselines=[Measurement(100e6, 1e6, 24), Measurement(100e6, 1e6, 24)],
         trials=[saved, failed],
         decisions=[
             Decision(candidate=workers, kept=kept, why="saves time, measured twice" if kept else "gone", trial=saved),
             Decision(candidate=graph, kept=False, why="failed: RuntimeError: unused", trial=failed),
         ],
-        confirmed=Trial(changes=(workers,), measurement=Measurement(81e6, 1e6, 24), gain=Gain(0.19, 0.03)),
+        confirmed=Trial(changes=(workers,), measurement=Measurement(81e6, 1e6, 24), gain=TrialGain(0.19, 0.03)),
     )
     return Result(
         outcome=outcome, left=((hook, "changes what is computed"),), together=workers.predicted if kept else None,
@@ -105,7 +106,7 @@ def _result(*, kept: bool) -> Result:
     )  # fmt: skip
 
 
-def test_the_table_says_what_was_predicted_measured_and_kept() -> None:
+def test_the_table_shows_what_was_predicted_measured_and_kept() -> None:
     text = as_text(_result(kept=True))
     row = next(line for line in text.splitlines() if line.startswith("dataloader.num_workers"))
     assert row.split() == [
@@ -120,12 +121,12 @@ def test_the_table_says_what_was_predicted_measured_and_kept() -> None:
 
 def test_without_a_gain_nothing_is_recommended() -> None:
     text = as_text(_result(kept=False))
-    assert "Nothing is kept" in text
+    assert "No change is kept" in text
     assert "DataLoader(" not in text
     assert "a quieter machine" not in text
 
 
-def test_on_an_unsteady_machine_it_says_what_would_tell_more() -> None:
+def test_on_an_unsteady_machine_it_names_what_would_show_more() -> None:
     result = _result(kept=False)
     shaky = [Measurement(100e6, 1e6, 24), Measurement(125e6, 1e6, 24), Measurement(100e6, 1e6, 24)]
     text = as_text(replace(result, outcome=replace(result.outcome, baselines=shaky)))
@@ -133,7 +134,7 @@ def test_on_an_unsteady_machine_it_says_what_would_tell_more() -> None:
     assert "a quieter machine" in text
 
 
-def test_the_json_says_the_same() -> None:
+def test_the_json_has_the_same() -> None:
     document = json.loads(json.dumps(as_json(_result(kept=True))))
     assert document["schema"] == "perfscope.tune/1"
     assert document["baseline"]["step_us"] == 100_000

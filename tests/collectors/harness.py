@@ -1,4 +1,4 @@
-"""Runs real trainings under ``perfscope run`` and reads back what they recorded."""
+"""Runs real trainings under ``perfscope run`` and reads back what they recorded; writes files of a pretended system."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.metadata import LaunchRecord, RunMetadata, load_launch, load_run
-from perfscope.paths import LAUNCH_FILE, run_file, trace_file
-from perfscope.vocabulary import GARBAGE_COLLECTION
+from perfscope.recording.metadata import LaunchMetadata, RunMetadata, load_launch, load_run
+from perfscope.recording.paths import LAUNCH_FILE, run_file, trace_file
+from perfscope.recording.vocabulary import GARBAGE_COLLECTION
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PERFSCOPE = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
@@ -36,12 +36,12 @@ class Recording:
     err: str
 
     @property
-    def said(self) -> str:
-        """What perfscope said, without the command's own words."""
+    def messages(self) -> str:
+        """What perfscope printed on stderr, without the command's own output."""
         return "\n".join(line for line in self.err.splitlines() if line.startswith("perfscope:"))
 
     @property
-    def launch(self) -> LaunchRecord:
+    def launch(self) -> LaunchMetadata:
         return load_launch(self.folder / LAUNCH_FILE)
 
     def run(self, rank: int = 0) -> RunMetadata:
@@ -68,13 +68,13 @@ class Trace:
         steps = [event for event in self.events if event["name"].startswith("ProfilerStep#")]
         return [int(event["name"].partition("#")[2]) for event in sorted(steps, key=lambda event: event["ts"])]
 
-    def kept(self) -> list[int]:
-        """The steps that are kept: not the last warm-up step, which is in the trace before them."""
+    def recorded_steps(self) -> list[int]:
+        """Numbers of the recorded steps: without the last warm-up step, which is in the trace before them."""
         return [number for number in self.steps() if number >= self.content["perfscope"]["first_step"]]
 
     def ranges(self) -> Counter[str]:
-        """How often each range of ours occurs on the host in the kept steps; garbage collections come as they like."""
-        begin = min(event["ts"] for event in self.events if event["name"] == f"ProfilerStep#{self.kept()[0]}")
+        """How often each range of ours occurs on the host in the recorded steps, garbage collections left out."""
+        begin = min(event["ts"] for event in self.events if event["name"] == f"ProfilerStep#{self.recorded_steps()[0]}")
         return Counter(
             event["name"]
             for event in self.events
@@ -129,3 +129,12 @@ def train(folder: Path, *arguments: str, options: tuple[str, ...] = (), **more: 
 
 SHORT = ("--wait", "1", "--warmup", "1", "--active", "2")
 """Options that record steps 2 and 3."""
+
+
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    """Write ``files`` (name -> text) below ``root``, as a system's /proc and /sys would have them; returns ``root``."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root

@@ -1,3 +1,5 @@
+"""The collector's options: rank lists, limits, and how they are saved and loaded."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_sleep_is_wall_time_and_computing_is_both() -> None:
     assert times.took.process >= 40e6
 
 
-def test_steps_before_the_first_kept_one_do_not_count() -> None:
+def test_steps_before_the_first_recorded_one_do_not_count() -> None:
     times = StepTimes()
     times.step_ended()
     assert (times.steps, times.took) == (0, Times(0, 0, 0))
@@ -64,8 +64,8 @@ def test_cores_are_listed_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) ->
     assert describe_cpu([]).cores == "0-2,5,8"
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not say how long threads wait")
-def test_a_thread_that_waits_for_a_core_says_how_long() -> None:
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count how long threads wait")
+def test_the_time_that_a_thread_waits_for_a_core_is_read() -> None:
     before = cpu.waited_for_core()
     assert before is not None
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]

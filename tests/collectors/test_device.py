@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfscope.collectors.device import device_types, memory_counts
-from perfscope.metadata import DeviceRecord
+from perfscope.recording.metadata import DeviceMetadata
 from tests.collectors.harness import needs_torch
 
 STATS = {
@@ -26,7 +26,7 @@ def library(stats: dict[str, int]) -> SimpleNamespace:
 def test_the_allocator_s_counts_become_the_record_s_fields() -> None:
     counts = memory_counts(library(STATS), 1)
     assert counts == {"peak_bytes": 4096, "allocated_peak_bytes": 3072, "allocation_retries": 3}
-    assert DeviceRecord(type="cuda", **counts).allocation_retries == 3
+    assert DeviceMetadata(type="cuda", **counts).allocation_retries == 3
 
 
 def test_what_an_allocator_does_not_count_is_left_out() -> None:

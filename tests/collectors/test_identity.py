@@ -1,3 +1,5 @@
+"""Which rank a process is, from torch.distributed or launchers, and which process may record as that rank."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +12,7 @@ import pytest
 
 from perfscope.collectors.claims import Claim, claim_rank
 from perfscope.collectors.identity import LAUNCHERS, Identity, attempt, from_environment, placed, rendezvous
-from perfscope.paths import BOOTSTRAP_FOLDER
+from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
 
 def step_of_slurm(procid: int, tasks: int, local: int, per_node: str, node: int, **more: str) -> dict[str, str]:
@@ -110,7 +112,7 @@ def vertex(pool: int, index: int) -> dict[str, str]:
         (step_of_slurm(1, 2, 1, "", 0, SLURM_NTASKS_PER_NODE="2"), Identity(1, 2, 1, 2)),
         # a batch script outside srun: the allocation is larger, this process is alone
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, Identity()),
-        # srun --mpi=pmi2: what PMI leaves open, Slurm tells
+        # srun --mpi=pmi2: what PMI leaves open, Slurm sets
         (step_of_slurm(5, 8, 1, "4(x2)", 1, PMI_RANK="5", PMI_SIZE="8"), Identity(5, 8, 1, 4)),
         # a script that sets RANK and WORLD_SIZE from Slurm's variables
         (step_of_slurm(5, 8, 1, "4(x2)", 1, RANK="5", WORLD_SIZE="8"), Identity(5, 8, 1, 4)),
@@ -179,14 +181,14 @@ def test_launchers_variables(environment: dict[str, str], identity: Identity) ->
         (1, 4, {"MASTER_ADDR": "node0", "LOCAL_RANK": "1"}, (1, 1)),
     ],
 )
-def test_torch_distributed_decides_who_and_launchers_tell_where(
+def test_torch_distributed_sets_the_rank_and_launchers_the_host(
     rank: int, world_size: int, environment: dict[str, str], place: tuple[int, int]
 ) -> None:
     assert placed(rank, world_size, "nccl", environment) == Identity(rank, world_size, *place, "nccl")
 
 
 def test_the_order_of_launchers_is_documented(root: Path) -> None:
-    text = (root / "docs" / "launching.md").read_text(encoding="utf-8").partition("## How ranks are told")[2]
+    text = (root / "docs" / "launching.md").read_text(encoding="utf-8").partition("## How a process's rank is found")[2]
     rows = [text.index(f"`{launcher.rank}`") for launcher in LAUNCHERS]
     assert rows == sorted(rows)
     for launcher in LAUNCHERS:

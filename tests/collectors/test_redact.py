@@ -1,3 +1,5 @@
+"""Secrets in arguments and environment variables are redacted; what affects performance is recorded."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ from perfscope.collectors.redact import REDACTED, performance_environment, redac
 
 
 @pytest.mark.parametrize(
-    ("argument", "kept"),
+    ("argument", "recorded"),
     [
         ("--token=abcdef", f"--token={REDACTED}"),
         ("--hf-token=abcdef", f"--hf-token={REDACTED}"),
@@ -18,8 +20,8 @@ from perfscope.collectors.redact import REDACTED, performance_environment, redac
         ("--note=uses hf_AbCdEfGhIjKlMnOpQrSt", f"--note=uses {REDACTED}"),
     ],
 )
-def test_secrets_are_redacted(argument: str, kept: str) -> None:
-    assert redact_command(["python", argument]) == ("python", kept)
+def test_secrets_are_redacted(argument: str, recorded: str) -> None:
+    assert redact_command(["python", argument]) == ("python", recorded)
 
 
 def test_the_value_after_a_secret_option_is_redacted() -> None:
@@ -28,7 +30,7 @@ def test_the_value_after_a_secret_option_is_redacted() -> None:
     )  # fmt: skip
 
 
-def test_an_option_after_a_secret_flag_without_value_is_kept() -> None:
+def test_an_option_after_a_secret_flag_without_value_is_recorded() -> None:
     assert redact_command(["--use-auth", "--lr", "0.1"]) == ("--use-auth", "--lr", "0.1")
 
 
@@ -39,7 +41,7 @@ def test_an_option_after_a_secret_flag_without_value_is_kept() -> None:
         "https://host/path@v2", "train.py",
     ],
 )  # fmt: skip
-def test_ordinary_arguments_are_kept(argument: str) -> None:
+def test_ordinary_arguments_are_recorded(argument: str) -> None:
     assert redact_command([argument]) == (argument,)
 
 
@@ -56,8 +58,8 @@ def test_the_environment_keeps_what_changes_performance_and_no_secret() -> None:
         "AWS_SECRET_ACCESS_KEY": "hunter2",
         "TORCHINDUCTOR_CACHE_DIR": "/home/somebody/cache",
     }
-    kept = performance_environment(environment)
-    assert kept == {
+    recorded = performance_environment(environment)
+    assert recorded == {
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "4",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import perfscope
-from perfscope.vocabulary import (
+from perfscope.recording.vocabulary import (
     BACKWARD,
     COLLECTIVE_PREFIX,
     DATALOADER,
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.training, needs_torch]
 WAIT, WARMUP, ACTIVE, STEPS = 2, 1, 5, 12
 OPTIONS = ("--wait", str(WAIT), "--warmup", str(WARMUP), "--active", str(ACTIVE))
 FIRST = WAIT + WARMUP
-"""First step that is kept."""
+"""First recorded step."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Case:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Of each of these subjects, at least these."""
     ranges: Mapping[str, int] = field(default_factory=dict)
-    """Ranges of ours in one kept step."""
+    """Ranges of ours in one recorded step."""
     collectives: Mapping[str, int] = field(default_factory=dict)
-    """``KIND of SIZE`` -> collectives that rank 0 issues in one kept step; not checked where empty."""
+    """``KIND of SIZE`` -> collectives that rank 0 issues in one recorded step; not checked where empty."""
     groups: tuple[str, ...] = ()
     """What the process groups are for."""
     steps: Mapping[str, Any] = field(default_factory=dict)
@@ -227,9 +227,11 @@ def test_a_training_is_recorded_and_analyzed(case: Case, tmp_path: Path) -> None
         check_metadata(case, recording, rank)
     check_ranges(case, recording)
     if case.ranks:
-        said = recording.out.splitlines()
-        assert len(said) == case.ranks
-        assert all(f"steps {STEPS} " in line and "'dispatcher'" in line and line.endswith("after: []") for line in said)
+        lines = recording.out.splitlines()
+        assert len(lines) == case.ranks
+        assert all(
+            f"steps {STEPS} " in line and "'dispatcher'" in line and line.endswith("after: []") for line in lines
+        )
     check_analysis(case, recording)
 
 
@@ -264,8 +266,8 @@ def check_metadata(case: Case, recording: Recording, rank: int) -> None:
 
 def check_ranges(case: Case, recording: Recording) -> None:
     trace = recording.trace()
-    kept = trace.kept()
-    assert len(kept) == ACTIVE
+    recorded = trace.recorded_steps()
+    assert len(recorded) == ACTIVE
     found = trace.ranges()
     extra = Counter(name.partition("#")[0] for name in found if name.partition("#")[0] not in case.ranges)
     wanted = dict(case.ranges)
@@ -302,16 +304,14 @@ def check_analysis(case: Case, recording: Recording) -> None:
     assert tuple(strategies) == case.strategies
     assert tuple(summary.job.steps) == case.used
     assert summary.job.failures == ()
-    assert len(summary.accounting) == (case.ranks or 1)
-    for row in summary.accounting:
+    assert len(summary.time_breakdown) == (case.ranks or 1)
+    for row in summary.time_breakdown:
         assert 0 < row.compute_us < row.step_time_us
         assert row.idle_unknown_us == 0
         assert row.hidden_comm_us <= row.comm_us <= row.step_time_us
     if case.ranks:
         assert all(row.aligned for row in summary.clock)
-        texts = " ".join(note.text for note in summary.notes)
-        assert "does not say which ranks take part" not in texts
-        assert "participants that are not in the recording" not in texts
+        assert not {"group_unknown", "participants_missing"} & {note.kind for note in summary.notes}
 
 
 def test_every_kind_of_collective_works_and_is_described(tmp_path: Path) -> None:
@@ -331,4 +331,4 @@ def test_every_kind_of_collective_works_and_is_described(tmp_path: Path) -> None
         assert kinds == {name.removeprefix("gloo:"): count for name, count in carried_out.items()}
         issued.append(Counter(name for name in names if "#send" not in name and "#recv" not in name))
     assert issued[0] == issued[1]
-    assert max(issued[0].values()) == 1  # numbers within the group tell them apart
+    assert max(issued[0].values()) == 1  # numbers within the group distinguish them

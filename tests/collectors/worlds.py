@@ -1,4 +1,4 @@
-"""A process group of many ranks in one process, for what can be told without exchanging anything."""
+"""A process group of many ranks in one process, for what needs no communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a framework's training under ``perfscope run`` and compares what was recorded with what the script says."""
+"""Runs a framework's training under ``perfscope run`` and compares what was recorded with what the script printed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from perfscope import analyze
-from perfscope.metadata import RunMetadata
-from perfscope.summary import Summary
-from perfscope.vocabulary import GARBAGE_COLLECTION
+from perfscope.recording.metadata import RunMetadata
+from perfscope.recording.vocabulary import GARBAGE_COLLECTION
+from perfscope.results.summary import Summary
 from tests.collectors.harness import Recording, record
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SHORT = ("--wait", "1", "--warmup", "1", "--active", "3")
 """Options that record steps 2 to 4."""
 RECORDED = 3
-TOLD = "the truth: "
+PRINTED = "the truth: "
 """What ``scripts/witness.py`` prints before what it knows."""
 
 
@@ -57,8 +57,8 @@ class Trained:
     """A recorded training that went well: see :func:`train`."""
 
     recording: Recording
-    told: list[dict[str, Any]]
-    """What each rank's script says of itself, by rank."""
+    outcomes: list[dict[str, Any]]
+    """What each rank's script printed about itself, by rank."""
     _ranges: dict[int, Counter[str]] = field(default_factory=dict)
 
     def run(self, rank: int = 0) -> RunMetadata:
@@ -71,7 +71,7 @@ class Trained:
         if rank in self._ranges:
             return self._ranges[rank]
         trace = self.recording.trace(rank)
-        first = f"ProfilerStep#{trace.kept()[0]}"
+        first = f"ProfilerStep#{trace.recorded_steps()[0]}"
         begin = min(event["ts"] for event in trace.events if event["name"] == first)
         self._ranges[rank] = Counter(
             event["name"]
@@ -103,10 +103,10 @@ def train(
     """
     recording = record(folder / "recording", *command, options=SHORT, timeout=560, **options)
     assert recording.exit_code == 0, recording.err[-4000:]
-    lines = [line.partition(TOLD)[2] for line in recording.out.splitlines() if TOLD in line]
-    told = sorted(map(json.loads, lines), key=_rank)
-    assert len(told) == ranks, recording.out
-    for each in told:
+    lines = [line.partition(PRINTED)[2] for line in recording.out.splitlines() if PRINTED in line]
+    outcomes = sorted(map(json.loads, lines), key=_rank)
+    assert len(outcomes) == ranks, recording.out
+    for each in outcomes:
         assert (each["world"], each["steps"]) == (world or ranks, steps)
         assert each["replaced"], "nothing was replaced while it trained: the test would show nothing"
         assert each["left"] == []
@@ -116,22 +116,22 @@ def train(
         assert (run.steps.seen, run.steps.detected_by) == (steps, detected_by)
         assert (run.backend, run.outcome) == (backend, "finished")
         assert [(each.first_step, each.last_step, each.complete) for each in run.captures] == [(2, 4, True)]
-        assert recording.trace(rank).kept() == [2, 3, 4]
+        assert recording.trace(rank).recorded_steps() == [2, 3, 4]
     assert {name for name in recording.traces() if not name.endswith(".trace.json.gz")} == set()
-    return Trained(recording, told)
+    return Trained(recording, outcomes)
 
 
-def _rank(told: dict[str, Any]) -> int:
-    return int(told["rank"])
+def _rank(outcome: dict[str, Any]) -> int:
+    return int(outcome["rank"])
 
 
-def account(trained: Trained, strategy: str | tuple[str, ...]) -> Summary:
-    """Analyze the recording: every rank is there, its rows add up to its step, and the strategy is the right one."""
+def analyzed(trained: Trained, strategy: str | tuple[str, ...]) -> Summary:
+    """Analyze the recording: every rank is there, its categories add up to its step, the strategy is the right one."""
     summary = analyze(trained.recording.folder)
     assert summary.job.strategy == strategy
     assert summary.job.failures == ()
-    assert len(summary.accounting) == summary.job.world_size == len(trained.told)
-    for row in summary.accounting:
+    assert len(summary.time_breakdown) == summary.job.world_size == len(trained.outcomes)
+    for row in summary.time_breakdown:
         parts = vars(row)
         rows = sum(value for name, value in parts.items() if name.startswith(("compute_us", "exposed_", "idle_")))
         assert rows == pytest.approx(row.step_time_us, rel=1e-6)

@@ -1,4 +1,4 @@
-"""What advice tells users of a framework to type is something that the framework understands."""
+"""The framework understands what advice asks its users to type."""
 
 from __future__ import annotations
 

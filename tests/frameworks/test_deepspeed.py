@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.vocabulary import (
+from perfscope.recording.vocabulary import (
     BACKWARD,
     CHECKPOINT,
     COMMUNICATION,
@@ -20,7 +20,7 @@ from perfscope.vocabulary import (
     PIPELINE_PREFIX,
     REDUCE,
 )
-from tests.frameworks.harness import account, launcher, needs, script, torchrun, train
+from tests.frameworks.harness import analyzed, launcher, needs, script, torchrun, train
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("deepspeed")]
 
@@ -57,7 +57,7 @@ def test_stages_that_keep_the_parameters_whole(tmp_path: Path, stage: int) -> No
     assert trained.per_step(GATHER) == (1 if stage else 0)
     assert trained.per_step(COMMUNICATION) >= 1
     assert trained.ranges()[EVALUATION] == 1
-    account(trained, name)
+    analyzed(trained, name)
 
 
 def test_stage_3_with_offload_bf16_accumulation_and_a_checkpoint(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_stage_3_with_offload_bf16_accumulation_and_a_checkpoint(tmp_path: Path)
     assert trained.per_step(GATHER) >= 2
     assert trained.per_step(REDUCE) == 2
     assert (tmp_path / "checkpoint" / "latest").exists()
-    account(trained, "zero3")
+    analyzed(trained, "zero3")
 
 
 def test_a_checkpoint_between_recorded_steps_has_its_range(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_pipeline_engine(tmp_path: Path) -> None:
                 assert ranges[f"{PIPELINE_PREFIX}{phase}|{rank}|{micro_batch}"] == 3
         assert (ranges[FORWARD], ranges[BACKWARD], ranges[OPTIMIZER]) == (12, 12, 3)
         assert ranges[EVALUATION] == 1
-    account(trained, "pipeline")
+    analyzed(trained, "pipeline")
 
 
 def test_a_pipeline_beside_data_parallelism(tmp_path: Path) -> None:
@@ -137,22 +137,22 @@ def test_a_pipeline_beside_data_parallelism(tmp_path: Path) -> None:
     trained = train(tmp_path, *command, ranks=4, steps=8, detected_by="deepspeed")
     assert [trained.run(rank).settings["pipeline"]["stage"] for rank in range(4)] == [[0], [0], [1], [1]]
     assert trained.run().settings["deepspeed"]["data_parallel_size"] == 2
-    account(trained, ("pipeline", "zero1"))
+    analyzed(trained, ("pipeline", "zero1"))
 
 
 @pytest.mark.parametrize(
-    ("fault", "said", "missing"),
+    ("fault", "message", "missing"),
     [
         ("perfscope.collectors.frameworks.deepspeed:_range_micro_batches", "the ranges of deepspeed", PIPELINE_PREFIX),
         ("perfscope.collectors.frameworks.deepspeed:describe", "describing deepspeed", ""),
     ],
 )
-def test_a_fault_of_a_hook_costs_that_hook_alone(tmp_path: Path, fault: str, said: str, missing: str) -> None:
+def test_a_fault_of_a_hook_costs_that_hook_alone(tmp_path: Path, fault: str, message: str, missing: str) -> None:
     options = configuration(tmp_path, gradient_accumulation_steps=2)
     command = (*torchrun(2), script("deepspeed_pipeline"), *options)
     trained = train(tmp_path, *command, ranks=2, steps=8, detected_by="deepspeed", environment={"TEST_FAULT": fault})
     (problem,) = trained.run().problems
-    assert problem.startswith(said)
+    assert problem.startswith(message)
     assert "injected" in problem
     assert trained.per_step(FORWARD) == 2
     if missing:

@@ -1,4 +1,4 @@
-"""Horovod, run for real where somebody has built it: docs/frameworks.md tells how."""
+"""Horovod, run for real where it is built: docs/frameworks.md describes how."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfscope import analyze
-from perfscope.vocabulary import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, REDUCE
-from tests.frameworks.harness import account, launcher, needs, script, train
+from perfscope.recording.vocabulary import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, REDUCE
+from tests.frameworks.harness import analyzed, launcher, needs, script, train
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("horovod")]
 
@@ -36,12 +36,12 @@ def test_ranks_collectives_and_its_timeline(tmp_path: Path) -> None:
     assert [trained.per_step(name) for name in (FORWARD, BACKWARD, OPTIMIZER)] == [2, 2, 1]
     assert trained.per_step(COMMUNICATION) == 1  # the loss
     assert trained.per_step(REDUCE) == 4  # a wait for each parameter's gradient
-    summary = account(trained, "ddp")
+    summary = analyzed(trained, "ddp")
     reduced = [row for row in summary.collectives if row.kind == "all_reduce"]
     assert {row.bytes for row in reduced} == {4 * 64 * 32, 4 * 64, 4 * 4 * 64, 4 * 4, 4}
     assert {row.ranks for row in reduced} == {(0, 1)}
-    assert any(row.exposed_comm_wait_us + row.exposed_comm_transfer_us > 0 for row in summary.accounting)
+    assert any(row.exposed_comm_wait_us + row.exposed_comm_transfer_us > 0 for row in summary.time_breakdown)
     # The timeline by itself is communication, and nothing else.
-    (seen_by_horovod,) = analyze(timeline).accounting
+    (seen_by_horovod,) = analyze(timeline).time_breakdown
     assert seen_by_horovod.comm_us > 0
     assert seen_by_horovod.compute_us == 0

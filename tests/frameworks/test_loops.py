@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.vocabulary import BACKWARD, COMMUNICATION, EVALUATION, FORWARD, OPTIMIZER
+from perfscope.recording.vocabulary import BACKWARD, COMMUNICATION, EVALUATION, FORWARD, OPTIMIZER
 from tests.collectors.harness import record
-from tests.frameworks.harness import SHORT, account, needs, script, torchrun, train
+from tests.frameworks.harness import SHORT, analyzed, needs, script, torchrun, train
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("torch")]
 
@@ -24,7 +24,7 @@ def test_a_device_mesh_with_tensor_parallel_blocks_under_fsdp2(tmp_path: Path) -
     assert [trained.per_step(name) for name in (FORWARD, BACKWARD, OPTIMIZER)] == [2, 2, 1]
     assert trained.ranges()[EVALUATION] == 1
     assert trained.ranges()[COMMUNICATION] > 0
-    account(trained, ("fsdp", "tensor"))
+    analyzed(trained, ("fsdp", "tensor"))
 
 
 def test_nothing_is_imported_that_the_script_does_not_import(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.vocabulary import (
+from perfscope.recording.vocabulary import (
     BACKWARD,
     COMMUNICATION,
     EVALUATION,
@@ -15,7 +15,7 @@ from perfscope.vocabulary import (
     OPTIMIZER,
     PIPELINE_PREFIX,
 )
-from tests.frameworks.harness import Trained, account, needs, script, torchrun, train
+from tests.frameworks.harness import Trained, analyzed, needs, script, torchrun, train
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("megatron.core")]
 
@@ -46,7 +46,7 @@ def test_tensor_parallel(tmp_path: Path) -> None:
     # At --timing-log-level 0 Megatron itself measures none of these.
     for timer, count in (("forward-compute", 16), ("backward-compute", 12), ("all-grads-sync", 3)):
         assert trained.ranges()[f"{MEGATRON_TIMER_PREFIX}{timer}"] == count
-    account(trained, "tensor")
+    analyzed(trained, "tensor")
 
 
 def test_the_distributed_optimizer(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_distributed_optimizer(tmp_path: Path) -> None:
     assert run.settings["zero1"]["implementation"] == "megatron"
     # Gradients are scattered and weights gathered through names that Megatron took from torch when it was imported.
     assert trained.per_step(COMMUNICATION) > 2
-    account(trained, "zero1")
+    analyzed(trained, "zero1")
 
 
 def test_plain_data_parallelism(tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_pipelines(tmp_path: Path, chunks: int, schedule: str) -> None:
         assert {ranges[name] for name in named} == {3}
         assert (ranges[FORWARD], ranges[BACKWARD]) == (12 * chunks, 12 * chunks)
         assert ranges[OPTIMIZER] == 3
-    account(trained, "pipeline")
+    analyzed(trained, "pipeline")
 
 
 def test_tensor_and_pipeline_parallelism_together(tmp_path: Path) -> None:
     sizes = ("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2")
     trained = megatron(tmp_path, *sizes, ranks=4)
     assert trained.run(3).settings["pipeline"]["stage"] == [1]
-    account(trained, ("pipeline", "tensor"))
+    analyzed(trained, ("pipeline", "tensor"))

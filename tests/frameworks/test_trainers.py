@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from perfscope.vocabulary import BACKWARD, CHECKPOINT, COMMUNICATION, DATALOADER, EVALUATION, FORWARD, OPTIMIZER
-from tests.frameworks.harness import Trained, account, launcher, needs, script, torchrun, train
+from perfscope.recording.vocabulary import (
+    BACKWARD,
+    CHECKPOINT,
+    COMMUNICATION,
+    DATALOADER,
+    EVALUATION,
+    FORWARD,
+    OPTIMIZER,
+)
+from tests.frameworks.harness import Trained, analyzed, launcher, needs, script, torchrun, train
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
@@ -48,7 +56,7 @@ def test_accelerate_with_ddp(tmp_path: Path) -> None:
     # Both lie between step 3 and step 4.
     assert trained.ranges()[EVALUATION] == 16
     assert trained.ranges()[CHECKPOINT] == 1
-    account(trained, "ddp")
+    analyzed(trained, "ddp")
 
 
 @needs("accelerate", "deepspeed")
@@ -67,7 +75,7 @@ def test_accelerate_with_its_deepspeed_plugin(tmp_path: Path) -> None:
     assert run.settings["accelerate"]["deepspeed_config"]["zero_stage"] == 2
     assert run.settings["deepspeed"]["gradient_accumulation_steps"] == 2
     two_micro_batches_a_step(trained)
-    account(trained, "zero2")
+    analyzed(trained, "zero2")
 
 
 @needs("accelerate")
@@ -76,7 +84,7 @@ def test_accelerates_fsdp_plugin_as_its_file_spells_it() -> None:
     """The plugin does nothing without an accelerator, so it is described and not trained with."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
 
-    from perfscope.collectors.discovery import Found
+    from perfscope.collectors.discovery import JobObjects
     from perfscope.collectors.frameworks.accelerate import describe
 
     accelerator: Any = Accelerator(cpu=True)
@@ -88,7 +96,7 @@ def test_accelerates_fsdp_plugin_as_its_file_spells_it() -> None:
         transformer_cls_names_to_wrap=["GPT2Block"],
         mixed_precision_policy="bf16",
     )
-    described = describe(Found(trainers=[accelerator]))
+    described = describe(JobObjects(trainers=[accelerator]))
     assert described is not None
     config = described["fsdp_config"]
     assert (config["fsdp_version"], config["fsdp_reshard_after_forward"], config["fsdp_offload_params"]) == (
@@ -134,7 +142,7 @@ def test_transformers_with_ddp(tmp_path: Path) -> None:
     two_micro_batches_a_step(trained)
     # Evaluation and checkpoint lie between step 2 and step 3.
     assert (trained.ranges()[EVALUATION], trained.ranges()[CHECKPOINT]) == (1, 1)
-    account(trained, "ddp")
+    analyzed(trained, "ddp")
 
 
 @needs("transformers", "accelerate", "deepspeed")
@@ -152,7 +160,7 @@ def test_transformers_with_zero_2(tmp_path: Path) -> None:
     assert trained.ranges()[COMMUNICATION] > 0
     assert (trained.ranges()[EVALUATION], trained.ranges()[CHECKPOINT]) == (1, 1)
     two_micro_batches_a_step(trained)
-    account(trained, "zero2")
+    analyzed(trained, "zero2")
 
 
 @needs("lightning")
@@ -180,7 +188,7 @@ def test_lightning_with_its_own_launcher(tmp_path: Path) -> None:
         if event["name"] in (FORWARD, BACKWARD)
     )
     assert trained.ranges(1)[EVALUATION] >= 1
-    account(trained, "ddp")
+    analyzed(trained, "ddp")
 
 
 @needs("lightning")
@@ -190,7 +198,7 @@ def test_lightning_on_one_process(tmp_path: Path) -> None:
     assert trained.run().strategies == ("single",)
     assert trained.run().settings["lightning"]["strategy_class"] == "SingleDeviceStrategy"
     two_micro_batches_a_step(trained)
-    account(trained, "single")
+    analyzed(trained, "single")
 
 
 @needs("lightning")
@@ -208,4 +216,4 @@ def test_lightnings_fabric(tmp_path: Path) -> None:
     assert run.problems == ()
     two_micro_batches_a_step(trained)
     assert trained.ranges()[CHECKPOINT] == 1
-    account(trained, "ddp")
+    analyzed(trained, "ddp")

@@ -30,14 +30,14 @@ from tests.generator.loader import Delivery, Loader
 from tests.generator.parts import MIB, MS, US, HostSpec, LoaderSpec, ModelSpec, NetworkSpec, PipelineSpec
 from tests.generator.spec import JobSpec, cpu_job
 from tests.generator.stages import Passes, StageTruth
-from tests.generator.sweep import ROWS, Window
+from tests.generator.sweep import CATEGORIES, Window
 from tests.generator.truth import CollectiveTruth, Truth
 from tests.generator.work import Collective, Fabric, Stream, Work
 
 __all__ = [
+    "CATEGORIES",
     "MIB",
     "MS",
-    "ROWS",
     "TENSORBOARD",
     "US",
     "Cause",

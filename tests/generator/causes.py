@@ -8,15 +8,15 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Something planted. ``ranks`` None: all; ``steps`` None: every step, warm-up included."""
+    """A planted cause. ``ranks`` None: all; ``steps`` None: every step, warm-up included."""
 
     category: ClassVar[str] = ""
-    """The account's name for it; empty when it is not charged to ranks."""
+    """What stragglers' causes are called in results; empty when it is not attributed to ranks."""
     ranks: tuple[int, ...] | None = None
     steps: tuple[int, ...] | None = None
 
     def hits(self, rank: int, step: int) -> bool:
-        """Whether this rank suffers from it in this step."""
+        """Whether it affects this rank in this step."""
         return (self.ranks is None or rank in self.ranks) and (self.steps is None or step in self.steps)
 
 
@@ -51,12 +51,12 @@ class Pause(Cause):
     category = "host"
     pause_ns: int
     name: str | None = None
-    """A range of this name lies over it; None: nothing shows but the gap."""
+    """A range of this name lies over it; None: only the gap is visible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotatingPause(Pause):
-    """A pause that befalls another rank each time: every ``every`` steps the next of ``ranks`` (None: of all), as
+    """A pause on another rank each time: every ``every`` steps the next of ``ranks`` (None: of all), as
     garbage collection does that each process starts by its own count of objects.
 
     With 4 ranks and every second step: rank 0 in step 8, rank 1 in step 10, rank 2 in step 12.
@@ -91,7 +91,7 @@ class SlowCopy(Cause):
 class SlowLink(Cause):
     """The network moves bytes ``factor`` times as slowly, for all: a ring runs at its slowest link.
 
-    ``hosts``: it is these hosts' links that are slow, so only what leaves one of them suffers: collectives whose group
+    ``hosts``: it is these hosts' links that are slow, which slows only what leaves one of them: collectives whose group
     has ranks on it and elsewhere, and sends from it or to it.
     """
 
@@ -123,7 +123,7 @@ class Evaluation(Cause):
 
     batches: int = 2
     marked: bool = True
-    """A range of the recorder's lies over it."""
+    """It lies in a range of the recorder's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,14 +152,14 @@ class _Writer:
                 )
                 yield self._complete("cuda_sync", "Stream Sync", self._device, 7, event.start_ns, event.end_ns, args)
             return
-        said = f"{_members(event.args)}, " if event.args else ""
-        args = f'"External id": {event.external_id}, {said}"Ev Idx": {index}'
+        own_args = f"{_members(event.args)}, " if event.args else ""
+        args = f'"External id": {event.external_id}, {own_args}"Ev Idx": {index}'
         yield self._complete(event.kind, event.name, self._pid, tid, event.start_ns, event.end_ns, args)
 
     def _work(self, work: Work) -> Iterator[str]:
-        said = f", {_members(work.args)}" if work.args else ""
+        own_args = f", {_members(work.args)}" if work.args else ""
         if self._spec.backend == "gloo":
-            args = f'"External id": {1_000_000 + work.external_id}, "Record function id": 0{said}'
+            args = f'"External id": {1_000_000 + work.external_id}, "Record function id": 0{own_args}'
             tid = self._threads[f"gloo {work.lane}"]
             yield self._complete("user_annotation", work.name, self._pid, tid, work.started, work.ended, args)
             return
@@ -170,7 +170,7 @@ class _Writer:
         category = _CATEGORIES[work.kind]
         if category == "kernel":
             args += ', "registers per thread": 96, "shared memory": 0, "grid": [128, 1, 1], "block": [256, 1, 1]'
-        yield self._complete(category, work.name, self._device, work.stream, work.started, work.ended, args + said)
+        yield self._complete(category, work.name, self._device, work.stream, work.started, work.ended, args + own_args)
         yield self._flow("f", work.correlation, self._device, work.stream, work.started)
 
     def _shadows(self) -> Iterator[str]:

@@ -98,35 +98,35 @@ class CudaProcess(Process):
         work = self.join(kind, elements, kernel_name(kind, self.spec.model.element_bytes), group)
         described = work.collective
         assert described is not None
-        said = metadata(kind, group, described.elements_in, described.elements_out, self.dtype)
-        self._describe(work, said, described.sequence)
+        args = metadata(kind, group, described.elements_in, described.elements_out, self.dtype)
+        self._describe(work, args, described.sequence)
         shape = [[described.elements_in]]
         tail = self._compute.last
         work.after = tuple(after) if after is not None else () if tail is None else (tail,)
         with (
             self.operator(OPERATORS[kind], shape, 0.5),
-            self._record(said, group, shape, described.sequence, group.ranks.index(self.host.rank)),
+            self._record(args, group, shape, described.sequence, group.ranks.index(self.host.rank)),
             self.host.range("user_annotation", ANNOTATIONS[kind]),
         ):
             self._launch_on(work, group.stream)
         self.python()
         return work
 
-    def _describe(self, work: Work, said: Mapping[str, object], sequence: int) -> None:
+    def _describe(self, work: Work, args: Mapping[str, object], sequence: int) -> None:
         if self.spec.metadata in ("kernel", "numbered"):
-            work.args = {**said, **({"Seq": sequence} if self.spec.metadata == "numbered" else {})}
+            work.args = {**args, **({"Seq": sequence} if self.spec.metadata == "numbered" else {})}
 
     def _record(
-        self, said: Mapping[str, object], group: Group, shape: Sequence[Any], sequence: int, rank: int
+        self, args: Mapping[str, object], group: Group, shape: Sequence[Any], sequence: int, rank: int
     ) -> Range:
         """The operator that carries a collective's description. ``rank`` is the own one, of a send the peer's, both
         within the group, which is what torch records."""
-        told: dict[str, object] = {}
+        recorded: dict[str, object] = {}
         if self.spec.metadata != "none":
             stride = group.ranks[1] - group.ranks[0]
             where = {"Global rank start": group.ranks[0], "Global rank stride": stride}
-            told = {**said, "Rank": rank, "Seq": sequence, **where}
-        return self.operator("record_param_comms", shape, 0.5, said=told)
+            recorded = {**args, "Rank": rank, "Seq": sequence, **where}
+        return self.operator("record_param_comms", shape, 0.5, extra_args=recorded)
 
     def _launch_on(self, work: Work, stream: int) -> None:
         self._runtime("cudaEventRecord", self.spec.host.event_ns, self.host.correlate())
@@ -141,15 +141,15 @@ class CudaProcess(Process):
         return [self._exchange_one(transfer, group) for transfer in transfers]
 
     def _exchange_one(self, transfer: Transfer, group: Group) -> Work:
-        work = self._half(transfer, group)
+        work = self._rank_op(transfer, group)
         self._sent += 1
-        said, shape = self._said(transfer, group), [[transfer.elements]]
-        self._describe(work, said, self._sent)
+        args, shape = self._transfer_args(transfer, group), [[transfer.elements]]
+        self._describe(work, args, self._sent)
         rank, arrow = group.ranks.index(self.host.rank), "->" if transfer.send else "<-"
         title = f"nccl:{transfer.name} {rank}{arrow}{group.ranks.index(transfer.peer)}"
         with (
             self.operator(_P2P_OPERATORS[transfer.send], shape, 0.5),
-            self._record(said, group, shape, self._sent, group.ranks.index(transfer.peer)),
+            self._record(args, group, shape, self._sent, group.ranks.index(transfer.peer)),
             self.host.range("user_annotation", title),
         ):
             self._launch_on(work, NEXT_STREAM if transfer.peer > self.host.rank else group.stream)
@@ -157,15 +157,17 @@ class CudaProcess(Process):
         return work
 
     def _exchange_at_once(self, transfers: Sequence[Transfer], group: Group) -> Work:
-        """The operators describe their halves; the kernel is launched after them, described by nothing."""
+        """The operators describe each send and recv; the kernel is launched after them, without a description."""
         work = Work(self.host.rank, "comm", SEND_RECV_KERNEL, self.host.step, 0)
         self._sent += 1
         for transfer in transfers:
-            self._half(transfer, group, work)
+            self._rank_op(transfer, group, work)
             shape = [[transfer.elements]]
             with (
                 self.operator(_P2P_OPERATORS[transfer.send], shape, 0.5),
-                self._record(self._said(transfer, group), group, shape, self._sent, group.ranks.index(transfer.peer)),
+                self._record(
+                    self._transfer_args(transfer, group), group, shape, self._sent, group.ranks.index(transfer.peer)
+                ),
             ):
                 pass
             self.python()
@@ -174,7 +176,7 @@ class CudaProcess(Process):
         self.python()
         return work
 
-    def _half(self, transfer: Transfer, group: Group, work: Work | None = None) -> Work:
+    def _rank_op(self, transfer: Transfer, group: Group, work: Work | None = None) -> Work:
         host, spec = self.host, self.spec
         if work is None:
             work = Work(host.rank, "comm", SEND_RECV_KERNEL, host.step, 0)
@@ -188,11 +190,11 @@ class CudaProcess(Process):
         )
         return work
 
-    def _said(self, transfer: Transfer, group: Group) -> dict[str, object]:
-        said = metadata(transfer.name, group, transfer.elements, transfer.elements, self.dtype)
+    def _transfer_args(self, transfer: Transfer, group: Group) -> dict[str, object]:
+        args = metadata(transfer.name, group, transfer.elements, transfer.elements, self.dtype)
         if self.spec.schedule.peers:
-            said["Dst Rank" if transfer.send else "Src Rank"] = transfer.peer
-        return said
+            args["Dst Rank" if transfer.send else "Src Rank"] = transfer.peer
+        return args
 
     def wait_for(self, works: Sequence[Work]) -> Program:
         """Make the compute stream's next work wait for these; the host goes on."""

@@ -175,7 +175,7 @@ def _go_on(index: int, host: Host, program: Program, blocked: dict[int, Work], f
             stream.advance(fabric)
         if work.end_ns is None:
             blocked[index] = work
-            work.tell(index)
+            work.wake(index)
             return
     for stream in host.streams.values():
         stream.advance(fabric)

@@ -1,4 +1,4 @@
-"""Simulates a job, knows the truth about it and writes its traces."""
+"""Simulates a job, knows its true times and writes its traces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.generator.parts import MS
 from tests.generator.pipeline import Pipeline
 from tests.generator.spec import JobSpec
 from tests.generator.training import DataParallel, Training
-from tests.generator.truth import Truth, establish
+from tests.generator.truth import Truth, truth_of
 from tests.generator.work import Collective, Fabric
 from tests.generator.zero import Zero1, Zero2, Zero3
 
 _BEGIN_NS = 1_000 * MS
 
 TENSORBOARD = "{host}_{pid}.{ms}.pt.trace.json"
-"""How torch's ``tensorboard_trace_handler`` names files: the host by name, the rank not at all."""
+"""How torch's ``tensorboard_trace_handler`` names files: with the host's name, without the rank."""
 
 _STRATEGIES: dict[str, type[Training]] = {
     "ddp": DataParallel,
@@ -52,8 +52,8 @@ class Job:
 
     @functools.cached_property
     def truth(self) -> Truth:
-        """What is true of it."""
-        return establish(self.spec, self.hosts, self.collectives, self.deliveries)
+        """Its true times."""
+        return truth_of(self.spec, self.hosts, self.collectives, self.deliveries)
 
     def lost_ns(self, *causes: Cause) -> float:
         """Step time that these causes cost: this job's against the same job simulated without them."""
@@ -67,7 +67,7 @@ class Job:
         file_template: str = "rank{rank}.json",
         ranks: Sequence[int] | None = None,
     ) -> list[Path]:
-        """Write one trace a rank (of ``ranks`` only, where given) into ``folder`` (made if need be); return the files.
+        """Write one trace per rank (or of ``ranks`` only) into ``folder`` (made if absent); return the files.
 
         ``file_template`` may name {rank}, {host}, {pid} and {ms}, the end of the recording: ``TENSORBOARD`` does.
         """
@@ -105,13 +105,13 @@ def simulate(spec: JobSpec) -> Job:
         loaders[rank] = Loader(spec.loader, start, functools.partial(_load_ns, spec, rank))
         hosts.append(host)
         programs.append(_STRATEGIES[spec.strategy](process, loaders[rank]).run(steps))
-    with _nothing_to_collect():
+    with _no_garbage_collection():
         run(hosts, programs, fabric)
     return Job(spec, tuple(hosts), tuple(fabric.collectives), {rank: made.deliveries for rank, made in loaders.items()})
 
 
 @contextmanager
-def _nothing_to_collect() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     """A simulation makes a million objects and drops none: looking for garbage among them takes longer than it."""
     was_on = gc.isenabled()
     gc.disable()
@@ -124,5 +124,5 @@ def _nothing_to_collect() -> Iterator[None]:
 
 def _load_ns(spec: JobSpec, rank: int, batch: int) -> int:
     """Load time of a rank's ``batch``-th batch, warm-up included."""
-    a_step = 1 if spec.strategy == "pipeline" else spec.microbatches
-    return spec.load_ns(rank, spec.first_step - spec.warmup + batch // a_step)
+    per_step = 1 if spec.strategy == "pipeline" else spec.microbatches
+    return spec.load_ns(rank, spec.first_step - spec.warmup + batch // per_step)

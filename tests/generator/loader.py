@@ -1,4 +1,4 @@
-"""A data loader's hand-over: workers that load batches ahead, and a training loop that takes them in order."""
+"""A data loader: workers that load batches ahead, and a training loop that takes them in order."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ PAPER = JobSpec(
     first_bucket_bytes=1_000,
     copy_ns=5,
 )
-"""Matrix products of 100 ns (2 x 10 x 10 x 10 operations at 20 a ns), two weights of 100 elements of 2 bytes, a bucket
-each, reduced over two ranks in 50 + 200 x 1 / 4 = 100 ns; the host costs nothing."""
+"""Matrix products of 100 ns (2 x 10 x 10 x 10 operations at 20 per ns), two weights of 100 elements of 2 bytes, one
+bucket each, reduced over two ranks in 50 + 200 x 1 / 4 = 100 ns; the host costs nothing."""
 
 BALANCED = dataclasses.replace(
     PAPER,
@@ -33,9 +33,9 @@ BALANCED = dataclasses.replace(
     network=NetworkSpec(alpha_ns=50, busbw_gbps=float("inf")),
     copy_ns=0,
 )
-"""A pipeline of nothing but matrix products, a layer a stage: a forward takes 200 ns, a backward 400, a send 50."""
+"""A pipeline of nothing but matrix products, one layer per stage: a forward takes 200 ns, a backward 400, a send 50."""
 
 
-def present(rows: dict[str, int]) -> dict[str, int]:
+def present(categories: dict[str, int]) -> dict[str, int]:
     """Rows that hold anything."""
-    return {row: ns for row, ns in rows.items() if ns}
+    return {category: ns for category, ns in categories.items() if ns}

@@ -1,6 +1,6 @@
 """What a simulated job is made of: a model, a host, a loader, a network, a pipeline's schedule.
 
-Times are int ns, bandwidths GB/s (10^9 bytes a second, so also bytes per ns), sizes bytes; all are frozen values.
+Times are int ns, bandwidths GB/s (10^9 bytes per second, so also bytes per ns), sizes bytes; all are frozen values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ModelSpec:
     optimizer_kernel_ns: int = 100 * US
     optimizer_kernels: int = 3
     element_bytes: int = 2
-    """2 is bf16, 4 is fp32: parameters, gradients and what travels."""
+    """2 is bf16, 4 is fp32: parameters, gradients and messages."""
 
     @property
     def layer_parameters(self) -> int:
@@ -42,7 +42,7 @@ class ModelSpec:
 
     @property
     def activation_elements(self) -> int:
-        """Elements that one layer hands to the next for one (micro-)batch."""
+        """Elements that one layer passes to the next for one (micro-)batch."""
         return self.tokens * self.width
 
     @property
@@ -52,7 +52,7 @@ class ModelSpec:
 
     @property
     def flops_per_step(self) -> int:
-        """Forward (2 products a layer) and backward (4 products a layer) of all layers for one (micro-)batch."""
+        """Forward (2 products per layer) and backward (4 products per layer) of all layers for one (micro-)batch."""
         return 6 * self.layers * self.matrix_flops
 
     @property
@@ -63,7 +63,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class HostSpec:
-    """What the training process's own work costs."""
+    """What the training process's host work costs."""
 
     operator_ns: int = 6 * US
     """Framework time of one operator, launches not included."""
@@ -124,6 +124,6 @@ class PipelineSpec:
         if self.schedule not in ("1f1b", "gpipe", "interleaved"):
             raise ValueError(f"no such schedule: {self.schedule!r}")
         if self.chunks < 1 or (self.chunks > 1) != (self.schedule == "interleaved"):
-            raise ValueError(f"schedule {self.schedule!r} cannot have {self.chunks} chunks a stage")
+            raise ValueError(f"schedule {self.schedule!r} cannot have {self.chunks} chunks per stage")
         if self.schedule == "interleaved" and not self.coalesced:
             raise ValueError("an interleaved schedule batches its sends and receives: coalesced=True")

@@ -12,7 +12,7 @@ from tests.generator.work import Part, Program
 
 
 class Pipeline(DataParallel):
-    """Each rank takes a batch a step; the first stage brings its to the device for the model, the last for the loss.
+    """Each rank takes one batch per step; the first stage copies it to the device for the model, the last for the loss.
     What goes from stage to stage blocks the computation, as Megatron-LM waits for it. Gradients are reduced across
     copies when the last micro-batch is through."""
 
@@ -71,7 +71,7 @@ class Pipeline(DataParallel):
         assert group is not None
         tensor, data, _ = spec.layout.coordinates(self.host.rank)
         transfers = [
-            Transfer(hop.send, spec.layout.rank(tensor, data, hop.stage), self.model.activation_elements, hop.forward)
-            for hop in exchange.hops
+            Transfer(op.send, spec.layout.rank(tensor, data, op.stage), self.model.activation_elements, op.forward)
+            for op in exchange.ops
         ]
         yield from self.process.wait_for(self._cuda.exchange(transfers, group))

@@ -49,14 +49,14 @@ class Process(ABC):
         shapes: Sequence[Any] = (),
         cost: float = 1.0,
         state: str = "operator",
-        said: Mapping[str, object] | None = None,
+        extra_args: Mapping[str, object] | None = None,
     ) -> Range:
         """A framework operator: its own cost falls half before what it does and half after."""
         host, spec = self.host, self.spec
         ns = host.noisy(spec.host.operator_ns * self.factor(SlowHost) * cost)
         args: dict[str, Any] = {"Record function id": 0}
-        if said:
-            args |= said
+        if extra_args:
+            args |= extra_args
         if shapes:
             args["Concrete Inputs"] = [""] * len(shapes)
             args["Input type"] = [self.tensor_type] * len(shapes)
@@ -68,11 +68,11 @@ class Process(ABC):
         self.host.spend(self.spec.host.python_ns)
 
     def compute_ns(self, ns: float) -> int:
-        """What a computation takes here and now that takes ``ns`` on a healthy machine."""
+        """How long a computation takes on this rank in this step that takes ``ns`` on a healthy machine."""
         return self.host.noisy(ns * self.factor(SlowCompute))
 
     def join(self, kind: str, elements: int, name: str, group: Group) -> Work:
-        """This rank's part of a group's next collective, not yet queued."""
+        """This rank's op of a group's next collective, not yet queued."""
         host, spec = self.host, self.spec
         work = Work(host.rank, "comm", name, host.step, 0)
         self.fabric.join(

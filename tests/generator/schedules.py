@@ -16,8 +16,8 @@ from tests.generator.work import Part
 
 
 @dataclass(frozen=True)
-class Hop:
-    """A stage's half of passing something on: ``stage`` is the other end."""
+class P2POp:
+    """A send or a recv of a stage: ``stage`` is the other end."""
 
     send: bool
     stage: int
@@ -29,7 +29,7 @@ class Hop:
 class Exchange:
     """Sends and receives that are issued together."""
 
-    hops: tuple[Hop, ...]
+    ops: tuple[P2POp, ...]
 
 
 Action = Part | Exchange
@@ -52,28 +52,28 @@ class _Neighbours:
     stages: int
     stage: int
 
-    def _hop(self, *, send: bool, forward: bool) -> tuple[Hop, ...]:
+    def _op(self, *, send: bool, forward: bool) -> tuple[P2POp, ...]:
         other = self.stage + (1 if send == forward else -1)
-        return (Hop(send, other, forward),) if 0 <= other < self.stages else ()
+        return (P2POp(send, other, forward),) if 0 <= other < self.stages else ()
 
     def receive_forward(self) -> Exchange:
-        return Exchange(self._hop(send=False, forward=True))
+        return Exchange(self._op(send=False, forward=True))
 
     def send_forward(self) -> Exchange:
-        return Exchange(self._hop(send=True, forward=True))
+        return Exchange(self._op(send=True, forward=True))
 
     def receive_backward(self) -> Exchange:
-        return Exchange(self._hop(send=False, forward=False))
+        return Exchange(self._op(send=False, forward=False))
 
     def send_backward(self) -> Exchange:
-        return Exchange(self._hop(send=True, forward=False))
+        return Exchange(self._op(send=True, forward=False))
 
     # Activations first at both ends of every pair, so that no two stages wait for each other's other half.
     def send_forward_receive_backward(self) -> Exchange:
-        return Exchange(self._hop(send=True, forward=True) + self._hop(send=False, forward=False))
+        return Exchange(self._op(send=True, forward=True) + self._op(send=False, forward=False))
 
     def send_backward_receive_forward(self) -> Exchange:
-        return Exchange(self._hop(send=False, forward=True) + self._hop(send=True, forward=False))
+        return Exchange(self._op(send=False, forward=True) + self._op(send=True, forward=False))
 
 
 def _one_forward_one_backward(to: _Neighbours, stages: int, stage: int, microbatches: int) -> list[Action]:
@@ -156,16 +156,16 @@ def _interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> lis
     found: list[Action] = []
     for slot in interleaved_slots(stages, microbatches, chunks):
         found += slot.get(stage, ())
-        hops = []
+        ops = []
         for other, turn in sorted(slot.items()):
             for part in turn:
                 virtual = part.chunk * stages + other + (1 if part.forward else -1)
                 if not 0 <= virtual < stages * chunks:
                     continue
                 if other == stage:
-                    hops.append(Hop(True, virtual % stages, part.forward))
+                    ops.append(P2POp(True, virtual % stages, part.forward))
                 elif virtual % stages == stage:
-                    hops.append(Hop(False, other, part.forward))
-        if hops:
-            found.append(Exchange(tuple(hops)))
+                    ops.append(P2POp(False, other, part.forward))
+        if ops:
+            found.append(Exchange(tuple(ops)))
     return found

@@ -80,16 +80,16 @@ class JobSpec:
     ranks_per_host: int = 8
     """Consecutive ranks share a host; a rank's device is its number there."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
-    """What each rank's clock shows too much."""
+    """How far each rank's clock is ahead."""
     host_clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
-    """What each host's clock shows too much, on top."""
+    """How far each host's clock is ahead, on top."""
     host_drift_ppm: Mapping[int, float] = field(default_factory=dict)
     """How much too fast each host's clock runs: recorded time = offset + true time x (1 + drift)."""
     start_skew_ns: Mapping[int, int] = field(default_factory=dict)
     """How much later than the others a rank begins."""
     device_name: str = "NVIDIA A100-SXM4-80GB"
     metadata: str = "kernel"
-    """Where a collective is described: on its ``kernel`` and the operator that launched it; there with its number too
+    """What describes a collective: its ``kernel`` and the operator that launched it; there with its number too
     (``numbered``, as the newest torch does; others number it on the operator); on the ``operator`` only; or nowhere
     (``none``)."""
     groups: str = "megatron"
@@ -103,7 +103,7 @@ class JobSpec:
         if self.ranks < 1 or self.steps < 1 or self.microbatches < 1 or self.ranks_per_host < 1:
             raise ValueError(f"a job needs a rank, a step and a micro-batch, got {self}")
         if self.backend == "gloo" and (self.strategy != "ddp" or self.tensor > 1 or self.clip_norm):
-            raise ValueError("the gloo flavour trains with ddp only")
+            raise ValueError("the gloo backend trains with ddp only")
         if self.replicas > 1 and self.strategy != "fsdp":
             raise ValueError(f"strategy {self.strategy!r} has no replicas")
         if self.pipeline > 1 and self.strategy != "pipeline":
@@ -115,7 +115,7 @@ class JobSpec:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """Who does what."""
+        """Which rank does what."""
         return Layout(self.ranks, self.tensor, self.pipeline, self.groups, self.replicas)
 
     @functools.cached_property
@@ -185,12 +185,12 @@ class JobSpec:
         return self.model.layers // (self.pipeline * chunks) + (sum(extra) if chunk == chunks - 1 else 0)
 
     def model_flops(self, rank: int) -> int:
-        """Forward (2 products a layer) and backward (4) of one rank's part of a step, recomputation left out."""
+        """Forward (2 products per layer) and backward (4) of one rank's part of a step, recomputation left out."""
         return 6 * self._layers(rank) * self.rank_model.matrix_flops * self.microbatches
 
     def hardware_flops(self, rank: int) -> int:
         """The same with recomputation: all of forward again, or, where it stops at the last tensor that backward
-        needs, all but a layer's last product."""
+        needs, all but the last product of each layer."""
         again = {"none": 0, "reentrant": 2, "non_reentrant": 1}[self.recompute]
         return self.model_flops(rank) // 6 * (6 + again)
 
@@ -202,7 +202,7 @@ class JobSpec:
         return dataclasses.replace(self, causes=tuple(cause for cause in self.causes if cause not in causes))
 
     def factor(self, kind: type[SlowCompute | SlowHost | SlowCopy], rank: int, step: int) -> float:
-        """Product of the factors of all causes of one kind that hit this rank in this step."""
+        """Product of the factors of all causes of one kind that affect this rank in this step."""
         result = 1.0
         for cause in self.causes:
             if isinstance(cause, kind) and cause.hits(rank, step):

@@ -1,4 +1,4 @@
-"""What is true of a pipeline's stages: their own work and their bubbles."""
+"""The true times of a pipeline's stages: their own work and their bubbles."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def stage_truth(
     windows: Mapping[int, tuple[Window, ...]],
     passes_of: Mapping[int, tuple[Passes, ...]],
 ) -> StageTruth:
-    """What is true of one stage."""
+    """The true times of one stage."""
     ranks = spec.ranks_of_stage(stage)
     both = [pair for rank in ranks for pair in zip(windows[rank], passes_of[rank], strict=True)]
 

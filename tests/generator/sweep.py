@@ -1,4 +1,4 @@
-"""Where a rank's time went: goes through its windows from one change of anything to the next."""
+"""The true time breakdown of a rank: goes through its windows from one change of anything to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.generator.engine import Host
 from tests.generator.spec import JobSpec
 from tests.generator.work import Work
 
-ROWS = (
+CATEGORIES = (
     "compute",
     "exposed_comm_wait",
     "exposed_comm_transfer",
@@ -39,19 +39,19 @@ class Window:
     step: int
     start_ns: int
     end_ns: int
-    rows: dict[str, int]
+    categories: dict[str, int]
     comm_ns: int
-    """Time in which a collective ran; hidden is what the exposed rows leave of it."""
+    """Time in which a collective ran; overlapped communication is what the exposed categories leave of it."""
     idle_after_sync_ns: int
-    """Idle stretches that began while the process was in a synchronising call, whole, what the loader took left out:
-    the most that ``idle_sync`` can be, as ``rows`` has the least."""
+    """Whole idle intervals that began while the process was in a synchronising call, without the loader's time:
+    the most that ``idle_sync`` can be; ``categories`` has the least."""
     doubtful_compute_ns: int
     """On CPUs, the part of compute that is only the framework's: handing a collective over, or autograd's own time
     around an operator. Whether that is an operator at work is a matter of definition."""
     mixed_comm_ns: int
-    """Exposed time in which one collective waited and another transferred; ``rows`` counts it as transfer."""
+    """Exposed time in which one collective waited and another transferred; ``categories`` counts it as transfer."""
     bubbles: tuple[tuple[int, int], ...] = ()
-    """[start, end) of every stretch in which the rank waited for another stage, in order: exposed waiting in sends,
+    """[start, end) of every interval in which the rank waited for another stage, in order: exposed waiting in sends,
     receives and collectives across stages. Part of ``exposed_comm_wait``."""
 
     @property
@@ -123,8 +123,8 @@ class _Sweep:
         return self._active
 
     def window(self, step: int, start: int, end: int) -> Window:
-        """Account for ``[start, end)``; windows come in order."""
-        rows = dict.fromkeys(ROWS, 0)
+        """The window ``[start, end)``; windows come in order."""
+        categories = dict.fromkeys(CATEGORIES, 0)
         comm = mixed = after_sync = doubtful = 0
         gap_after_sync, was_idle = False, False
         bubbles: list[tuple[int, int]] = []
@@ -133,21 +133,21 @@ class _Sweep:
             length = stop - begin
             active = self._activate(begin)
             communicating = [work for work in active if work.kind == "comm"]
-            row = self._row(begin, active, communicating)
-            rows[row] += length
+            category = self._category(begin, active, communicating)
+            categories[category] += length
             comm += length if communicating else 0
-            if row == "exposed_comm_transfer":
+            if category == "exposed_comm_transfer":
                 mixed += length if any(work.waits(begin) for work in communicating) else 0
-            elif row == "exposed_comm_wait":
+            elif category == "exposed_comm_wait":
                 self._note_bubble(bubbles, communicating, begin, stop)
-            elif row == "compute" and not self._on_device:
+            elif category == "compute" and not self._on_device:
                 doubtful += length if self._state(begin) != "operator" else 0
-            idle = row.startswith("idle_")
+            idle = category.startswith("idle_")
             if idle and not was_idle:
                 gap_after_sync = self._state(begin) == "sync"
             was_idle = idle
-            after_sync += length if idle and gap_after_sync and row != "idle_dataloader" else 0
-        return Window(self._rank, step, start, end, rows, comm, after_sync, doubtful, mixed, tuple(bubbles))
+            after_sync += length if idle and gap_after_sync and category != "idle_dataloader" else 0
+        return Window(self._rank, step, start, end, categories, comm, after_sync, doubtful, mixed, tuple(bubbles))
 
     def _note_bubble(
         self, bubbles: list[tuple[int, int]], communicating: Sequence[Work], begin: int, stop: int
@@ -159,7 +159,7 @@ class _Sweep:
             begin = bubbles.pop()[0]
         bubbles.append((begin, stop))
 
-    def _row(self, time: int, active: Sequence[Work], communicating: Sequence[Work]) -> str:
+    def _category(self, time: int, active: Sequence[Work], communicating: Sequence[Work]) -> str:
         if any(work.kind == "compute" for work in active):
             return "compute"
         if not self._on_device and _IDLE[self._state(time)] == "idle_launch":

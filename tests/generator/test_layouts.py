@@ -51,7 +51,7 @@ def test_tensor_parallel_ranks_sum_activations_once_forward_and_once_backward() 
 
     window = truth.windows[0][1]
     assert window.duration_ns == 10 + 5 + 110 + 100 + 20 + 210 + 100 + 60
-    assert present(window.rows) == {"compute": 410, "exposed_comm_transfer": 200, "exposed_copy": 5}
+    assert present(window.categories) == {"compute": 410, "exposed_comm_transfer": 200, "exposed_copy": 5}
     (reduction,) = truth.collectives
     assert (reduction.group.description, reduction.bytes, reduction.count) == ("TENSOR_MODEL_PARALLEL_GROUP", 200, 6)
     assert truth.flops_per_step == 6 * 2_000
@@ -74,8 +74,8 @@ def test_groups_have_streams_and_sequences_of_their_own(tmp_path: Path) -> None:
         ("2", 24), ("5", 28),
     }  # fmt: skip
     for name, rank, stride, a_step in (("2", 2, 2, 1), ("5", 1, 1, 2 * 2 * 2)):
-        told = [event["args"] for event in trace["traceEvents"] if event["name"] == "record_param_comms"]
-        mine = [args for args in told if args["Process Group Name"] == name]
+        recorded = [event["args"] for event in trace["traceEvents"] if event["name"] == "record_param_comms"]
+        mine = [args for args in recorded if args["Process Group Name"] == name]
         # Three steps of warm-up come first.
         assert [args["Seq"] for args in mine] == list(range(3 * a_step, 5 * a_step))
         assert {(args["Rank"], args["Global rank stride"]) for args in mine} == {(rank, stride)}
@@ -139,7 +139,7 @@ def test_bandwidth_between_hosts_is_another() -> None:
 
 
 def test_clocks_of_hosts_differ_and_drift(tmp_path: Path) -> None:
-    # Host 1 shows 5 ms too much and gains 20 us a second, rank 3 has 7 ns of its own.
+    # Host 1 shows 5 ms too much and gains 20 us per second, rank 3 has 7 ns of its own.
     spec = JobSpec(
         ranks=4, ranks_per_host=2, steps=2, model=TINY, clock_offsets_ns={3: 7}, host_clock_offsets_ns={1: 5 * MS},
         host_drift_ppm={1: 20.0},

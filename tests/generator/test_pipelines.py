@@ -33,7 +33,7 @@ FREE = NetworkSpec(alpha_ns=0, busbw_gbps=float("inf"))
 COALESCED = PipelineSpec(coalesced=True)
 
 
-def test_a_send_and_its_receive_end_when_both_have_come_and_it_is_over() -> None:
+def test_a_send_and_its_recv_end_after_both_have_arrived_and_the_transfer() -> None:
     # Computing until 10 and 14, then 50 for the transfer.
     fabric, hosts = Fabric(2), [Host(0, 0), Host(1, 0)]
     for host, busy in zip(hosts, (10, 14), strict=True):
@@ -79,12 +79,12 @@ def test_one_forward_one_backward_of_two_stages_and_two_microbatches() -> None:
 
     assert truth.step_time_ns == 2_000
     for window in truth.windows[0]:
-        assert present(window.rows) == {"compute": 1_200, "exposed_comm_wait": 600, "exposed_comm_transfer": 200}
+        assert present(window.categories) == {"compute": 1_200, "exposed_comm_wait": 600, "exposed_comm_transfer": 200}
         begin = window.start_ns
         assert window.bubbles == ((begin + 450, begin + 850), (begin + 1_350, begin + 1_550))
     for window in truth.windows[1][1:]:
         # It is done at 1600 of the last step and waits 400 for that to end and 200 for the first forward.
-        assert present(window.rows) == {"compute": 1_200, "exposed_comm_wait": 600, "exposed_comm_transfer": 200}
+        assert present(window.categories) == {"compute": 1_200, "exposed_comm_wait": 600, "exposed_comm_transfer": 200}
         assert window.bubbles == ((window.start_ns, window.start_ns + 600),)
     first, last = truth.stages
     assert (first.bubble_start_ns, first.bubble_steady_ns, first.bubble_drain_ns) == (0, 600, 0)
@@ -100,7 +100,7 @@ def test_coalesced_transfers_go_both_ways_at_once() -> None:
     truth = simulate(dataclasses.replace(BALANCED, schedule=COALESCED)).truth
 
     assert truth.step_time_ns == 1_950
-    assert present(truth.windows[0][0].rows) == {
+    assert present(truth.windows[0][0].categories) == {
         "compute": 1_200, "exposed_comm_wait": 600, "exposed_comm_transfer": 150,
     }  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_interleaved_turns_keep_their_dependencies() -> None:
         assert all(at[True, microbatch, last] < at[False, microbatch, last] for microbatch in range(microbatches))
 
 
-def test_a_stage_with_more_layers_keeps_the_others_waiting() -> None:
+def test_a_stage_with_more_layers_makes_the_others_wait() -> None:
     # Two layers on stage 1: F 400, B 800. F0 there [200, 600), B0 [600, 1400), F1, B1 until 2600; B1 of stage 0 until
     # 3000: 1200 more than the 1800 of the balanced pipeline, for 1200 x 2 more work.
     more = ExtraLayers(stages=(1,))
@@ -181,7 +181,7 @@ def test_stages_of_two_copies_reduce_their_gradients_at_the_end() -> None:
         ((0, 1), "DATA_PARALLEL_GROUP", 200, 6), ((2, 3), "DATA_PARALLEL_GROUP", 200, 6),
     ]  # fmt: skip
     assert truth.step_time_ns == 2_000 + 2 * 50
-    assert truth.windows[0][0].rows["exposed_comm_transfer"] == 200 + 2 * 50
+    assert truth.windows[0][0].categories["exposed_comm_transfer"] == 200 + 2 * 50
 
 
 def test_the_norm_of_gradients_makes_stages_wait_for_the_pipeline_to_drain() -> None:

@@ -1,4 +1,4 @@
-"""ZeRO, accumulation, recomputation and what may be planted in them, checked by hand."""
+"""ZeRO, accumulation, recomputation and causes planted in them, checked by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_zero_3_gathers_twice_and_scatters_in_buckets() -> None:
 
     window = truth.windows[0][0]
     assert window.duration_ns == 100 + 210 + 20 + 100 + 410 + 10 + 75 + 60 + 5
-    assert present(window.rows) == {"compute": 710, "exposed_comm_transfer": 275, "exposed_copy": 5}
+    assert present(window.categories) == {"compute": 710, "exposed_comm_transfer": 275, "exposed_copy": 5}
     assert {(c.kind, c.bytes, c.count) for c in truth.collectives} == {
         ("_allgather_base", 400, 6), ("_reduce_scatter_base", 200, 6),
     }  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_loader_is_slow_in_some_steps_of_one_rank() -> None:
     slow = SlowLoader(ranks=(1,), steps=(11,), load_ns=500)
     job = simulate(dataclasses.replace(PAPER, loader=loader, end_sync=True, causes=(slow,)))
 
-    assert [window.rows["idle_dataloader"] for window in job.truth.windows[1]] == [500, 0, 0]
+    assert [window.categories["idle_dataloader"] for window in job.truth.windows[1]] == [500, 0, 0]
     assert job.lost_ns(slow) == pytest.approx(500 / 3)
 
 
@@ -109,7 +109,7 @@ def test_recomputation_runs_a_layers_forward_again(recompute: str, again: int, p
     assert len(checkpoints) == (3 if recompute == "reentrant" else 0)
 
 
-def test_a_rotating_pause_befalls_each_rank_in_turn() -> None:
+def test_a_rotating_pause_is_on_each_rank_in_turn() -> None:
     pause = RotatingPause(pause_ns=2 * MS, every=2)
     spec = JobSpec(ranks=4, steps=8, causes=(pause,))
 
@@ -128,7 +128,7 @@ def test_a_rotating_pause_costs_every_step() -> None:
     job = simulate(dataclasses.replace(PAPER, end_sync=True, causes=(pause,)))
 
     assert job.lost_ns(pause) == 385
-    idle = {rank: [window.rows["idle_host"] for window in job.truth.windows[rank]] for rank in (0, 1)}
+    idle = {rank: [window.categories["idle_host"] for window in job.truth.windows[rank]] for rank in (0, 1)}
     assert idle == {0: [385, 0, 385], 1: [0, 385, 0]}
 
 

@@ -26,7 +26,7 @@ EVALUATION = "perfscope::evaluation"
 
 
 class Training(ABC):  # noqa: B024  # every hook has something to do by default: nothing
-    """One rank's training loop; strategies say what surrounds a layer's forward and backward."""
+    """One rank's training loop; strategies define what surrounds a layer's forward and backward."""
 
     wrapper = ""
     """Annotation around the forward pass; empty: none."""
@@ -182,8 +182,8 @@ class Training(ABC):  # noqa: B024  # every hook has something to do by default:
         process.python()
 
     def backward_layer(self, ready: Callable[[int], None] | None = None) -> Program:
-        """The three operations of a layer, in reverse, after its forward again where activations were not kept.
-        ``ready`` is told the elements of each weight gradient as it is on its way."""
+        """The three operations of a layer, in reverse, after its forward again where activations were not stored.
+        ``ready`` is called with the elements of each weight gradient once it is queued."""
         if self.spec.recompute == "reentrant":
             process, evaluate = self.process, f"autograd::engine::evaluate_function: {CHECKPOINT_BACKWARD}"
             with (

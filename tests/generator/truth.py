@@ -1,7 +1,7 @@
-"""What is true of a simulated job, from the simulation's own state and never from the events that are written.
+"""The true times of a simulated job, from the simulation's own state and never from the events that are written.
 
-The account follows the definitions in words: every elementary stretch between two changes of anything goes to exactly
-one row (``tests.generator.sweep``).
+The time breakdown follows the definitions in words: every interval between two changes of anything belongs to exactly
+one category (``tests.generator.sweep``).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from tests.generator.work import Collective
 Value = TypeVar("Value")
 
 
-class OnDemand(Mapping[int, Value], Generic[Value]):
-    """Something for each rank, established when it is first asked for: a job of many ranks is seldom asked for all."""
+class PerRank(Mapping[int, Value], Generic[Value]):
+    """A value per rank, computed on first access: tests of large jobs seldom look at all ranks."""
 
-    def __init__(self, ranks: Sequence[int], establish: Callable[[int], Value]) -> None:
+    def __init__(self, ranks: Sequence[int], compute: Callable[[int], Value]) -> None:
         self._ranks = ranks
-        self._establish = functools.cache(establish)
+        self._compute = functools.cache(compute)
 
     def __getitem__(self, rank: int) -> Value:
         if rank not in self._ranks:
             raise KeyError(rank)
-        return self._establish(rank)
+        return self._compute(rank)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ranks)
@@ -64,15 +64,15 @@ class CollectiveTruth:
 
 @dataclass(frozen=True)
 class Truth:
-    """Everything known of a job."""
+    """Everything that is true of a job."""
 
     spec: JobSpec = field(repr=False)
     windows: Mapping[int, tuple[Window, ...]]
     step_time_ns: float
     """Mean window of the slowest rank."""
     clock_correction_ns: dict[int, int]
-    """What must be added to each rank's clock to meet the lowest rank's; in the middle of the recording, where clocks
-    drift."""
+    """What must be added to each rank's clock to agree with the lowest rank's; where clocks drift, in the middle of the
+    recording."""
     drift_ppm: dict[int, float]
     """How much faster each rank's clock runs than the lowest rank's, in millionths."""
     collectives: tuple[CollectiveTruth, ...]
@@ -85,9 +85,9 @@ class Truth:
     passes: Mapping[int, tuple[Passes, ...]]
     """For each rank, what its forward and backward passes took in each recorded step."""
 
-    def mean_ns(self, rank: int, row: str) -> float:
-        """Mean of one row per step."""
-        return sum(window.rows[row] for window in self.windows[rank]) / len(self.windows[rank])
+    def mean_ns(self, rank: int, category: str) -> float:
+        """Mean of one category per step."""
+        return sum(window.categories[category] for window in self.windows[rank]) / len(self.windows[rank])
 
     def step_ns(self, rank: int) -> float:
         """Mean window of one rank."""
@@ -102,11 +102,11 @@ class Truth:
 
     @property
     def bubble_share(self) -> float:
-        """Bubble time of a step / the step, mean over stages."""
+        """Bubble time per step / step time, mean over stages; 0..1."""
         return sum(stage.bubble_ns / stage.step_ns for stage in self.stages) / len(self.stages)
 
 
-def establish(
+def truth_of(
     spec: JobSpec, hosts: Sequence[Host], collectives: Sequence[Collective], deliveries: dict[int, list[Delivery]]
 ) -> Truth:
     """The truth of a finished simulation."""
@@ -117,7 +117,7 @@ def establish(
     ranks = range(spec.ranks)
     return Truth(
         spec=spec,
-        windows=OnDemand(ranks, lambda rank: windows(spec, hosts[rank])),
+        windows=PerRank(ranks, lambda rank: windows(spec, hosts[rank])),
         step_time_ns=max(sum(end - start for start, end in mine) / len(mine) for mine in edges.values()),
         clock_correction_ns={rank: clocks[0].shows(middle) - clock.shows(middle) for rank, clock in clocks.items()},
         drift_ppm={rank: clock.drift_ppm - clocks[0].drift_ppm for rank, clock in clocks.items()},
@@ -125,7 +125,7 @@ def establish(
         flops_per_step=sum(spec.model_flops(rank) for rank in ranks),
         hardware_flops_per_step=sum(spec.hardware_flops(rank) for rank in ranks),
         deliveries={rank: tuple(d for d in mine if d.step in recorded) for rank, mine in deliveries.items()},
-        passes=OnDemand(ranks, lambda rank: passes(spec, hosts[rank])),
+        passes=PerRank(ranks, lambda rank: passes(spec, hosts[rank])),
     )
 
 

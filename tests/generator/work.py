@@ -1,4 +1,4 @@
-"""What streams run in order, and the collectives that tie ranks together.
+"""Streams, which run their work in order, and the collectives that connect ranks.
 
 Streams run their queue in order; a collective occupies a rank's stream from its start there until
 ``last arrival + cost``, on all ranks alike. Example, two ranks, compute 10 and 14, then a collective of cost 5::
@@ -44,13 +44,13 @@ class Collective:
 
     @property
     def last_arrival_ns(self) -> int:
-        """When the last rank came; only once every rank has."""
+        """When the last rank arrived; only once every rank has."""
         if self._last_ns is None:
             self._last_ns = max(work.started for work in self.works.values())
         return self._last_ns
 
     def arrive(self, fabric: Fabric) -> None:
-        """One more rank has come; the last one fixes the end."""
+        """One more rank has arrived; the last one fixes the end."""
         self._arrived += 1
         if self._arrived == len(self.ranks):
             self.end_ns = self.last_arrival_ns + self.cost_ns
@@ -61,7 +61,7 @@ class Collective:
                     work.finish(max(end for end in ends if end is not None) + fabric.jitter(), fabric)
 
     def waits(self, time: int) -> bool:
-        """Whether it does not move anything at this time: somebody is missing, or it has been done."""
+        """Whether it transfers nothing at this time: a rank has not arrived, or it has ended."""
         return time < self.last_arrival_ns or (self.end_ns is not None and time >= self.end_ns)
 
 
@@ -115,7 +115,7 @@ class Work:
         return () if self.collective is None else (self.collective, *self.others)
 
     def waits(self, time: int) -> bool:
-        """Whether, of all it takes part in, nothing moves at this time."""
+        """Whether none of its collectives transfers at this time."""
         return all(collective.waits(time) for collective in self.collectives)
 
     def finish(self, end_ns: int, fabric: Fabric) -> None:
@@ -125,8 +125,8 @@ class Work:
             fabric.ready.extend(self._waiters)
             self._waiters = None
 
-    def tell(self, waiter: Stream | int) -> None:
-        """Have ``waiter`` (a stream, or the program of this number) go on when the end is known."""
+    def wake(self, waiter: Stream | int) -> None:
+        """Have ``waiter`` (a stream, or the program of this number) continue once the end is known."""
         if self._waiters is None:
             self._waiters = []
         if waiter not in self._waiters:
@@ -161,14 +161,14 @@ class Stream:
         return self.works[-1] if self.works else None
 
     def advance(self, fabric: Fabric) -> None:
-        """Start whatever can be started; what the next one waits for is told to wake this stream."""
+        """Start whatever can be started; what the next one waits for wakes this stream."""
         while self._next < len(self.works):
             work = self.works[self._next]
             busy = [] if None in self._last else [last for last in self._last if last is not None]
             start = work.queued_ns + work.latency_ns
             for other in (*work.after, *busy):
                 if other.end_ns is None:
-                    other.tell(self)
+                    other.wake(self)
                     return
             for other in work.after:
                 start = max(start, other.ended)
@@ -189,20 +189,20 @@ class Stream:
 
 
 class Fabric:
-    """The network between ranks: hands every rank its part of the same collective."""
+    """The network between ranks: connects the rank ops of each collective."""
 
     def __init__(self, ranks: int, end_jitter_ns: int = 0, seed: int = 0) -> None:
         self.ranks = tuple(range(ranks))
         self.collectives: list[Collective] = []
         self.ready: deque[Stream | int] = deque()
-        """Streams and programs that something they waited for lets go on."""
+        """Streams and programs whose awaited work has ended."""
         self._joined: dict[tuple[Hashable, int], int] = {}
         self._channels: dict[Hashable, list[Collective]] = {}
         self._jitter_ns = end_jitter_ns
         self._random = random.Random(seed)
 
     def join(self, rank: int, work: Work, make: Callable[[int], Collective], channel: Hashable = None) -> Collective:
-        """Tie ``work`` to the rank's next collective on a channel (a group, or a direction between two ranks);
+        """Connect ``work`` to the rank's next collective on a channel (a group, or a direction between two ranks);
         ``make(sequence)`` describes it."""
         sequence = self._joined.get((channel, rank), 0)
         self._joined[channel, rank] = sequence + 1
@@ -211,15 +211,15 @@ class Fabric:
         if sequence == len(shared):
             shared.append(described)
             self.collectives.append(described)
-        met = shared[sequence]
-        if (met.kind, met.bytes) != (described.kind, described.bytes):
-            raise ValueError(f"collective {sequence}: rank {rank} wants {described.kind}, others {met.kind}")
-        met.works[rank] = work
+        collective = shared[sequence]
+        if (collective.kind, collective.bytes) != (described.kind, described.bytes):
+            raise ValueError(f"collective {sequence}: rank {rank} wants {described.kind}, others {collective.kind}")
+        collective.works[rank] = work
         if work.collective is None:
-            work.collective = met
+            work.collective = collective
         else:
-            work.others = (*work.others, met)
-        return met
+            work.others = (*work.others, collective)
+        return collective
 
     def jitter(self) -> int:
         """How much later than the first this rank leaves a collective."""

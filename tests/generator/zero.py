@@ -1,6 +1,6 @@
 """Training with DeepSpeed's ZeRO: optimizer states, gradients and, in stage 3, parameters are partitioned.
 
-DeepSpeed leaves nothing of its own in torch's profiler but the names of its autograd functions: no range says which
+DeepSpeed leaves nothing of its own in torch's profiler but the names of its autograd functions: no range shows which
 collective is what.
 """
 
@@ -58,19 +58,36 @@ class _Buckets:
         yield from self._training.process.wait_for(works)
 
 
-class Zero3(FullyShardedDataParallel):
-    """Stage 3: a layer's parameters are gathered before its forward and backward, the next one's meanwhile; gradients
-    are reduce-scattered in buckets, after every micro-batch's layers."""
+class _Bucketed(Training):
+    """What all stages share: gradients are reduced in buckets, and the last bucket whenever they are needed."""
 
-    wrapper = ""
+    kind = REDUCE_SCATTER
 
     def __init__(self, process: Process, loader: Loader) -> None:
         super().__init__(process, loader)
-        self._buckets = _Buckets(self, REDUCE_SCATTER)
+        self._buckets = _Buckets(self, self.kind)
 
     def zero_grad(self) -> None:
         """DeepSpeed drops its gradients; torch's ``zero_grad`` is not called."""
         self.process.python()
+
+    def after_microbatch(self) -> Program:
+        """Gradients are not stored in full: what is left is reduced now."""
+        self._buckets.flush()
+        yield from self._buckets.wait()
+
+    def after_backward(self) -> Program:
+        """The optimizer needs the averages of its part."""
+        self._buckets.flush()
+        yield from self._buckets.wait()
+        self.host.thread = "main"
+
+
+class Zero3(_Bucketed, FullyShardedDataParallel):
+    """Stage 3: a layer's parameters are gathered before its forward and backward, the next one's meanwhile; gradients
+    are reduce-scattered in buckets, after every micro-batch's layers."""
+
+    wrapper = ""
 
     def backward(self, layer: int, *, reduce: bool) -> Program:
         """Gather the previous layer, compute this one, put its gradients into the bucket."""
@@ -85,46 +102,14 @@ class Zero3(FullyShardedDataParallel):
             yield from self.gathered(layer)
         yield from self.backward_layer(self._buckets.add)
 
-    def after_microbatch(self) -> Program:
-        """Gradients cannot be kept in full: what is left is reduced now."""
-        self._buckets.flush()
-        yield from self._buckets.wait()
 
-    def after_backward(self) -> Program:
-        """The optimizer needs the averages of its part."""
-        self._buckets.flush()
-        yield from self._buckets.wait()
-        self.host.thread = "main"
-
-
-class Zero2(Training):
+class Zero2(_Bucketed):
     """Stage 2: gradients are reduce-scattered in buckets while backward goes on; each rank updates its part of the
     parameters, and all parts are gathered after that."""
-
-    kind = REDUCE_SCATTER
-
-    def __init__(self, process: Process, loader: Loader) -> None:
-        super().__init__(process, loader)
-        self._buckets = _Buckets(self, self.kind)
-
-    def zero_grad(self) -> None:
-        """DeepSpeed drops its gradients; torch's ``zero_grad`` is not called."""
-        self.process.python()
 
     def backward(self, layer: int, *, reduce: bool) -> Program:
         """Put the layer's gradients into the bucket."""
         yield from self.backward_layer(self._buckets.add)
-
-    def after_microbatch(self) -> Program:
-        """Gradients cannot be kept in full: what is left is reduced now."""
-        self._buckets.flush()
-        yield from self._buckets.wait()
-
-    def after_backward(self) -> Program:
-        """The optimizer needs the averages of its part."""
-        self._buckets.flush()
-        yield from self._buckets.wait()
-        self.host.thread = "main"
 
     def after_optimizer(self) -> Program:
         """All parts of all parameters, before anything else is computed."""
@@ -134,7 +119,7 @@ class Zero2(Training):
 
 
 class Zero1(Zero2):
-    """Stage 1: the optimizer's states only: gradients are kept, and reduced once the last micro-batch's backward is
+    """Stage 1: the optimizer's states only: gradients are stored, and reduced once the last micro-batch's backward is
     through."""
 
     kind = ALL_REDUCE

@@ -1,4 +1,4 @@
-"""What is planted in real trainings, and what the analysis must say of each.
+"""What is planted in real trainings, and what the analysis must report of each.
 
 Figures are compared with the script's own stopwatch over the same steps, so that what else the machine did in them is
 in both. What is planted is large beside that: 300 ms and more in steps of 60 to 100.
@@ -10,7 +10,7 @@ import os
 from functools import partial
 from typing import Final
 
-from perfscope.summary import Summary
+from perfscope.results.summary import Summary
 from tests.real import checks, network
 from tests.real.checks import Check
 from tests.real.jobs import Case, Job, Judge
@@ -36,8 +36,8 @@ def _first(rule: str) -> Judge:
     return lambda summary, truth: [Check("first finding", rule, checks.first_rule(summary))]
 
 
-def _largest(row: str) -> Judge:
-    return lambda summary, truth: checks.largest_row(summary, row)
+def _largest(category: str) -> Judge:
+    return lambda summary, truth: checks.largest_category(summary, category)
 
 
 def _late(rank: int, cause: str, rule: str = "straggling-rank") -> Judge:
@@ -61,7 +61,7 @@ def _found_when_quiet(rule: str) -> Judge:
 
 
 def _link(summary: Summary, truth: Truth) -> list[Check]:
-    """The link passes what it was told to, all waiting is in the account, and no rank is blamed for it."""
+    """The link passes what it was set to, all waiting is in the time breakdown, and no rank is a straggler for it."""
     gbps = network.busbw_gbps(MEGABITS, len(truth.ranks))
     return [
         *checks.bandwidth(summary, gbps),
@@ -101,7 +101,7 @@ TRIO = Job("trio", 3, (LOAD_NOW_AND_THEN, COLLECT_IN_TURN, SLEEP, PRODUCTS, SLEE
 NO_SYNC = Job(
     "accumulation with no_sync",
     2,
-    (Case("gradients are exchanged once a step, slow link", (), _all(_exchanges(1), _link)),),
+    (Case("gradients are exchanged once per step, slow link", (), _all(_exchanges(1), _link)),),
     arguments=(f"--accumulate={MICRO_BATCHES}", "--batch=128", "--no-sync"),
     prefix=network.throttled(MEGABITS),
     environment=network.GLOO,
@@ -119,7 +119,7 @@ ACCUMULATION = Job(
     arguments=(f"--accumulate={MICRO_BATCHES}", "--batch=128"),
     prefix=network.throttled(MEGABITS),
     environment=network.GLOO,
-    cured=NO_SYNC,
+    fixed=NO_SYNC,
 )
 SLOW_LINK = Job(
     "slow link",
@@ -138,11 +138,11 @@ SMALL_BUCKETS = Job(
 THREADS = Job(
     "threads",
     2,
-    (Case(f"{THREADS_PER_RANK} threads a rank", (), _found("cpu-oversubscription")),),
+    (Case(f"{THREADS_PER_RANK} threads per rank", (), _found("cpu-oversubscription")),),
     arguments=(f"--threads={THREADS_PER_RANK}",),
     environment={"OMP_NUM_THREADS": str(THREADS_PER_RANK)},
     options=("--sample-every", "0.1"),
 )
 
 JOBS: Final = (PAIR, SECOND_PAIR, TRIO, SLOW_LINK, ACCUMULATION, SMALL_BUCKETS, THREADS)
-"""All of them; those that cure another come with it."""
+"""All of them; those that fix another come with it."""

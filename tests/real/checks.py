@@ -1,11 +1,12 @@
-"""One thing that the analysis must get right, beside what the stopwatch says."""
+"""Checks: one number or answer of the analysis each, beside what the stopwatch measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.summary import ROWS, Summary
+from perfscope.results.categories import CATEGORIES
+from perfscope.results.summary import Summary
 from tests.real.truth import Truth
 
 SHARE = 0.05
@@ -18,7 +19,7 @@ CALM = 0.03
 """Of the step: what a rank may cost in a recording that is called healthy."""
 
 QUIET = 0.25
-"""Of the step: what the threads may stand in the queue for a core."""
+"""Of the step: how long the threads may wait for a core."""
 
 Value = float | str | Sequence[int]
 
@@ -60,9 +61,9 @@ def lost(summary: Summary, truth: Truth, rank: int, cause: str, rule: str = "str
     margin = SHARE * expected + OF_STEP * truth.step_ms()
     return [
         Check("first straggler", f"rank {rank}, {cause}", f"rank {worst.rank}, {worst.cause}" if worst else "nobody"),
-        Check("it costs, ms a step", expected, worst.lost_us / 1e3 if worst else 0.0, margin),
+        Check("it costs, ms per step", expected, worst.lost_us / 1e3 if worst else 0.0, margin),
         Check("first finding", rule, first_rule(summary)),
-        Check("everybody waits for it, ms a step", *_waits(summary, truth, rank), margin),
+        Check("everybody waits for it, ms per step", *_waits(summary, truth, rank), margin),
     ]
 
 
@@ -75,33 +76,33 @@ def taking_turns(summary: Summary, truth: Truth, cause: str) -> list[Check]:
     return [
         Check("ranks that take turns", everybody, worst.ranks if worst else ()),
         Check("pattern", f"rotating, {cause}", f"{worst.pattern}, {worst.cause}" if worst else "nothing"),
-        Check("they cost, ms a step", expected, worst.lost_us / 1e3 if worst else 0.0, margin),
+        Check("they cost, ms per step", expected, worst.lost_us / 1e3 if worst else 0.0, margin),
     ]
 
 
 def named(summary: Summary, truth: Truth, rank: int, name: str) -> list[Check]:
-    """A part of the host's row has a name, and is as long as what was planted."""
-    (row,) = (row for row in summary.accounting if row.rank == rank)
+    """A part of the host time has a name, and is as long as what was planted."""
+    (row,) = (row for row in summary.time_breakdown if row.rank == rank)
     planted = truth.mean_ms("planted", rank)
-    return [Check(f"{name}, ms a step", planted, row.named_host_us.get(name, 0.0) / 1e3, 0.05 * planted + 1)]
+    return [Check(f"{name}, ms per step", planted, row.named_host_us.get(name, 0.0) / 1e3, 0.05 * planted + 1)]
 
 
-def largest_row(summary: Summary, name: str) -> list[Check]:
-    """One row of the account is the largest on every rank."""
-    rows = {max(ROWS, key=lambda row: entry.rows()[row]) for entry in summary.accounting}
-    return [Check("largest row of the account", name, ", ".join(sorted(rows)))]
+def largest_category(summary: Summary, name: str) -> list[Check]:
+    """One category is the largest on every rank."""
+    rows = {max(CATEGORIES, key=lambda row: entry.categories()[row]) for entry in summary.time_breakdown}
+    return [Check("largest category", name, ", ".join(sorted(rows)))]
 
 
 def loading(summary: Summary, truth: Truth) -> list[Check]:
-    """The data loader's row is the time that the loop spent in the loader, on every rank."""
+    """Data loading is the time that the loop spent in the loader, on every rank."""
     return [
         Check(
-            f"idle_dataloader of rank {row.rank}, ms a step",
+            f"idle_dataloader of rank {row.rank}, ms per step",
             truth.mean_ms("load", row.rank),
             row.idle_dataloader_us / 1e3,
             0.02 * truth.mean_ms("load", row.rank) + 1,
         )
-        for row in summary.accounting
+        for row in summary.time_breakdown
     ]
 
 
@@ -109,17 +110,17 @@ def communicating(summary: Summary, truth: Truth) -> list[Check]:
     """Exposed communication is the time that the thread was blocked in the backward, on every rank."""
     return [
         Check(
-            f"exposed communication of rank {row.rank}, ms a step",
+            f"exposed communication of rank {row.rank}, ms per step",
             truth.mean_ms("blocked", row.rank),
             (row.exposed_comm_wait_us + row.exposed_comm_transfer_us) / 1e3,
             SHARE * truth.mean_ms("blocked", row.rank) + OF_STEP * truth.step_ms(),
         )
-        for row in summary.accounting
+        for row in summary.time_breakdown
     ]
 
 
 def now_and_then(summary: Summary, truth: Truth) -> list[Check]:
-    """The first of the stragglers is late in some steps, those in which it was struck among them."""
+    """The first of the stragglers is late in some steps, among them those in which something was planted."""
     worst = summary.stragglers[0] if summary.stragglers else None
     struck = truth.struck()
     return [
@@ -150,7 +151,7 @@ def is_calm(truth: Truth) -> bool:
 
 
 def is_quiet(truth: Truth) -> bool:
-    """Did the threads mostly get a core when they wanted one? What takes microseconds can be seen only then."""
+    """Did the threads mostly get a core at once? Only then can one see what takes microseconds."""
     ranks = range(len(truth.ranks))
     return sum(truth.mean_ms("queued", rank) for rank in ranks) <= QUIET * sum(
         truth.mean_ms("step", rank) for rank in ranks
@@ -158,10 +159,10 @@ def is_quiet(truth: Truth) -> bool:
 
 
 def not_overstated(summary: Summary, truth: Truth) -> list[Check]:
-    """No rank is said to cost more than it does."""
+    """No rank is reported to cost more than it does."""
     return [
         Check(
-            f"rank {row.rank} costs, ms a step",
+            f"rank {row.rank} costs, ms per step",
             truth.lost_ms([row.rank]),
             row.lost_us / 1e3,
             SHARE * truth.lost_ms([row.rank]) + OF_STEP * truth.step_ms(),
@@ -173,21 +174,21 @@ def not_overstated(summary: Summary, truth: Truth) -> list[Check]:
 
 
 def exchanges(summary: Summary, per_step: float) -> list[Check]:
-    """How many all-reduces a step makes."""
+    """All-reduces per step."""
     count = sum(row.count for row in summary.collectives if row.kind == "all_reduce")
-    return [Check("all-reduces a step", per_step, count / max(len(summary.job.steps), 1))]
+    return [Check("all-reduces per step", per_step, count / max(len(summary.job.steps), 1))]
 
 
 def found(summary: Summary, rule: str) -> list[Check]:
-    """A rule speaks up, whatever else does."""
+    """A rule has a finding, whatever other rules have."""
     return [Check("among the findings", rule, next((row.rule for row in summary.findings if row.rule == rule), "not"))]
 
 
-def saved(planted: Truth, cured: Truth, before: Summary, after: Summary) -> list[Check]:
-    """What the cure saved is what the account's exposed communication lost; the machine's other work apart."""
-    expected = _undisturbed_ms(planted) - _undisturbed_ms(cured)
+def saved(planted: Truth, fixed: Truth, before: Summary, after: Summary) -> list[Check]:
+    """Without the cause, the step is shorter by what exposed communication lost; the machine's other work apart."""
+    expected = _undisturbed_ms(planted) - _undisturbed_ms(fixed)
     margin = SHARE * expected + OF_STEP * planted.step_ms()
-    return [Check("the cure saves, ms a step", expected, _exposed_ms(before) - _exposed_ms(after), margin)]
+    return [Check("without the cause, saved, ms per step", expected, _exposed_ms(before) - _exposed_ms(after), margin)]
 
 
 def first_rule(summary: Summary) -> str:
@@ -201,17 +202,17 @@ def _undisturbed_ms(truth: Truth) -> float:
 
 
 def _exposed_ms(summary: Summary) -> float:
-    exposed = [row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in summary.accounting]
+    exposed = [row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in summary.time_breakdown]
     return sum(exposed) / len(exposed) / 1e3
 
 
-def _waits(summary: Summary, truth: Truth, culprit: int) -> tuple[float, float]:
-    """How much longer the others were blocked than the culprit, on average: by the stopwatch and in the account."""
-    others = [rank for rank in range(len(truth.ranks)) if rank != culprit]
-    exposed = {row.rank: row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in summary.accounting}
-    by_watch = [truth.mean_ms("blocked", rank) - truth.mean_ms("blocked", culprit) for rank in others]
-    in_account = [(exposed[rank] - exposed[culprit]) / 1e3 for rank in others]
-    return sum(by_watch) / len(others), sum(in_account) / len(others)
+def _waits(summary: Summary, truth: Truth, straggler: int) -> tuple[float, float]:
+    """How much longer the others were blocked than the straggler, on average: by stopwatch and by time breakdown."""
+    others = [rank for rank in range(len(truth.ranks)) if rank != straggler]
+    exposed = {row.rank: row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in summary.time_breakdown}
+    by_watch = [truth.mean_ms("blocked", rank) - truth.mean_ms("blocked", straggler) for rank in others]
+    in_breakdown = [(exposed[rank] - exposed[straggler]) / 1e3 for rank in others]
+    return sum(by_watch) / len(others), sum(in_breakdown) / len(others)
 
 
 def _text(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Records real trainings with something planted in them, and sets the analysis beside the script's own stopwatch."""
+"""Records real trainings with something planted in them, and compares the analysis with the script's own stopwatch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import perfscope
-from perfscope.summary import Summary
+from perfscope.results.summary import Summary
 from tests.collectors.harness import record
 from tests.real.checks import Check
 from tests.real.truth import Truth
@@ -46,8 +46,8 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     """Of ``perfscope run``."""
-    cured: Job | None = None
-    """The same training with the cause of its only case taken away: the account must say where the difference was."""
+    fixed: Job | None = None
+    """The same training without the cause of its only case: the time breakdown must show where the difference was."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Real trainings, two ranks and more, with something planted in them: the analysis says what the stopwatch says.
+"""Real trainings, two ranks and more, with something planted in them: the analysis reports what the stopwatch measured.
 
 ``python -m tests.benchmarks.real_runs`` plants more, and shows the figures.
 """
@@ -26,7 +26,7 @@ def test_what_is_planted_is_found_and_nothing_else(tmp_path: Path) -> None:
     assert _failures(results) == []
     healthy = [result for result in results if result.case is causes.HEALTHY]
     if not any(checks.is_calm(result.truth) for result in healthy):
-        pytest.skip("the machine's other work held up one rank in every healthy recording; the rest was checked")
+        pytest.skip("the machine's other work delayed one rank in every healthy recording; the rest was checked")
 
 
 def test_ranks_that_take_turns_are_one_cause(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_ranks_that_take_turns_are_one_cause(tmp_path: Path) -> None:
     assert _failures(run(job, tmp_path)) == []
 
 
-def test_a_slow_link_is_the_link_and_no_ranks_fault(tmp_path: Path) -> None:
+def test_a_slow_link_is_attributed_to_the_link_and_to_no_rank(tmp_path: Path) -> None:
     if reason := network.why_not():
         pytest.skip(f"no network namespace can be made here: {reason}")
     assert _failures(run(causes.SLOW_LINK, tmp_path)) == []

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.reports import page
-from perfscope.summary import Summary
+from perfscope.reports.page import page
+from perfscope.results.summary import Summary
 
 BROWSER_OPTIONS = (
     "--headless",
@@ -37,7 +37,7 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def look_at(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Opens a summary's page from disk; fails the test on any console error, page error or request but for the file."""
+    """Opens a summary's page from disk; fails the test on any console error, page error or other request."""
     contexts = []
     problems: list[str] = []
     requests: list[str] = []
@@ -62,4 +62,4 @@ def look_at(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert problems == []
-    assert [url for url in requests if not url.startswith("file:")] == []
+    assert [url for url in requests if not url.startswith(("file:", "blob:"))] == []

@@ -5,27 +5,25 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from perfscope.summary import (
-    ROWS,
-    AccountRow,
-    ActionRow,
+from perfscope.results.categories import CATEGORIES
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction, Severity
+from perfscope.results.notes import Note
+from perfscope.results.rows import (
     ClockRow,
     CollectiveRow,
     CostRow,
     DataLoaderRow,
-    EvidenceRow,
     Failure,
-    FindingRow,
-    Job,
+    JobInfo,
     MemoryRow,
-    Note,
     Replay,
+    StepTimeline,
     StragglerRow,
-    Strip,
-    Summary,
     Utilisation,
     Verdict,
 )
+from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import TimeBreakdown
 from tests.reports import pictures
 
 NO_MFU = Utilisation(
@@ -40,12 +38,12 @@ NO_MFU = Utilisation(
 )
 
 
-def account(rank: int, *, hidden: float = 0.0, host: str = "node-a", bound: bool = False, **ms: Any) -> AccountRow:
-    """A row of the account from its parts in ms, named as in ``ROWS``; what is left out is 0."""
-    us: dict[str, Any] = {name: ms.pop(name, 0.0) * 1000 for name in ROWS}
+def breakdown(rank: int, *, hidden: float = 0.0, host: str = "node-a", bound: bool = False, **ms: Any) -> TimeBreakdown:
+    """A rank's time breakdown from its categories in ms; those left out are 0."""
+    us: dict[str, Any] = {name: ms.pop(name, 0.0) * 1000 for name in CATEGORIES}
     assert not ms, f"no such row: {ms}"
     exposed = us["exposed_comm_wait"] + us["exposed_comm_transfer"]
-    return AccountRow(
+    return TimeBreakdown(
         rank=rank,
         step_time_us=math.fsum(us.values()),
         **{f"{name}_us": value for name, value in us.items()},
@@ -56,13 +54,13 @@ def account(rank: int, *, hidden: float = 0.0, host: str = "node-a", bound: bool
     )
 
 
-def strip(rank: int, *stretches: tuple[str, float], step: int = 12) -> Strip:
+def strip(rank: int, *stretches: tuple[str, float], step: int = 12) -> StepTimeline:
     """A strip from (category, length in ms), one after the other."""
     starts, now = [], 0.0
     for _, length in stretches:
         starts.append(now * 1000)
         now += length
-    return Strip(
+    return StepTimeline(
         rank=rank,
         step=step,
         categories=tuple(name for name, _ in stretches),
@@ -71,7 +69,7 @@ def strip(rank: int, *stretches: tuple[str, float], step: int = 12) -> Strip:
     )
 
 
-def job(world: int, step_ms: tuple[float, ...], **changes: Any) -> Job:
+def job(world: int, step_ms: tuple[float, ...], **changes: Any) -> JobInfo:
     """A DDP job on CPU whose steps took ``step_ms``, from step 10 on; ``changes`` replace fields."""
     values: dict[str, Any] = {
         "world_size": world,
@@ -96,13 +94,13 @@ def job(world: int, step_ms: tuple[float, ...], **changes: Any) -> Job:
         "unprofiled_step_us": 76_000.0,
         "exit_code": 0,
     }
-    return Job(**{**values, **changes})
+    return JobInfo(**{**values, **changes})
 
 
 def summary(**parts: Any) -> Summary:
     """A ``Summary`` of ``parts``, empty where none is given."""
     values: dict[str, Any] = {
-        "accounting": (),
+        "time_breakdown": (),
         "clock": (),
         "collectives": (),
         "cost_model": (),
@@ -114,7 +112,7 @@ def summary(**parts: Any) -> Summary:
         "replay": Replay(),
         "findings": (),
         "notes": (),
-        "strips": (),
+        "step_timeline": (),
         "perfscope_version": "0.1.0",
         "source": "perfscope-recording",
     }
@@ -149,27 +147,18 @@ def healthy() -> Summary:
     """Two CPU ranks, DDP, nothing to change."""
     return summary(
         job=job(2, (82.9, 83.4, 82.7, 83.0, 84.1, 82.8, 83.3, 83.1, 82.6, 83.5)),
-        accounting=(
-            account(
-                0,
-                compute=77.6,
-                exposed_comm_wait=0.8,
+        time_breakdown=tuple(
+            breakdown(
+                rank,
+                compute=compute,
+                exposed_comm_wait=wait,
                 exposed_comm_transfer=2.1,
                 idle_dataloader=0.2,
                 idle_host=2.1,
                 idle_launch=0.34,
-                hidden=9.8,
-            ),
-            account(
-                1,
-                compute=78.1,
-                exposed_comm_wait=0.3,
-                exposed_comm_transfer=2.1,
-                idle_dataloader=0.2,
-                idle_host=2.1,
-                idle_launch=0.34,
-                hidden=9.9,
-            ),
+                hidden=hidden,
+            )
+            for rank, compute, wait, hidden in ((0, 77.6, 0.8, 9.8), (1, 78.1, 0.3, 9.9))
         ),
         clock=(
             ClockRow(rank=0, offset_us=0.0, residual_us=4.1, aligned=True),
@@ -190,25 +179,17 @@ def healthy() -> Summary:
             healthy=True,
             first_action=None,
         ),
-        strips=(
+        step_timeline=tuple(
             strip(
-                0,
-                ("compute", 40.0),
+                rank,
+                ("compute", first),
                 ("idle_host", 1.2),
-                ("compute", 37.6),
-                ("exposed_comm_wait", 0.8),
+                ("compute", second),
+                ("exposed_comm_wait", wait),
                 ("exposed_comm_transfer", 2.1),
                 ("idle_host", 1.3),
-            ),
-            strip(
-                1,
-                ("compute", 40.4),
-                ("idle_host", 1.2),
-                ("compute", 37.7),
-                ("exposed_comm_wait", 0.3),
-                ("exposed_comm_transfer", 2.1),
-                ("idle_host", 1.3),
-            ),
+            )
+            for rank, first, second, wait in ((0, 40.0, 37.6, 0.8), (1, 40.4, 37.7, 0.3))
         ),
     )
 
@@ -219,27 +200,21 @@ def starved() -> Summary:
         job=job(
             2, (101.2, 99.8, 100.9, 102.3, 101.5, 100.4, 118.0, 100.7), unprofiled_step_us=97_000.0, perturbation=1.04
         ),
-        accounting=(
-            account(
-                0,
-                compute=56.0,
-                exposed_comm_wait=0.7,
+        time_breakdown=tuple(
+            breakdown(
+                rank,
+                compute=compute,
+                exposed_comm_wait=wait,
                 exposed_comm_transfer=1.9,
-                idle_dataloader=42.1,
-                idle_host=1.9,
-                idle_unknown=0.5,
-                hidden=8.7,
-            ),
-            account(
-                1,
-                compute=55.7,
-                exposed_comm_wait=0.4,
-                exposed_comm_transfer=1.9,
-                idle_dataloader=42.9,
-                idle_host=1.8,
-                idle_unknown=0.4,
-                hidden=8.8,
-            ),
+                idle_dataloader=loading,
+                idle_host=host,
+                idle_unknown=unknown,
+                hidden=hidden,
+            )
+            for rank, compute, wait, loading, host, unknown, hidden in (
+                (0, 56.0, 0.7, 42.1, 1.9, 0.5, 8.7),
+                (1, 55.7, 0.4, 42.9, 1.8, 0.4, 8.8),
+            )
         ),
         collectives=(all_reduce(26_214_400, 8_200.0, 510.0, {0: 0.25, 1: 0.75}, count=8),),
         dataloader=(
@@ -251,17 +226,17 @@ def starved() -> Summary:
             ClockRow(rank=1, offset_us=8.0, residual_us=3.0, aligned=True),
         ),
         findings=(
-            FindingRow(
+            Finding(
                 rule="dataloader_workers",
                 title="Every rank waits for its data loader, which loads in the training process",
-                severity="high",
+                severity=Severity.HIGH,
                 evidence=(
-                    EvidenceRow(what="blocking data loading per step", value=42_500.0, unit="us", ranks=(0, 1)),
-                    EvidenceRow(what="share of the step", value=0.412, unit="share", ranks=(0, 1)),
-                    EvidenceRow(what="time to load one batch", value=42_400.0, unit="us", ranks=(0, 1)),
-                    EvidenceRow(what="workers", value=0, unit="", ranks=(0, 1)),
+                    Evidence("blocking data loading per step", 42_500.0, "us", (0, 1)),
+                    Evidence("share of the step", 0.412, "share", (0, 1)),
+                    Evidence("time to load one batch", 42_400.0, "us", (0, 1)),
+                    Evidence("workers", 0, ranks=(0, 1)),
                 ),
-                action=ActionRow(
+                action=Action(
                     setting="DataLoader.num_workers",
                     old="0",
                     new="1",
@@ -269,34 +244,26 @@ def starved() -> Summary:
                 ),
                 predicted_step_us=None,
                 ceiling=0.72,
-                obtained="bounded",
-                confidence="high",
+                obtained=Obtained.BOUNDED,
+                confidence=Confidence.HIGH,
             ),
         ),
         verdict=Verdict(
             headline="Data loading limits the job: every rank waits 42.5 ms of its 103 ms step for the next batch.",
             healthy=False,
-            first_action="Set DataLoader.num_workers from 0 to 1: at most 72% more steps a second.",
+            first_action="Set DataLoader.num_workers from 0 to 1: at most 1.72x faster.",
         ),
-        strips=(
+        step_timeline=tuple(
             strip(
-                0,
-                ("idle_dataloader", 42.1),
+                rank,
+                ("idle_dataloader", loading),
                 ("compute", 27.0),
-                ("idle_host", 1.9),
-                ("compute", 29.0),
-                ("exposed_comm_wait", 0.7),
+                ("idle_host", host),
+                ("compute", compute),
+                ("exposed_comm_wait", wait),
                 ("exposed_comm_transfer", 1.9),
-            ),
-            strip(
-                1,
-                ("idle_dataloader", 42.9),
-                ("compute", 27.0),
-                ("idle_host", 1.8),
-                ("compute", 28.6),
-                ("exposed_comm_wait", 0.4),
-                ("exposed_comm_transfer", 1.9),
-            ),
+            )
+            for rank, loading, host, compute, wait in ((0, 42.1, 1.9, 29.0, 0.7), (1, 42.9, 1.8, 28.6, 0.4))
         ),
     )
 
@@ -316,17 +283,17 @@ def straggler() -> Summary:
             ("exposed_comm_transfer", 4.2),
         )
 
-    def mean(rank: int) -> AccountRow:
+    def mean(rank: int) -> TimeBreakdown:
         total: dict[str, Any] = {}
         for name, ms in stretches(rank):
             total[name] = total.get(name, 0.0) + ms
-        return account(rank, hidden=6.1, host="node-a" if rank < 2 else "node-b", **total)
+        return breakdown(rank, hidden=6.1, host="node-a" if rank < 2 else "node-b", **total)
 
     return summary(
         job=job(
             4, (126.0, 125.7, 126.9, 127.3, 126.2, 126.0), hosts=("node-a", "node-b"), unprofiled_step_us=119_000.0
         ),
-        accounting=tuple(mean(rank) for rank in range(4)),
+        time_breakdown=tuple(mean(rank) for rank in range(4)),
         clock=tuple(
             ClockRow(rank=rank, offset_us=(0.0, 6.2, 812.4, 809.0)[rank], residual_us=12.0, aligned=True)
             for rank in range(4)
@@ -347,35 +314,33 @@ def straggler() -> Summary:
             for rank in range(4)
         ),
         findings=(
-            FindingRow(
+            Finding(
                 rule="straggler",
                 title="Rank 2 on node-b computes 61 ms longer than its peers, and the others wait for it",
-                severity="high",
+                severity=Severity.HIGH,
                 evidence=(
-                    EvidenceRow(what="lost per step", value=60_700.0, unit="us", ranks=(2,)),
-                    EvidenceRow(what="compute per step", value=120_000.0, unit="us", ranks=(2,)),
-                    EvidenceRow(
-                        what="compute per step, median of the peers", value=59_000.0, unit="us", ranks=(0, 1, 3)
-                    ),
-                    EvidenceRow(what="share of steps in which it came last", value=1.0, unit="share", ranks=(2,)),
+                    Evidence("lost per step", 60_700.0, "us", (2,)),
+                    Evidence("compute per step", 120_000.0, "us", (2,)),
+                    Evidence("compute per step, median of the peers", 59_000.0, "us", (0, 1, 3)),
+                    Evidence("share of steps in which it came last", 1.0, "share", (2,)),
                 ),
-                action=ActionRow(
+                action=Action(
                     setting="rank 2 on node-b",
                     old=None,
                     new=None,
                     how="ssh node-b 'nproc; uptime; ps -eo pcpu,comm --sort=-pcpu | head'",
                 ),
-                predicted_step_us={"low": 65_000.0, "mid": 66_200.0, "high": 71_000.0},
+                predicted_step_us=Prediction(low=65_000.0, mid=66_200.0, high=71_000.0),
                 ceiling=0.93,
-                obtained="replayed",
-                confidence="high",
+                obtained=Obtained.REPLAYED,
+                confidence=Confidence.HIGH,
             ),
-            FindingRow(
+            Finding(
                 rule="ddp_buckets",
                 title="The last gradient bucket is reduced after the backward pass ends",
-                severity="low",
-                evidence=(EvidenceRow(what="exposed transfer per step", value=4_200.0, unit="us", ranks=(0, 1, 2, 3)),),
-                action=ActionRow(
+                severity=Severity.LOW,
+                evidence=(Evidence("exposed transfer per step", 4_200.0, "us", (0, 1, 2, 3)),),
+                action=Action(
                     setting="DistributedDataParallel.bucket_cap_mb",
                     old="25",
                     new="10",
@@ -383,24 +348,25 @@ def straggler() -> Summary:
                 ),
                 predicted_step_us=None,
                 ceiling=0.034,
-                obtained="bounded",
-                confidence="medium",
+                obtained=Obtained.BOUNDED,
+                confidence=Confidence.MEDIUM,
             ),
         ),
         replay=Replay(measured_step_us=126_400.0, replayed_step_us=127_500.0, error=0.009),
         verdict=Verdict(
             headline="Rank 2 on node-b makes the others wait: 61 ms of every 126 ms step, as it computes longer.",
             healthy=False,
-            first_action="Find out what slows rank 2 on node-b: 91% more steps a second without it.",
+            first_action="Find out what slows rank 2 on node-b: 1.91x faster without it.",
         ),
         notes=(
             Note(
                 about="clock",
+                kind="clock_offsets",
                 text="The hosts' clocks differ by 0.8 ms; they were aligned on the collectives.",
                 ranks=(2, 3),
             ),
         ),
-        strips=tuple(strip(rank, *stretches(rank)) for rank in range(4)),
+        step_timeline=tuple(strip(rank, *stretches(rank)) for rank in range(4)),
     )
 
 
@@ -443,8 +409,8 @@ def gpu() -> Summary:
             perturbation=1.035,
             settings={"fsdp": {"reshard_after_forward": True, "mixed_precision": {"param_dtype": "bfloat16"}}},
         ),
-        accounting=tuple(
-            account(
+        time_breakdown=tuple(
+            breakdown(
                 rank,
                 compute=306.0 - waits[rank],
                 exposed_comm_wait=waits[rank] + 3.0,
@@ -492,16 +458,16 @@ def gpu() -> Summary:
             for rank in ranks
         ),
         findings=(
-            FindingRow(
+            Finding(
                 rule="fsdp_reshard",
-                title="Parameters are gathered twice a step although the memory to keep them is free",
-                severity="medium",
+                title="Parameters are gathered twice per step although the memory to keep them is free",
+                severity=Severity.MEDIUM,
                 evidence=(
-                    EvidenceRow(what="exposed transfer per step", value=79_400.0, unit="us", ranks=ranks),
-                    EvidenceRow(what="memory free at the peak", value=26_300_000_000, unit="bytes", ranks=ranks),
-                    EvidenceRow(what="bus bandwidth of the gathers", value=244.7, unit="GB/s", ranks=ranks),
+                    Evidence("exposed transfer per step", 79_400.0, "us", ranks),
+                    Evidence("memory free at the peak", 26_300_000_000, "bytes", ranks),
+                    Evidence("bus bandwidth of the gathers", 244.7, "GB/s", ranks),
                 ),
-                action=ActionRow(
+                action=Action(
                     setting="fully_shard(reshard_after_forward)",
                     old="True",
                     new="False",
@@ -509,15 +475,15 @@ def gpu() -> Summary:
                 ),
                 predicted_step_us=None,
                 ceiling=0.107,
-                obtained="bounded",
-                confidence="medium",
+                obtained=Obtained.BOUNDED,
+                confidence=Confidence.MEDIUM,
             ),
-            FindingRow(
+            Finding(
                 rule="host_sync",
                 title="The host waits for the device in every step, which then runs dry",
-                severity="low",
-                evidence=(EvidenceRow(what="idle while the host is blocked", value=6_600.0, unit="us", ranks=ranks),),
-                action=ActionRow(
+                severity=Severity.LOW,
+                evidence=(Evidence("idle while the host is blocked", 6_600.0, "us", ranks),),
+                action=Action(
                     setting="loss.item()",
                     old="every step",
                     new="every 50 steps",
@@ -525,21 +491,23 @@ def gpu() -> Summary:
                 ),
                 predicted_step_us=None,
                 ceiling=0.016,
-                obtained="bounded",
-                confidence="high",
+                obtained=Obtained.BOUNDED,
+                confidence=Confidence.HIGH,
             ),
         ),
         verdict=Verdict(
-            headline="Gathering parameters limits the job: 79 ms of every 412 ms step is transfer that nothing hides.",
+            headline="Gathering parameters limits the job: 79 ms of every 412 ms step is exposed transfer.",
             healthy=False,
-            first_action="Keep gathered parameters after the forward pass: at most 11% more steps a second.",
+            first_action="Keep gathered parameters after the forward pass: at most 1.11x faster.",
         ),
         notes=(
             Note(
-                about="utilisation", text="Shapes are missing on 3% of the matrix kernels' time: MFU is a lower bound."
+                about="utilisation",
+                kind="shapes_missing",
+                text="Shapes are missing on 3% of the matrix kernels' time: MFU is a lower bound.",
             ),
         ),
-        strips=tuple(_gpu_strip(rank, waits[rank]) for rank in ranks),
+        step_timeline=tuple(_gpu_strip(rank, waits[rank]) for rank in ranks),
         lanes=pictures.lanes(ranks),
         curves=pictures.curves(),
         cost=pictures.cost(),
@@ -547,7 +515,7 @@ def gpu() -> Summary:
     )
 
 
-def _gpu_strip(rank: int, wait: float) -> Strip:
+def _gpu_strip(rank: int, wait: float) -> StepTimeline:
     layer = (
         ("exposed_comm_wait", wait / 20),
         ("exposed_comm_transfer", 4.0),
@@ -583,8 +551,8 @@ def broken() -> Summary:
             settings={},
             exit_code=-9,
         ),
-        accounting=(
-            account(
+        time_breakdown=(
+            breakdown(
                 0,
                 compute=500.0,
                 exposed_comm_wait=90.0,
@@ -619,6 +587,7 @@ def broken() -> Summary:
         notes=(
             Note(
                 about="collectives",
+                kind="one_participant",
                 text="Only one participant is in the recording: wait and transfer are bounds.",
                 ranks=(0,),
             ),
@@ -671,7 +640,9 @@ def large(ranks: int = 1024) -> Summary:
             devices=("NVIDIA H100 80GB HBM3",),
             perturbation=None,
         ),
-        accounting=tuple(account(rank, hidden=80.0, host=f"node-{rank // 8:03d}", **parts(rank)) for rank in group),
+        time_breakdown=tuple(
+            breakdown(rank, hidden=80.0, host=f"node-{rank // 8:03d}", **parts(rank)) for rank in group
+        ),
         clock=tuple(
             ClockRow(rank=rank, offset_us=37.0 * math.sin(rank), residual_us=2.0, aligned=rank != 9) for rank in group
         ),
@@ -681,7 +652,7 @@ def large(ranks: int = 1024) -> Summary:
                 rank=slow,
                 cause="compute",
                 lost_us=45_500.0,
-                confidence="high",
+                confidence=Confidence.HIGH,
                 share_of_steps=0.92,
                 host=f"node-{slow // 8:03d}",
             ),
@@ -701,12 +672,12 @@ def large(ranks: int = 1024) -> Summary:
             why_absent=None,
         ),
         findings=(
-            FindingRow(
+            Finding(
                 rule="straggler",
                 title=f"Rank {slow} computes 45 ms longer than its peers, and {ranks - 1:,} ranks wait for it",
-                severity="medium",
-                evidence=(EvidenceRow(what="lost per step", value=45_500.0, unit="us", ranks=(slow,)),),
-                action=ActionRow(
+                severity=Severity.MEDIUM,
+                evidence=(Evidence("lost per step", 45_500.0, "us", (slow,)),),
+                action=Action(
                     setting=f"rank {slow}",
                     old=None,
                     new=None,
@@ -714,16 +685,16 @@ def large(ranks: int = 1024) -> Summary:
                 ),
                 predicted_step_us=None,
                 ceiling=0.132,
-                obtained="bounded",
-                confidence="high",
+                obtained=Obtained.BOUNDED,
+                confidence=Confidence.HIGH,
             ),
         ),
         verdict=Verdict(
             headline=f"Rank {slow} on node-{slow // 8:03d} makes {ranks - 1:,} ranks wait: 45 ms of every 390 ms step.",
             healthy=False,
-            first_action=f"Drain node-{slow // 8:03d} or find out what slows it: at most 13% more steps a second.",
+            first_action=f"Drain node-{slow // 8:03d} or find out what slows it: at most 1.13x faster.",
         ),
-        strips=tuple(
+        step_timeline=tuple(
             strip(
                 rank,
                 ("compute", compute(rank) / 2),

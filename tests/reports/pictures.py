@@ -1,38 +1,38 @@
-"""Parts of examples that only pictures show: lanes of one step, what-if curves, money, the history of the run."""
+"""Parts of the examples that only charts show: lanes of one step, what-if curves, cost, the history of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.summary_cost import Cost, SavingRow
-from perfscope.summary_history import History, HistoryBin, OutlierStep, RankHistory
-from perfscope.summary_tables import CurvePoint, CurveRow, Lane
+from perfscope.results.cost import Cost, SavingRow
+from perfscope.results.history import History, HistoryBin, OutlierStep, RankHistory
+from perfscope.results.tables import CurvePoint, CurveRow, Lane
 
 
 def lanes(
     ranks: Sequence[int], step: int = 17, kernel: str = "sm90_xmma_gemm_bf16", group: str = "fsdp"
 ) -> tuple[Lane, ...]:
     """Of each rank a product, a run of short kernels, a gather that waits for rank 6, and the host's operators."""
-    found = []
+    shown = []
     for rank in ranks:
         wait = 0.0 if rank == 6 else 9_000.0 + rank
-        found += [
+        shown += [
             Lane(
                 rank=rank, step=step, kind="compute", start_us=(0.0, 300_000.0), duration_us=(290_000.0, 60_000.0),
-                texts=(kernel, "aten::mm", "elementwise"), name=(0, 2), operator=(1, None), pieces=(1, 40),
+                texts=(kernel, "aten::mm", "elementwise"), name=(0, 2), operator=(1, None), events=(1, 40),
                 busy_us=(290_000.0, 15_000.0),
             ),
             Lane(
                 rank=rank, step=step, kind="communication", start_us=(100_000.0,), duration_us=(50_000.0,),
-                texts=("all_gather", group), name=(0,), operator=(None,), pieces=(1,), busy_us=(50_000.0,), group=(1,),
+                texts=("all_gather", group), name=(0,), operator=(None,), events=(1,), busy_us=(50_000.0,), group=(1,),
                 bytes=(404_750_336,), wait_us=(wait,),
             ),
             Lane(
                 rank=rank, step=step, kind="host", start_us=(1_000.0,), duration_us=(250_000.0,),
-                texts=("aten::linear",), name=(0,), operator=(None,), pieces=(1,), busy_us=(250_000.0,),
+                texts=("aten::linear",), name=(0,), operator=(None,), events=(1,), busy_us=(250_000.0,),
             ),
         ]  # fmt: skip
-    return tuple(found)
+    return tuple(shown)
 
 
 def curves(setting: str = "dataloader.num_workers") -> tuple[CurveRow, ...]:
@@ -45,7 +45,7 @@ def curves(setting: str = "dataloader.num_workers") -> tuple[CurveRow, ...]:
 
 
 def cost(currency: str = "USD") -> Cost:
-    """Eight devices at 2.50 an hour, and what the first two findings save."""
+    """Eight devices at 2.50 per hour, and what the first two findings save."""
     rows = tuple(
         SavingRow(finding=at, rule="rule", per_day=saved, per_day_low=low, per_day_high=high, bounded=low is None)
         for at, (saved, low, high) in enumerate(((48.0, None, None), (31.5, 28.0, 33.0)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfscope.summary import Verdict
+from perfscope.results.rows import Verdict
 from tests.reports.examples import EXAMPLES, healthy, straggler
 
 
@@ -12,10 +12,10 @@ def test_the_verdict_and_where_the_step_goes() -> None:
     shown = straggler()._repr_html_()
     assert "Rank 2 on node-b makes the others wait" in shown
     assert "Do first: <bdi>Find out what slows rank 2" in shown
-    assert "A step of 126 ms: compute 59% · waiting for late ranks 37%" in shown
+    assert "Step time 126 ms: compute 59% · waiting for late ranks 37%" in shown
 
 
-def test_nothing_to_do_is_not_said() -> None:
+def test_nothing_to_do_is_not_printed() -> None:
     assert "Do first" not in healthy()._repr_html_()
 
 

@@ -6,12 +6,16 @@ import dataclasses
 
 import pytest
 
-from perfscope.reports.terminal import verdict
-from perfscope.summary import ActionRow, Note, Verdict
-from tests.reports.examples import EXAMPLES, broken, gpu, healthy, large, straggler
+from perfscope.reports.terminal import cost_lines, verdict
+from perfscope.results.findings import Action, Prediction
+from perfscope.results.notes import note
+from perfscope.results.prices import Price, priced
+from perfscope.results.rows import Plan, Verdict
+from perfscope.results.summary import Summary
+from tests.reports.examples import EXAMPLES, broken, gpu, healthy, large, starved, straggler
 
 
-def _account_lines(text: str) -> list[str]:
+def _breakdown_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("  rank ")]
 
 
@@ -28,24 +32,24 @@ def test_every_example_fits_its_width_and_hides_nothing_behind_none(name: str, w
 
 
 def test_each_rank_up_to_eight_has_one_line() -> None:
-    lines = _account_lines(verdict(gpu()))
+    lines = _breakdown_lines(verdict(gpu()))
     assert len(lines) == 8
     assert lines[0] == "  rank 0    412 ms  compute 72%, wait 3%, transfer 19%, copy 1%, sync 2%, launch 2%"
 
 
 def test_many_ranks_are_represented_by_the_extremes() -> None:
     text = verdict(large())
-    assert len(_account_lines(text)) < 8
-    assert "rank 517" in "".join(_account_lines(text))
-    assert "makes others wait, most compute" in " ".join(text.split())
+    assert len(_breakdown_lines(text)) < 8
+    assert "rank 517" in "".join(_breakdown_lines(text))
+    assert "straggler, most compute" in " ".join(text.split())
 
 
 def test_many_equal_ranks_are_called_alike() -> None:
     summary = healthy()
-    rows = tuple(dataclasses.replace(summary.accounting[0], rank=rank) for rank in range(20))
-    text = verdict(dataclasses.replace(summary, accounting=rows))
-    assert len(_account_lines(text)) == 1
-    assert "all ranks are alike" in text
+    rows = tuple(dataclasses.replace(summary.time_breakdown[0], rank=rank) for rank in range(20))
+    text = verdict(dataclasses.replace(summary, time_breakdown=rows))
+    assert len(_breakdown_lines(text)) == 1
+    assert "all ranks are similar" in text
 
 
 def test_what_to_type_stands_unbroken_and_indented_as_written() -> None:
@@ -57,45 +61,46 @@ def test_what_to_type_stands_unbroken_and_indented_as_written() -> None:
 def test_a_sentence_of_advice_is_broken_at_the_width() -> None:
     summary = straggler()
     action = dataclasses.replace(summary.findings[0].action, how=f"{'Look at its clocks and its work. ' * 8}".strip())
-    told = dataclasses.replace(
+    changed = dataclasses.replace(
         summary, findings=(dataclasses.replace(summary.findings[0], action=action), *summary.findings[1:])
     )
-    assert all(len(line) <= 60 for line in verdict(told, 60).splitlines() if "Look at its clocks" in line)
-    assert " ".join(action.how.split()) in " ".join(verdict(told, 60).split())
+    assert all(len(line) <= 60 for line in verdict(changed, 60).splitlines() if "Look at its clocks" in line)
+    assert " ".join(action.how.split()) in " ".join(verdict(changed, 60).split())
 
 
 def test_a_value_that_is_not_known_is_not_called_now() -> None:
     summary = gpu()
-    action = ActionRow(setting="torch.compile(mode=…)", old=None, new='"reduce-overhead"', how="torch.compile(model)")
-    told = dataclasses.replace(summary, findings=(dataclasses.replace(summary.findings[0], action=action),))
-    assert '   torch.compile(mode=…): "reduce-overhead"' in verdict(told).splitlines()
+    action = Action(setting="torch.compile(mode=…)", old=None, new='"reduce-overhead"', how="torch.compile(model)")
+    changed = dataclasses.replace(summary, findings=(dataclasses.replace(summary.findings[0], action=action),))
+    assert '   torch.compile(mode=…): "reduce-overhead"' in verdict(changed).splitlines()
 
 
 def test_damage_and_how_the_job_ended_stand_on_the_terminal() -> None:
     summary = gpu()
-    note = Note(about="reading", text="Rank 1 (rank1.json.gz): the file ends early: steps up to the cut were read.")
+    problems = ["the file ends early: steps up to the cut were read"]
+    damaged = note("reading", "reading", (1,), rank=1, source="rank1.json.gz", problems=problems)
     job = dataclasses.replace(summary.job, exit_code=1)
-    text = " ".join(verdict(dataclasses.replace(summary, notes=(note,), job=job)).split())
+    text = " ".join(verdict(dataclasses.replace(summary, notes=(damaged,), job=job)).split())
     assert "rank1.json.gz): the file ends early" in text
-    assert "ended with exit code 1; what it left behind was analyzed" in text
+    assert "ended with exit code 1. What it recorded until then was analyzed" in text
 
 
 def test_a_bound_is_called_a_bound_and_a_prediction_carries_its_error() -> None:
     text = " ".join(verdict(straggler()).split())
-    assert "At most 3.4% more steps a second. This is a bound, not a prediction." in text
-    assert "66.2 ms a step (between 65.0 ms and 71.0 ms) instead of 126 ms, that is 91% more steps a second" in text
-    assert "Replaying the unchanged step is off by 0.9%" in text
+    assert "At most 1.03x faster: a bound, not a prediction." in text
+    assert "Predicted speedup: 1.91x. 66.2 ms per step (65.0 ms to 71.0 ms) instead of 126 ms" in text
+    assert "Replay error for the unchanged step: 0.9%" in text
 
 
 def test_failures_and_missing_ranks_are_named() -> None:
     text = " ".join(verdict(broken()).split())
     assert "rank 1: perfscope-recording/rank-00001.capture-0.trace.json.gz: the gzip stream ends early" in text
-    assert "1 rank of 4 is missing from the recording: 3." in text
+    assert "Not recorded: 1 of 4 ranks (3)." in text
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     summary = straggler()
-    action = ActionRow(setting="\x1b[2J", old=None, new=None, how="rm\x07 -rf\x1b]0;x")
+    action = Action(setting="\x1b[2J", old=None, new=None, how="rm\x07 -rf\x1b]0;x")
     summary = dataclasses.replace(
         summary,
         verdict=Verdict(headline="\x1b[31mred", healthy=False, first_action="\x9b31m"),
@@ -103,3 +108,38 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     )
     text = verdict(summary)
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in text.replace("\n", ""))
+
+
+def with_price(**changes: object) -> Summary:
+    summary = dataclasses.replace(starved(), **changes)
+    job = dataclasses.replace(summary.job, world_size=8, step_time_us=360_000.0, unprofiled_step_us=None)
+    return priced(dataclasses.replace(summary, job=job), Price(per_device_hour=2.5, currency="EUR"))
+
+
+def finding(**changes: object):
+    return dataclasses.replace(starved().findings[0], **changes)
+
+
+def test_the_price_comes_first_and_nothing_where_nothing_is_saved():
+    first, *_ = cost_lines(with_price())
+    assert first == "Savings, at 2.50 EUR per device-hour:"
+    assert cost_lines(with_price(findings=(), plan=None)) == []
+
+
+def test_a_ceiling_saves_at_most():
+    bounded = finding(predicted_step_us=None, ceiling=0.25)
+    assert cost_lines(with_price(findings=(bounded,)))[1] == "  finding 1 saves at most 96.0 EUR per day"
+
+
+def test_a_prediction_has_its_range_and_a_plan_says_that_savings_overlap():
+    times = Prediction(low=180_000.0, mid=270_000.0, high=360_000.0)
+    lines = cost_lines(
+        with_price(findings=(finding(predicted_step_us=times),), plan=Plan(whatif={}, predicted_step_us=times))
+    )
+    assert lines[1] == "  finding 1 saves 120 EUR per day (0 to 240)"
+    assert lines[2] == "  all replayed changes together save 120 EUR per day (0 to 240); savings overlap"
+
+
+def test_the_terminal_has_it_only_with_a_price():
+    assert "EUR per day" in verdict(with_price())
+    assert "per day" not in verdict(starved())

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.readers import chrome
-from perfscope.trace import Trace
+from perfscope.trace.trace import Trace
 
 Write = Callable[[Any], Path]
 
 
 def event(name: str = "op", **fields: Any) -> dict[str, Any]:
-    """A complete event of an operator at 1 µs for 2 µs on one thread, but for what ``fields`` say."""
+    """A complete event of an operator at 1 µs for 2 µs on one thread; ``fields`` replace or add members."""
     return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 10, "tid": 11, "ts": 1, "dur": 2, **fields}
 
 

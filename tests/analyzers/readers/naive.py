@@ -8,11 +8,12 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfscope.trace import NONE, Category, Trace
+from perfscope.trace.trace import NONE, Category, Trace
 
 CATEGORY = {
     "cpu_op": "CPU_OP", "Operator": "CPU_OP", "user_annotation": "ANNOTATION", "python_function": "PYTHON",
-    "kernel": "KERNEL", "Kernel": "KERNEL", "gpu_memcpy": "MEMCPY", "gpu_memset": "MEMSET",
+    "kernel": "KERNEL", "Kernel": "KERNEL", "Memcpy": "MEMCPY", "Memset": "MEMSET",
+    "gpu_memcpy": "MEMCPY", "gpu_memset": "MEMSET",
     "gpu_user_annotation": "GPU_ANNOTATION", "cuda_runtime": "RUNTIME", "cuda_driver": "RUNTIME",
     "xpu_runtime": "RUNTIME", "Runtime": "RUNTIME", "cuda_sync": "SYNC",
 }  # fmt: skip
@@ -39,7 +40,7 @@ class Event(NamedTuple):
 
 
 def load(path: Path) -> Any:
-    """The file's JSON, with its decimals kept."""
+    """The file's JSON, with its decimals exact."""
     data = path.read_bytes()
     return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, parse_float=Decimal)
 
@@ -55,6 +56,8 @@ def events(document: Any) -> list[Event]:
 def _event(event: dict[str, Any], base: int) -> Event:
     args = event.get("args", {})
     category = CATEGORY.get(event.get("cat", ""), "OTHER")
+    if category == "CPU_OP" and str(event.get("name", "")).startswith("ProfilerStep#"):
+        category = "ANNOTATION"  # kineto before torch 1.9 wrote steps as operators
     on_device = category in ON_DEVICE
     described = args if category in DESCRIBED else {}
     external_id = NONE if category == "PYTHON" else args.get("External id", args.get("external id", NONE))

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.readers import chrome
 from perfscope.errors import TraceError
-from perfscope.trace import NONE, Category, Device, ProcessGroup, Thread
+from perfscope.trace.trace import NONE, Category, Device, ProcessGroup, Thread
 from tests.analyzers.readers.helpers import event, names, read
 
 HEADER = {
@@ -79,12 +79,12 @@ def test_metadata_on_both_sides_and_a_nested_key_of_the_same_name(tmp_path: Path
     assert names(trace) == ["a"]
     assert (trace.rank, trace.world_size) == (2, 4)
     assert not trace.has_shapes
-    assert trace.losses.repaired_slices == 0
+    assert trace.parse_report.repaired_events == 0
 
 
-@pytest.mark.parametrize("said", [{}, {"distributedInfo": {"backend": "nccl"}}, {"distributedInfo": None}])
-def test_rank_that_is_not_said(tmp_path: Path, said: dict[str, Any]) -> None:
-    trace = read(tmp_path, {**said, "traceEvents": [event()]})
+@pytest.mark.parametrize("recorded", [{}, {"distributedInfo": {"backend": "nccl"}}, {"distributedInfo": None}])
+def test_rank_that_is_not_recorded(tmp_path: Path, recorded: dict[str, Any]) -> None:
+    trace = read(tmp_path, {**recorded, "traceEvents": [event()]})
 
     assert (trace.rank, trace.world_size) == (None, None)
 
@@ -93,7 +93,7 @@ def test_bare_array_with_byte_order_mark(tmp_path: Path) -> None:
     trace = read(tmp_path, b'\xef\xbb\xbf \n[{"ph":"X","name":"a","pid":1,"tid":2,"ts":3,"dur":4}]\n')
 
     assert (names(trace), trace.start_ns.tolist(), trace.duration_ns.tolist()) == (["a"], [3000], [4000])
-    assert not trace.losses.truncated
+    assert not trace.parse_report.truncated
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_ids_in_every_spelling(tmp_path: Path) -> None:
 
     assert trace.external_id.tolist()[:7] == [7, 7, 7, NONE, NONE, -2, NONE]
     assert len(trace) == 8
-    assert trace.losses.repaired_slices == trace.losses.dropped_events == 0
+    assert trace.parse_report.repaired_events == trace.parse_report.dropped_events == 0
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, '"' + "9" * 5000 + '"', '"stream ' + "9" * 5000 + '"'])
@@ -207,15 +207,15 @@ def test_collective_arguments(tmp_path: Path) -> None:
     late = event("ncclDevKernel_AllReduce", cat="kernel", ts=9, args={**COMMS, "device": 0, "stream": 1})
     early = event("record_param_comms", ts=3, args={"Process Group Name": "5", "Process Group Ranks": [0, 3]})
     trace = read(tmp_path, [late, event("aten::add", ts=5), early])
-    said = trace.collectives
+    args = trace.collectives
 
-    assert said.row.tolist() == [0, 2]
-    assert [trace.strings[column[1]] for column in (said.kind, said.group, said.ranks, said.dtype)] == [
+    assert args.row.tolist() == [0, 2]
+    assert [trace.strings[column[1]] for column in (args.kind, args.group, args.ranks, args.dtype)] == [
         "allreduce", "1", "[2, 3]", "Float",
     ]  # fmt: skip
-    assert (said.kind[0], said.dtype[0], said.elements_in[0], said.sequence[0]) == (NONE, NONE, NONE, NONE)
-    assert trace.strings[said.ranks[0]] == "[0,3]"
-    assert [column[1] for column in (said.elements_in, said.elements_out, said.group_size, said.sequence)] == [
+    assert (args.kind[0], args.dtype[0], args.elements_in[0], args.sequence[0]) == (NONE, NONE, NONE, NONE)
+    assert trace.strings[args.ranks[0]] == "[0,3]"
+    assert [column[1] for column in (args.elements_in, args.elements_out, args.group_size, args.sequence)] == [
         100, 200, 2, 42,
     ]  # fmt: skip
     assert set(trace.groups) == {ProcessGroup("1", "tp", (2, 3)), ProcessGroup("5", "", (0, 3))}
@@ -280,15 +280,17 @@ def test_begin_and_end_make_a_range(tmp_path: Path) -> None:
     assert names(trace) == ["outer", "complete", "inner", "other thread"]
     assert trace.duration_ns.tolist() == [9000, 1000, 1500, 2000]
     assert trace.external_id.tolist() == [3, NONE, 3, 3]
-    assert trace.losses.dropped_events == 2
-    assert trace.losses.notes == ("1 ranges never end, 1 ends have no beginning",)
+    assert trace.parse_report.dropped_events == 2
+    assert trace.parse_report.notes == ("1 ranges never end, 1 ends have no beginning",)
 
 
 def test_asynchronous_ranges_are_reported_as_not_read(tmp_path: Path) -> None:
     trace = read(tmp_path, [event(), {"ph": "b", "id": 1, "ts": 1}, {"ph": "e", "id": 1, "ts": 2}, {"ph": "Z"}, {}])
 
-    assert trace.losses.notes == ("events of kinds that are not read: 1 of phase 'Z', 1 of phase 'b', 1 of phase 'e'",)
-    assert trace.losses.dropped_events == 0
+    assert trace.parse_report.notes == (
+        "events of kinds that are not read: 1 of phase 'Z', 1 of phase 'b', 1 of phase 'e'",
+    )
+    assert trace.parse_report.dropped_events == 0
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ def test_events_whose_times_cannot_be_are_dropped_and_counted(tmp_path: Path) ->
     trace = read(tmp_path, {"baseTimeNanoseconds": 10**18, "traceEvents": [event("good"), *impossible]})
 
     assert names(trace) == ["good"]
-    assert trace.losses.dropped_events == len(impossible)
+    assert trace.parse_report.dropped_events == len(impossible)
 
 
 def test_missing_fields_have_no_meaning(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_missing_fields_have_no_meaning(tmp_path: Path) -> None:
     assert names(trace) == ["", ""]
     assert trace.duration_ns.tolist() == [0, 3000]
     assert trace.category.tolist() == [Category.OTHER] * 2
-    assert trace.losses.dropped_events == 0
+    assert trace.parse_report.dropped_events == 0
 
 
 @pytest.mark.parametrize(

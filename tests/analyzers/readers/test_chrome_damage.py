@@ -53,11 +53,11 @@ def test_what_writers_get_wrong_is_mended(tmp_path: Path, middle: str | bytes, n
 
     assert names(trace) == ["before", name, "after"]
     assert trace.start_ns.tolist() == [1000, 5000, 9000]
-    assert (trace.losses.repaired_slices, trace.losses.dropped_events) == (1, 0)
-    assert not trace.losses.truncated
+    assert (trace.parse_report.repaired_events, trace.parse_report.dropped_events) == (1, 0)
+    assert not trace.parse_report.truncated
 
 
-def test_mending_keeps_the_arguments(tmp_path: Path) -> None:
+def test_repair_preserves_the_arguments(tmp_path: Path) -> None:
     text = broken(
         '"mm"', ', "args": {"bad": NaN, "External id": 7, "Input Dims": [[2, 3], []], "Input type": ["x "y""]}'
     )
@@ -84,7 +84,7 @@ def test_what_cannot_be_mended_is_dropped_and_counted(tmp_path: Path, middle: st
     trace = read(tmp_path, around(middle))
 
     assert names(trace) == ["before", "after"]
-    assert trace.losses.dropped_events == 1
+    assert trace.parse_report.dropped_events == 1
     assert trace.has_shapes
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_mended_is_dropped_and_counted(tmp_path: Path, middle: st
 def test_damaged_first_and_last_events_are_mended_too(tmp_path: Path, middle: str) -> None:
     trace = read(tmp_path, f'{{"traceEvents": [{middle}], "distributedInfo": {{"rank": 4}}}}')
 
-    assert (len(trace), trace.rank, trace.losses.repaired_slices) == (1, 4, 1)
+    assert (len(trace), trace.rank, trace.parse_report.repaired_events) == (1, 4, 1)
 
 
 def test_mended_event_with_objects_that_look_like_events(tmp_path: Path) -> None:
@@ -106,21 +106,21 @@ def test_commas_too_many(tmp_path: Path) -> None:
     trace = read(tmp_path, f'{{"traceEvents": [{GOOD},, {AFTER},\n]}}')
 
     assert names(trace) == ["before", "after"]
-    assert not trace.losses.truncated
+    assert not trace.parse_report.truncated
 
 
 @pytest.mark.parametrize(
     "info", ['"a "quoted" message"', '["one", "two \\d"]', '"C:\\temp\\"', '"\x01"', "NaN", '{"a": inf, "b": {}}']
 )
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_damaged_metadata_still_says_whose_the_file_is(tmp_path: Path, info: str, place: str) -> None:
-    said = f'"INFO": {info}, "distributedInfo": {{"rank": 1, "world_size": 2}}, "baseTimeNanoseconds": 1000'
+def test_damaged_metadata_still_has_the_rank(tmp_path: Path, info: str, place: str) -> None:
+    metadata = f'"INFO": {info}, "distributedInfo": {{"rank": 1, "world_size": 2}}, "baseTimeNanoseconds": 1000'
     events = f'"traceEvents": [{GOOD}, {AFTER}]'
-    trace = read(tmp_path, f"{{{said}, {events}}}" if place == "before" else f"{{{events}, {said}}}")
+    trace = read(tmp_path, f"{{{metadata}, {events}}}" if place == "before" else f"{{{events}, {metadata}}}")
 
     assert (trace.rank, trace.world_size) == (1, 2)
     assert trace.start_ns.tolist() == [2000, 10_000]
-    assert (trace.losses.repaired_slices, trace.losses.truncated) == (1, False)
+    assert (trace.parse_report.repaired_events, trace.parse_report.truncated) == (1, False)
 
 
 SMALL = json.dumps(
@@ -139,7 +139,7 @@ SMALL = json.dumps(
 
 
 @pytest.mark.parametrize("slice_bytes", [16, 1 << 16])
-def test_every_prefix_gives_what_it_holds_and_says_that_it_is_cut(tmp_path: Path, slice_bytes: int) -> None:
+def test_every_prefix_is_read_and_reported_as_truncated(tmp_path: Path, slice_bytes: int) -> None:
     all_names = names(read(tmp_path, SMALL))
     first = SMALL.index(b"}]}}") + len(b"}]}}")  # end of the first event
     kept = 0
@@ -151,8 +151,8 @@ def test_every_prefix_gives_what_it_holds_and_says_that_it_is_cut(tmp_path: Path
             continue
         trace = chrome.read(path, slice_bytes=slice_bytes)
         trace.self_check()
-        assert trace.losses.truncated
-        assert trace.losses.dropped_events == trace.losses.repaired_slices == 0
+        assert trace.parse_report.truncated
+        assert trace.parse_report.dropped_events == trace.parse_report.repaired_events == 0
         assert trace.rank == 1
         assert len(trace) >= kept
         assert names(trace) == all_names[: len(trace)]
@@ -160,26 +160,26 @@ def test_every_prefix_gives_what_it_holds_and_says_that_it_is_cut(tmp_path: Path
     assert kept == len(all_names) == 3
 
 
-def test_lost_time_base_is_said(tmp_path: Path) -> None:
+def test_missing_time_base_is_reported(tmp_path: Path) -> None:
     cut, whole = (read(tmp_path, SMALL[:length]) for length in (SMALL.index(b"INFO"), len(SMALL)))
 
-    assert "the time base was at the lost end" in cut.losses.notes[0]
-    assert whole.losses.notes == ()
+    assert "the file ends before its time base" in cut.parse_report.notes[0]
+    assert whole.parse_report.notes == ()
 
 
-def test_bare_array_is_cut_without_its_end_and_anything_after_it_is_said(tmp_path: Path) -> None:
-    assert read(tmp_path, f"[{GOOD},\n{AFTER},\n").losses.truncated
+def test_bare_array_without_end_is_truncated_and_text_after_it_is_reported(tmp_path: Path) -> None:
+    assert read(tmp_path, f"[{GOOD},\n{AFTER},\n").parse_report.truncated
     trace = read(tmp_path, f"[{GOOD}] {AFTER}")
     assert names(trace) == ["before"]
-    assert trace.losses.notes == ("text after the event array was ignored",)
+    assert trace.parse_report.notes == ("text after the event array was ignored",)
 
 
 @pytest.mark.parametrize("base", ["9999999999999999999999", "-9999999999999999999999", "1e30", "null", '"soon"'])
-def test_time_base_that_cannot_be_is_said(tmp_path: Path, base: str) -> None:
+def test_impossible_time_base_is_reported(tmp_path: Path, base: str) -> None:
     trace = read(tmp_path, f'{{"baseTimeNanoseconds": {base}, "traceEvents": [{GOOD}]}}')
 
     assert trace.start_ns.tolist() == [1000]
-    assert "the time base cannot be read" in trace.losses.notes[0]
+    assert "the time base cannot be read" in trace.parse_report.notes[0]
 
 
 @pytest.mark.parametrize("base", [9223372036854775807, -9223372036854775807])
@@ -188,7 +188,7 @@ def test_times_beyond_an_int64_are_dropped_and_counted(tmp_path: Path, base: int
     trace = read(tmp_path, text)
 
     assert sorted(trace.start_ns.tolist()) == sorted([base, base - 10**9 if base > 0 else base + 10**9])
-    assert trace.losses.dropped_events == 1
+    assert trace.parse_report.dropped_events == 1
 
 
 def event_at(ts: float) -> str:
@@ -208,14 +208,14 @@ def test_dropped_event_with_objects_that_look_like_events_costs_only_itself(
     trace = chrome.read(save(tmp_path, text), slice_bytes=slice_bytes)
 
     assert names(trace) == ["before", "after"]
-    assert (trace.losses.dropped_events, trace.losses.notes) == (1, ())
+    assert (trace.parse_report.dropped_events, trace.parse_report.notes) == (1, ())
     assert trace.rank == (None if bare else 3)
 
 
-def test_events_after_a_false_end_are_said(tmp_path: Path) -> None:
+def test_events_after_a_false_end_are_reported(tmp_path: Path) -> None:
     trace = read(tmp_path, f'{{"traceEvents": [{GOOD}]}}, {AFTER}, {AFTER}]}}')
 
     assert names(trace) == ["before"]
-    assert trace.losses.notes == (
-        "what looks like events after the end of the event array was not read: the array may be damaged",
+    assert trace.parse_report.notes == (
+        "text like events after the end of the event array was not read: the array may be damaged",
     )

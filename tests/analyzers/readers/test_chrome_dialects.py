@@ -1,4 +1,4 @@
-"""Writers that tell what an event is by its process and thread: TensorFlow, JAX, Horovod; and ranks in one file."""
+"""Writers whose process and thread names define what an event is: TensorFlow, JAX, Horovod; and ranks in one file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.analyzers.readers import chrome
 from perfscope.errors import TraceError
-from perfscope.trace import NONE, Category
+from perfscope.trace.trace import NONE, Category
 from tests.analyzers.readers.helpers import event, names, read, save
 
 
@@ -74,7 +74,7 @@ def test_jax_on_a_gpu(tmp_path: Path) -> None:
     kernel = names(trace).index("fusion_7")
     assert (trace.device[kernel], trace.stream[kernel]) == (1, 13)
     assert set(trace.device[trace.rows(Category.CPU_OP, Category.RUNTIME, Category.PYTHON)].tolist()) == {NONE}
-    assert trace.losses.notes == ()
+    assert trace.parse_report.notes == ()
 
 
 def test_jax_on_a_tpu_has_its_work_on_the_operations_thread(tmp_path: Path) -> None:
@@ -104,13 +104,13 @@ def test_several_devices_of_one_process_are_noted(tmp_path: Path) -> None:
     trace = read(tmp_path, events)
 
     assert trace.device.tolist() == [0, 1]
-    assert "one process drove 2 devices" in trace.losses.notes[0]
+    assert "one process used 2 devices" in trace.parse_report.notes[0]
 
 
 def test_a_category_goes_before_the_track(tmp_path: Path) -> None:
-    events = [label("process", "/host:CPU", 10), event("said"), {**event("not said"), "cat": ""}]
+    events = [label("process", "/host:CPU", 10), event("with category"), {**event("without"), "cat": ""}]
 
-    assert by_name(events, tmp_path) == {"said": Category.CPU_OP, "not said": Category.CPU_OP}
+    assert by_name(events, tmp_path) == {"with category": Category.CPU_OP, "without": Category.CPU_OP}
     assert by_name([event("kernel", cat="kernel"), events[0]], tmp_path) == {"kernel": Category.KERNEL}
 
 
@@ -140,7 +140,7 @@ def test_horovod(tmp_path: Path, end: str) -> None:
     trace = chrome.read(tmp_path / "trace.json")
     assert trace.duration_ns.tolist() == [50_000, 0, 0, 40_000, 20_000]
     assert [thread.name for thread in trace.threads] == ["grad/dense"]
-    assert trace.losses.truncated == (end == "")
+    assert trace.parse_report.truncated == (end == "")
 
 
 def test_capitals_alone_are_no_horovod(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small run of the fuzzer, the same inputs each time; ``tests/benchmarks/fuzz_chrome.py`` runs more of them."""
+"""A small run of the fuzzer on fixed inputs; ``python -m tests.benchmarks.fuzz_chrome`` runs more of them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import fuzz_chrome
+from tests.analyzers.readers import fuzz
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_traces_neither_crash_nor_lose_in_silence(seed: int) -> None:
-    ends, failures = fuzz_chrome.run_many(seed, 0, 500)
+    ends, failures = fuzz.run_many(seed, 0, 500)
 
     assert failures == []
     assert ends.total() == 500
     # Every kind of input came with every kind of end: what was fuzzed is the reader, not its first check.
     assert {end.split(": ")[0] for end in ends} == {"text", "packed", "cut", "one event"}
-    assert {end.split(": ")[1] for end in ends} == {"whole", "with losses", "refused"}
+    assert {end.split(": ")[1] for end in ends} == {"whole", "with drops", "refused"}
 
 
 def test_an_input_can_be_repeated() -> None:
-    assert [fuzz_chrome.case_of(3, number).content for number in range(50)] == [
-        fuzz_chrome.case_of(3, number).content for number in range(50)
+    assert [fuzz.case_of(3, number).content for number in range(50)] == [
+        fuzz.case_of(3, number).content for number in range(50)
     ]
 
 
-def test_the_fuzzer_notices_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_notices_dropped_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle that cannot fail shows nothing: a reader that drops every last event in silence must be caught."""
-    real = fuzz_chrome.chrome.read
+    real = fuzz.chrome.read
 
     def lossy(path: Path, slice_bytes: int):  # type: ignore[no-untyped-def]
         content = path.read_bytes()
@@ -36,5 +36,5 @@ def test_the_fuzzer_notices_what_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
         path.write_bytes(content[:at] + b"{}" + content[content.find(b"}", at) + 1 :])
         return real(path, slice_bytes=slice_bytes)
 
-    monkeypatch.setattr(fuzz_chrome.chrome, "read", lossy)
-    assert len(fuzz_chrome.run_many(0, 0, 100)[1]) > 10
+    monkeypatch.setattr(fuzz.chrome, "read", lossy)
+    assert len(fuzz.run_many(0, 0, 100)[1]) > 10

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.readers import chrome
-from perfscope.trace import NONE, CollectiveArgs, MemoryCounter, Trace
+from perfscope.trace.trace import NONE, CollectiveArgs, MemoryCounter, ParseReport, Trace
 from tests.analyzers.readers import naive
 from tests.analyzers.readers.helpers import event, save
 
@@ -78,7 +78,7 @@ def test_any_trace_is_read_as_json_reads_it(tmp_path: Path, text: str, slice_byt
 
     trace.self_check()
     assert naive.spelled_out(trace) == naive.events(json.loads(text, parse_float=Decimal))
-    assert (trace.losses.dropped_events, trace.losses.repaired_slices, trace.losses.truncated) == (0, 0, False)
+    assert trace.parse_report == ParseReport()
 
 
 def spelled(trace: Trace) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def spelled(trace: Trace) -> dict[str, Any]:
         for field in dataclasses.fields(CollectiveArgs)
     }
     memory = {field.name: getattr(trace.memory, field.name).tolist() for field in dataclasses.fields(MemoryCounter)}
-    others = ("rank", "world_size", "groups", "devices", "has_shapes", "versions", "losses")
+    others = ("rank", "world_size", "groups", "devices", "has_shapes", "versions", "parse_report")
     return {
         "events": by_value,
         "collectives": collectives,
@@ -137,12 +137,12 @@ def test_where_the_buffer_cuts_changes_nothing(tmp_path: Path, slice_bytes: int)
     path = save(tmp_path, MIXED)
     whole = chrome.read(path)
 
-    assert (whole.losses.dropped_events, whole.losses.repaired_slices) == (1, 1)
+    assert (whole.parse_report.dropped_events, whole.parse_report.repaired_events) == (1, 1)
     assert len(whole) == 6
     assert spelled(chrome.read(path, slice_bytes=slice_bytes)) == spelled(whole)
 
 
-def test_memory_does_not_grow_with_what_is_not_kept(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_what_is_not_read(tmp_path: Path) -> None:
     flow = json.dumps({"ph": "f", "id": 1, "pid": 1, "tid": 1, "ts": 1.5, "cat": "ac2g", "name": "ac2g" * 50})
     text = f'{{"traceEvents": [{json.dumps(event())},' + ",\n".join([flow] * 60_000) + "]}"
     path = save(tmp_path, text)

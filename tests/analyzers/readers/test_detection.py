@@ -1,4 +1,4 @@
-"""The kind of a file, by what it holds before what it is called."""
+"""The kind of a file, by its content first, then by its name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nsys_export_under_any_name(tmp_path: Path) -> None:
     assert detect(database(tmp_path, "report.sqlite", "users")) == "unknown"
 
 
-def test_damaged_database_is_told_by_its_name(tmp_path: Path) -> None:
+def test_damaged_database_is_recognized_by_its_name(tmp_path: Path) -> None:
     damaged = b"SQLite format 3\0" + b"\xff" * 200
 
     assert detect(save(tmp_path, damaged, "report.sqlite")) == "nsys-sqlite"

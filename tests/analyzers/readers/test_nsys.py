@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.analyzers.readers import detect, nsys, parts, read
 from perfscope.errors import TraceError
-from perfscope.trace import NONE, Category, Trace
+from perfscope.trace.trace import NONE, Category, Trace
 from tests.analyzers.readers.nsys_exports import EPOCH_NS, GENERATIONS, Export, Generation, process_id
 
 MAIN, SIDE = 144, 150
@@ -85,7 +85,7 @@ def test_what_a_process_did(tmp_path: Path, generation: Generation) -> None:
     assert trace.threads[trace.thread[operator]].tid == str(MAIN)
     assert trace.stream[trace.rows(Category.SYNC)].tolist() == [7, NONE]
     assert trace.versions["nsys"].startswith(generation)
-    assert trace.losses.notes == ()
+    assert trace.parse_report.notes == ()
 
 
 def test_a_report_is_one_part_for_each_process(tmp_path: Path) -> None:
@@ -100,16 +100,14 @@ def test_a_report_is_one_part_for_each_process(tmp_path: Path) -> None:
     export.close()
 
     first, second = nsys.ranks(path)
-    assert (first.pid, first.rank, first.world_size, first.said_by) == (144, 1, 2, "NVTX")
+    assert (first.pid, first.rank, first.world_size, first.rank_source) == (144, 1, 2, "NVTX")
     assert (second.pid, second.rank, second.world_size, second.name) == (145, 0, 2, "python3")
     assert parts(path) == (first.part, second.part)
     assert rows(read(path, first.part)) == EXPECTED
     trace = read(path, second.part)
     assert rows(trace) == [("RUNTIME", "cudaLaunchKernel", 200, 210), ("KERNEL", "other", 220, 260)]
     assert (trace.rank, trace.world_size, trace.source) == (0, 2, f"{path} (process 145)")
-    with pytest.raises(
-        TraceError, match=r"report\.sqlite: holds 2 processes, of which one must be named: .*process 144"
-    ):
+    with pytest.raises(TraceError, match=r"report\.sqlite: has 2 processes; name one of them: .*process 144"):
         read(path)
 
 
@@ -117,9 +115,9 @@ class TestWhoseReportItIs:
     """Ranks come from what was recorded, or are unknown."""
 
     def ranks(self, export: Export) -> list[tuple[int | None, int | None, str]]:
-        return [(found.rank, found.world_size, found.said_by) for found in nsys.ranks(export.close())]
+        return [(found.rank, found.world_size, found.rank_source) for found in nsys.ranks(export.close())]
 
-    def test_nothing_says_it(self, tmp_path: Path) -> None:
+    def test_it_is_not_recorded(self, tmp_path: Path) -> None:
         assert self.ranks(write(tmp_path / "a.sqlite")) == [(None, None, "")]
 
     def test_the_environment_of_the_only_process(self, tmp_path: Path) -> None:
@@ -133,7 +131,7 @@ class TestWhoseReportItIs:
             export.put("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value=variable)
         assert self.ranks(export) == [(5, 6, "OMPI_COMM_WORLD_RANK")]
 
-    def test_the_environment_says_nothing_of_one_process_among_several(self, tmp_path: Path) -> None:
+    def test_the_environment_does_not_hold_for_one_process_among_several(self, tmp_path: Path) -> None:
         export = write(tmp_path / "a.sqlite")
         write_second(export)
         export.machine("DeviceEnvironment", "RANK=0;WORLD_SIZE=1")
@@ -228,7 +226,7 @@ class TestNames:
         database.close()
         trace = nsys.read(path)
         assert trace.name_of(int(trace.rows(Category.KERNEL)[0])).startswith("[name ")
-        assert trace.losses.notes == ("1 names are not in the report; what bears them is called [name N]",)
+        assert trace.parse_report.notes == ("1 names are not in the report; events with them are called [name N]",)
 
     def test_of_copies_without_memory_kinds(self, tmp_path: Path) -> None:
         export = Export(tmp_path / "a.sqlite")
@@ -237,14 +235,14 @@ class TestNames:
 
 
 class TestGraphs:
-    def test_a_graph_recorded_whole_is_one_piece_of_work_and_that_is_said(self, tmp_path: Path) -> None:
+    def test_a_graph_recorded_whole_is_one_piece_of_work_and_reported(self, tmp_path: Path) -> None:
         export = Export(tmp_path / "a.sqlite")
         export.call(1, 1, "cudaGraphLaunch_v10000", 1, 3, 77)
         export.graph(1, 5, 10, 90, 77)
         trace = nsys.read(export.close())
         assert rows(trace) == [("RUNTIME", "cudaGraphLaunch", 1, 3), ("KERNEL", "CUDA graph 5", 10, 90)]
         assert trace.correlation.tolist() == [77, 77]
-        assert "--cuda-graph-trace=node" in trace.losses.notes[0]
+        assert "--cuda-graph-trace=node" in trace.parse_report.notes[0]
 
     def test_nodes_go_before_the_whole(self, tmp_path: Path) -> None:
         export = Export(tmp_path / "a.sqlite")
@@ -253,7 +251,7 @@ class TestGraphs:
         export.kernel(1, "node", 50, 90, correlation=77)
         trace = nsys.read(export.close())
         assert rows(trace) == [("KERNEL", "node", 10, 40), ("KERNEL", "node", 50, 90)]
-        assert trace.losses.notes == ()
+        assert trace.parse_report.notes == ()
 
 
 class TestWhatIsNotThere:
@@ -274,7 +272,7 @@ class TestWhatIsNotThere:
         database.close()
         trace = nsys.read(path)
         assert [trace.name_of(0), int(trace.start_ns[0]), int(trace.correlation[0])] == ["k", 10, NONE]
-        assert "clock cannot be set" in trace.losses.notes[0]
+        assert "clock cannot be aligned" in trace.parse_report.notes[0]
 
     def test_times_exported_since_the_epoch_are_left_alone(self, tmp_path: Path) -> None:
         export = Export(tmp_path / "a.sqlite")
@@ -286,19 +284,19 @@ class TestWhatIsNotThere:
         export.nvtx(PID, MAIN, "perfscope::step#4", 900, None)
         trace = nsys.read(export.close())
         assert rows(trace) == EXPECTED
-        assert trace.losses.dropped_events == 1
-        assert trace.losses.notes == ("1 NVTX ranges never end: the recording ended inside them",)
+        assert trace.parse_report.dropped_events == 1
+        assert trace.parse_report.notes == ("1 NVTX ranges never end: the recording stopped inside them",)
 
-    def test_one_process_on_two_devices_is_told(self, tmp_path: Path) -> None:
+    def test_one_process_on_two_devices_is_reported(self, tmp_path: Path) -> None:
         export = write(tmp_path / "a.sqlite")
         export.kernel(PID, "k", 10, 40, (0, 7))
-        assert nsys.read(export.close()).losses.notes == (
-            "one process drives devices 0, 1: their work is accounted for together",
+        assert nsys.read(export.close()).parse_report.notes == (
+            "one process uses devices 0, 1: their work is analyzed as that of one device",
         )
 
-    def test_nothing_that_could_be_accounted_for(self, tmp_path: Path) -> None:
+    def test_nothing_to_analyze(self, tmp_path: Path) -> None:
         path = Export(tmp_path / "a.sqlite").close()
-        with pytest.raises(TraceError, match=r"a\.sqlite: holds no kernel.*nsys profile -t cuda,nvtx,osrt"):
+        with pytest.raises(TraceError, match=r"a\.sqlite: has no kernel.*nsys profile -t cuda,nvtx,osrt"):
             nsys.ranks(path)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import perfscope
-from perfscope.engine import Serial
-from perfscope.summary import ROWS, Summary
+from perfscope.execution.engine import Serial
+from perfscope.results.categories import CATEGORIES
+from perfscope.results.summary import Summary
 from tests.analyzers.readers.nsys_exports import GENERATIONS
 from tests.analyzers.readers.nsys_jobs import write_report
 from tests.generator import MS, JobSpec, LoaderSpec, SlowCompute, SlowLoader, simulate
@@ -34,17 +35,17 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Summary, Summary]:
     return perfscope.analyze(folder / "chrome", executor=Serial()), perfscope.analyze(report, executor=Serial())
 
 
-def test_the_account_is_the_same_to_the_nanosecond(both: tuple[Summary, Summary]) -> None:
+def test_the_time_breakdown_is_the_same_to_the_nanosecond(both: tuple[Summary, Summary]) -> None:
     chrome, nsys = both
     nsys.self_check()
-    assert [row.rank for row in nsys.accounting] == [0, 1, 2, 3]
-    for ours, theirs in zip(nsys.accounting, chrome.accounting, strict=True):
-        for name in (*(f"{row}_us" for row in ROWS), "step_time_us", "comm_us", "hidden_comm_us"):
+    assert [row.rank for row in nsys.time_breakdown] == [0, 1, 2, 3]
+    for ours, theirs in zip(nsys.time_breakdown, chrome.time_breakdown, strict=True):
+        for name in (*(f"{row}_us" for row in CATEGORIES), "step_time_us", "comm_us", "hidden_comm_us"):
             assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-3), name
     # The rows that were planted are there, so the two do not agree on nothing.
-    assert min(row.compute_us for row in nsys.accounting) > 1000
-    assert max(row.exposed_comm_wait_us for row in nsys.accounting) > 1000
-    assert nsys.accounting[1].idle_dataloader_us > 1000
+    assert min(row.compute_us for row in nsys.time_breakdown) > 1000
+    assert max(row.exposed_comm_wait_us for row in nsys.time_breakdown) > 1000
+    assert nsys.time_breakdown[1].idle_dataloader_us > 1000
 
 
 def test_so_are_the_job_and_who_cost_it_what(both: tuple[Summary, Summary]) -> None:
@@ -78,4 +79,4 @@ def test_collectives_take_and_wait_as_long(both: tuple[Summary, Summary]) -> Non
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_generation_gives_the_same(tmp_path: Path, both: tuple[Summary, Summary], generation: str) -> None:
     report = write_report(simulate(SPEC), tmp_path / "report.sqlite", generation)
-    assert perfscope.analyze(report, executor=Serial()).accounting == both[1].accounting
+    assert perfscope.analyze(report, executor=Serial()).time_breakdown == both[1].time_breakdown

@@ -26,7 +26,7 @@ shutil.copy({export!r}, sys.argv[sys.argv.index("--output") + 1])
 
 
 class StandIn:
-    """An ``nsys`` that exports what it is told to."""
+    """An ``nsys`` that exports what its arguments ask for."""
 
     def __init__(self, folder: Path, *, code: int = 0) -> None:
         export = Export(folder / "prepared.sqlite")
@@ -104,7 +104,7 @@ def test_without_nsys_the_remedy_is_named(report: Path, monkeypatch: pytest.Monk
         nsys.ranks(report)
 
 
-def test_what_nsys_says_when_it_fails_is_passed_on(
+def test_the_output_of_a_failing_nsys_is_passed_on(
     report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     monkeypatch.setenv("PERFSCOPE_NSYS", str(StandIn(tmp_path, code=3).path))

@@ -1,11 +1,11 @@
-"""The driver's account of device memory in reports of Nsight Systems."""
+"""Device memory in reports of Nsight Systems, as the driver recorded it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from perfscope.analyzers import readers
-from perfscope.trace import NONE
+from perfscope.trace.trace import NONE
 from tests.analyzers.readers.nsys_exports import EPOCH_NS, Export, process_id
 
 DEVICE, PINNED = 2, 1
@@ -42,5 +42,5 @@ def test_what_is_freed_without_having_been_allocated_was_there_before(tmp_path: 
     assert readers.read(path).memory.reserved.tolist() == [70, 0, 20]
 
 
-def test_a_report_without_memory_events_tells_of_none(tmp_path: Path) -> None:
+def test_a_report_without_memory_events_has_none(tmp_path: Path) -> None:
     assert len(readers.read(export(tmp_path / "r.sqlite")).memory.time_ns) == 0

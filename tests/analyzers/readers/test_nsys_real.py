@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import perfscope
-from perfscope.analyzers.launches import device_work
+from perfscope.analyzers.rank.launches import device_work
 from perfscope.analyzers.readers import detect, nsys
-from perfscope.engine import Serial
-from perfscope.summary import Summary
-from perfscope.trace import NONE, Category, Trace
+from perfscope.execution.engine import Serial
+from perfscope.results.summary import Summary
+from perfscope.trace.trace import NONE, Category, Trace
 
 REPORT = Path(__file__).parents[4] / "shared" / "traces" / "nsys_h100_2gpu" / "report.sqlite"
 pytestmark = pytest.mark.skipif(not REPORT.exists(), reason="no folder of real traces beside the checkout")
@@ -47,10 +47,10 @@ def union_ns(rows: list[tuple[int, int]]) -> int:
     return total
 
 
-def test_two_processes_of_which_none_says_its_rank(traces: dict[int, Trace]) -> None:
+def test_two_processes_without_a_rank(traces: dict[int, Trace]) -> None:
     assert detect(REPORT) == "nsys-sqlite"
     assert tuple(traces) == PIDS
-    assert [(trace.rank, trace.world_size) for trace in traces.values()] == [(None, 2), (None, 2)]  # torchrun said 2
+    assert [(trace.rank, trace.world_size) for trace in traces.values()] == [(None, 2), (None, 2)]  # from torchrun 2
 
 
 @pytest.mark.parametrize("pid", PIDS)
@@ -115,11 +115,11 @@ def test_launches_are_found_within_each_process(database: sqlite3.Connection, tr
         assert (trace.start_ns[work.launch[launched]] <= work.start_ns[launched]).all()
 
 
-def test_the_account(database: sqlite3.Connection, summary: Summary) -> None:
+def test_the_time_breakdown(database: sqlite3.Connection, summary: Summary) -> None:
     summary.self_check()
     assert summary.job.ranks == (0, 1)
     assert summary.job.backend == "nccl"
-    for row, pid in zip(summary.accounting, PIDS, strict=True):
+    for row, pid in zip(summary.time_breakdown, PIDS, strict=True):
         of_process = "globalPid / 16777216 % 16777216 = ?"
         join = "JOIN StringIds ON StringIds.id = demangledName"
         kernels = f"SELECT start, end FROM CUPTI_ACTIVITY_KIND_KERNEL {join} WHERE {of_process} AND"
@@ -149,7 +149,7 @@ def test_the_account(database: sqlite3.Connection, summary: Summary) -> None:
 def test_its_33_exchanges_are_matched(database: sqlite3.Connection, summary: Summary) -> None:
     """Both processes leave each exchange within microseconds of each other, so the match is the right one."""
     rows = summary.collectives
-    # The ranges around the launches say what the kernels do; the first was launched before the recording began.
+    # The ranges around the launches describe the kernels; the first was launched before the recording began.
     assert [(row.kind, row.count, row.ranks) for row in rows] == [("all_to_all", 32, (0, 1)), ("send_recv", 1, (0, 1))]
     query = (
         "SELECT end FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON StringIds.id = demangledName WHERE value LIKE "
@@ -160,9 +160,9 @@ def test_its_33_exchanges_are_matched(database: sqlite3.Connection, summary: Sum
     assert all(row.busbw_gbps is None for row in rows)  # sizes are not in the report
 
 
-def test_what_is_missing_is_said(summary: Summary) -> None:
-    told = {note.about: note.text for note in summary.notes}
-    assert "numbered by process id" in told["ranks"]
-    assert "Nothing marks steps" in told["steps"]
+def test_what_is_missing_is_reported(summary: Summary) -> None:
+    notes = {note.about: note.text for note in summary.notes}
+    assert "numbered by process id" in notes["ranks"]
+    assert "No steps were found" in notes["steps"]
     assert summary.utilisation.mfu is None
     assert summary.utilisation.why_absent

@@ -17,8 +17,8 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.readers import nsys, nsys_export
-from perfscope.engine import Serial
-from perfscope.trace import Category, Trace
+from perfscope.execution.engine import Serial
+from perfscope.trace.trace import Category, Trace
 
 SCRIPT = Path(__file__).parent / "scripts" / "nvtx_job.py"
 RANKS, STEPS = 2, 3
@@ -73,7 +73,7 @@ def read(path: Path) -> dict[int | None, Trace]:
     return {found.rank: nsys.read(path, found.part) for found in nsys.ranks(path)}
 
 
-def test_every_process_is_the_rank_that_it_says(export: Path) -> None:
+def test_every_process_has_the_rank_of_its_mark(export: Path) -> None:
     traces = read(export)
     assert sorted(rank for rank in traces if rank is not None) == list(range(RANKS)) == sorted(traces)
     for trace in traces.values():
@@ -98,12 +98,12 @@ def test_times_are_the_machine_s_own(report: Path, export: Path) -> None:
             assert trace.duration_ns[row] == pytest.approx(ended - began, abs=50_000_000)
 
 
-def test_the_account_of_it(export: Path) -> None:
+def test_its_time_breakdown(export: Path) -> None:
     summary = perfscope.analyze(export, executor=Serial())
     summary.self_check()
     assert summary.job.ranks == tuple(range(RANKS))
     assert summary.job.steps == tuple(range(STEPS))
-    for row in summary.accounting:
+    for row in summary.time_breakdown:
         # Sleeps and waits may be longer than asked for on a busy machine, never shorter.
         assert row.idle_dataloader_us >= 10_000 * (row.rank + 1)
         assert row.compute_us >= 15_000

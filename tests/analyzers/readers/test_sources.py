@@ -55,12 +55,12 @@ def in_frames(data: bytes) -> bytes:
      zstd.compress, in_frames],
     ids=["plain", "gzip", "gzip of several members", "padded gzip", "zip", "zip with clutter", "zstd", "zstd frames"],
 )  # fmt: skip
-def test_packing_is_told_by_content(tmp_path: Path, plain: bytes, pack, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_packing_is_recognized_by_content(tmp_path: Path, plain: bytes, pack, name: str) -> None:  # type: ignore[no-untyped-def]
     trace = chrome.read(save(tmp_path, pack(plain), name))
 
     assert names(trace) == NAMES
-    assert trace.losses.notes == ()
-    assert not trace.losses.truncated
+    assert trace.parse_report.notes == ()
+    assert not trace.parse_report.truncated
 
 
 def test_gzip_cut_anywhere_gives_what_was_written(tmp_path: Path, plain: bytes) -> None:
@@ -68,20 +68,20 @@ def test_gzip_cut_anywhere_gives_what_was_written(tmp_path: Path, plain: bytes) 
     kept = 0
     for length in range(len(packed) // 10, len(packed) - 100, len(packed) // 10):
         trace = chrome.read(save(tmp_path, packed[:length]))
-        assert trace.losses.truncated
-        assert trace.losses.notes[0] == "the gzip stream ends before its end mark"
+        assert trace.parse_report.truncated
+        assert trace.parse_report.notes[0] == "the gzip stream ends before its end mark"
         assert names(trace) == NAMES[: len(trace)]
         assert len(trace) > kept
         kept = len(trace)
     assert kept > 3000
 
 
-def test_gzip_without_its_checksum_is_whole_but_said(tmp_path: Path, plain: bytes) -> None:
+def test_gzip_without_its_checksum_is_whole_but_reported(tmp_path: Path, plain: bytes) -> None:
     trace = chrome.read(save(tmp_path, gzip.compress(plain)[:-8]))
 
     assert names(trace) == NAMES
-    assert not trace.losses.truncated
-    assert trace.losses.notes == ("the gzip stream ends before its end mark",)
+    assert not trace.parse_report.truncated
+    assert trace.parse_report.notes == ("the gzip stream ends before its end mark",)
 
 
 def test_gzip_with_a_wrong_checksum_is_read_to_its_end(tmp_path: Path, plain: bytes) -> None:
@@ -90,7 +90,7 @@ def test_gzip_with_a_wrong_checksum_is_read_to_its_end(tmp_path: Path, plain: by
     trace = chrome.read(save(tmp_path, bytes(packed)))
 
     assert names(trace) == NAMES
-    assert "the gzip stream is damaged" in trace.losses.notes[0]
+    assert "the gzip stream is damaged" in trace.parse_report.notes[0]
 
 
 def test_damage_in_a_later_member_costs_only_what_follows(tmp_path: Path, plain: bytes) -> None:
@@ -99,14 +99,14 @@ def test_damage_in_a_later_member_costs_only_what_follows(tmp_path: Path, plain:
     trace = chrome.read(save(tmp_path, first + bytes(second)))
 
     assert names(trace)[:1000] == NAMES[:1000]
-    assert "damaged" in trace.losses.notes[0]
+    assert "damaged" in trace.parse_report.notes[0]
 
 
-def test_bytes_after_the_gzip_stream_are_said(tmp_path: Path, plain: bytes) -> None:
+def test_bytes_after_the_gzip_stream_are_reported(tmp_path: Path, plain: bytes) -> None:
     trace = chrome.read(save(tmp_path, gzip.compress(plain) + b"and more"))
 
     assert names(trace) == NAMES
-    assert trace.losses.notes == ("bytes that are not gzip follow the gzip stream",)
+    assert trace.parse_report.notes == ("bytes that are not gzip follow the gzip stream",)
 
 
 def test_zip_with_a_wrong_checksum_is_read(tmp_path: Path, plain: bytes) -> None:
@@ -117,32 +117,32 @@ def test_zip_with_a_wrong_checksum_is_read(tmp_path: Path, plain: bytes) -> None
     trace = chrome.read(save(tmp_path, bytes(packed)))
 
     assert len(trace) > 3000
-    assert "the zip archive is damaged" in trace.losses.notes[0]
+    assert "the zip archive is damaged" in trace.parse_report.notes[0]
 
 
 def test_zstd_cut_or_damaged_anywhere_gives_what_precedes(tmp_path: Path, plain: bytes) -> None:
     packed = zstd.compress(plain)
     for length in range(len(packed) // 2, len(packed) - 10, len(packed) // 10):
         cut = chrome.read(save(tmp_path, packed[:length]))
-        assert cut.losses.truncated
-        assert cut.losses.notes[0] == "the zstd stream ends before its end mark"
+        assert cut.parse_report.truncated
+        assert cut.parse_report.notes[0] == "the zstd stream ends before its end mark"
         assert names(cut) == NAMES[: len(cut)]
         assert len(cut) > 500
     damaged = bytearray(packed)
     damaged[-len(packed) // 4 :] = bytes(len(packed) // 4 + 1)
     trace = chrome.read(save(tmp_path, bytes(damaged)))
-    assert "the zstd stream is damaged" in trace.losses.notes[0]
+    assert "the zstd stream is damaged" in trace.parse_report.notes[0]
     assert names(trace)[:500] == NAMES[:500]
 
 
-def test_bytes_after_the_zstd_stream_are_said(tmp_path: Path, plain: bytes) -> None:
+def test_bytes_after_the_zstd_stream_are_reported(tmp_path: Path, plain: bytes) -> None:
     trace = chrome.read(save(tmp_path, zstd.compress(plain) + b"and more"))
 
     assert names(trace) == NAMES
-    assert "the zstd stream" in trace.losses.notes[0]
+    assert "the zstd stream" in trace.parse_report.notes[0]
 
 
-def test_zstd_without_a_library_says_what_to_install(
+def test_zstd_without_a_library_names_what_to_install(
     tmp_path: Path, plain: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "_ZSTD_MODULES", ("no.such.module",))
@@ -153,12 +153,12 @@ def test_zstd_without_a_library_says_what_to_install(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (zipped(("a.json", b"{}"), ("b.json", b"{}")), "holds 2 files, not one trace; unpack it first"),
-        (zipped(), "holds 0 files"),
+        (zipped(("a.json", b"{}"), ("b.json", b"{}")), "has 2 files instead of one trace; unpack it first"),
+        (zipped(), "has 0 files"),
         (zipped(("a.json", b"{}"))[:-10], "cut short or damaged .*; copy it again"),
     ],
 )
-def test_unusable_zip_says_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
+def test_unusable_zip_names_the_remedy(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(TraceError, match=r"trace\.json: the zip archive .*" + message):
         chrome.read(save(tmp_path, content))
 

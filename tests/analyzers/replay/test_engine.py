@@ -1,35 +1,35 @@
-"""Programs written by hand, played by hand."""
+"""Schedules written by hand, replayed by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from perfscope.analyzers.replay.engine import Op, Programs, play
-from perfscope.trace import NONE
+from perfscope.analyzers.replay.engine import OpKind, Schedules, replay
+from perfscope.trace.trace import NONE
 
 NEVER = np.iinfo(np.int64).min
 
-Instruction = tuple[Op, int, int, int]
-"""Operation, operand, own time before it, lag."""
+Op = tuple[OpKind, int, int, int]
+"""Kind, operand, own time before it, lag."""
 
 
-def programs(
-    *ranks: list[Instruction],
+def schedules(
+    *ranks: list[Op],
     collectives: list[tuple[int, int, int, int]],
     floor: list[int],
     start: list[int] | None = None,
     hold: tuple[int, ...] = (),
     marks: int = 0,
-) -> Programs:
-    """``collectives``: instance, previous participation, gap, transfer of each participation."""
-    lines = [line for rank in ranks for line in rank]
-    columns = np.array(lines, dtype=np.int64).T
+) -> Schedules:
+    """``collectives``: instance, previous rank op, gap, transfer of each rank op."""
+    ops = [op for rank in ranks for op in rank]
+    columns = np.array(ops, dtype=np.int64).T
     instance, previous, gap, transfer = np.array(collectives, dtype=np.int64).reshape(-1, 4).T
-    return Programs(
+    return Schedules(
         ranks=tuple(range(len(ranks))),
         start_ns=np.array(start or [0] * len(ranks), dtype=np.int64),
         first=np.cumsum([0, *(len(rank) for rank in ranks)]),
-        op=columns[0],
+        kind=columns[0],
         operand=columns[1],
         own_ns=columns[2],
         lag_ns=columns[3],
@@ -43,11 +43,11 @@ def programs(
     )
 
 
-def meeting(first: int, second: int) -> Programs:
-    """Two ranks that compute, meet in one collective of 5 and wait for it."""
-    return programs(
-        [(Op.ISSUE, 0, first, 0), (Op.BLOCK, 0, 0, 0), (Op.MARK, 0, 0, 0)],
-        [(Op.ISSUE, 1, second, 0), (Op.BLOCK, 1, 0, 0), (Op.MARK, 1, 0, 0)],
+def in_one_collective(first: int, second: int) -> Schedules:
+    """Two ranks that compute, issue one collective of 5 and wait for it."""
+    return schedules(
+        [(OpKind.ISSUE, 0, first, 0), (OpKind.WAIT, 0, 0, 0), (OpKind.MARK, 0, 0, 0)],
+        [(OpKind.ISSUE, 1, second, 0), (OpKind.WAIT, 1, 0, 0), (OpKind.MARK, 1, 0, 0)],
         collectives=[(0, NONE, 0, 5), (0, NONE, 0, 5)],
         floor=[NEVER],
         marks=2,
@@ -55,80 +55,86 @@ def meeting(first: int, second: int) -> Programs:
 
 
 def test_the_last_arrival_and_the_transfer_set_the_end() -> None:
-    played = play(meeting(10, 14))
-    assert played.complete
-    assert played.start_ns.tolist() == [10, 14]
-    assert played.end_ns.tolist() == [19, 19]
-    assert played.mark_ns.tolist() == [19, 19]
+    replayed = replay(in_one_collective(10, 14))
+    assert replayed.complete
+    assert replayed.start_ns.tolist() == [10, 14]
+    assert replayed.end_ns.tolist() == [19, 19]
+    assert replayed.mark_ns.tolist() == [19, 19]
 
 
 def test_own_time_beside_a_collective_hides_it() -> None:
     """Rank 0 computes 8 more while it runs; only what is left of it is waited for."""
-    played = play(
-        programs(
-            [(Op.ISSUE, 0, 10, 0), (Op.BLOCK, 0, 8, 0), (Op.MARK, 0, 1, 0)],
-            [(Op.ISSUE, 1, 10, 0), (Op.BLOCK, 1, 2, 0), (Op.MARK, 1, 1, 0)],
+    replayed = replay(
+        schedules(
+            [(OpKind.ISSUE, 0, 10, 0), (OpKind.WAIT, 0, 8, 0), (OpKind.MARK, 0, 1, 0)],
+            [(OpKind.ISSUE, 1, 10, 0), (OpKind.WAIT, 1, 2, 0), (OpKind.MARK, 1, 1, 0)],
             collectives=[(0, NONE, 0, 5), (0, NONE, 0, 5)],
             floor=[NEVER],
             marks=2,
         )
     )
-    assert played.mark_ns.tolist() == [19, 16]
+    assert replayed.mark_ns.tolist() == [19, 16]
 
 
 def test_a_stream_runs_its_collectives_in_order() -> None:
     """The second is handed over at 2 but begins when the first has ended at 10, and 3 after that."""
-    played = play(
-        programs(
-            [(Op.ISSUE, 0, 0, 0), (Op.ISSUE, 1, 2, 0), (Op.BLOCK, 1, 0, 0), (Op.MARK, 0, 0, 0)],
+    replayed = replay(
+        schedules(
+            [(OpKind.ISSUE, 0, 0, 0), (OpKind.ISSUE, 1, 2, 0), (OpKind.WAIT, 1, 0, 0), (OpKind.MARK, 0, 0, 0)],
             collectives=[(0, NONE, 0, 10), (1, 0, 3, 4)],
             floor=[NEVER, NEVER],
             marks=1,
         )
     )
-    assert played.start_ns.tolist() == [0, 13]
-    assert played.mark_ns.tolist() == [17]
+    assert replayed.start_ns.tolist() == [0, 13]
+    assert replayed.mark_ns.tolist() == [17]
 
 
 def test_an_absent_participant_comes_when_it_came() -> None:
-    played = play(
-        programs([(Op.ISSUE, 0, 10, 0), (Op.BLOCK, 0, 0, 0), (Op.MARK, 0, 0, 0)], collectives=[(0, NONE, 0, 5)],
-                 floor=[30], marks=1)
-    )  # fmt: skip
-    assert played.mark_ns.tolist() == [35]
+    replayed = replay(
+        schedules(
+            [(OpKind.ISSUE, 0, 10, 0), (OpKind.WAIT, 0, 0, 0), (OpKind.MARK, 0, 0, 0)],
+            collectives=[(0, NONE, 0, 5)],
+            floor=[30],
+            marks=1,
+        )
+    )
+    assert replayed.mark_ns.tolist() == [35]
 
 
 def test_a_hold_ends_when_it_ends_however_early_one_comes() -> None:
     for own, end in ((20, 100), (90, 100), (150, 140)):
         # 10 of the own time are the stall.
-        played = play(
-            programs([(Op.HOLD, 0, own, -10), (Op.MARK, 0, 0, 0)], collectives=[], floor=[], hold=(100,), marks=1)
+        replayed = replay(
+            schedules(
+                [(OpKind.HOLD, 0, own, -10), (OpKind.MARK, 0, 0, 0)], collectives=[], floor=[], hold=(100,), marks=1
+            )
         )
-        assert played.mark_ns.tolist() == [end]
+        assert replayed.mark_ns.tolist() == [end]
 
 
 def test_waits_pass_through_groups() -> None:
     """Rank 2 is late for rank 1, which is therefore late for rank 0."""
-    played = play(
-        programs(
-            [(Op.ISSUE, 0, 5, 0), (Op.BLOCK, 0, 0, 0), (Op.MARK, 0, 0, 0)],
-            [(Op.ISSUE, 1, 5, 0), (Op.BLOCK, 1, 0, 0), (Op.ISSUE, 2, 1, 0), (Op.BLOCK, 2, 0, 0)],
-            [(Op.ISSUE, 3, 50, 0)],
+    replayed = replay(
+        schedules(
+            [(OpKind.ISSUE, 0, 5, 0), (OpKind.WAIT, 0, 0, 0), (OpKind.MARK, 0, 0, 0)],
+            [(OpKind.ISSUE, 1, 5, 0), (OpKind.WAIT, 1, 0, 0), (OpKind.ISSUE, 2, 1, 0), (OpKind.WAIT, 2, 0, 0)],
+            [(OpKind.ISSUE, 3, 50, 0)],
             collectives=[(1, NONE, 0, 2), (0, NONE, 0, 3), (1, NONE, 0, 2), (0, NONE, 0, 3)],
             floor=[NEVER, NEVER],
             marks=1,
         )
     )
-    assert played.mark_ns.tolist() == [50 + 3 + 1 + 2]
+    assert replayed.mark_ns.tolist() == [50 + 3 + 1 + 2]
 
 
-def test_programs_that_wait_for_each_other_are_not_played_to_the_end() -> None:
-    played = play(
-        programs(
-            [(Op.ISSUE, 0, 0, 0), (Op.BLOCK, 0, 0, 0), (Op.ISSUE, 1, 0, 0)],
-            [(Op.ISSUE, 2, 0, 0), (Op.BLOCK, 2, 0, 0), (Op.ISSUE, 3, 0, 0)],
+def test_schedules_that_wait_for_each_other_are_not_replayed_to_the_end() -> None:
+    replayed = replay(
+        schedules(
+            [(OpKind.ISSUE, 0, 0, 0), (OpKind.WAIT, 0, 0, 0), (OpKind.ISSUE, 1, 0, 0)],
+            [(OpKind.ISSUE, 2, 0, 0), (OpKind.WAIT, 2, 0, 0), (OpKind.ISSUE, 3, 0, 0)],
             collectives=[(0, NONE, 0, 1), (1, NONE, 0, 1), (1, NONE, 0, 1), (0, NONE, 0, 1)],
             floor=[NEVER, NEVER],
         )
     )
-    assert not played.complete
+    assert not replayed.complete

@@ -1,4 +1,4 @@
-"""Jobs for the tests of rules: generated and read through the whole analysis, or facts written down by hand."""
+"""Jobs for the tests of rules: generated and read through the whole analysis, or context written down by hand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from unittest import mock
 
 import perfscope
 from perfscope.analyzers import rules
-from perfscope.analyzers.facts import JobFacts
-from perfscope.findings import Finding
-from perfscope.metadata import DataLoaderRecord, RunMetadata
-from perfscope.summary import ROWS, AccountRow, Summary
-from perfscope.summary_tables import KernelRow
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
+from perfscope.results.categories import CATEGORIES
+from perfscope.results.findings import Finding
+from perfscope.results.rows import DataLoaderRow, JobInfo, Verdict
+from perfscope.results.summary import Summary
+from perfscope.results.tables import KernelRow
+from perfscope.results.time_breakdown import TimeBreakdown
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
+from tests.reports import examples
 
 STEP_US = 100_000.0
+MIB = 1 << 20
+GIB = 1 << 30
 
 QUICK = JobSpec(model=ModelSpec(tokens=2048), end_sync=True, network=NetworkSpec(busbw_gbps=600.0))
 """4 ranks, steps of about 3.4 ms, the host never ahead of the device by more than a step."""
@@ -27,54 +33,76 @@ class Analyzed:
     """A generated job: what the user gets, and what the rules were asked about."""
 
     summary: Summary
-    facts: JobFacts
+    context: RuleContext
 
     @property
     def rules(self) -> set[str]:
         """Of the findings."""
         return {finding.rule for finding in self.summary.findings}
 
-    def told(self, **settings: dict[str, Any]) -> JobFacts:
-        """The facts as if the run had recorded these settings on every rank."""
-        runs = {rank: RunMetadata(rank=rank, settings=settings) for rank in self.facts.ranks}
-        return dataclasses.replace(self.facts, runs=runs)
+    def with_settings(self, **settings: dict[str, Any]) -> RuleContext:
+        """The context as if the run had recorded these settings on every rank."""
+        runs = {rank: RunMetadata(rank=rank, settings=settings) for rank in self.context.ranks}
+        return dataclasses.replace(self.context, runs=runs)
 
 
 def analyze(spec: JobSpec, folder: Path) -> Analyzed:
     """Generate a job, write its traces, analyze them as a user would."""
     simulate(spec).write(folder)
-    asked: list[JobFacts] = []
+    asked: list[RuleContext] = []
     evaluate = rules.evaluate
 
-    def listening(facts: JobFacts) -> tuple[Finding, ...]:
-        asked.append(facts)
-        return evaluate(facts)
+    def listening(case: RuleContext) -> tuple[Finding, ...]:
+        asked.append(case)
+        return evaluate(case)
 
     with mock.patch.object(rules, "evaluate", listening):
         summary = perfscope.analyze(folder)
     return Analyzed(summary, asked[0])
 
 
-def account(rank: int, **rows: float) -> AccountRow:
-    """A rank whose time outside ``rows`` (µs) is compute."""
-    values = {f"{name}_us": rows.get(name, 0.0) for name in ROWS}
+def breakdown(rank: int, **rows: float) -> TimeBreakdown:
+    """One rank's time breakdown: the time outside ``rows`` (µs) is compute."""
+    values = {f"{name}_us": rows.get(name, 0.0) for name in CATEGORIES}
     values["compute_us"] = STEP_US - sum(values.values())
     exposed = values["exposed_comm_wait_us"] + values["exposed_comm_transfer_us"]
-    return AccountRow(rank=rank, step_time_us=STEP_US, comm_us=exposed, hidden_comm_us=0.0, **values)
+    return TimeBreakdown(rank=rank, step_time_us=STEP_US, comm_us=exposed, hidden_comm_us=0.0, **values)
 
 
-def facts(*ranks: AccountRow, **others: Any) -> JobFacts:
-    """Eight steps of a DDP job on one A100 a rank; ``others`` are further fields."""
-    known: dict[str, Any] = {
-        "step_time_us": STEP_US, "steps": 8, "ranks": tuple(row.rank for row in ranks), "missing_ranks": (),
-        "accounting": ranks, "dataloader": (), "collectives": (), "cost_model": (), "stragglers": (),
-        "strategies": ("ddp",), "perturbation": None, "runs": {}, "devices": ("NVIDIA A100-SXM4-80GB",),
-    }  # fmt: skip
-    return JobFacts(**{**known, **others})
+def context(*ranks: TimeBreakdown, **others: Any) -> RuleContext:
+    """Eight steps of a DDP job on one A100 per rank; ``others`` are fields of the context, its summary or its job."""
+    info = examples.job(
+        len(ranks), (STEP_US / 1e3,) * 8, perturbation=None, devices=("NVIDIA A100-SXM4-80GB",),
+    )  # fmt: skip
+    summary = examples.summary(
+        job=info, time_breakdown=ranks, verdict=Verdict(headline="", healthy=True, first_action=None)
+    )
+    return changed(RuleContext(summary=summary, runs={}), **others)
+
+
+def starved(
+    blocking_us: float, *, workers: int | None = 0, batch_us: float | None = None, cores: int = 16
+) -> RuleContext:
+    row = DataLoaderRow(
+        rank=0, wait_us=blocking_us, blocking_us=blocking_us, batch_us=batch_us or blocking_us, num_workers=workers
+    )
+    runs = {0: RunMetadata(rank=0, cpu_count=cores, local_world_size=1)}
+    return context(breakdown(0, idle_dataloader=blocking_us), dataloader=(row,), runs=runs)
+
+
+def changed(case: RuleContext, **others: Any) -> RuleContext:
+    """The context with other fields: its own, its summary's or its job's."""
+    parts = [{}, {}, {}]
+    for name, value in others.items():
+        owner = next(at for at, kind in enumerate((RuleContext, Summary, JobInfo)) if name in kind.__dataclass_fields__)
+        parts[owner][name] = value
+    own, of_summary, of_job = parts
+    info = dataclasses.replace(case.info, **of_job)
+    return dataclasses.replace(case, summary=dataclasses.replace(case.summary, job=info, **of_summary), **own)
 
 
 def runs(
-    ranks: int, loader: DataLoaderRecord | None = None, environment: dict[str, str] | None = None, **settings: Any
+    ranks: int, loader: DataLoaderMetadata | None = None, environment: dict[str, str] | None = None, **settings: Any
 ) -> dict[int, RunMetadata]:
     """What ``ranks`` ranks on one host wrote, all the same."""
     return {

@@ -1,4 +1,4 @@
-"""Every rule stands in docs/advice.md with when it fires, and nothing else does."""
+"""docs/advice.md lists every rule, with when it fires, and nothing else."""
 
 from __future__ import annotations
 

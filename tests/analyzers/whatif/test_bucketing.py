@@ -1,28 +1,11 @@
-"""How DistributedDataParallel fills buckets, and what recorded buckets tell of the parameters in them."""
+"""How DistributedDataParallel fills buckets, and what recorded buckets show of the parameters in them."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from perfscope.analyzers.whatif.ask import context_of
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes
-from perfscope.analyzers.whatif.change import Context
-from perfscope.metadata import ModelRecord, RunMetadata
-from tests.generator import JobSpec, simulate
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    """Of a trace without any run metadata."""
-    folder: Path = tmp_path_factory.mktemp("ddp")
-    simulate(JobSpec(ranks=2, steps=2)).write(folder)
-    return context_of(folder)
-
-
-def told(context: Context, run: RunMetadata) -> Context:
-    return Context(context.result, context.recorded, context.models, {0: run})
+from perfscope.recording.metadata import ModelMetadata, RunMetadata
 
 
 @pytest.mark.parametrize(
@@ -36,8 +19,8 @@ def told(context: Context, run: RunMetadata) -> Context:
         ((32,), None),
     ],
 )
-def test_equal_parameters_show_in_the_buckets(context: Context, buckets: tuple[int, ...], size: float | None) -> None:
-    found = parameter_bytes(context, [bucket * MIB for bucket in buckets])
+def test_equal_parameters_show_in_the_buckets(buckets: tuple[int, ...], size: float | None) -> None:
+    found = parameter_bytes({}, [bucket * MIB for bucket in buckets])
     if size is None:
         assert found is None
     else:
@@ -48,15 +31,15 @@ def test_equal_parameters_show_in_the_buckets(context: Context, buckets: tuple[i
         assert max(sizes) / MIB == pytest.approx(size, abs=0.02)
 
 
-def test_recorded_sizes_come_first_and_in_the_order_of_the_backward(context: Context) -> None:
-    model = ModelRecord(trainable_sizes=(6 * MIB, 2 * MIB, 8 * MIB))
-    found = parameter_bytes(told(context, RunMetadata(rank=0, model=model)), [8 * MIB, 8 * MIB])
+def test_recorded_sizes_come_first_and_in_the_order_of_the_backward() -> None:
+    model = ModelMetadata(trainable_sizes=(6 * MIB, 2 * MIB, 8 * MIB))
+    found = parameter_bytes({0: RunMetadata(rank=0, model=model)}, [8 * MIB, 8 * MIB])
     assert found == ([8 * MIB, 2 * MIB, 6 * MIB], True)
 
 
-def test_the_recorded_limit_counts(context: Context) -> None:
+def test_the_recorded_limit_counts() -> None:
     run = RunMetadata(rank=0, settings={"ddp": {"bucket_cap_mb": 45}})
-    found = parameter_bytes(told(context, run), [50 * MIB, 50 * MIB, 30 * MIB])
+    found = parameter_bytes({0: run}, [50 * MIB, 50 * MIB, 30 * MIB])
     assert found is not None
     assert max(found[0]) == pytest.approx(10 * MIB)
 

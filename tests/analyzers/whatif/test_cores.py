@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.timeline import Row
-from perfscope.analyzers.whatif.ask import context_of
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
-from perfscope.analyzers.whatif.predict import Prediction, predict
-from perfscope.metadata import CpuRecord, DataLoaderRecord, RunMetadata
+from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
+from perfscope.results.categories import TimeCategory
 from tests.generator import MS, JobSpec, LoaderSpec, ModelSpec, simulate
 
 THREADS = "env.OMP_NUM_THREADS"
@@ -21,7 +21,7 @@ WORKERS = "dataloader.num_workers"
 
 @pytest.fixture(scope="module")
 def loading(tmp_path_factory: pytest.TempPathFactory) -> Context:
-    """Two ranks without workers that load for 8 ms a batch."""
+    """Two ranks without workers that load for 8 ms per batch."""
     folder = tmp_path_factory.mktemp("loading")
     loader = LoaderSpec(workers=0, load_ns=8 * MS)
     simulate(JobSpec(ranks=2, model=ModelSpec(layers=12, tokens=2048), loader=loader, end_sync=True)).write(folder)
@@ -45,35 +45,36 @@ def with_runs(context: Context, **changes: Any) -> Context:
 
 def computing(context: Context, *, cores: int, load_ms: float, train_ms: float, **changes: Any) -> Context:
     """With CPU time: of loading a batch, and of the rest of a step."""
-    load = DataLoaderRecord(
+    load = DataLoaderMetadata(
         timed_batches=10, load_ns=80 * MS, load_cpu_ns=round(10 * load_ms * MS),
         load_process_cpu_ns=round(10 * load_ms * MS),
     )  # fmt: skip
     used = round(10 * (load_ms + train_ms) * MS)
-    cpu = CpuRecord(
+    cpu = CpuMetadata(
         cores="0", steps=10, wall_ns=10 * MS, process_ns=used, thread_ns=used, waited_ns=changes.pop("waited_ns", 0)
     )
     return with_runs(context, cpu_count=cores, cpu_threads=1, cpu=cpu, dataloaders=(load,))
 
 
-def workers(context: Context, number: int = 1) -> Prediction:
+def workers(context: Context, number: int = 1) -> WhatIfAnswer:
     return predict(context, {WORKERS: str(number)})
 
 
 def rest_ms(context: Context) -> float:
     """Of the slower rank's step, without the loader."""
     return max(
-        (context.result.step_ns - float(context.result.totals[r][:, Row.DATALOADER].mean())) / 1e6 for r in (0, 1)
+        (context.result.step_ns - float(context.result.totals[r][:, TimeCategory.DATALOADER].mean())) / 1e6
+        for r in (0, 1)
     )
 
 
 class TestWorkers:
     def test_loading_that_waits_needs_no_core(self, loading: Context) -> None:
         found = workers(computing(loading, cores=2, load_ms=0.1, train_ms=2.0))
-        unknown = workers(with_runs(loading, cpu_count=2, cpu_threads=1, dataloaders=(DataLoaderRecord(),)))
+        unknown = workers(with_runs(loading, cpu_count=2, cpu_threads=1, dataloaders=(DataLoaderMetadata(),)))
         assert found.mid_ns == pytest.approx(unknown.mid_ns, rel=0.02)
         assert found.high_ns < 1.15 * found.mid_ns
-        assert unknown.high_ns > unknown.measured_ns, "where nothing tells, it may as well compute"
+        assert unknown.high_ns > unknown.measured_ns, "where nothing is known, it may as well compute"
 
     def test_loading_that_computes_has_no_core_left(self, loading: Context) -> None:
         rest = rest_ms(loading)
@@ -112,17 +113,17 @@ class TestWorkers:
 
 
 def crowded(context: Context, *, threads: int, count: int = 2, spinning: float = 0.0, share: float = 0.5) -> Context:
-    """With so many threads a rank: the training thread had a core for ``share`` of the time it wanted one."""
+    """With so many threads per rank: the training thread had a core for ``share`` of the time it wanted one."""
     step = context.result.step_ns
     thread_ns = round(10 * share * step)
-    cpu = CpuRecord(
+    cpu = CpuMetadata(
         cores="0-1", steps=10, wall_ns=round(10 * step), thread_ns=thread_ns,
         process_ns=round(thread_ns * (1 + spinning)), waited_ns=round(thread_ns * (1 / share - 1)),
     )  # fmt: skip
     return with_runs(context, cpu_count=count, cpu_threads=threads, cpu=cpu)
 
 
-def asked(context: Context, number: int | str) -> Prediction:
+def asked(context: Context, number: int | str) -> WhatIfAnswer:
     return predict(context, {THREADS: str(number)})
 
 
@@ -134,7 +135,9 @@ class TestThreads:
         assert one.measured_ns > two.mid_ns > eight.mid_ns
         assert two.high_ns >= two.measured_ns, "more threads may bring nothing"
         # No more than the operators' own time can be saved, and of that at most 7 of 8.
-        compute = max(float(healthy.result.totals[rank][:, Row.COMPUTE].mean()) for rank in healthy.result.totals)
+        compute = max(
+            float(healthy.result.totals[rank][:, TimeCategory.COMPUTE].mean()) for rank in healthy.result.totals
+        )
         assert eight.measured_ns - eight.mid_ns <= 7 / 8 * compute
 
     def test_fewer_threads_on_cores_that_are_there_cost(self, healthy: Context) -> None:
@@ -150,18 +153,18 @@ class TestThreads:
         works = max(float((each.spread_ns + each.alone_ns).mean()) for each in quickest.values())
         assert found.mid_ns > works
         assert found.low_ns < found.mid_ns < found.high_ns
-        # The same with twice the CPU time a rank gets: one that is not held up takes less.
+        # The same with twice the CPU time per rank: one that does not wait takes less.
         assert found.mid_ns != pytest.approx(found.measured_ns, rel=0.01)
 
     def test_more_threads_than_cores_are_refused(self, healthy: Context) -> None:
-        with pytest.raises(CannotReplay, match="2 threads a rank would compete for 1 core"):
+        with pytest.raises(CannotReplay, match="2 threads per rank would compete for the 1 core"):
             asked(crowded(healthy, threads=1, share=1.0), 2)
 
     def test_more_threads_beside_other_processes_are_refused(self, healthy: Context) -> None:
         with pytest.raises(CannotReplay, match="waited for a core 50% of the time"):
             asked(crowded(healthy, threads=1, count=16, share=0.5), 2)
 
-    def test_what_is_not_recorded_is_said(self, healthy: Context) -> None:
+    def test_what_is_not_recorded_is_reported(self, healthy: Context) -> None:
         with pytest.raises(CannotReplay, match="record it again with perfscope run"):
             asked(with_runs(healthy, cpu=None), 1)
 

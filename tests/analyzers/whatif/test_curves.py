@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.facts import JobFacts
+from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.whatif.curves import MOST_RANKS, curves
-from perfscope.findings import Prediction
-from perfscope.metadata import RunMetadata
-from perfscope.summary import DataLoaderRow
-from tests.analyzers.rules.jobs import STEP_US, account, analyze, facts
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.findings import Prediction
+from perfscope.results.rows import DataLoaderRow
+from perfscope.results.tables import CurveRow
+from tests.analyzers.rules.jobs import STEP_US, analyze, breakdown, changed, context
 from tests.generator import MS, JobSpec, LoaderSpec, ModelSpec, NetworkSpec
 
 WORKERS = "dataloader.num_workers"
 
 
-def loading(ranks: int = 1, workers: int = 0, *, flat: bool = False, batch_us: float | None = 80_000.0) -> JobFacts:
+def drawn(case: RuleContext, recommended: Iterable[Mapping[str, str]] = ()) -> tuple[CurveRow, ...]:
+    return curves(case.summary, case.runs, case.predict, recommended)
+
+
+def loading(ranks: int = 1, workers: int = 0, *, flat: bool = False, batch_us: float | None = 80_000.0) -> RuleContext:
     """A step of 100 ms, 80 of them loading; w workers make it max(20, 80/w) ms, or nothing does anything."""
     rows = tuple(
         DataLoaderRow(rank=rank, wait_us=80_000, blocking_us=80_000, batch_us=batch_us, num_workers=workers)
@@ -29,14 +33,14 @@ def loading(ranks: int = 1, workers: int = 0, *, flat: bool = False, batch_us: f
 
     def predict(change: Mapping[str, str]) -> Prediction | None:
         count = int(change.get(WORKERS, workers))
-        mid = STEP_US * 1e3 if flat or count == 0 else max(20e6, 80e6 / count)
+        mid = STEP_US if flat or count == 0 else max(20e3, 80e3 / count)
         return Prediction(low=0.9 * mid, mid=mid, high=1.1 * mid)
 
-    return facts(*(account(rank) for rank in range(ranks)), dataloader=rows, runs=runs, predict=predict)
+    return context(*(breakdown(rank) for rank in range(ranks)), dataloader=rows, runs=runs, predict=predict)
 
 
 def test_the_fewest_workers_that_do_are_best() -> None:
-    (curve,) = curves(loading())
+    (curve,) = drawn(loading())
     assert (curve.setting, curve.unit, curve.current, curve.best) == (WORKERS, "workers", 0.0, 4.0)
     assert [point.value for point in curve.points] == [0, 1, 2, 3, 4, 6, 8]
     assert [round(point.mid_us / 1e3) for point in curve.points] == [100, 80, 40, 27, 20, 20, 20]
@@ -44,19 +48,19 @@ def test_the_fewest_workers_that_do_are_best() -> None:
 
 
 def test_a_recommended_value_is_among_the_points() -> None:
-    (curve,) = curves(loading(), [{WORKERS: "5"}, {"rank.2": "peers"}])
+    (curve,) = drawn(loading(), [{WORKERS: "5"}, {"rank.2": "peers"}])
     assert 5.0 in [point.value for point in curve.points]
 
 
 def test_nothing_to_see() -> None:
-    assert curves(loading(flat=True)) == ()
-    assert curves(loading(batch_us=None)) == ()
-    assert curves(loading(ranks=MOST_RANKS + 1)) == ()
-    assert curves(replace(loading(), predict=None)) == ()
+    assert drawn(loading(flat=True)) == ()
+    assert drawn(loading(batch_us=None)) == ()
+    assert drawn(loading(ranks=MOST_RANKS + 1)) == ()
+    assert drawn(changed(loading(), predict=None)) == ()
 
 
 def test_what_is_set_stays_where_others_are_no_better() -> None:
-    (curve,) = curves(loading(workers=6))
+    (curve,) = drawn(loading(workers=6))
     assert (curve.current, curve.best) == (6.0, 6.0)
 
 

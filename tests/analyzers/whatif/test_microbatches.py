@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.whatif.ask import context_of
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
+from perfscope.analyzers.whatif.pipeline_turns import Hop, Work, turns
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.schedules import Hop, Work, turns
-from tests.analyzers.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
 from tests.generator import ExtraLayers, JobSpec, ModelSpec, NetworkSpec, simulate
 
 MODEL = ModelSpec(layers=8, tokens=16384)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.whatif.ask import context_of
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.sharding_units import fluctuation_ns
-from perfscope.metadata import ModelRecord, RunMetadata
+from perfscope.analyzers.whatif.sharding_recorded import fluctuation_ns
+from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters, waits_for_reductions
 from tests.generator import MIB, JobSpec, ModelSpec, NetworkSpec, cpu_job, simulate
 
@@ -27,13 +27,13 @@ DDP = replace(
     network=NetworkSpec(busbw_gbps=40.0, alpha_ns=100_000),
 )  # fmt: skip
 LAYER = 2 * DDP.model.element_bytes * DDP.model.width * DDP.model.hidden
-MODEL = ModelRecord(
+MODEL = ModelMetadata(
     parameter_bytes=8 * LAYER,
     trainable_bytes=8 * LAYER,
     trainable_sizes=(LAYER // 2,) * 16,
     block_sizes=(LAYER,) * 8,
 )
-SHARDED = ModelRecord(parameter_bytes=8 * LAYER // 4)
+SHARDED = ModelMetadata(parameter_bytes=8 * LAYER // 4)
 """The same as one of four ranks holds it."""
 DEEPSPEED = {
     "deepspeed": {"config": {"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 25 * MIB // 2}}}
@@ -49,19 +49,19 @@ def sharded(strategy: str, spec: JobSpec = DDP) -> JobSpec:
     return replace(spec, strategy=strategy, model=model)
 
 
-def told(context: Context, **known: Any) -> Context:
+def with_metadata(context: Context, **known: Any) -> Context:
     """The same recording, of which ``perfscope run`` knew this."""
     return replace(context, runs={rank: RunMetadata(rank=rank, **known) for rank in context.result.partials})
 
 
 @dataclass(frozen=True)
 class Question:
-    """A recorded job with what it told of itself, the stage asked about, and the job that this makes of it."""
+    """A recorded job with the metadata of its runs, the stage asked about, and the job that this makes of it."""
 
     recorded: JobSpec
     stage: str
     becomes: JobSpec
-    told: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     recorded_as: Change | None = None
     becomes_as: Change | None = None
     within: float = 0.02
@@ -160,9 +160,9 @@ def test_accumulation_reduces_once_for_several_batches(tmp_path: Path) -> None:
     [
         ("fsdp.prefetch", "1", "gathers of parameters"),
         ("fsdp.reshard_after_forward", "false", "not gathered twice"),
-        ("fsdp.reshard_after_forward", "true", "not made"),
+        ("fsdp.reshard_after_forward", "true", "does not show"),
         ("zero.overlap_comm", "true", "nothing waits"),
-        ("zero.overlap_comm", "false", "not recorded"),
+        ("zero.overlap_comm", "false", "does not show"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path, setting: str, value: str, why: str) -> None:
@@ -197,7 +197,9 @@ def ddp(recordings: dict[tuple[str, Change | None], Context]) -> Context:
 def test_another_stage_comes_true(recordings: dict[tuple[str, Change | None], Context], name: str) -> None:
     asked = QUESTIONS[name]
     context = recordings[repr(asked.recorded), asked.recorded_as]
-    found = predict(told(context, **asked.told) if asked.told else context, {"zero.stage": asked.stage})
+    found = predict(
+        with_metadata(context, **asked.metadata) if asked.metadata else context, {"zero.stage": asked.stage}
+    )
     took = truth(asked.becomes, asked.becomes_as)
     assert found.mid_ns == pytest.approx(took, rel=asked.within)
     assert found.low_ns <= took <= found.high_ns
@@ -206,7 +208,7 @@ def test_another_stage_comes_true(recordings: dict[tuple[str, Change | None], Co
 
 def test_torch_s_sharded_optimizer_broadcasts_each_parameter(ddp: Context) -> None:
     # Nothing hides the broadcasts: they begin when the optimizer is done, and the next step needs them.
-    found = predict(told(ddp, model=MODEL), {"zero.stage": "1"})
+    found = predict(with_metadata(ddp, model=MODEL), {"zero.stage": "1"})
     model, wire = DDP.model, DDP.network
     broadcasts = 16 * (wire.alpha_ns + LAYER / 2 / wire.busbw_gbps)
     quicker = 0.75 * model.optimizer_kernels * model.optimizer_kernel_ns
@@ -215,7 +217,7 @@ def test_torch_s_sharded_optimizer_broadcasts_each_parameter(ddp: Context) -> No
 
 def test_frozen_parameters_are_gathered_but_not_reduced(ddp: Context) -> None:
     frozen = replace(MODEL, parameter_bytes=3 * MODEL.parameter_bytes)
-    all_trained, some = (predict(told(ddp, model=model), {"zero.stage": "3"}) for model in (MODEL, frozen))
+    all_trained, some = (predict(with_metadata(ddp, model=model), {"zero.stage": "3"}) for model in (MODEL, frozen))
     # Twice the model's bytes more, gathered twice, cannot all be hidden on a link that computation hides little of.
     more = 2 * 2 * 8 * LAYER * 0.75 / DDP.network.busbw_gbps
     assert 0.8 * more < some.mid_ns - all_trained.mid_ns < 1.1 * more
@@ -227,7 +229,7 @@ def test_the_stage_that_is_set_changes_nothing(ddp: Context) -> None:
 
 def test_sharding_on_twice_the_bandwidth(ddp: Context) -> None:
     network = NetworkSpec(busbw_gbps=80.0, alpha_ns=100_000)
-    found = predict(told(ddp, model=MODEL), {"zero.stage": "3", "network.bandwidth": "2x"})
+    found = predict(with_metadata(ddp, model=MODEL), {"zero.stage": "3", "network.bandwidth": "2x"})
     took = truth(replace(sharded("fsdp"), network=network))
     # The latency of gathers that nobody made yet is assumed.
     assert found.mid_ns == pytest.approx(took, rel=0.10)
@@ -239,8 +241,8 @@ def test_on_cpus_every_gather_and_reduction_blocks(tmp_path: Path) -> None:
     job = simulate(spec)
     job.write(tmp_path)
     layers, layer = spec.model.layers, 2 * 4 * spec.model.width * spec.model.hidden
-    model = ModelRecord(trainable_bytes=layers * layer, block_sizes=(layer,) * layers)
-    found = predict(told(context_of(tmp_path), model=model, backend="gloo"), {"zero.stage": "3"})
+    model = ModelMetadata(trainable_bytes=layers * layer, block_sizes=(layer,) * layers)
+    found = predict(with_metadata(context_of(tmp_path), model=model, backend="gloo"), {"zero.stage": "3"})
     # Over the wire as much as half an all-reduce, and a whole one; copied at 0.25 and 0.5 ns a byte.
     gather, reduce = (100_000 + (share + copying) * layer for share, copying in ((0.5, 0.25), (1.0, 0.5)))
     waited = sum(job.truth.mean_ns(0, row) for row in ("exposed_comm_wait", "exposed_comm_transfer"))
@@ -250,7 +252,7 @@ def test_on_cpus_every_gather_and_reduction_blocks(tmp_path: Path) -> None:
 
 
 def test_ranks_whose_pace_fluctuates_wait_for_each_other_more_often(tmp_path: Path) -> None:
-    noisy = told(recorded(tmp_path, replace(DDP, noise=0.05, seed=3)), model=MODEL)
+    noisy = with_metadata(recorded(tmp_path, replace(DDP, noise=0.05, seed=3)), model=MODEL)
     found = predict(noisy, {"zero.stage": "3"})
     took = truth(replace(sharded("fsdp"), noise=0.05, seed=4))
     assert found.mid_ns == pytest.approx(took, rel=0.05)
@@ -277,7 +279,7 @@ def test_sharding_that_cannot_be_replayed_is_refused(ddp: Context, tmp_path: Pat
     with pytest.raises(CannotReplay, match="record all ranks"):
         predict(context_of(tmp_path / "missing"), {"zero.stage": "3"})
     with pytest.raises(CannotReplay, match="pipeline or tensor"):
-        predict(told(ddp, strategies=("ddp", "tensor")), {"zero.stage": "3"})
+        predict(with_metadata(ddp, strategies=("ddp", "tensor")), {"zero.stage": "3"})
     single = recorded(tmp_path / "single", replace(DDP, ranks=1, steps=3))
     with pytest.raises(CannotReplay, match="record with shapes"):
         predict(single, {"zero.stage": "3"})

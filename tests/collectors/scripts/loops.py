@@ -63,7 +63,7 @@ def validation():
 
 @mode
 def closure():
-    """LBFGS calls forward and backward itself, several times a step."""
+    """LBFGS calls forward and backward itself, several times per step."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -97,7 +97,7 @@ def in_backward():
 
 @mode
 def by_hand():
-    """No optimizer at all: the script says where a step ends."""
+    """No optimizer at all: the script marks where a step ends."""
     import perfscope
 
     model = net()

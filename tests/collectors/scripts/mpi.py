@@ -1,4 +1,4 @@
-"""DDP whose ranks are what mpirun says."""
+"""DDP whose ranks come from mpirun."""
 
 import os
 

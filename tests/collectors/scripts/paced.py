@@ -1,4 +1,4 @@
-"""A training whose every step takes what the test says; on one process or several, and ending in many ways."""
+"""A training whose steps take as long as the test asks; on one process or several, and ending in many ways."""
 
 import argparse
 import atexit
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
-parser.add_argument("--ms", type=float, default=5, help="of compute a step")
+parser.add_argument("--ms", type=float, default=5, help="of compute per step")
 parser.add_argument("--load-ms", type=float, default=0)
 parser.add_argument("--slow-at", type=int, default=-1, help="step that takes longer")
 parser.add_argument("--slow-factor", type=float, default=10, help="so many times as long")

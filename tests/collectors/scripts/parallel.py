@@ -1,4 +1,4 @@
-"""Trainings as torch itself parallelises them, one mode a run; every rank says at its end what was left patched.
+"""Trainings as torch itself parallelises them, one mode per run; every rank prints at its end what was left patched.
 
 Each mode is a function that makes a model and yields after each training step, so that their number is known.
 """

@@ -1,4 +1,4 @@
-"""DDP whose ranks are what srun says."""
+"""DDP whose ranks come from srun."""
 
 import os
 

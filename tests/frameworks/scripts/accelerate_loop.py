@@ -51,5 +51,5 @@ while steps < options.steps:
                 accelerator.save_state(options.save)
         if steps == options.steps:
             break
-witness.tell(accelerator.process_index, accelerator.num_processes, steps)
+witness.report(accelerator.process_index, accelerator.num_processes, steps)
 accelerator.end_training()

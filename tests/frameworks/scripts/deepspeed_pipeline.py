@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engine: two stages, four micro-batches a step, evaluation between the steps."""
+"""DeepSpeed's pipeline engine: two stages, four micro-batches per step, evaluation between the steps."""
 
 import argparse
 
@@ -34,4 +34,4 @@ for step in range(options.steps):
     if step % 4 == 3:
         batches = [(torch.randn(8, 32), torch.randint(0, 4, (8,))) for _ in range(4)]
         engine.eval_batch(iter(batches))
-witness.tell(engine.global_rank, deepspeed.comm.get_world_size(), engine.global_steps)
+witness.report(engine.global_rank, deepspeed.comm.get_world_size(), engine.global_steps)

@@ -61,4 +61,4 @@ for iteration, (x, y) in enumerate(loader):
         engine.train()
     if options.checkpoint and iteration == options.checkpoint_at * options.accumulate - 1:
         engine.save_checkpoint(options.checkpoint)
-witness.tell(engine.global_rank, engine.world_size, engine.global_steps)
+witness.report(engine.global_rank, engine.world_size, engine.global_steps)

@@ -35,4 +35,4 @@ for iteration, (x, y) in enumerate(loader):
     steps += 1
     if steps == 3:
         fabric.save(options.checkpoint, {"model": model})
-witness.tell(fabric.global_rank, fabric.world_size, steps)
+witness.report(fabric.global_rank, fabric.world_size, steps)

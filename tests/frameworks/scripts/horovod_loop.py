@@ -30,4 +30,4 @@ for _ in range(STEPS):
     steps += 1
     hvd.allreduce(loss.detach(), name="loss")
     witness.look()
-witness.tell(hvd.rank(), hvd.size(), steps)
+witness.report(hvd.rank(), hvd.size(), steps)

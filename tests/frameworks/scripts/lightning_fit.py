@@ -61,4 +61,4 @@ trainer = lightning.Trainer(
     gradient_clip_val=1.0,
 )
 trainer.fit(Net(), DataLoader(data, batch_size=8), DataLoader(data, batch_size=8))
-witness.tell(trainer.global_rank, trainer.world_size, trainer.global_step)
+witness.report(trainer.global_rank, trainer.world_size, trainer.global_step)

@@ -148,4 +148,4 @@ for _ in range(options.steps):
             run(forward_only=True)
         for chunk in chunks:
             chunk.train()
-witness.tell(dist.get_rank(), dist.get_world_size(), steps)
+witness.report(dist.get_rank(), dist.get_world_size(), steps)

@@ -1,4 +1,4 @@
-"""A loop that uses no framework; says which of them were imported all the same."""
+"""A loop that uses no framework; prints which of them were imported all the same."""
 
 import sys
 

@@ -61,5 +61,5 @@ for _ in range(STEPS):
         with torch.no_grad():
             model(torch.randn(8, 32))
         model.train()
-witness.tell(dist.get_rank(), dist.get_world_size(), steps)
+witness.report(dist.get_rank(), dist.get_world_size(), steps)
 dist.destroy_process_group()

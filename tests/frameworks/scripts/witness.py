@@ -40,9 +40,9 @@ class Witness:
         """Call it in the middle of steps."""
         self.replaced |= self.changed()
 
-    def tell(self, rank, world, steps):
+    def report(self, rank, world, steps):
         """Print the truth for the test to read."""
-        told = {"rank": rank, "world": world, "steps": steps}
-        told.update(replaced=sorted(self.replaced), left=sorted(self.changed()))
-        sys.stdout.write(f"\nthe truth: {json.dumps(told)}\n")
+        outcome = {"rank": rank, "world": world, "steps": steps}
+        outcome.update(replaced=sorted(self.replaced), left=sorted(self.changed()))
+        sys.stdout.write(f"\nthe truth: {json.dumps(outcome)}\n")
         sys.stdout.flush()

@@ -76,7 +76,7 @@ class Stopwatch:
 
 
 def queued_ms() -> float:
-    """How long this thread was ready to run and did not; 0 where the kernel does not say."""
+    """How long this thread was ready to run and did not; 0 where the kernel does not record it."""
     return int(QUEUE.read_text().split()[1]) / 1e6 if QUEUE.exists() else 0.0
 
 
@@ -111,7 +111,7 @@ class Planted:
                 self._state = torch.zeros(int(plant.size * 1e6 / 4))
 
     def strike(self, *kinds: str) -> None:
-        """What there is of these kinds, if it is this rank's and this step's."""
+        """Planted causes of these kinds for this rank and this step."""
         for plant in self._plants:
             if plant.kind in kinds and plant.strikes(self._watch.step):
                 with self._watch.measure("planted"):

@@ -1,4 +1,4 @@
-"""Two processes that say which rank they are, and do something in named ranges; started by test_nsys_recorded.py.
+"""Two processes that name their rank and open named ranges; started by test_nsys_recorded.py.
 
 Each writes what it measured of itself with its own clock, in ns since the epoch, into the folder that it is given.
 """

@@ -1,0 +1,224 @@
+"""The history of a job from those of its ranks: step times, outliers, and ranks that are slow throughout."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.history.rank_history import (
+    Float64,
+    RankFile,
+    RankPartialHistory,
+    bin_width,
+    last_step,
+    summarize_rank,
+)
+from perfscope.execution import engine
+from perfscope.grouping import grouped
+from perfscope.recording.job import Job
+from perfscope.results.history import OTHER, History, HistoryBin, OutlierStep, SlowRank
+from perfscope.results.rows import Failure
+
+MOST_OUTLIERS: Final = 50
+
+NOTICEABLE: Final = 0.02
+"""Share of the median step from which a rank's excess over its peers is more than noise."""
+
+FEWEST_BINS: Final = 4
+"""Bins that all ranks must have in common to be compared."""
+
+_WORKER_BYTES: Final = 100 << 20
+_MEMORY_PER_BYTE: Final = 40
+"""Peak memory per byte of a file: values are compressed to a fifth, and there are a few copies."""
+
+_WORTH_SENDING: Final = 64 << 20
+
+_ALL_ARE_OTHERS: Final = 16
+"""Number of ranks from which the median of all stands for the median of the others."""
+
+_WAITING: Final = {
+    "ddp": {"backward"},
+    "fsdp": {"forward", "backward", "optimizer"},
+    "zero1": {"backward", "optimizer"},
+    "zero2": {"backward", "optimizer"},
+    "zero3": {"forward", "backward", "optimizer"},
+    "tensor": {"forward", "backward"},
+    "single": set(),
+}
+"""Strategy -> stages in which its ranks wait for one another, so that their time is not that of the rank itself."""
+
+_WAITING_ANYWHERE: Final = {"forward", "backward", "optimizer"}
+
+Partials = Mapping[int, RankPartialHistory]
+
+
+def job_history(
+    job: Job, executor: Executor | None = None, workers: int | None = None
+) -> tuple[History | None, tuple[Failure, ...]]:
+    """Read every rank's history; None where there is none. A file that cannot be read is a Failure of its rank."""
+    if not job.histories:
+        return None, ()
+    width = bin_width(max(_last_step(path) for path in job.histories.values()))
+    hosts = {rank: run.host for rank, run in job.runs.items()}
+    files = [RankFile(rank, hosts.get(rank, ""), path) for rank, path in job.histories.items()]
+    partials: dict[int, RankPartialHistory] = {}
+    failures = []
+    work = functools.partial(summarize_rank, width=width)
+    sizes = [file.path.stat().st_size for file in files]
+    memory = [_WORKER_BYTES + size * _MEMORY_PER_BYTE for size in sizes]
+    # Small files are not worth sending to a cluster.
+    remote = executor if executor is not None and sum(sizes) > _WORTH_SENDING else None
+    with engine.local_executor(memory, sum(sizes), workers) as local:
+        for outcome in engine.map_items(work, files, remote or local):
+            rank = outcome.item.rank
+            if outcome.result is None:
+                failures.append(Failure(rank=rank, path=str(outcome.item.path), error=outcome.error or "no result"))
+            else:
+                partials[rank] = outcome.result
+    return (_history(job, dict(sorted(partials.items()))) if partials else None), tuple(failures)
+
+
+def waiting_stages(strategies: Iterable[str]) -> frozenset[str]:
+    """Stages in which ranks of a job with these strategies wait for one another."""
+    return frozenset().union(*(_WAITING.get(strategy, _WAITING_ANYWHERE) for strategy in strategies))
+
+
+def _last_step(path: Path) -> int:
+    try:
+        return last_step(path)
+    except OSError:  # summarize_rank reports it
+        return -1
+
+
+def _history(job: Job, partials: Partials) -> History:
+    strategies = {strategy for run in job.runs.values() for strategy in run.strategies} or {"unknown"}
+    waiting = waiting_stages(strategies)
+    world = max((run.world_size for run in job.runs.values()), default=0)
+    history = History(
+        ranks=tuple(partial.row for partial in partials.values()),
+        bins=_bins(partials),
+        outliers=_outliers(partials, waiting),
+        slow_ranks=() if "pipeline" in strategies else _slow_ranks(partials, waiting),
+        missing_ranks=tuple(rank for rank in range(world) if rank not in partials),
+    )
+    for row in history.ranks:
+        row.self_check()
+    return history
+
+
+def _bins(partials: Partials) -> tuple[HistoryBin, ...]:
+    median: dict[int, float] = defaultdict(float)
+    longest: dict[int, float] = defaultdict(float)
+    for partial in partials.values():
+        bins = partial.bins
+        for place, middle, most in zip(bins.place.tolist(), bins.median_us, bins.max_us, strict=True):
+            median[place] = max(median[place], float(middle))
+            longest[place] = max(longest[place], float(most))
+    width = next(iter(partials.values())).bins.width
+    last = max(partial.row.last_step for partial in partials.values())
+    return tuple(
+        HistoryBin(
+            first_step=place * width,
+            last_step=min((place + 1) * width - 1, last),
+            median_us=median[place],
+            max_us=longest[place],
+        )
+        for place in sorted(median)
+    )
+
+
+def _outliers(partials: Partials, waiting: frozenset[str]) -> tuple[OutlierStep, ...]:
+    """Steps that are outliers on any rank, with the rank and the stage that each is attributed to."""
+    seen = grouped(
+        (number, (rank, place))
+        for rank, partial in partials.items()
+        for place, number in enumerate(partial.outliers.number.tolist())
+    )
+    rows = []
+    for number, where in seen.items():
+        longest, place = max(where, key=lambda entry: partials[entry[0]].outliers.us[entry[1]])
+        outliers = partials[longest].outliers
+        rank, stage = _attributed_to(partials, where, waiting, longest)
+        rows.append(
+            OutlierStep(
+                step=number,
+                us=float(outliers.us[place]),
+                ratio=float(outliers.ratio[place]),
+                ranks=tuple(sorted(entry[0] for entry in where)),
+                rank=rank,
+                stage=stage,
+            )
+        )
+    rows.sort(key=lambda row: (-row.us * (1 - 1 / row.ratio), row.step))
+    return tuple(rows[:MOST_OUTLIERS])
+
+
+def _attributed_to(
+    partials: Partials, where: list[tuple[int, int]], waiting: frozenset[str], longest: int
+) -> tuple[int, str]:
+    """Rank and stage with the largest excess among stages without waiting; else the largest of the longest rank."""
+    own: list[tuple[float, int, str]] = []
+    of_longest: list[tuple[float, str]] = []
+    total = 0.0
+    for rank, place in where:
+        partial = partials[rank]
+        excess = partial.outliers.stages_us[place]
+        total = max(total, float(excess.sum()))
+        for stage, value in zip(partial.row.stages_us, excess.tolist(), strict=True):
+            if stage not in waiting:
+                own.append((value, -rank, stage))
+            if rank == longest:
+                of_longest.append((value, stage))
+    if own and max(own)[0] >= total / 2:
+        _, rank, stage = max(own)
+        return -rank, stage
+    return longest, max(of_longest)[1]
+
+
+def _slow_ranks(partials: Partials, waiting: frozenset[str]) -> tuple[SlowRank, ...]:
+    """Ranks above the median of the others in a stage, over most of the run.
+
+    With two ranks ``other`` is not compared: there a rank may be waiting for the slow one.
+    """
+    places = sorted(set.intersection(*(set(partial.bins.place.tolist()) for partial in partials.values())))
+    if len(partials) < 2 or len(places) < FEWEST_BINS:
+        return ()
+    ranks = list(partials)
+    stages = [stage for stage in partials[ranks[0]].row.stages_us if stage not in waiting]
+    if len(ranks) == 2 and OTHER in stages:
+        stages.remove(OTHER)
+    step_us = float(np.median([partial.row.median_us for partial in partials.values()]))
+    rows = []
+    for stage in stages:
+        if any(stage not in partial.row.stages_us for partial in partials.values()):
+            continue
+        matrix = np.array([_of_stage(partials[rank], stage, places) for rank in ranks])
+        of_all = np.median(matrix, axis=0)
+        for place, rank in enumerate(ranks):
+            few = len(ranks) < _ALL_ARE_OTHERS
+            excess = matrix[place] - (np.median(np.delete(matrix, place, axis=0), axis=0) if few else of_all)
+            share = float((excess >= NOTICEABLE * step_us).mean())
+            if share >= 0.5:
+                rows.append(
+                    SlowRank(
+                        rank=rank,
+                        host=partials[rank].row.host,
+                        stage=stage,
+                        excess_us=float(excess.mean()),
+                        share_of_run=share,
+                    )
+                )
+    return tuple(sorted(rows, key=lambda row: -row.excess_us))
+
+
+def _of_stage(partial: RankPartialHistory, stage: str, places: list[int]) -> Float64:
+    """Mean of a stage in each of the bins that all ranks have."""
+    wanted = np.searchsorted(partial.bins.place, places)
+    values: Float64 = partial.bins.stages_us[wanted, list(partial.row.stages_us).index(stage)]
+    return values

@@ -1,0 +1,218 @@
+"""One rank's step history: reads its file and reduces it to the numbers that the job's history needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.errors import TraceError
+from perfscope.recording.history import DISTURBED, STAGES, VALUE_BYTES, PackedBlock, unpack
+from perfscope.results.history import OTHER, RankHistory
+from perfscope.trace.trace import Bool, Int64
+
+Float64 = npt.NDArray[np.float64]
+
+OUTLIER: Final = 1.5
+"""A step this many times the median of its neighbours is an outlier; ``perfscope run --trigger`` defaults to it."""
+
+NEIGHBOURS: Final = 64
+"""Neighbours that a step is compared with: enough for a median, few enough to follow a run that changes."""
+
+MOST_OUTLIERS: Final = 200
+"""Outliers of one rank that are compared with those of other ranks."""
+
+MOST_BINS: Final = 240
+"""Bins of a run: as many as a picture can show."""
+
+TREND_FROM: Final = 100
+"""Number of steps from which the first and the last tenth can be compared."""
+
+_TAIL_BYTES: Final = 1 << 16
+
+
+class RankFile(NamedTuple):
+    """The file of one rank; ``host`` is empty where not recorded."""
+
+    rank: int
+    host: str
+    path: Path
+
+
+@dataclass(frozen=True, eq=False)
+class RankStepTimes:
+    """One rank's steps of its last attempt, ascending by number."""
+
+    attempt: int
+    earlier_steps: int
+    stages: tuple[str, ...]
+    """The measured stages; ``stages_us`` has ``other`` as its last column."""
+    number: Int64
+    step_us: Float64
+    stages_us: Float64
+    """A row for each step, a column for each stage; each row adds up to the step."""
+    disturbed: Bool
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Bins of ``width`` steps: the bin at ``place`` starts with step ``place * width``."""
+
+    width: int
+    place: Int64
+    median_us: Float64
+    max_us: Float64
+    stages_us: Float64
+    """Mean of each stage, one row for each bin."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outliers:
+    """Steps far longer than their neighbours, the largest excess first."""
+
+    number: Int64
+    us: Float64
+    ratio: Float64
+    stages_us: Float64
+    """Excess of each stage over the median of its neighbours."""
+
+
+@dataclass(frozen=True, eq=False)
+class RankPartialHistory:
+    """The part of one rank in the job's history."""
+
+    row: RankHistory
+    """``stages_us`` is in the order of the columns of all other ``stages_us``: ``other`` last."""
+    outliers: Outliers
+    bins: Bins
+
+
+def last_step(path: Path) -> int:
+    """The last step in a file, read from its tail; -1 where there is none."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+        tail = file.read()
+    return max((block.first_step + block.steps - 1 for block in unpack(tail)), default=-1)
+
+
+def bin_width(last: int) -> int:
+    """Width of the bins of a run that ends with step ``last``: a power of two, so that ranks agree."""
+    return 1 << max(0, int(np.ceil(np.log2(max(last + 1, 1) / MOST_BINS))))
+
+
+def read(path: Path) -> RankStepTimes:
+    """Read a file. Raises TraceError, naming the file, where it has no step."""
+    try:
+        blocks = list(unpack(path.read_bytes()))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error}); check the path and its mode") from error
+    if not blocks:
+        raise TraceError(
+            f"{path}: no step in the file: the job ended before the first was written, or the file is damaged"
+        )
+    attempt = max(block.attempt for block in blocks)
+    mine = [block for block in blocks if block.attempt == attempt]
+    stages = tuple(name for name in STAGES if all(name in block.stages for block in mine))
+    numbers = np.concatenate([block.first_step + np.arange(block.steps, dtype=np.int64) for block in mine])
+    columns = np.concatenate([_columns(block, stages) for block in mine])
+    flags = np.concatenate([np.frombuffer(block.flags, np.uint8) for block in mine])
+    # Steps may have been renumbered: of two with one number, the later one is right.
+    numbers, last = np.unique(numbers[::-1], return_index=True)
+    columns, flags = columns[::-1][last], flags[::-1][last]
+    step_us = columns[:, 0]
+    other = step_us - columns[:, 1:].sum(axis=1)
+    return RankStepTimes(
+        attempt=attempt,
+        earlier_steps=sum(block.steps for block in blocks) - sum(block.steps for block in mine),
+        stages=stages,
+        number=numbers,
+        step_us=step_us,
+        stages_us=np.column_stack((columns[:, 1:], other)),
+        disturbed=flags & DISTURBED != 0,
+    )
+
+
+def summarize_rank(file: RankFile, width: int) -> RankPartialHistory:
+    """Read a file and reduce it; ``width`` is from :func:`bin_width`. Raises TraceError where the file has no step."""
+    steps = read(file.path)
+    used = ~steps.disturbed if not steps.disturbed.all() else np.ones(len(steps.number), dtype=bool)
+    step_us, stages_us, number = steps.step_us[used], steps.stages_us[used], steps.number[used]
+    count, outliers = _outliers(number, step_us, stages_us)
+    median, p95, p99 = np.percentile(step_us, [50, 95, 99]).tolist()
+    first, last = int(steps.number[0]), int(steps.number[-1])
+    row = RankHistory(
+        rank=file.rank,
+        host=file.host,
+        attempt=steps.attempt,
+        earlier_steps=steps.earlier_steps,
+        first_step=first,
+        last_step=last,
+        steps=len(number),
+        disturbed_steps=len(steps.number) - len(number),
+        lost_steps=last - first + 1 - len(steps.number),
+        mean_us=float(step_us.mean()),
+        median_us=median,
+        p95_us=p95,
+        p99_us=p99,
+        max_us=float(step_us.max()),
+        stages_us=dict(zip((*steps.stages, OTHER), stages_us.mean(axis=0).tolist(), strict=True)),
+        outlier_steps=count,
+        trend=_trend(step_us),
+    )
+    return RankPartialHistory(row, outliers, _bins(number, step_us, stages_us, width))
+
+
+def _columns(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
+    """The columns of the step and of ``stages``, µs."""
+    grouped = np.frombuffer(block.columns, np.uint8).reshape(1 + len(block.stages), VALUE_BYTES, block.steps)
+    values: npt.NDArray[Any] = np.ascontiguousarray(grouped.transpose(0, 2, 1)).view("<u8")[..., 0]
+    wanted = [0, *(1 + block.stages.index(name) for name in stages)]
+    chosen: Float64 = values[wanted].T.astype(np.float64)
+    return chosen
+
+
+def _around(values: Float64) -> Float64:
+    """For each row the median of its neighbours, column by column."""
+    edges = np.linspace(0, len(values), max(1, len(values) // NEIGHBOURS) + 1).astype(np.int64)
+    medians = np.array([np.median(values[begin:end], axis=0) for begin, end in pairwise(edges)])
+    around: Float64 = np.repeat(medians, np.diff(edges), axis=0)
+    return around
+
+
+def _outliers(number: Int64, step_us: Float64, stages_us: Float64) -> tuple[int, Outliers]:
+    """Number of outliers, and the largest of them."""
+    around = _around(step_us)
+    outliers = np.flatnonzero(step_us >= OUTLIER * np.maximum(around, 1))
+    excess = step_us[outliers] - around[outliers]
+    largest = outliers[np.argsort(-excess, kind="stable")[:MOST_OUTLIERS]]
+    return len(outliers), Outliers(
+        number=number[largest],
+        us=step_us[largest],
+        ratio=step_us[largest] / np.maximum(around[largest], 1),
+        stages_us=stages_us[largest] - _around(stages_us)[largest],
+    )
+
+
+def _trend(step_us: Float64) -> float | None:
+    if len(step_us) < TREND_FROM:
+        return None
+    tenth = len(step_us) // 10
+    first = float(np.median(step_us[:tenth]))
+    return float(np.median(step_us[-tenth:])) / first - 1 if first > 0 else None
+
+
+def _bins(number: Int64, step_us: Float64, stages_us: Float64, width: int) -> Bins:
+    places, begins = np.unique(number // width, return_index=True)
+    ends = np.append(begins[1:], len(number))
+    counts = (ends - begins).astype(np.float64)
+    return Bins(
+        width=width,
+        place=places,
+        median_us=np.array([np.median(step_us[begin:end]) for begin, end in zip(begins, ends, strict=True)]),
+        max_us=np.maximum.reduceat(step_us, begins),
+        stages_us=np.add.reduceat(stages_us, begins, axis=0) / counts[:, None],
+    )

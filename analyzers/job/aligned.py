@@ -1,0 +1,195 @@
+"""The ranks side by side: common steps, aligned clocks, waits split from transfers, time breakdowns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.job.collectives.matching import match
+from perfscope.analyzers.job.collectives.unmatched import Mismatch
+from perfscope.analyzers.job.hosts import Hosts, find_hosts
+from perfscope.analyzers.rank.host_activity import EVALUATING
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.results.categories import TimeCategory
+from perfscope.results.time_breakdown import TimeBreakdown
+from perfscope.trace.clock import Clocks
+from perfscope.trace.trace import Int64
+
+EVALUATED_AT_MOST: Final = 0.5
+"""Share of steps with an evaluation up to which they are left out: occasional evaluations are not training; where most
+steps evaluate, that is how the job trains (reinforcement learning, say)."""
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedJob:
+    """The ranks side by side. ``steps`` are the job's step numbers that every rank has; ``windows`` are per rank.
+
+    ``totals`` holds, for each rank, ns of each category (columns) in each used step (rows); rows add up to the windows.
+    """
+
+    partials: Mapping[int, RankPartial]
+    steps: Int64
+    windows: Mapping[int, tuple[Int64, Int64]]
+    """Rank -> starts and ends of its used windows, own clock, ns."""
+    timelines: Mapping[int, Timeline]
+    totals: Mapping[int, Int64]
+    communication: Mapping[int, Int64]
+    """Rank -> ns of communication, overlapped or exposed, in each used step."""
+    matched: MatchedCollectives
+    """Collectives of the used steps."""
+    matched_before: MatchedCollectives
+    """Those, and the ones of recorded steps before the first used one."""
+    clocks: Clocks
+    mismatches: tuple[Mismatch, ...]
+    hosts: Hosts
+    evaluated: Int64
+    """Steps in which some rank evaluated the model: left out of ``steps``, unless that holds for most steps."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Does every rank's trace mark steps? Otherwise the whole recording is one step."""
+        return all(partial.steps.marked for partial in self.partials.values())
+
+    def mean_step_ns(self, rank: int) -> float:
+        """Mean window of one rank."""
+        start, end = self.windows[rank]
+        return float((end - start).sum()) / len(start)
+
+    @property
+    def slowest(self) -> int:
+        """The rank with the longest mean window (the lowest among equals)."""
+        return max(self.partials, key=lambda rank: (self.mean_step_ns(rank), -rank))
+
+    @property
+    def step_ns(self) -> float:
+        """Job step time: the mean advance per step of the slowest rank's window."""
+        return self.mean_step_ns(self.slowest)
+
+    def self_check(self) -> None:
+        """Raise ValueError where a rank's categories do not add up to its windows to the nanosecond."""
+        for rank, totals in self.totals.items():
+            start, end = self.windows[rank]
+            if not np.array_equal(totals.sum(axis=1), end - start):
+                raise ValueError(f"rank {rank}: the categories of a step do not add up to its window")
+            exposed = totals[:, TimeCategory.COMM_WAIT] + totals[:, TimeCategory.COMM_TRANSFER]
+            if (exposed > self.communication[rank]).any():
+                raise ValueError(f"rank {rank}: more communication is exposed than there is")
+
+
+def align_job(
+    partials: Mapping[int, RankPartial],
+    first_step: int | None = None,
+    hosts: Hosts | None = None,
+    last_step: int | None = None,
+) -> AlignedJob:
+    """Put ranks that share at least one step side by side. ``partials`` must not be empty.
+
+    ``first_step`` is the first step meant to be used, where the recording names one: earlier steps were recorded while
+    the profilers of the ranks were still starting. ``hosts`` are the ranks' hosts; else the traces name them.
+    ``last_step`` is the last one that ended, where known: a step marked after it was cut by the job's end.
+    """
+    hosts = hosts or find_hosts(partials, {}, None)
+    recorded = reduce(np.intersect1d, (partial.steps.number for partial in partials.values()))
+    steps = recorded[recorded >= first_step] if first_step is not None else recorded
+    steps = steps[steps <= last_step] if last_step is not None else steps
+    if len(steps) == 0:
+        steps = recorded
+    evaluated = _evaluated(partials, steps)
+    if len(evaluated) <= EVALUATED_AT_MOST * len(steps):
+        steps = np.setdiff1d(steps, evaluated)
+    matched, clocks, mismatches = match(partials, recorded, hosts.names)
+    windows, timelines, totals, communication = {}, {}, {}, {}
+    for rank, partial in sorted(partials.items()):
+        used = partial.steps.indices_of(steps)
+        start, end = partial.steps.start_ns[used], partial.steps.end_ns[used]
+        waits = _waits(rank, matched)
+        timeline = partial.timeline.split(TimeCategory.COMM_TRANSFER, waits, TimeCategory.COMM_WAIT)
+        windows[rank], timelines[rank] = (start, end), timeline
+        totals[rank] = timeline.totals(start, end)
+        communication[rank] = partial.communication.within(start, end)
+    result = AlignedJob(
+        partials,
+        steps,
+        windows,
+        timelines,
+        totals,
+        communication,
+        matched.of_steps(steps),
+        matched,
+        clocks,
+        tuple(mismatch for mismatch in mismatches if mismatch.step in steps),
+        hosts,
+        evaluated,
+    )
+    result.self_check()
+    return result
+
+
+def _evaluated(partials: Mapping[int, RankPartial], steps: Int64) -> Int64:
+    """Those of ``steps`` in whose host window any rank evaluated the model."""
+    evaluated = np.zeros(len(steps), dtype=np.bool_)
+    for partial in partials.values():
+        evaluating = partial.named_host.get(EVALUATING)
+        if evaluating is not None and len(evaluating) and partial.steps.marked:
+            own = partial.steps.indices_of(steps)
+            evaluated |= evaluating.within(partial.steps.host_start_ns[own], partial.steps.host_end_ns[own]) > 0
+    return steps[evaluated]
+
+
+def time_breakdowns(result: AlignedJob) -> tuple[TimeBreakdown, ...]:
+    """The time breakdown of each rank: means per step in µs."""
+    rows = []
+    matched = result.matched
+    # Ranks with a collective whose participants are not all in the recording.
+    bounded = set(np.unique(matched.rank[~matched.instances.complete[matched.instance]]).tolist())
+    for rank, totals in result.totals.items():
+        count = len(totals)
+        mean_us = totals.sum(axis=0) / count / 1e3
+        communication = int(result.communication[rank].sum())
+        exposed = int(totals[:, [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]].sum())
+        host = result.timelines[rank].where(TimeCategory.HOST)
+        start, end = result.windows[rank]
+        named = {
+            name: float(part.intersect(host).within(start, end).sum()) / count / 1e3
+            for name, part in result.partials[rank].named_host.items()
+        }
+        rows.append(
+            TimeBreakdown(
+                rank=rank,
+                step_time_us=result.mean_step_ns(rank) / 1e3,
+                **{f"{row.id}_us": float(mean_us[row]) for row in TimeCategory},
+                comm_us=communication / count / 1e3,
+                hidden_comm_us=(communication - exposed) / count / 1e3,
+                host=result.hosts.names.get(rank, ""),
+                wait_is_bound=rank in bounded,
+                named_host_us={name: value for name, value in named.items() if value > 0},
+                own_us_per_step=tuple((np.delete(totals, TimeCategory.COMM_WAIT, axis=1).sum(axis=1) / 1e3).tolist()),
+            )
+        )
+    return tuple(rows)
+
+
+def breakdown_us_per_step(result: AlignedJob) -> dict[str, tuple[float, ...]]:
+    """Each category in every used step, mean over the ranks, in µs."""
+    mean_us = sum(result.totals.values(), np.zeros((len(result.steps), len(TimeCategory)))) / len(result.totals) / 1e3
+    return {row.id: tuple(mean_us[:, row].tolist()) for row in TimeCategory}
+
+
+def _waits(rank: int, matched: MatchedCollectives) -> Intervals:
+    """When this rank waited and none of its communication was in transfer, on its own clock.
+
+    Where collectives overlap, a moment counts as wait only if none of them has had its last arrival.
+    """
+    mine = matched.lines_of(rank)
+    start, arrival, done = (
+        matched.clocks.to_own(rank, times[mine])
+        for times in (matched.start_ns, matched.last_arrival_ns, matched.done_ns)
+    )
+    return Intervals.of(start, arrival).subtract(Intervals.of(arrival, done))

@@ -1,0 +1,122 @@
+"""What each process group is for: by its recorded description, else by the collectives that run in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_MEGATRON: Final = (
+    # megatron/core/parallel_state.py, group_desc=...; the first match in the description counts.
+    (r"EXPERT_TENSOR_AND_MODEL|EXPERT_MODEL_PARALLEL", "expert"),
+    (r"EXPERT_TENSOR_PARALLEL", "tensor"),
+    (r"EXPERT_DATA_PARALLEL", "data"),
+    (r"TENSOR_AND|EXPERT_TENSOR_MODEL_PIPELINE|(?<!_)MODEL_PARALLEL_GROUP", "unknown"),
+    (r"TENSOR_MODEL_PARALLEL", "tensor"),
+    (r"PIPELINE_MODEL_PARALLEL|EMBEDDING_GROUP", "pipeline"),
+    (r"DATA_PARALLEL", "data"),
+    (r"CONTEXT_PARALLEL", "context"),
+)
+"""Groups of several dimensions at once (norms of gradients, amax of FP8) have no single role."""
+
+_MESH: Final = "mesh_"
+"""torch/distributed/device_mesh.py: ``mesh_`` and the name of the dimension."""
+
+_DIMENSIONS: Final = {
+    # Names that torchtitan, accelerate, NeMo and others give the dimensions of their meshes.
+    **dict.fromkeys(("replicate", "replica"), "data"),
+    **dict.fromkeys(("shard", "fsdp", "efsdp"), "shard"),
+    **dict.fromkeys(("dp", "ddp", "edp", "data", "batch", "loss"), "data"),
+    **dict.fromkeys(("pp", "pipe", "pipeline", "stage"), "pipeline"),
+    **dict.fromkeys(("tp", "etp", "tensor"), "tensor"),
+    **dict.fromkeys(("cp", "context", "sp", "seq", "sequence", "ulysses", "ring"), "context"),
+    **dict.fromkeys(("ep", "expert", "experts"), "expert"),
+}
+
+_MOST: Final = 0.5
+"""Share of a group's time that a kind must take to decide the role."""
+
+EARLY: Final = 0.3
+"""Part of a step in which there are no gradients yet, unless they are reduced after every micro-batch."""
+
+_EARLY_SHARE: Final = 0.1
+"""Share of the bytes of a group's all-reduces above which those early in the step are systematic."""
+
+_EXPOSED_SHARE: Final = 0.5
+"""Communication that the next layer needs can hardly be overlapped; that of gradients can."""
+
+_OFTEN: Final = 8
+"""Collectives in a step below which a group does not serve every layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupTraffic:
+    """What ran in one group. Shares of kinds are of its transfer time."""
+
+    share: Mapping[str, float]
+    """Kind -> share."""
+    per_step: float
+    """Instances."""
+    early_reduced: float | None
+    """Share of the bytes of its all-reduces that are moved in the first part (``EARLY``) of a step; None where nothing
+    marks steps."""
+    exposed: float
+    """Share of its time on the lowest rank present in which nothing was computed."""
+    gathers_first: float | None
+    """All-gathers before the first reduce-scatter of a step, median; None without either."""
+    uneven: bool
+    """Its all-to-alls differ in size, as far as sizes are known."""
+    rings: bool
+    """All its exchanges are among all its ranks at once, more than two."""
+
+
+def role_by_description(text: str) -> str | None:
+    """The role that a recorded description states; None where it states none."""
+    for pattern, role in _MEGATRON:
+        if re.search(pattern, text):
+            return role
+    if not text.startswith(_MESH):
+        return None
+    words = re.split(r"[^a-z]+", text.removeprefix(_MESH).lower())
+    named = {_DIMENSIONS[word] for word in words if word in _DIMENSIONS}
+    if "shard" in named:
+        return "shard"  # dp_shard, dp_shard_cp: whatever else its ranks divide among them
+    if "data" in named and named <= {"data", "context"}:
+        return "data"  # gradients are reduced over both
+    return named.pop() if len(named) == 1 else "unknown" if named else None
+
+
+def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
+    """(role, how it is known) by the kinds of collectives."""
+    share = traffic.share
+
+    def most(*kinds: str) -> bool:
+        return sum(share.get(kind, 0.0) for kind in kinds) >= _MOST
+
+    if most("send_recv"):
+        if traffic.rings:
+            return "context", "exchanges in a ring of all its ranks"
+        return "pipeline", "sends and recvs"
+    if most("all_to_all"):
+        if traffic.uneven:
+            return "expert", "all-to-alls of unequal sizes"
+        return "unknown", "all-to-alls: of experts, of sequences or of embedding tables"
+    if most("all_gather", "reduce_scatter") and traffic.gathers_first is not None:
+        if traffic.gathers_first <= 2 and traffic.per_step >= _OFTEN:
+            return "tensor", "all-gathers and reduce-scatters in turn, all through the step"
+        return "shard", "all-gathers and reduce-scatters"
+    if most("all_gather", "reduce_scatter", "reduce", "broadcast"):
+        return "shard", "gradients reduced to their owners or parameters gathered from them"
+    if most("all_reduce"):
+        return _reducing(traffic)
+    return "unknown", "no kind of collective prevails"
+
+
+def _reducing(traffic: GroupTraffic) -> tuple[str, str]:
+    if traffic.early_reduced is None:
+        return "unknown", "all-reduces, but nothing marks steps"
+    early, often = traffic.early_reduced >= _EARLY_SHARE, traffic.per_step >= _OFTEN
+    if early and often and traffic.exposed >= _EXPOSED_SHARE:
+        return "tensor", "exposed all-reduces from the beginning of the step on"
+    return "data", "all-reduces of gradients"

@@ -1,0 +1,97 @@
+"""The CPU demand of a job: how many cores each rank has, and the CPU time of its training and of its data loading.
+
+The ranks recorded the CPU time of their steps and of loading (``CpuMetadata``, ``DataLoaderMetadata``). A step cannot
+be shorter than the CPU time that it needs, all ranks of a host together, over the host's cores: more workers
+help only where a core is free for them. Example: training takes 70 ms of a core and loading 30. Without workers the
+step takes 100 ms; with one worker 70 where the rank has two cores, and still 100 where it has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfscope.recording.metadata import RunMetadata
+
+
+@dataclass(frozen=True)
+class CpuDemand:
+    """CPU time of one rank, ns."""
+
+    cores: float
+    """Cores of this rank alone: those that it may run on, divided among the ranks that may."""
+    sharing: frozenset[int]
+    """The recorded ranks that may run on the same cores, itself among them."""
+    threads: int
+    """Threads that one operator uses, at most as many as cores."""
+    training_ns: float
+    """Per step, without loading."""
+    batch_ns: float
+    """Per loaded batch."""
+    batch_most_ns: float
+    """The same with the time of all threads that ran meanwhile, some of which may have helped and others spun."""
+    slowdown: float
+    """Duration of the training's work over its CPU time: above 1 where it waited for a core, also because of other
+    processes on the host."""
+
+
+def demands(runs: Mapping[int, RunMetadata], batches: Mapping[int, float]) -> dict[int, CpuDemand]:
+    """Rank -> its CPU demand; ranks that did not record it are left out. ``batches`` are per step."""
+    by_rank = {}
+    for rank, run in runs.items():
+        # The loader that the recorded steps drew from, where its batches' CPU time is known.
+        loader = run.dataloaders[0] if run.dataloaders else None
+        if loader is None or not loader.timed_batches or run.cpu is None or not run.cpu.steps:
+            continue
+        if (part := cores_of(runs, rank)) is None:
+            continue
+        batch_ns = loader.load_cpu_ns / loader.timed_batches
+        meanwhile_ns = loader.load_process_cpu_ns / loader.timed_batches
+        threads = run.cpu_threads or 1
+        # A thread that waits for its next operator spins: only the training thread's time is certainly needed.
+        trained_ns = (run.cpu.process_ns if threads == 1 else run.cpu.thread_ns) / run.cpu.steps
+        in_process = not loader.num_workers
+        by_rank[rank] = CpuDemand(
+            cores=part,
+            sharing=_sharing(runs, rank),
+            threads=max(min(threads, round(part)), 1),
+            training_ns=max(trained_ns - (batch_ns * batches.get(rank, 1.0) if in_process else 0.0), 0.0),
+            batch_ns=batch_ns,
+            batch_most_ns=max(meanwhile_ns, batch_ns) if in_process and threads > 1 else batch_ns,
+            slowdown=1 + (run.cpu.waited_ns or 0) / run.cpu.thread_ns if run.cpu.thread_ns else 1.0,
+        )
+    return by_rank
+
+
+def cores_of(runs: Mapping[int, RunMetadata], rank: int) -> float | None:
+    """Cores that a rank has to itself; None where not known.
+
+    Ranks of a host that may all run on the same cores share them, those that are not in the recording as well; ranks
+    that are bound to cores of their own do not. A control group's quota is the whole host's.
+    """
+    run = runs[rank]
+    if not run.cpu_count:
+        return None
+    local = max(run.local_world_size, 1)
+    on_host = [other for other in runs.values() if other.host == run.host]
+    sharing = _sharing(runs, rank)
+    part = run.cpu_count / (local if len(sharing) == len(on_host) else len(sharing))
+    quota = run.cpu.quota if run.cpu is not None else None
+    return part if quota is None else min(part, quota / local)
+
+
+def needed_ns(needs: Mapping[int, CpuDemand], rank: int, batches: Mapping[int, float]) -> float:
+    """CPU time per step over cores, training and loading, of the ranks that share cores with this one, for each rank's
+    part of them. No step is shorter.
+    """
+    mine = needs[rank]
+    sharing = [other for other in mine.sharing if other in needs]
+    taken = sum(needs[other].training_ns + needs[other].batch_ns * batches.get(other, 1.0) for other in sharing)
+    return taken / len(sharing) / mine.cores
+
+
+def _sharing(runs: Mapping[int, RunMetadata], rank: int) -> frozenset[int]:
+    def place(run: RunMetadata) -> tuple[str, str]:
+        return run.host, run.cpu.cores if run.cpu is not None else ""
+
+    return frozenset(other for other, run in runs.items() if place(run) == place(runs[rank]))

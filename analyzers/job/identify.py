@@ -1,0 +1,217 @@
+"""Which trace is which rank of the job: its content counts before its name, and every guess becomes a note.
+
+Of several traces of one rank, those recorded at the same time as the other ranks' are taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.execution.engine import Outcome
+from perfscope.recording.job import Job, TraceSource
+from perfscope.results.notes import Note, note
+from perfscope.results.rows import Failure
+from perfscope.text import rank_list
+
+_Read = tuple[TraceSource, RankPartial]
+"""A trace that was read, and its analysis."""
+
+
+@dataclass
+class IdentifiedRanks:
+    """The ranks that can be analyzed together, and why the other traces cannot."""
+
+    partials: dict[int, RankPartial] = field(default_factory=dict)
+    sources: dict[int, TraceSource] = field(default_factory=dict)
+    """Where each of them was read."""
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def reject(self, rank: int | None, path: object, error: str) -> None:
+        """Record why a trace is not analyzed."""
+        self.failures.append(Failure(rank=rank, path=str(path), error=error))
+
+
+def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> IdentifiedRanks:
+    """Sort outcomes into ranks of one job. Files that do not belong to it are failures that say why."""
+    ranks = IdentifiedRanks()
+    for problem in job.problems:
+        ranks.reject(problem.rank, problem.path, problem.error)
+    read: list[_Read] = []
+    # Parts are numbers.
+    for outcome in sorted(
+        outcomes, key=lambda each: (str(each.item.path), len(each.item.part or ""), each.item.part or "")
+    ):
+        if outcome.result is None:
+            source = outcome.item
+            ranks.reject(source.named_rank, source.path, outcome.error or "no result")
+        else:
+            read.append((outcome.item, outcome.result))
+    read = _label_processes(read, ranks)
+    for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
+        _place(source, partial, ranks, alone=len(read) == 1)
+    _keep_common_steps(ranks)
+    return ranks
+
+
+def _label_processes(read: list[_Read], ranks: IdentifiedRanks) -> list[_Read]:
+    """Number the processes of one report in which none has a known rank, so that they can be compared.
+
+    Only where the job has no other traces, since then no number can be another rank's.
+    """
+    alone_in_file = len({source.path for source, _ in read}) == 1 and len(read) > 1
+    if not alone_in_file or any(partial.rank is not None for _, partial in read):
+        return read
+    ranks.notes.append(
+        note(
+            "ranks",
+            "ranks_by_process_id",
+            range(len(read)),
+            order=", ".join(f"{rank} is {partial.source}" for rank, (_, partial) in enumerate(read)),
+        )
+    )
+    return [(source, replace(partial, rank=rank)) for rank, (source, partial) in enumerate(read)]
+
+
+def _of_one_world(read: list[_Read], ranks: IdentifiedRanks) -> list[_Read]:
+    """Traces of another world size belong to another job: the commonest world stays."""
+    sizes = Counter(partial.world_size for _, partial in read if partial.world_size is not None)
+    if len(sizes) < 2:
+        return read
+    kept_size = max(sizes, key=lambda size: (sizes[size], size))
+    kept = []
+    for source, partial in read:
+        if partial.world_size in (None, kept_size):
+            kept.append((source, partial))
+        else:
+            ranks.reject(
+                partial.rank,
+                source.path,
+                f"belongs to a job of {partial.world_size} ranks, the others to one of {kept_size}: analyze "
+                "it by itself",
+            )
+    return kept
+
+
+def _place(source: TraceSource, partial: RankPartial, ranks: IdentifiedRanks, *, alone: bool) -> None:
+    rank = partial.rank if partial.rank is not None else source.named_rank
+    if rank is None and alone:
+        rank = 0
+        ranks.notes.append(note("ranks", "rank_unknown"))
+    if rank is None:
+        ranks.reject(None, source.path, _unknown(source, partial))
+        return
+    if partial.rank is None and source.named_rank is not None:
+        ranks.notes.append(note("ranks", "rank_by_file_name", (rank,), rank=rank, file=source.path.name))
+    if partial.rank is not None and source.named_rank not in (None, partial.rank):
+        ranks.notes.append(
+            note("ranks", "file_of_another_rank", (partial.rank,), rank=partial.rank, file=source.path.name)
+        )
+    if rank in ranks.partials:
+        ranks.reject(
+            rank,
+            source.path,
+            f"a second trace of rank {rank}; {ranks.partials[rank].source} is the one analyzed: put captures "
+            "into folders of their own, or analyze this file by itself",
+        )
+        return
+    ranks.partials[rank] = partial
+    ranks.sources[rank] = source
+
+
+def _unknown(source: TraceSource, partial: RankPartial) -> str:
+    if source.part is not None:
+        return (
+            f"{partial.source}: neither the report (by an NVTX mark such as perfscope::rank#0 of 8, MPI, or the "
+            "environment of nsys) nor its name says which rank this is: name a report of one rank rank<N>, or analyze "
+            "it by itself"
+        )
+    return (
+        "neither its content (distributedInfo) nor its name says which rank it is: name it rank<N>.json, or analyze it "
+        "by itself"
+    )
+
+
+def _keep_common_steps(ranks: IdentifiedRanks) -> None:
+    """Ranks that share no step number with the rest were recorded at another time: they cannot be compared."""
+    marked = {
+        rank: set(map(int, partial.steps.number)) for rank, partial in ranks.partials.items() if partial.steps.marked
+    }
+    unmarked = [rank for rank, partial in ranks.partials.items() if not partial.steps.marked]
+    if marked and unmarked:
+        for rank in unmarked:
+            _reject(
+                ranks,
+                rank,
+                "nothing in it marks steps while the other ranks' do: record it with a profiler schedule",
+            )
+    if len(marked) < 2:
+        return
+    votes = Counter(step for steps in marked.values() for step in steps)
+    most = max(votes.values())
+    # The steps that most ranks have; among equals those of the lowest rank that has any.
+    candidates = {step for step, count in votes.items() if count == most}
+    lowest = next(rank for rank in sorted(marked) if marked[rank] & candidates)
+    common = marked[lowest] & candidates
+    for rank, steps in sorted(marked.items()):
+        if not steps & common:
+            _reject(
+                ranks,
+                rank,
+                f"has steps {rank_list(steps)}, none of steps {rank_list(common)} that the others have: "
+                "another job or another capture; analyze it by itself",
+            )
+
+
+def _reject(ranks: IdentifiedRanks, rank: int, error: str) -> None:
+    partial = ranks.partials.pop(rank)
+    ranks.reject(rank, partial.source, error)
+
+
+def _of_one_capture(read: Sequence[_Read], ranks: IdentifiedRanks) -> list[_Read]:
+    """The traces of one capture, where a rank has several traces; the others are rejected.
+
+    Traces whose steps overlap in time, directly or through others, are of one capture. The capture that most ranks have
+    is taken, of equals the last. A rank without a trace of it keeps its latest one. Copies of a trace, which overlap
+    too, are left to the caller.
+    """
+    rank_of = [partial.rank if partial.rank is not None else source.named_rank for source, partial in read]
+    counts = Counter(rank for rank in rank_of if rank is not None)
+    if not counts or max(counts.values()) == 1:
+        return list(read)
+    capture_of = _captures(read)
+    votes = Counter(capture for capture, _ in {*zip(capture_of, rank_of, strict=True)})
+    chosen = max(votes, key=lambda capture: (votes[capture], capture))
+    wanted: dict[int | None, int] = {}
+    for rank, capture in zip(rank_of, capture_of, strict=True):
+        wanted[rank] = max(wanted.get(rank, capture), capture, key=lambda each: (each == chosen, each))
+    kept = []
+    for (source, partial), rank, capture in zip(read, rank_of, capture_of, strict=True):
+        if rank is None or capture == wanted[rank]:
+            kept.append((source, partial))
+            continue
+        steps = f" (steps {rank_list(partial.steps.number.tolist())})" if partial.steps.marked else ""
+        ranks.reject(
+            rank,
+            source.path,
+            f"another capture of rank {rank}{steps}, recorded at another time than those analyzed; to see it, put the "
+            "captures into folders of their own",
+        )
+    return kept
+
+
+def _captures(read: Sequence[_Read]) -> list[int]:
+    """For each trace the number of its capture, the earliest 0: traces that overlap in time share one."""
+    starts = [int(partial.steps.host_start_ns[0]) for _, partial in read]
+    ends = [int(partial.steps.host_end_ns[-1]) for _, partial in read]
+    captures = [0] * len(read)
+    number, last_end = -1, 0
+    for row in sorted(range(len(read)), key=lambda row: (starts[row], ends[row])):
+        if number < 0 or starts[row] >= last_end:
+            number, last_end = number + 1, ends[row]
+        captures[row] = number
+        last_end = max(last_end, ends[row])
+    return captures

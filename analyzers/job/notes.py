@@ -1,0 +1,128 @@
+"""What the reader must know to judge the numbers: what is missing, bounded, assumed or perturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
+from perfscope.recording.job import Job
+from perfscope.results.notes import Note, collector_problems, ended, note
+from perfscope.results.rows import JobInfo
+from perfscope.results.time_breakdown import TimeBreakdown
+
+DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
+"""Backends of torch.distributed that only move data between devices."""
+
+UNKNOWN_SHARE: Final = 0.02
+"""Idle time without a cause above this share of the step is a defect of the recording or of the analysis."""
+
+
+def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Iterable[TimeBreakdown]) -> tuple[Note, ...]:
+    """Every note on this job, the gravest kinds first."""
+    return (
+        *_about_steps(result, info),
+        *_about_ranks(info),
+        *_about_reading(result),
+        *_about_devices(result),
+        *_about_collectives(result),
+        *_about_clock(result),
+        *_about_idle(time_breakdown),
+        *_about_captures(job),
+        *_about_collection(job),
+    )
+
+
+def _about_steps(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
+    if not info.steps:
+        yield note("steps", "no_steps", steps_from=info.steps_from)
+    elif info.few_steps:
+        yield note("steps", "few_steps", count=len(info.steps))
+    if len(result.evaluated):
+        used = np.isin(result.evaluated, result.steps).any()
+        yield note("steps", "evaluation_used" if used else "evaluation_left_out", steps=result.evaluated.tolist())
+    sources = {partial.steps.source for partial in result.partials.values()}
+    if info.steps and any("optimizer" in source for source in sources):
+        yield note("steps", "steps_by_optimizer")
+
+
+def _about_ranks(info: JobInfo) -> Iterator[Note]:
+    if info.missing_ranks:
+        missing = len(info.missing_ranks)
+        yield note("ranks", "missing_ranks", info.missing_ranks, missing=missing, all=missing + len(info.ranks))
+
+
+def _about_reading(result: AlignedJob) -> Iterator[Note]:
+    for rank, partial in sorted(result.partials.items()):
+        report = partial.parse_report
+        problems = []
+        if report.truncated:
+            problems.append("the file ends early: steps up to the cut were read")
+        if report.dropped_events:
+            problems.append(f"{report.dropped_events} events could not be read")
+        if report.repaired_events:
+            problems.append(f"{report.repaired_events} events of invalid JSON were repaired")
+        problems += report.notes
+        if problems:
+            yield note("reading", "reading", (rank,), rank=rank, source=partial.source, problems=problems)
+
+
+def _about_devices(result: AlignedJob) -> Iterator[Note]:
+    blind = tuple(
+        rank
+        for rank, partial in sorted(result.partials.items())
+        if not partial.has_device_work and (partial.lists_devices or partial.backend in DEVICE_BACKENDS)
+    )
+    if blind:
+        yield note("time_breakdown", "no_device_events", blind)
+
+
+def _about_collectives(result: AlignedJob) -> Iterator[Note]:
+    about = "collectives"
+    for mismatch in result.mismatches[:3]:
+        yield note(about, "mismatch", mismatch.ranks, group=mismatch.group, step=mismatch.step, mismatch=mismatch.text)
+    if len(result.mismatches) > 3:
+        yield note(about, "more_mismatches", count=len(result.mismatches) - 3)
+    instances = result.matched.instances
+    if len(instances) and not instances.complete.all():
+        yield note(about, "participants_missing", share=1 - float(np.mean(instances.complete)))
+    if instances.inferred.any():
+        yield note(about, "matched_by_end", count=int(instances.inferred.sum()))
+    if UNKNOWN_GROUP in instances.groups:
+        yield note(about, "group_unknown")
+
+
+def _about_clock(result: AlignedJob) -> Iterator[Note]:
+    clocks = result.clocks
+    if result.hosts.source == "device numbers" and len(set(result.hosts.names.values())) > 1:
+        yield note("clock", "hosts_by_device_number")
+    alone = tuple(int(rank) for rank in clocks.ranks[~clocks.aligned])
+    if alone:
+        yield note("clock", "clock_alone", alone)
+
+
+def _about_idle(time_breakdown: Iterable[TimeBreakdown]) -> Iterator[Note]:
+    unknown = tuple(row.rank for row in time_breakdown if row.idle_unknown_us > UNKNOWN_SHARE * row.step_time_us)
+    if unknown:
+        yield note("time_breakdown", "idle_unknown", unknown)
+
+
+def _about_captures(job: Job) -> Iterator[Note]:
+    if len(job.captures) > 1:
+        shown = f"The recording holds captures {', '.join(map(str, job.captures))}; capture {job.capture} is shown."
+        yield note("steps", "other_captures", choice=job.choice or shown)
+    captures = [run.capture(job.capture) for run in job.runs.values()] if job.capture is not None else []
+    for reason in dict.fromkeys(capture.reason for capture in captures if capture is not None and capture.reason):
+        yield note("collection", "unplanned_capture", reason=reason)
+
+
+def _about_collection(job: Job) -> Iterator[Note]:
+    yield from collector_problems({rank: run.problems for rank, run in sorted(job.runs.items())})
+    cut = [rank for rank, run in sorted(job.runs.items()) if any(not last.complete for last in run.captures[-1:])]
+    if cut:
+        yield note("collection", "job_cut", cut)
+    if job.launch is not None and job.launch.exit_code:
+        yield ended(job.launch.exit_code)

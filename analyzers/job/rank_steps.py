@@ -1,0 +1,68 @@
+"""Every rank's used steps one by one, for rules about how they differ: loading, compute, FLOPs, garbage collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.blocks import us
+from perfscope.analyzers.rank.host_activity import COLLECTING, DDP_FORWARD
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.recording.vocabulary import FORWARD
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Int64
+
+COVERED = 0.5
+"""Share of the matrix time whose FLOPs must be known to compare work."""
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """One rank's used steps, in the order of the job's. Times in µs."""
+
+    loading_us: tuple[float, ...]
+    """The category idle_dataloader."""
+    compute_us: tuple[float, ...]
+    collecting_us: tuple[float, ...]
+    """Garbage collection in idle_host."""
+    flops: tuple[float, ...] | None
+    """Model FLOPs; None where too few shapes are known."""
+    forward_us: tuple[float, ...] | None
+    """Device work launched in the model's forward; None where nothing marks the forward, or without a device."""
+
+
+def rank_steps(result: AlignedJob) -> dict[int, RankSteps]:
+    """The steps of all ranks."""
+    return {rank: _of_rank(result, rank, partial) for rank, partial in result.partials.items()}
+
+
+def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
+    used = partial.steps.indices_of(result.steps)
+    totals = result.totals[rank]
+    coverage = partial.flops.coverage(used)
+    return RankSteps(
+        loading_us=us(totals[:, TimeCategory.DATALOADER]),
+        compute_us=us(totals[:, TimeCategory.COMPUTE]),
+        collecting_us=us(collecting_ns(result, rank)),
+        flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
+        forward_us=_forward(partial, used),
+    )
+
+
+def collecting_ns(result: AlignedJob, rank: int) -> Int64:
+    """Garbage collection in one rank's idle_host, ns in each used step."""
+    start, end = result.windows[rank]
+    named = result.partials[rank].named_host.get(COLLECTING)
+    if named is None or len(named) == 0:
+        return np.zeros(len(start), dtype=np.int64)
+    return named.intersect(result.timelines[rank].where(TimeCategory.HOST)).within(start, end)
+
+
+def _forward(partial: RankPartial, used: Int64) -> tuple[float, ...] | None:
+    modules = partial.tables.modules
+    line = next((modules.names.index(name) for name in (FORWARD, DDP_FORWARD) if name in modules.names), None)
+    if line is None or not partial.has_device_work:
+        return None
+    return us(modules.device_ns[line, used])

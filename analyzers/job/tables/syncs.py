@@ -1,0 +1,49 @@
+"""The job's blocking calls after which a device was idle, merged over the ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from perfscope.analyzers.job.aligned import AlignedJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRow:
+    """One place in the program at which the host waited and the device became idle; per rank and step."""
+
+    call: str
+    """The runtime call: ``cudaStreamSynchronize`` …"""
+    operator: str
+    """Innermost operator that made it: ``aten::_local_scalar_dense`` …; empty for a call of the script itself."""
+    inside: str
+    """Innermost named range around it; empty without."""
+    idle_us: float
+    """Idle time attributed to it, mean over all ranks and used steps."""
+    count_per_step: float
+    """Calls after which the device was idle."""
+    ranks: tuple[int, ...]
+
+
+def sync_rows(result: AlignedJob) -> tuple[SyncRow, ...]:
+    """Every place, the costliest first."""
+    places: defaultdict[tuple[str, str, str], list[tuple[int, int, int]]] = defaultdict(list)
+    for rank, partial in sorted(result.partials.items()):
+        times, used = partial.tables.syncs, partial.steps.indices_of(result.steps)
+        idle_ns, count = (table[:, used].sum(axis=1).tolist() for table in (times.idle_ns, times.count))
+        for line, place in enumerate(zip(times.calls, times.operators, times.ranges, strict=True)):
+            if count[line]:
+                places[place].append((rank, idle_ns[line], count[line]))
+    shares = len(result.partials) * len(result.steps)
+    rows = [
+        SyncRow(
+            call=call,
+            operator=operator,
+            inside=inside,
+            idle_us=sum(idle for _, idle, _ in own) / shares / 1e3,
+            count_per_step=sum(count for _, _, count in own) / shares,
+            ranks=tuple(rank for rank, _, _ in own),
+        )
+        for (call, operator, inside), own in places.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.idle_us, row.call, row.operator, row.inside)))

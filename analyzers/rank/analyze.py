@@ -1,0 +1,118 @@
+"""Analyzes one rank's trace in the process that read it; only the small ``RankPartial`` travels back."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.attribution import Attribution, attribute
+from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.collectives.host import on_host
+from perfscope.analyzers.rank.collectives.kernels import on_device
+from perfscope.analyzers.rank.host_activity import DDP_FORWARD, HostActivity, host_activity, loader_rows
+from perfscope.analyzers.rank.lanes import rank_lanes
+from perfscope.analyzers.rank.launches import DeviceWork, device_work
+from perfscope.analyzers.rank.memory import rank_memory
+from perfscope.analyzers.rank.partial import Loading, RankPartial
+from perfscope.analyzers.rank.passes import find_passes
+from perfscope.analyzers.rank.progress import progress
+from perfscope.analyzers.rank.steps import Steps, find_steps
+from perfscope.analyzers.rank.time_breakdown import time_breakdown
+from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.analyzers.rank.work.flops import rank_flops
+from perfscope.analyzers.rank.work.kernel_times import classed_work, kernel_times
+from perfscope.analyzers.rank.work.launch_times import launch_times
+from perfscope.analyzers.rank.work.operator_times import operator_times
+from perfscope.analyzers.rank.work.quickest import quickest_times
+from perfscope.analyzers.rank.work.range_times import module_times, sync_times
+from perfscope.analyzers.rank.work.tables import RankTables
+from perfscope.errors import TraceError
+from perfscope.trace.custom_flops import CustomFlops
+from perfscope.trace.trace import NONE, Category, Int64, Trace
+
+_STRATEGY_MARKS: Final = {
+    "ddp": (DDP_FORWARD,),
+    "fsdp": ("FullyShardedDataParallel.", "FSDP::"),
+}
+"""Strategy -> prefixes of the ranges that torch.distributed itself records for it."""
+
+
+def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
+    """Run every analysis of one rank. Raises TraceError when the trace has no event that could bound a step."""
+    work = device_work(trace)
+    try:
+        steps = find_steps(trace, work)
+    except ValueError as error:
+        raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
+    host = host_activity(trace, work)
+    timeline, communication = time_breakdown(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
+    collectives = _collectives(trace, work, steps)
+    attribution = attribute(trace, work, steps, flops)
+    used = {int(index) for index in np.unique(trace.device[work.row])} if len(work) else set()
+    return RankPartial(
+        source=trace.source,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        backend=trace.backend,
+        host=trace.host,
+        devices=tuple(device for device in trace.devices if device.index in used),
+        lists_devices=len(trace.devices) > 0,
+        has_device_work=len(work) > 0,
+        steps=steps,
+        timeline=timeline,
+        communication=communication,
+        named_host=host.named,
+        collectives=collectives,
+        progress=progress(trace, work, host, collectives, timeline, steps),
+        loading=_loading(trace, host, steps),
+        forwards=_forwards(trace, host, steps),
+        passes=find_passes(trace, work, steps),
+        flops=rank_flops(trace, work, steps, attribution),
+        tables=_tables(trace, work, steps, attribution, host, timeline),
+        lanes=rank_lanes(trace, work, attribution, host, steps),
+        memory=rank_memory(trace, steps),
+        has_shapes=bool((trace.shapes[trace.rows(Category.CPU_OP)] != NONE).any()),
+        strategies=tuple(
+            name for name, marks in _STRATEGY_MARKS.items() if any(text.startswith(marks) for text in trace.strings)
+        ),
+        versions=trace.versions,
+        parse_report=trace.parse_report,
+    )
+
+
+def _collectives(trace: Trace, work: DeviceWork, steps: Steps) -> Collectives:
+    """Communication kernels where the rank has device work, the backend's host ranges otherwise."""
+    raw = on_device(trace, work) if len(work) else on_host(trace)
+    return raw.collectives(steps)
+
+
+def _tables(
+    trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution, host: HostActivity, timeline: Timeline
+) -> RankTables:
+    """One rank's part of every table. ``timeline`` is its time breakdown before the ranks are compared."""
+    classed = classed_work(trace, work, attribution)
+    return RankTables(
+        kernels=kernel_times(trace, work, steps, attribution, classed),
+        operators=operator_times(trace, work, steps, attribution, classed),
+        modules=module_times(trace, work, steps),
+        launches=launch_times(trace, work, steps),
+        syncs=sync_times(trace, steps, host, timeline, attribution),
+        quickest=quickest_times(trace, attribution.operators, steps, host.loading, on_device=len(work) > 0),
+    )
+
+
+def _forwards(trace: Trace, host: HostActivity, steps: Steps) -> Int64:
+    rows = trace.rows(Category.ANNOTATION, named=DDP_FORWARD.__eq__, threads=host.threads)
+    return steps.count(steps.of_host_time(trace.start_ns[rows]))
+
+
+def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
+    rows = loader_rows(trace, host.threads)
+    names = {trace.name_of(row) for row in rows}
+    single = {"_SingleProcess" in name for name in names if "Process" in name}
+    return Loading(
+        waited_ns=host.loading.within(steps.host_start_ns, steps.host_end_ns),
+        batches=steps.count(steps.of_host_time(trace.start_ns[rows])),
+        single_process=single.pop() if len(single) == 1 else None,
+    )

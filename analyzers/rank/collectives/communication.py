@@ -1,0 +1,126 @@
+"""Which events are communication, and which kind of collective and type their names mean.
+
+A kernel is communication if the trace describes it as a collective (torch's metadata on NCCL kernels), or if its name
+matches ``DEVICE_PATTERNS``. On a rank without device work, a host range is communication if its name matches
+``HOST_PATTERNS``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.trace.trace import Bool, Category, Int64, Trace
+
+DEVICE_PATTERNS: Final = (
+    (r"^nccl(Dev)?Kernel", "NCCL and RCCL device functions: nccl src/device"),
+    (r"^ncclSymk?(Dev)?Kernel|^ncclSym", "NCCL >= 2.27 symmetric-memory kernels: nccl src/device/symmetric"),
+    (r"^mscclKernel|^msccl_", "MSCCL in RCCL: rccl src/device/msccl_kernel_impl.h"),
+    (r"nvshmem(x|i)?_", "NVSHMEM device and host-launched collectives"),
+    (r"deep_ep::|\bdeep_ep\b", "DeepEP expert-parallel dispatch and combine: DeepEP csrc/kernels"),
+    (r"(^|::)(intranode|internode|internode_ll)::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
+    (r"cross_device_reduce_(1|2)stage", "vLLM and SGLang custom all-reduce: csrc/custom_all_reduce.cuh"),
+    (r"(one|two)_?shot_all_?reduce|multimem_all_reduce|multimem_(one|two)_shot", "PyTorch symmetric memory"),
+    (r"quickreduce|allreduce_prototype", "AMD quick all-reduce: vllm csrc/quickreduce"),
+    (r"^(void )?(flashinfer::)?trtllm_(allreduce|moe_alltoall)|allreduce_fusion_kernel", "TensorRT-LLM, FlashInfer"),
+)
+"""Names of kernels that are communication, each with its source."""
+
+HOST_PATTERNS: Final = (
+    (r"^gloo:", "c10d ProcessGroupGloo.cpp"),
+    (r"^mpi:", "c10d ProcessGroupMPI.cpp"),
+    (r"^nccl:", "c10d ProcessGroupNCCL.cpp; host range, used only where no device work is recorded"),
+    (r"^ucc:", "c10d ProcessGroupUCC.cpp"),
+    (r"^(ALLREDUCE|ALLGATHER|BROADCAST|ALLTOALL|REDUCESCATTER)$", "Horovod Timeline: horovod common/common.h"),
+)
+"""Names of host ranges in which a backend's threads carry out a collective, each with its source."""
+
+_DEVICE = re.compile("|".join(pattern for pattern, _ in DEVICE_PATTERNS))
+_HOST = re.compile("|".join(pattern for pattern, _ in HOST_PATTERNS))
+
+_NAMES_OF_KINDS: Final = {
+    "all_reduce": "allreduce allreducecoalesced allreducesparse",
+    "all_gather": "allgather allgatherbase allgatherintotensor allgatherintotensorcoalesced allgathercoalesced "
+    "allgatherv",
+    "reduce_scatter": "reducescatter reducescatterbase reducescattertensor reducescattertensorcoalesced reducescatterv",
+    "all_to_all": "alltoall alltoallbase alltoallv",
+    "broadcast": "broadcast broadcastoop",
+    "reduce": "reduce reduceoop",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv recvanysource",
+    "barrier": "barrier allreducebarrier",
+    "coalesced": "coalesced",
+    "send_recv": "sendrecv",
+}
+"""torch.distributed's name of a kind -> its names in recordings (letters only, lower case)."""
+
+_KINDS: Final = {name: kind for kind, names in _NAMES_OF_KINDS.items() for name in names.split()}
+
+DTYPE_BYTES: Final = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "complex64": 8,
+    "complex128": 16,
+}  # fmt: skip
+
+_DTYPES: Final = {
+    "double": "float64", "float": "float32", "half": "float16", "c10::half": "float16", "bfloat16": "bfloat16",
+    "c10::bfloat16": "bfloat16", "long": "int64", "long int": "int64", "int": "int32", "short": "int16",
+    "short int": "int16", "char": "int8", "signed char": "int8", "byte": "uint8", "unsigned char": "uint8",
+    "bool": "bool", "float8_e4m3fn": "float8_e4m3fn", "c10::float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2", "c10::float8_e5m2": "float8_e5m2", "c10::float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::float8_e5m2fnuz": "float8_e5m2fnuz", "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}  # fmt: skip
+"""Type names in recordings (lower case) -> torch's."""
+
+
+def dtype_of(text: str) -> str | None:
+    """Torch's name of a recorded type (``c10::BFloat16`` -> ``bfloat16``); None when unknown."""
+    lowered = text.strip().lower()
+    return lowered if lowered in DTYPE_BYTES else _DTYPES.get(lowered)
+
+
+def kind_of(text: str) -> str:
+    """The kind of a collective by any of its names: ``_allgather_base`` and ``gloo:all_gather`` are ``all_gather``."""
+    letters = re.sub(r"[^a-z]", "", text.rsplit(":", maxsplit=1)[-1].lower())
+    return _KINDS.get(letters, letters or "unknown")
+
+
+def is_known_kind(kind: str) -> bool:
+    """Whether torch.distributed has this kind."""
+    return kind in _NAMES_OF_KINDS
+
+
+def kind_of_kernel(name: str) -> str:
+    """The kind by a kernel's name: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` is ``all_reduce``; else ``unknown``."""
+    match = re.search(r"(AllReduce|AllGather|ReduceScatter|SendRecv|Broadcast|Reduce|AllToAll)", name)
+    if match:
+        return kind_of(match[1])
+    lowered = name.lower()
+    if "dispatch" in lowered or "combine" in lowered or "alltoall" in lowered:
+        return "all_to_all"
+    return "all_reduce" if "reduce" in lowered else "unknown"
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def is_device_communication(name: str) -> bool:
+    """Whether a kernel of this name is communication."""
+    return _DEVICE.search(name) is not None
+
+
+def device_communication(trace: Trace, work: DeviceWork) -> Bool:
+    """For each piece of device work: whether it is communication, by the kernel's metadata or by its name."""
+    named = trace.names_where(is_device_communication)[work.row]
+    described = np.isin(work.row, trace.collectives.row)
+    return np.asarray((named | described) & (trace.category[work.row] == Category.KERNEL))
+
+
+def host_communication_rows(trace: Trace) -> Int64:
+    """Rows of the host ranges in which a backend carries out a collective."""
+    return trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_HOST.match)

@@ -1,0 +1,123 @@
+"""What the training threads of one rank do: load data, run operators and launches, wait for the device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
+
+_LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
+"""torch's own annotation of ``__next__``, PerfScope's, and that of other loaders with such a name."""
+
+_BLOCKING_CALL: Final = re.compile(
+    r"^(cuda|hip)(Stream|Device|Event|Thread)Synchronize|^(cuda|hip)Memcpy(_ptsz|DtoH|HtoD)?$|^cu(Ctx|Stream|Event)Synchronize"
+)
+"""Host synchronizations: calls that return when the device is done. Asynchronous copies are not among them."""
+
+COLLECTING: Final = "garbage collection"
+"""Host work: Python's garbage collector runs."""
+
+EVALUATING: Final = "evaluation"
+"""Host work: the model is evaluated."""
+
+DDP_FORWARD: Final = "DistributedDataParallel.forward"
+"""Name of the range that torch records around a forward pass of a DDP module."""
+
+_NAMED_HOST: Final = {
+    COLLECTING: re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
+    EVALUATING: re.compile(rf"^{re.escape(EVALUATION)}$"),
+    "checkpoint": re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
+}
+"""Host work that annotations or Python calls name."""
+
+_AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
+_STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
+
+
+@dataclass(frozen=True, eq=False)
+class HostActivity:
+    """Sets of time on the rank's own clock, over its training threads.
+
+    ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
+    ``blocked_start_ns`` and ``blocked_end_ns`` are the single host synchronizations, ascending. ``named`` has host work
+    by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``).
+    """
+
+    loading: Intervals
+    operators: Intervals
+    blocked_start_ns: Int64
+    blocked_end_ns: Int64
+    blocked_row: Int64
+    """Rows of the trace of those synchronizations."""
+    named: dict[str, Intervals]
+    threads: Int64
+    """Indices of the training threads: the main one, autograd's, and those that launch device work."""
+
+    def blocked_by_end(self) -> tuple[Int64, Int64]:
+        """Start and end of each synchronization in the order of their ends."""
+        order = np.argsort(self.blocked_end_ns, kind="stable")
+        return self.blocked_start_ns[order], self.blocked_end_ns[order]
+
+
+def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
+    """What one rank's training threads do."""
+    threads = training_threads(trace, work)
+    blocked = trace.rows(Category.RUNTIME, named=_BLOCKING_CALL.match, threads=threads)
+    return HostActivity(
+        loading=Intervals.of_rows(trace, loader_rows(trace, threads)),
+        operators=Intervals.of_rows(trace, trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)),
+        blocked_start_ns=trace.start_ns[blocked],
+        blocked_end_ns=trace.end_ns[blocked],
+        blocked_row=blocked,
+        named={
+            name: Intervals.of_rows(
+                trace, trace.rows(Category.ANNOTATION, Category.PYTHON, named=pattern.search, threads=threads)
+            )
+            for name, pattern in _NAMED_HOST.items()
+        },
+        threads=threads,
+    )
+
+
+def loader_rows(trace: Trace, threads: Int64) -> Int64:
+    """Outermost ranges in a data loader's ``__next__`` on the given threads, in time order."""
+    rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_LOADER.search, threads=threads)
+    if len(rows) == 0:
+        return rows
+    # torch's annotation and PerfScope's nest around one call: the outermost counts, per thread.
+    order = np.lexsort((trace.start_ns[rows], trace.thread[rows]))
+    rows = rows[order]
+    outermost = []
+    end, thread = 0, -1
+    for row in rows:
+        if trace.thread[row] != thread or trace.start_ns[row] >= end:
+            outermost.append(row)
+            thread, end = trace.thread[row], trace.start_ns[row] + trace.duration_ns[row]
+    return np.sort(np.array(outermost, dtype=np.int64))
+
+
+def training_threads(trace: Trace, work: DeviceWork) -> Int64:
+    """The main thread (the one with the step annotations), autograd's, and those that launch device work.
+
+    Where nothing marks steps, the thread with the most operator time counts as the main thread.
+    """
+    main = step_threads(trace)
+    operators = trace.rows(Category.CPU_OP)
+    if len(main) == 0 and len(operators):
+        time = np.bincount(trace.thread[operators], weights=trace.duration_ns[operators])
+        main = np.array([int(np.argmax(time))])
+    autograd = trace.thread[trace.rows(Category.CPU_OP, named=_AUTOGRAD.match)]
+    launching = trace.thread[work.launch[work.launch != NONE]]
+    return np.unique(np.concatenate((main, autograd, launching))).astype(np.int64)
+
+
+def step_threads(trace: Trace) -> Int32:
+    """The thread of each step annotation."""
+    return trace.thread[trace.rows(Category.ANNOTATION, named=_STEP.match)]

@@ -1,0 +1,55 @@
+"""Which runtime call launched which device work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceWork:
+    """Every piece of work on the device in order of its start, with the runtime call that launched it.
+
+    Parallel arrays; ``launch`` is a row of the trace, NONE where it is not recorded.
+    """
+
+    row: Int64
+    start_ns: Int64
+    end_ns: Int64
+    launch: Int64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def time_of(self, chosen: Bool) -> Intervals:
+        """The time of some of the work."""
+        return Intervals.of(self.start_ns[chosen], self.end_ns[chosen])
+
+    def launch_start_ns(self, trace: Trace) -> Int64:
+        """Start of the launching call; the work's own start where the call is unknown."""
+        return np.where(self.launch == NONE, self.start_ns, trace.start_ns[self.launch])
+
+
+def device_work(trace: Trace) -> DeviceWork:
+    """Kernels, copies and memsets of one rank.
+
+    Several pieces of work may share a correlation id (the nodes of one CUDA graph): one call launched them all. Where
+    several runtime calls share one (a runtime call and the driver call inside it), the outermost counts: it starts
+    first, and rows are in time order.
+    """
+    rows = trace.rows(*DEVICE_WORK)
+    start = trace.start_ns[rows]
+    calls = trace.rows(Category.RUNTIME)
+    calls = calls[trace.correlation[calls] != NONE]
+    ids, first = np.unique(trace.correlation[calls], return_index=True)
+    wanted = trace.correlation[rows]
+    launch = np.full(len(rows), NONE, dtype=np.int64)
+    if len(ids):
+        position = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        known = (ids[position] == wanted) & (wanted != NONE)
+        launch[known] = calls[first[position[known]]]
+    return DeviceWork(rows, start, start + trace.duration_ns[rows], launch)

@@ -1,0 +1,160 @@
+"""``RankPartial``: the analysis of one rank as plain values, small enough to travel between processes.
+
+``rank/analyze.py`` computes it where the trace is read; ``job/`` compares the partials of all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.timeline import Progress, Timeline
+from perfscope.analyzers.rank.work.tables import RankFlops, RankTables
+from perfscope.trace.trace import Device, Int32, Int64, ParseReport
+
+FORWARD, BACKWARD, WEIGHTS = range(3)
+"""Phases of a pass. Where a schedule splits the backward, ``BACKWARD`` is its input half and ``WEIGHTS`` the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loading:
+    """One rank's data loading. Arrays have one entry per step."""
+
+    waited_ns: Int64
+    """Time inside ``__next__`` in the step's host window."""
+    batches: Int64
+    """Calls of ``__next__`` begun in the step's host window."""
+    single_process: bool | None
+    """The iterator loads in the training process itself (no workers); None when the name does not show it."""
+
+
+@dataclass(frozen=True, eq=False)
+class LaneEvents:
+    """Events of one lane inside the step's window, ascending; own clock, ns.
+
+    ``name`` and ``operator`` index ``RankLanes.texts`` (NONE: not known). ``pieces`` is the number of events that were
+    merged into one, ``busy_ns`` the sum of their lengths.
+    """
+
+    kind: str
+    """``compute`` (without a device: the main thread), ``copy``, ``host`` (the main thread), ``backward`` (autograd's)
+    or ``loader``."""
+    start_ns: Int64
+    end_ns: Int64
+    name: Int32
+    operator: Int32
+    pieces: Int32
+    busy_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class RankLanes:
+    """Lanes of the middle step of a rank's recording: the same step on ranks that recorded the same steps."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    lanes: tuple[LaneEvents, ...]
+    """Those with events."""
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Passes of one rank in order of their ranges: parallel arrays.
+
+    ``stage`` is the number of the stage in the schedule, several per rank where stages are interleaved (NONE: not
+    recorded); ``step`` the index of the step in whose host window the range begins (-1: outside all). Times are ns on
+    the rank's own clock: from the start of the first kernel launched in the range to the end of the last, without
+    communication; on a rank without device work those of the range, which may include a wait for its input.
+    """
+
+    phase: Int64
+    stage: Int64
+    microbatch: Int64
+    step: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.phase)
+
+    @classmethod
+    def none(cls) -> Passes:
+        """No passes."""
+        return cls(*(np.empty(0, dtype=np.int64) for _ in range(6)))
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryUse:
+    """The allocator of one device, or of the host, on one rank.
+
+    ``time_ns`` (own clock, ascending), ``allocated`` and ``reserved`` (bytes, NONE where not recorded) are parallel
+    arrays: what is held from each of these moments to the next, from the start of the first step to the end of the
+    last. Peaks cover the whole recording, also outside the steps; None where not recorded. The host's numbers count
+    only what was allocated since the profiler started; there, nothing more is reserved.
+    """
+
+    device: int
+    """Device index; NONE is the host."""
+    time_ns: Int64
+    allocated: Int64
+    """Sum of live tensors."""
+    reserved: Int64
+    """Held from the device, in use or cached."""
+    peak_allocated: int | None
+    peak_reserved: int | None
+    allocated_at_peak: int | None
+    """The most that was allocated while ``reserved`` was at its peak."""
+
+    @property
+    def peak(self) -> int:
+        """The most that was held: reserved, where recorded, else allocated."""
+        return self.peak_reserved or self.peak_allocated or 0
+
+
+@dataclass(frozen=True, eq=False)
+class RankPartial:
+    """The analysis of one rank. Times are ns on the rank's own clock."""
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    backend: str
+    host: str
+    devices: tuple[Device, ...]
+    """The devices that this rank's work ran on; empty on a rank without device work."""
+    lists_devices: bool
+    """The trace describes devices, whether or not it has device work."""
+    has_device_work: bool
+    steps: Steps
+    timeline: Timeline
+    """All exposed communication is COMM_TRANSFER until the ranks are compared."""
+    communication: Intervals
+    named_host: dict[str, Intervals]
+    collectives: Collectives
+    progress: Progress
+    loading: Loading
+    forwards: Int64
+    """Forward passes of a DistributedDataParallel module begun in each step: micro-batches, where gradients
+    accumulate."""
+    passes: Passes
+    """Forwards and backwards of micro-batches in a pipeline; empty where nothing marks them."""
+    flops: RankFlops
+    tables: RankTables
+    lanes: RankLanes
+    """Events of one step, for the picture on the page."""
+    memory: tuple[MemoryUse, ...]
+    """What its allocators held; empty where not recorded."""
+    has_shapes: bool
+    strategies: tuple[str, ...]
+    """Parallel strategies that the names of ranges show; empty where none does."""
+    versions: dict[str, str]
+    parse_report: ParseReport

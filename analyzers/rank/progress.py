@@ -1,0 +1,218 @@
+"""One rank's own progress: what it does without waiting for other ranks, and where it waits for them.
+
+Exposed communication does not always block: while a collective runs alone on the device, the host may be busy with the
+loader or with launches, and then the rank does not wait for the collective's end. A rank is *blocked* by communication
+where its next compute was already queued, or its host was in a synchronizing call, until a collective ended::
+
+    device   compute |          all-reduce          | compute
+    host     launches of the next compute |  . . . .
+             ^own    ^ own: the host is late ^blocked ^own
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.time_breakdown import idle_layers
+from perfscope.analyzers.rank.timeline import Progress, Timeline
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
+
+_AT_ONCE_NS: Final = 50_000
+"""A backend's thread begins its next queued collective within this time."""
+
+_LONG_GAP_NS: Final = 1_000_000
+"""A thread that is idle for this long while a collective runs waits; it is not just between two operators."""
+
+_PROMPT_NS: Final = 50_000
+"""Work that starts within this time of its launch found the device idle: launches take 5 to 20 µs to get there."""
+
+_COLLECTIVE_OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored)[a-z_]+$")
+"""torch.distributed's operators that issue a collective to a backend."""
+
+_WAKING_NS: Final = 500_000
+"""A thread that waited for a collective continues within this time of its end, on a busy machine too."""
+
+
+def progress(
+    trace: Trace, work: DeviceWork, host: HostActivity, collectives: Collectives, timeline: Timeline, steps: Steps
+) -> Progress:
+    """Own progress of one rank over the time that ``timeline`` (its time breakdown) covers."""
+    away = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns))
+    busy = steps.host_end_ns - steps.host_start_ns - away.within(steps.host_start_ns, steps.host_end_ns)
+    if len(timeline) == 0:
+        # Nothing in the window has a duration.
+        nothing = np.empty(0, dtype=np.int64)
+        lead = np.zeros(len(steps), dtype=np.int64)
+        return Progress(timeline, nothing, collectives.start_ns, lead, np.zeros(len(steps), dtype=np.bool_), busy)
+    if len(work) == 0:
+        own = _own_timeline_of_threads(host, collectives, timeline)
+        lead = steps.start_ns - steps.host_start_ns
+        ready = _issued_at(trace, host, collectives)
+        return Progress(own, _blockers(own, collectives), ready, lead, np.ones(len(steps), dtype=np.bool_), busy)
+    is_communication = device_communication(trace, work)
+    own_work = DeviceWork(
+        *(column[~is_communication] for column in (work.row, work.start_ns, work.end_ns, work.launch))
+    )
+    own = _own_timeline(trace, own_work, host, collectives, timeline)
+    first = np.minimum(np.searchsorted(work.start_ns, steps.start_ns), len(work) - 1)
+    launched = work.launch_start_ns(trace)[first]
+    return Progress(
+        own=own,
+        blocker=_blockers(own, collectives),
+        ready_ns=_ready(trace, work, is_communication, collectives),
+        lead_ns=launched - steps.host_start_ns,
+        late=(work.launch[first] != NONE) & (steps.start_ns - launched < _PROMPT_NS),
+        host_busy_ns=busy,
+    )
+
+
+def _own_timeline(
+    trace: Trace, own: DeviceWork, host: HostActivity, collectives: Collectives, timeline: Timeline
+) -> Timeline:
+    begin, end = int(timeline.start_ns[0]), timeline.end_ns
+    is_kernel = trace.category[own.row] == Category.KERNEL
+    gaps = Intervals.of(own.start_ns, own.end_ns).complement(begin, end)
+    layers = [
+        (TimeCategory.COMPUTE, own.time_of(is_kernel)),
+        (TimeCategory.COPY, own.time_of(~is_kernel)),
+        (TimeCategory.COMM_TRANSFER, _blocked(trace, own, host, collectives, gaps)),
+        *idle_layers(trace, own, host, gaps),
+    ]
+    return Timeline.of(begin, end, layers, TimeCategory.UNKNOWN)
+
+
+def _own_timeline_of_threads(host: HostActivity, collectives: Collectives, timeline: Timeline) -> Timeline:
+    """On CPUs, the training threads are blocked where they do nothing until a collective ends, and then continue.
+
+    A thread that continues long after the last end had something else to do. One that continues a little before the end
+    was waiting too: the backend's thread signals first and closes its range when it is scheduled again.
+    """
+    compute = timeline.where(TimeCategory.COMPUTE)
+    gaps = compute.union(host.loading).complement(int(timeline.start_ns[0]), timeline.end_ns)
+    begin, until = gaps.start_ns, gaps.end_ns
+    length = until - begin
+    ends = np.sort(collectives.end_ns)
+    waits = _until_last_end(ends, begin, until)
+    last = np.concatenate(([np.iinfo(np.int64).min], ends))[np.searchsorted(ends, until, side="right")]
+    inside = (last > begin) & (until - last <= np.maximum(_WAKING_NS, length // 10))
+    following = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, until, side="right")]
+    started = np.sort(collectives.start_ns)
+    # It is issued as the gap begins; the backend's thread begins it a little later.
+    running = np.searchsorted(started, begin + length // 2, side="right") > np.searchsorted(ends, until, side="right")
+    before_end = ~inside & running & (length >= _LONG_GAP_NS) & (following - until <= length // 2)
+    whole = Intervals.of(begin[inside | before_end], until[inside | before_end])
+    layers = [
+        (TimeCategory.COMPUTE, compute),
+        (TimeCategory.DATALOADER, host.loading),
+        (TimeCategory.COMM_TRANSFER, whole.union(waits.intersect(gaps)) if len(waits) else whole),
+    ]
+    return Timeline.of(int(timeline.start_ns[0]), timeline.end_ns, layers, TimeCategory.HOST)
+
+
+def _issued_at(trace: Trace, host: HostActivity, collectives: Collectives) -> Int64:
+    """When a training thread issued each collective to the backend's threads: the end of its c10d operator.
+
+    Only their order links the two. Where their numbers differ, only the collectives' own starts are known; one that
+    begins as soon as its thread has finished another was issued no later than that one began.
+    """
+    rows = trace.rows(Category.CPU_OP, named=_COLLECTIVE_OPERATOR.match, threads=host.threads)
+    if len(rows) != len(collectives):
+        return _queued_behind(collectives)
+    return np.minimum(trace.end_ns[rows], collectives.start_ns)
+
+
+def _queued_behind(collectives: Collectives) -> Int64:
+    """The start of each collective, or of the first one in a row that its thread carried out without a pause."""
+    ready = collectives.start_ns.copy()
+    order = np.lexsort((collectives.start_ns, collectives.stream))
+    same_thread = collectives.stream[order][1:] == collectives.stream[order][:-1]
+    at_once = collectives.start_ns[order][1:] - collectives.end_ns[order][:-1] <= _AT_ONCE_NS
+    follows = np.concatenate(([False], same_thread & at_once))
+    first = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
+    ready[order] = ready[order[first]]
+    return np.asarray(ready, dtype=np.int64)
+
+
+def _blocked(trace: Trace, own: DeviceWork, host: HostActivity, collectives: Collectives, gaps: Intervals) -> Intervals:
+    """In each gap between the rank's own work, the time that only an earlier end of a collective could shorten."""
+    if len(gaps) == 0 or len(collectives) == 0:
+        return Intervals.empty()
+    ends = np.sort(collectives.end_ns)
+    following = np.searchsorted(own.start_ns, gaps.end_ns)
+    known = following < len(own)
+    launched = gaps.end_ns.copy()
+    launched[known] = own.launch_start_ns(trace)[following[known]]
+    # Where the launch is not recorded, the work counts as queued for the whole gap.
+    unknown = ~known
+    unknown[known] = own.launch[following[known]] == NONE
+    launched[unknown] = gaps.start_ns[unknown]
+    queued_from = np.maximum(launched, gaps.start_ns)
+    queued = _until_last_end(ends, queued_from, gaps.end_ns)
+    late = launched > gaps.start_ns
+    synced = _in_sync(host, ends, gaps.start_ns[late], np.minimum(launched, gaps.end_ns)[late])
+    return queued.union(synced).intersect(gaps)
+
+
+def _until_last_end(ends: Int64, begin: Int64, until: Int64) -> Intervals:
+    """For each stretch, its part up to the last collective's end inside it; nothing where none ends inside."""
+    if len(ends) == 0:
+        return Intervals.empty()
+    last = np.searchsorted(ends, until, side="right") - 1
+    end = np.where(last >= 0, ends[np.maximum(last, 0)], begin)
+    return Intervals.of(begin, np.maximum(end, begin))
+
+
+def _in_sync(host: HostActivity, ends: Int64, gap_start: Int64, launched: Int64) -> Intervals:
+    """In each gap before its launch, the time inside the host's last blocking call, up to a collective's end."""
+    if len(host.blocked_end_ns) == 0 or len(gap_start) == 0:
+        return Intervals.empty()
+    begin, end = host.blocked_by_end()
+    last = np.searchsorted(end, launched, side="right") - 1
+    some = (last >= 0) & (end[np.maximum(last, 0)] > gap_start)
+    return _until_last_end(ends, np.maximum(begin[last[some]], gap_start[some]), end[last[some]])
+
+
+def _blockers(own: Timeline, collectives: Collectives) -> Int64:
+    """For each blocked stretch, the collective that ended last before its end.
+
+    Where none ended inside it (the timeline ends there, or its thread continued before the range was closed), the one
+    that ends next.
+    """
+    stretches = own.where(TimeCategory.COMM_TRANSFER)
+    if len(stretches) == 0:
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(collectives.end_ns, kind="stable")
+    position = np.searchsorted(collectives.end_ns[order], stretches.end_ns, side="right")
+    ended, following = order[np.maximum(position - 1, 0)], order[np.minimum(position, len(order) - 1)]
+    inside = (position > 0) & (collectives.end_ns[ended] > stretches.start_ns)
+    return np.where(inside, ended, following).astype(np.int64)
+
+
+def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: Collectives) -> Int64:
+    """When each communication kernel had been launched and the compute kernel launched last before it had ended.
+
+    A kernel that started before that compute kernel's end did not need it (a prefetch): only its launch counts.
+    """
+    chosen = np.flatnonzero(is_communication)
+    chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
+    launch = work.launch[chosen]
+    called = np.where(launch == NONE, work.start_ns[chosen], trace.end_ns[launch])
+    ready = np.minimum(called, work.start_ns[chosen])
+    kernels = np.flatnonzero(~is_communication & (work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
+    if len(kernels):
+        kernels = kernels[np.argsort(trace.start_ns[work.launch[kernels]], kind="stable")]
+        before = np.searchsorted(trace.start_ns[work.launch[kernels]], work.launch_start_ns(trace)[chosen]) - 1
+        tail = np.where(before >= 0, work.end_ns[kernels[np.maximum(before, 0)]], ready)
+        needed = (launch != NONE) & (tail <= collectives.start_ns)
+        ready = np.where(needed, np.maximum(ready, tail), ready)
+    return ready

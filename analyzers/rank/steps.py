@@ -1,0 +1,173 @@
+"""Where one rank's training steps begin and end.
+
+A step has two windows, because the device lags behind the host:
+
+- The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, the time
+  from the end of one ``Optimizer.step`` to the end of the next.
+- The *device window* begins with the first kernel that was launched in the host window and ends where the next step's
+  begins; the last one ends with the last work that was launched in it. Device windows are contiguous, so every moment
+  between the first and the last step belongs to one step. The time breakdown covers the device windows; on a rank
+  without device work it covers the host windows, each extended to the start of the next.
+
+Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
+[150, 220) give the device windows [30, 150), [150, 220).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.trace.trace import NONE, Category, Int64, Trace
+
+_STEP_NAME = re.compile(rf"^(?:{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)})(\d+)$")
+_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+
+MARKED = "step annotations"
+BY_OPTIMIZER = "optimizer steps (nothing numbers the steps, so they are counted from the recording's start)"
+UNMARKED = "no step markers"
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Windows of one rank's steps on its own clock, ascending, one entry per step.
+
+    ``start_ns``/``end_ns`` is the window that the time breakdown covers: the device window on a rank with device work,
+    else the host window. ``host_start_ns``/``host_end_ns`` is the host window of the same step. ``number`` is the job's
+    own step number. Where nothing marks steps, there is one window and ``marked`` is False.
+    """
+
+    number: Int64
+    host_start_ns: Int64
+    host_end_ns: Int64
+    start_ns: Int64
+    end_ns: Int64
+    source: str
+    marked: bool
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def indices_of(self, number: Int64) -> Int64:
+        """Index of each of these step numbers, all of which must be here."""
+        order = np.argsort(self.number, kind="stable")
+        return order[np.searchsorted(self.number[order], number)]
+
+    def of_host_time(self, time_ns: Int64) -> Int64:
+        """Index of the step in whose host window each time lies; -1 outside all."""
+        return _window_of(time_ns, self.host_start_ns, self.host_end_ns)
+
+    def of_device_time(self, time_ns: Int64) -> Int64:
+        """Index of the step in whose device window (host window without device work) each time lies; -1 outside all."""
+        return _window_of(time_ns, self.start_ns, self.end_ns)
+
+    def count(self, step: Int64, weights: Int64 | None = None) -> Int64:
+        """Number of events in each step, or the sum of their weights. ``step`` is the index of each event's step."""
+        inside = step >= 0
+        weights = weights if weights is None else weights[inside]
+        return np.bincount(step[inside], weights=weights, minlength=len(self)).astype(np.int64)
+
+
+def find_steps(trace: Trace, work: DeviceWork) -> Steps:
+    """Find the steps by annotations, else by optimizer steps, else take the whole recording as one window.
+
+    On a rank with device work, steps without any are left out. Raises ValueError when the trace has no event that could
+    bound a window.
+    """
+    for number, start, end, source in (_by_annotation(trace), _by_optimizer(trace)):
+        if len(number):
+            return _windows(trace, work, number, start, end, source)
+    start_ns, end_ns = _extent(trace, work)
+    one = np.array([0], dtype=np.int64)
+    start, end = np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64)
+    return Steps(one, start, end, start, end, UNMARKED, marked=False)
+
+
+def _window_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    index = np.searchsorted(start_ns, time_ns, side="right") - 1
+    inside = (index >= 0) & (time_ns < end_ns[np.maximum(index, 0)])
+    return np.where(inside, index, -1)
+
+
+def _by_annotation(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
+    """Ranges named ``ProfilerStep#N`` or ``perfscope::step#N`` (NVTX): the host's, else the device's copies of them."""
+    is_step = trace.names_where(_STEP_NAME.match)
+    for category in (Category.ANNOTATION, Category.CPU_OP, Category.GPU_ANNOTATION):
+        rows = np.flatnonzero(is_step & (trace.category == category))
+        if len(rows):
+            break
+    number = np.array([_step_number(trace.name_of(int(row))) for row in rows], dtype=np.int64)
+    # A number may occur twice: both names mark one step, or a second capture recorded it again. The first one counts.
+    number, first = np.unique(number, return_index=True)
+    rows = rows[first]
+    order = np.argsort(trace.start_ns[rows], kind="stable")
+    rows, number = rows[order], number[order]
+    return number, trace.start_ns[rows], trace.end_ns[rows], MARKED
+
+
+def _step_number(name: str) -> int:
+    match = _STEP_NAME.match(name)
+    assert match is not None
+    return int(match[1])
+
+
+def _by_optimizer(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
+    """From the end of one outermost optimizer step to the end of the next; without the first step, which is cut."""
+    rows = trace.rows(Category.ANNOTATION, named=_OPTIMIZER_STEP.match)
+    if len(rows) < 2:
+        nothing = np.empty(0, dtype=np.int64)
+        return nothing, nothing, nothing, BY_OPTIMIZER
+    end = np.maximum.accumulate(trace.end_ns[rows])
+    outermost = np.concatenate(([True], trace.start_ns[rows][1:] >= end[:-1]))
+    edges = trace.end_ns[rows[outermost]]
+    return np.arange(1, len(edges), dtype=np.int64), edges[:-1], edges[1:], BY_OPTIMIZER
+
+
+def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: Int64, source: str) -> Steps:
+    """Find the device windows of steps by their host windows."""
+    # Steps do not overlap; a range that ends late must not take the next step's events.
+    end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))
+    # The time between two annotations belongs to the first of the two steps.
+    host = Steps(number, start, end, start, np.append(start[1:], end[-1:]), source, marked=True)
+    if len(work) == 0:
+        return host
+    # Work whose launch is not recorded was launched before the recording began, unless no launch is recorded at all.
+    known = work.launch != NONE
+    called = work.launch_start_ns(trace)
+    step = host.of_host_time(called)
+    is_kernel = trace.category[work.row] == Category.KERNEL
+    launched = (step >= 0) & (known | ~known.any())
+    first = np.full(len(number), np.iinfo(np.int64).max, dtype=np.int64)
+    last = np.full(len(number), np.iinfo(np.int64).min, dtype=np.int64)
+    opening = np.flatnonzero(launched & (is_kernel | ~is_kernel.any()))
+    in_order = opening[np.argsort(called[opening], kind="stable")]
+    present, earliest = np.unique(step[in_order], return_index=True)
+    first[present] = work.start_ns[in_order[earliest]]
+    np.maximum.at(last, step[launched], work.end_ns[launched])
+    used = last > first
+    if not used.any():
+        return host
+    window_start = np.maximum.accumulate(first[used])
+    window_end = np.append(window_start[1:], max(int(last[used].max()), int(window_start[-1])))
+    # A step without device work between two others must not lengthen the one before it.
+    adjacent = np.append(np.diff(np.flatnonzero(used)) == 1, True)
+    window_end = np.where(adjacent, window_end, np.maximum(last[used], window_start))
+    whole = window_end > window_start
+    return Steps(
+        number[used][whole], start[used][whole], end[used][whole], window_start[whole], window_end[whole], source,
+        marked=True,
+    )  # fmt: skip
+
+
+def _extent(trace: Trace, work: DeviceWork) -> tuple[int, int]:
+    """First start and last end of the device's work; of all host work where there is none."""
+    if len(work):
+        return int(work.start_ns.min()), int(work.end_ns.max())
+    rows = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.RUNTIME)
+    if len(rows) == 0 or trace.end_ns[rows].max() <= trace.start_ns[rows].min():
+        raise ValueError("no operator, kernel or annotation has a duration, so there is no time to break down")
+    return int(trace.start_ns[rows].min()), int(trace.end_ns[rows].max())

@@ -1,0 +1,60 @@
+"""Sums per name and step, as the tables of a rank need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from perfscope.trace.trace import Float64, Int64
+
+KEPT: Final = 200
+"""Most names of one table, the heaviest; the rest is added up under one name."""
+
+_DENSE: Final = 1 << 22
+
+
+def sums(line: Int64, step: Int64, lines: int, steps: int, weights: Int64 | None = None) -> Int64:
+    """``[lines, steps]``: sums of the events' weights (their number, without weights). Exact below 2^53."""
+    total = np.bincount(line * steps + step, weights=weights, minlength=lines * steps)
+    return total.astype(np.int64).reshape(lines, steps)
+
+
+def amounts(line: Int64, step: Int64, lines: int, steps: int, weights: Float64) -> Float64:
+    """``sums`` of fractional weights."""
+    total: Float64 = np.bincount(line * steps + step, weights=weights, minlength=lines * steps).astype(np.float64)
+    return total.reshape(lines, steps)
+
+
+def lines_of(keys: Int64, weights: Int64, name_of: Callable[[int], str], others: str) -> tuple[list[str], Int64]:
+    """(names of the lines, line of each event): one line for each of the ``KEPT`` heaviest keys, one for all others."""
+    distinct, line = _unique(keys)
+    total = np.bincount(line, weights=weights, minlength=len(distinct))
+    order = np.argsort(-total, kind="stable")
+    place = np.empty(len(distinct), dtype=np.int64)
+    place[order] = np.minimum(np.arange(len(distinct)), KEPT)
+    names = [name_of(key) for key in distinct[order[:KEPT]].tolist()]
+    return names + [others] * (len(distinct) > KEPT), place[line]
+
+
+def _unique(keys: Int64) -> tuple[Int64, Int64]:
+    """``numpy.unique`` with its inverse, for keys of 0 or more; without sorting where they are small."""
+    if len(keys) == 0 or int(keys.max()) > _DENSE:
+        return np.unique(keys, return_inverse=True)
+    distinct = np.flatnonzero(np.bincount(keys))
+    place = np.zeros(int(keys.max()) + 1, dtype=np.int64)
+    place[distinct] = np.arange(len(distinct))
+    return distinct, place[keys]
+
+
+def heaviest(line: Int64, value: Int64, weights: Float64 | Int64, lines: int) -> Int64:
+    """For each line, the value (-1 or more) whose events weigh most; -1 for lines without events."""
+    values = int(value.max()) + 2 if len(value) else 1
+    pairs, pair = np.unique(line * values + value + 1, return_inverse=True)
+    total = np.bincount(pair, weights=weights, minlength=len(pairs))
+    best = np.full(lines, -1, dtype=np.int64)
+    # Ascending by weight: the last one written remains. Among equals that is the smallest value.
+    order = np.lexsort((-pairs, total))
+    best[pairs[order] // values] = pairs[order] % values - 1
+    return best

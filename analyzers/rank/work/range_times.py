@@ -1,0 +1,126 @@
+"""One rank's named ranges (modules, phases, the user's own) and its host synchronizations.
+
+For ranges: the device work launched inside them. For synchronizations: the idle time that they cause, by the call, the
+operator that made it, and the named range around it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.attribution import Attribution
+from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.nesting import Nested, taken
+from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.analyzers.rank.work.per_step import heaviest, lines_of, sums
+from perfscope.analyzers.rank.work.tables import OTHER_RANGES, ModuleTimes, SyncTimes
+from perfscope.recording.vocabulary import COLLECTIVE_PREFIX, NVTX_RANK_PREFIX, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NONE, Category, Int64, Trace
+
+_MODULE: Final = re.compile(r"^nn\.Module: ")
+"""torch.profiler's Python event of a module's call, in recordings ``with_stack`` or ``with_modules``."""
+_NO_PART: Final = (PROFILER_STEP_PREFIX, NVTX_STEP_PREFIX, NVTX_RANK_PREFIX, COLLECTIVE_PREFIX)
+"""Ranges that are whole steps, or have a name of their own each."""
+
+
+def module_times(trace: Trace, work: DeviceWork, steps: Steps) -> ModuleTimes:
+    """Add up the named ranges of each step."""
+    ranges = Nested.of(trace, _range_rows(trace))
+    host_step = steps.of_host_time(trace.start_ns[ranges.row])
+    length = ranges.end - ranges.start
+    line = np.full(len(ranges), NONE, dtype=np.int64)
+    here = np.flatnonzero(host_step >= 0)
+    keys = trace.name[ranges.row[here]].astype(np.int64)
+    names, line[here] = lines_of(keys, length[here], trace.strings.__getitem__, OTHER_RANGES)
+    lines = len(names)
+    cell, of_work = _launched_inside(trace, work, ranges, line * len(steps) + host_step)
+    size = (lines, len(steps))
+    return ModuleTimes(
+        names=tuple(names),
+        depth=heaviest(line[here], ranges.depth()[here], length[here], lines),
+        count=sums(line[here], host_step[here], *size),
+        host_ns=sums(line[here], host_step[here], *size, length[here]),
+        device_ns=_unions(cell, work.start_ns[of_work], work.end_ns[of_work], lines * len(steps)).reshape(size),
+        kernels=np.bincount(cell, minlength=lines * len(steps)).astype(np.int64).reshape(size),
+    )
+
+
+def _range_rows(trace: Trace) -> Int64:
+    """Rows of the named ranges inside steps: annotations, and calls of modules."""
+    ranges = trace.rows(Category.ANNOTATION, named=lambda name: not name.startswith(_NO_PART))
+    return np.sort(np.concatenate((ranges, trace.rows(Category.PYTHON, named=_MODULE.match))))
+
+
+def _launched_inside(trace: Trace, work: DeviceWork, ranges: Nested, cell_of: Int64) -> tuple[Int64, Int64]:
+    """Pairs of (cell, piece of device work launched inside a range of that cell), each pair once."""
+    piece = np.flatnonzero(work.launch != NONE)
+    around = ranges.around(trace, work.launch[piece])
+    cells, pieces = [], []
+    while True:
+        inside = around != NONE
+        piece, around = piece[inside], around[inside]
+        if len(piece) == 0:
+            break
+        named = cell_of[around] >= 0
+        cells.append(cell_of[around[named]])
+        pieces.append(piece[named])
+        around = ranges.parent[around]
+    if not cells:
+        nothing = np.empty(0, dtype=np.int64)
+        return nothing, nothing
+    # A range may be inside another of the same name.
+    pairs = np.unique(np.concatenate(cells) * np.int64(len(work)) + np.concatenate(pieces))
+    return pairs // len(work), pairs % len(work)
+
+
+def _unions(cell: Int64, start_ns: Int64, end_ns: Int64, cells: int) -> Int64:
+    """Measure of the union of each cell's intervals."""
+    if len(cell) == 0:
+        return np.zeros(cells, dtype=np.int64)
+    origin, span = int(start_ns.min()), int(end_ns.max() - start_ns.min()) + 1
+    # The cells lie one after another on one axis; a ns between them keeps their unions apart.
+    shift = cell * span - origin
+    union = Intervals.of(start_ns + shift, end_ns + shift)
+    owner = union.start_ns // span
+    return np.bincount(owner, weights=union.end_ns - union.start_ns, minlength=cells).astype(np.int64)
+
+
+def sync_times(
+    trace: Trace, steps: Steps, host: HostActivity, timeline: Timeline, attribution: Attribution
+) -> SyncTimes:
+    """Add up the idle time that each place causes: it belongs to the last synchronization that began before it."""
+    idle = timeline.where(TimeCategory.SYNC)
+    order = np.argsort(host.blocked_start_ns, kind="stable")
+    last = np.searchsorted(host.blocked_start_ns[order], idle.start_ns, side="left") - 1
+    step = steps.of_device_time(idle.start_ns)
+    here = np.flatnonzero((last >= 0) & (step >= 0))
+    row = host.blocked_row[order[last[here]]]
+    operator, ranges = (
+        taken(trace.name[nested.row], nested.around(trace, row))
+        for nested in (attribution.operators, Nested.of(trace, _range_rows(trace) if len(row) else row))
+    )
+    places, line = np.unique(
+        np.stack((trace.name[row].astype(np.int64), operator, ranges)), axis=1, return_inverse=True
+    )
+    line = line.reshape(-1)
+    size = (places.shape[1], len(steps))
+    # One call's idle time may consist of several stretches.
+    _, once = np.unique(row, return_index=True)
+
+    def texts(names: Int64) -> tuple[str, ...]:
+        return tuple("" if name == NONE else trace.strings[name] for name in names.tolist())
+
+    return SyncTimes(
+        calls=texts(places[0]),
+        operators=texts(places[1]),
+        ranges=texts(places[2]),
+        count=sums(line[once], step[here][once], *size),
+        idle_ns=sums(line, step[here], *size, (idle.end_ns - idle.start_ns)[here]),
+    )

@@ -1,0 +1,178 @@
+"""Analyze every trace of a job, from the cache, on this machine or on a cluster, and identify the ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from perfscope.analyzers import cached, readers
+from perfscope.analyzers.job.identify import IdentifiedRanks, identify
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.errors import TraceError, UnusableInput
+from perfscope.execution import engine, machine
+from perfscope.execution.cache import Cache
+from perfscope.recording import remote
+from perfscope.recording.job import TRACE_SUFFIXES, Job, TraceSource
+from perfscope.trace.custom_flops import CustomFlops
+
+RankOutcome = engine.Outcome[TraceSource, RankPartial]
+Progress = Callable[[int, int], None]
+"""Called with (files done, files in all) after each."""
+
+_WORKER_BYTES: Final = 100 << 20
+"""Resident memory of a worker that has read nothing."""
+_MEMORY_PER_BYTE: Final = 0.8
+"""Peak memory per byte of unpacked trace; 0.5 to 0.65 was measured."""
+_PACKED: Final = (".gz", ".zip", ".zst", ".nsys-rep", ".qdrep")
+_PACKING: Final = 25
+"""Times that a packed trace grows when unpacked; 14 to 21 was measured."""
+
+
+def read_ranks(
+    job: Job,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    flops: CustomFlops | None = None,
+) -> tuple[Job, IdentifiedRanks]:
+    """Read every trace of a job and identify its ranks. Raises UnusableInput when none can be analyzed.
+
+    The job comes back with one source for each rank, where one file holds several.
+    """
+    if not job.sources:
+        raise UnusableInput(
+            f"{job.path}: holds how long each step took, but no trace; record one: perfscope run without --steps-only, "
+            "or perfscope trigger while the job runs"
+        )
+    sources, unreadable = _split(job.sources)
+    job = replace(job, sources=sources)
+    ranks = identify(job, [*unreadable, *_analyze_all(sources, executor, workers, progress, flops)])
+    if not ranks.partials:
+        reasons = "; ".join(
+            failure.reason if failure.path == str(job.path) else f"{failure.path}: {failure.reason}"
+            for failure in ranks.failures[:5]
+        )
+        more = f" (and {len(ranks.failures) - 5} more)" if len(ranks.failures) > 5 else ""
+        raise UnusableInput(f"{job.path}: no trace can be analyzed: {reasons}{more}")
+    return job, ranks
+
+
+def _split(sources: Sequence[TraceSource]) -> tuple[tuple[TraceSource, ...], list[RankOutcome]]:
+    """(sources of one rank each, failures of files that cannot be opened).
+
+    A Chrome trace is one rank, and is not looked into. A report may hold several ranks and may have to be exported
+    first, by a program of its own: that is done for several reports at once.
+    """
+    reports = [source for source in sources if not source.path.name.endswith(TRACE_SUFFIXES)]
+    if not reports:
+        return tuple(sources), []
+    parts: dict[TraceSource, list[TraceSource]] = {}
+    failures: list[RankOutcome] = []
+    with ThreadPoolExecutor(min(len(reports), machine.available_cores())) as pool:
+        for outcome in engine.map_items(_parts_of, reports, pool):
+            if outcome.result is None:
+                failures.append(engine.Outcome(outcome.item, None, outcome.error))
+            parts[outcome.item] = outcome.result or []
+    return tuple(part for source in sources for part in parts.get(source, [source])), failures
+
+
+def _parts_of(source: TraceSource) -> list[TraceSource]:
+    if remote.is_remote(source.path):
+        raise TraceError(f"{source.path}: Nsight Systems' files are read from disk only; copy it here first")
+    parts = readers.parts(source.path)
+    # The file's name can only mean a rank where the file holds one.
+    named_rank = source.named_rank if len(parts) == 1 else None
+    return [replace(source, part=part, named_rank=named_rank) for part in parts]
+
+
+def _analyze_all(
+    sources: Sequence[TraceSource],
+    executor: Executor | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    flops: CustomFlops | None = None,
+) -> list[RankOutcome]:
+    """Analyze every source on ``executor``, or on ``workers`` of this machine (None: as many as cores and memory hold).
+
+    ``flops`` are the user's own formulas. What the cache knows is not sent to workers. Exactly one outcome for each
+    source, in any order.
+    """
+    use_cache = Cache.from_environment() is not None
+    outcomes: list[RankOutcome] = []
+    unknown: list[TraceSource] = []
+    for source in sources:
+        known = cached.recall(source.path, source.part, flops) if use_cache else None
+        if known is None:
+            unknown.append(source)
+        else:
+            outcomes.append(engine.Outcome(source, known, None))
+            _report(progress, len(outcomes), len(sources))
+    if not unknown:
+        return outcomes
+    with executor_for(unknown, executor, workers) as chosen:
+        work = functools.partial(_analyze, use_cache=use_cache, flops=flops)
+        for outcome in _on_any_machine(work, unknown, chosen):
+            outcomes.append(outcome)
+            _report(progress, len(outcomes), len(sources))
+    if use_cache:
+        cached.trim()
+    return outcomes
+
+
+def _report(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress(done, total)
+
+
+@contextmanager
+def executor_for(
+    sources: Sequence[TraceSource], executor: Executor | None = None, workers: int | None = None
+) -> Iterator[Executor]:
+    """``executor``, else ``workers`` processes of this machine, or as many as cores and memory allow."""
+    if executor is not None:
+        yield executor
+        return
+    sizes = [_size(source.path) for source in sources]
+    memory = [_memory_needed(source.path, size) for source, size in zip(sources, sizes, strict=True)]
+    with engine.local_executor(memory, sum(sizes), workers) as own:
+        yield own
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # reading it reports why
+        return 0
+
+
+def _memory_needed(path: Path, size: int) -> int:
+    unpacked = size * (_PACKING if path.name.endswith(_PACKED) else 1)
+    return _WORKER_BYTES + int(unpacked * _MEMORY_PER_BYTE)
+
+
+def _on_any_machine(
+    work: Callable[[TraceSource], RankPartial], sources: Sequence[TraceSource], executor: Executor
+) -> Iterator[RankOutcome]:
+    """Map over sources by absolute path, which means the same in every worker; outcomes name the caller's own path."""
+    given = {_absolute(source): source for source in sources}
+    for outcome in engine.map_items(work, list(given), executor):
+        source = given[outcome.item]
+        absolute, own = str(outcome.item.path), str(source.path)
+        result = outcome.result
+        if result is not None and absolute != own:
+            result = replace(result, source=result.source.replace(absolute, own))
+        error = outcome.error.replace(absolute, own) if outcome.error is not None else None
+        yield engine.Outcome(source, result, error)
+
+
+def _absolute(source: TraceSource) -> TraceSource:
+    return source if remote.is_remote(source.path) else replace(source, path=source.path.absolute())
+
+
+def _analyze(source: TraceSource, *, use_cache: bool, flops: CustomFlops | None) -> RankPartial:
+    return cached.analyze_file(source.path, source.part, use_cache=use_cache, flops=flops)

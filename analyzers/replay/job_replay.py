@@ -1,0 +1,63 @@
+"""A job's ranks aligned and their steps replayed: what the summary and what-ifs both begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfscope.analyzers.job.aligned import AlignedJob, align_job
+from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
+from perfscope.analyzers.job.hosts import find_hosts
+from perfscope.analyzers.job.identify import IdentifiedRanks
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.analyzers.replay.engine import ReplayResult, replay
+from perfscope.analyzers.replay.schedules import RecordedSchedules, record_schedules
+from perfscope.recording.job import Job
+from perfscope.recording.metadata import RunMetadata
+
+
+@dataclass(frozen=True, eq=False)
+class JobReplay:
+    """``runs`` is the metadata of the ranks that wrote some; ``replayed`` is the unchanged replay."""
+
+    runs: Mapping[int, RunMetadata]
+    result: AlignedJob
+    recorded: RecordedSchedules
+    replayed: ReplayResult
+    models: tuple[CostModel, ...]
+
+
+def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:
+    """Align the identified ranks, and replay their steps."""
+    runs = {rank: run for rank, run in job.runs.items() if rank in ranks.partials}
+    hosts = find_hosts(ranks.partials, runs, world_size(ranks.partials, runs))
+    result = align_job(ranks.partials, _first_step(job, runs), hosts, _last_step(job, runs))
+    recorded = record_schedules(result)
+    return JobReplay(runs, result, recorded, replay(recorded.schedules), cost_models(result.matched))
+
+
+def world_size(partials: Mapping[int, RankPartial], runs: Mapping[int, RunMetadata]) -> int | None:
+    """Ranks of the whole job, recorded or not; None where nothing tells."""
+    sizes = [run.world_size for run in runs.values()]
+    sizes += [partial.world_size for partial in partials.values() if partial.world_size is not None]
+    return max(sizes, default=None)
+
+
+def _first_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
+    """First step of the capture analyzed that the recorder meant to be used; None for traces of other tools."""
+    if job.capture is None:
+        return None
+    captures = [run.capture(job.capture) for run in runs.values()]
+    return max((capture.first_step for capture in captures if capture is not None), default=None)
+
+
+def _last_step(job: Job, runs: Mapping[int, RunMetadata]) -> int | None:
+    """Last step that ended on every rank, where the trace may hold the beginning of another: where the job ended before
+    the last planned step, or where ranges alone were written, which stay open until the process ends.
+    """
+    seen = [run.steps.seen for run in runs.values() if run.mode in ("nvtx", "nsys") and run.outcome != "running"]
+    ended = [number - 1 for number in seen]
+    if job.capture is not None:
+        captures = [run.capture(job.capture) for run in runs.values()]
+        ended += [capture.last_step for capture in captures if capture is not None and not capture.complete]
+    return min(ended, default=None)

@@ -1,0 +1,115 @@
+"""By how much ranks' own time exceeds that of ranks with the same work, and how short a step can be for the hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.pace import Peers
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.medians import SIGMA_OF_MAD
+from perfscope.trace.trace import Bool, Int64
+
+NOISE: Final = 0.02
+"""Share of the step below which a straggler's cost is noise."""
+
+_IN_TURN: Final = 4.0
+"""How many times the usual distance the slowest rank of a step must be above the median to count as slow: the slowest
+of many ranks is always above the median, but only pauses are of that size."""
+
+_WAITED_FOR: Final = 0.05
+"""A rank's host limits it where its device waits for launches for this share of the step: a host whose queue is full is
+busy all the time too, inside its launches."""
+
+
+def own_in_step(recorded: RecordedSchedules, peers: Peers) -> Int64:
+    """Own time of each rank (lines) in each used step (columns)."""
+    steps = np.flatnonzero(recorded.used)
+    return np.stack([peers.own_ns[:, peers.step == step].sum(axis=1) for step in steps], axis=1)
+
+
+def excess(peers: Peers, own: Int64) -> dict[int, Int64]:
+    """By how much each rank's own time exceeds the median of the others in each used step."""
+    order = np.sort(own, axis=0)
+    place = np.empty(own.shape, dtype=np.int64)
+    np.put_along_axis(place, np.argsort(own, axis=0, kind="stable"), np.arange(len(own))[:, None], axis=0)
+    left = len(own) - 1
+
+    def remaining(index: int) -> Int64:
+        """The value at this place of the order once a rank is taken out of it, for each rank."""
+        return np.asarray(np.where(place > index, order[index], order[index + 1]), dtype=np.int64)
+
+    middle = (remaining((left - 1) // 2) + remaining(left // 2)) // 2
+    return {rank: own[index] - middle[index] for index, rank in enumerate(peers.ranks)}
+
+
+def excess_apart(peers: Peers, own: Int64, ranks: Collection[int]) -> dict[int, Int64]:
+    """The same for those peers that are in ``ranks``, against those that are not; empty where either is empty."""
+    mine = np.isin(peers.ranks, list(ranks))
+    if mine.all() or not mine.any():
+        return {}
+    over = own[mine] - np.median(own[~mine], axis=0).astype(np.int64)
+    return dict(zip(np.array(peers.ranks)[mine].tolist(), over, strict=True))
+
+
+def most_apart(peers: Peers, own: Int64, hosts: Mapping[int, str]) -> dict[int, Int64]:
+    """An upper bound of ``excess_apart`` of each rank against those of other hosts, quickly for all of them.
+
+    Of n sorted values, k of which are taken out, the middle one of the rest is no lower than place (n - k - 1) // 2.
+    """
+    names = [hosts.get(rank, "") for rank in peers.ranks]
+    on_host = Counter(names)
+    order = np.sort(own, axis=0)
+    return {
+        rank: own[index] - order[max(len(own) - on_host[names[index]] - 1, 0) // 2]
+        for index, rank in enumerate(peers.ranks)
+    }
+
+
+def slow_once(peers: Peers, own: Int64) -> list[int]:
+    """Ranks that were the slowest of some used step, and far slower than ranks usually differ."""
+    distance = own - np.median(own, axis=0)
+    usual = float(np.median(np.abs(distance))) * SIGMA_OF_MAD
+    hit = (distance > _IN_TURN * usual) & (distance > NOISE * float(np.median(own)))
+    return [peers.ranks[index] for index in np.unique(own.argmax(axis=0)[hit.any(axis=0)])]
+
+
+@dataclass(frozen=True, eq=False)
+class HostBound:
+    """How short a step can be for the hosts: a device cannot be quicker than its host launches.
+
+    ``busy_ns``: for which time each rank's host (lines) was busy in each used step (columns), without blocking calls
+    and the loader. ``limits`` marks the ranks whose devices wait for that. A device's idle time before a launch does
+    not show how slow its host is: where all hosts take as long, the rank whose peers happened to launch earlier waits
+    more than they do, and hosts of other stages launch while their devices wait for messages.
+    """
+
+    ranks: tuple[int, ...]
+    busy_ns: Int64
+    limits: Bool
+
+    @classmethod
+    def of(cls, result: AlignedJob, recorded: RecordedSchedules) -> HostBound:
+        """That of all ranks. On CPUs the hosts are the devices, and nothing limits them."""
+        busy, limits = [], []
+        for rank in recorded.schedules.ranks:
+            partial, (start, end) = result.partials[rank], result.windows[rank]
+            busy.append(partial.progress.host_busy_ns[partial.steps.indices_of(result.steps)])
+            waited = partial.progress.own.totals(start, end)[:, [TimeCategory.LAUNCH, TimeCategory.HOST]].sum()
+            limits.append(partial.has_device_work and waited >= _WAITED_FOR * (end - start).sum())
+        return cls(recorded.schedules.ranks, np.stack(busy), np.array(limits, dtype=np.bool_))
+
+    def floor_ns(self, paced: Collection[int]) -> Int64:
+        """What each used step takes at least with the hosts of ``paced`` no slower than the median of the others."""
+        mine = np.isin(self.ranks, list(paced))
+        busy = np.where(self.limits[:, None], self.busy_ns, 0)
+        if mine.any() and not mine.all():
+            usual = np.median(self.busy_ns[~mine], axis=0).astype(np.int64)
+            busy[mine] = np.minimum(busy[mine], usual)
+        return np.asarray(busy.max(axis=0), dtype=np.int64)

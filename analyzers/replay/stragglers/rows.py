@@ -1,0 +1,65 @@
+"""The stragglers as the summary shows them: which ranks, in which steps, how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.engine import ReplayResult
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.stragglers.own_time import NOISE
+from perfscope.analyzers.replay.stragglers.search import Straggler, find_stragglers
+from perfscope.results.findings import Confidence
+from perfscope.results.rows import FEW_STEPS, StragglerRow
+
+STEADY: Final = 0.6
+"""A straggler that costs time in this share of the steps or more is steady."""
+
+
+def straggler_rows(
+    result: AlignedJob, recorded: RecordedSchedules, replayed: ReplayResult, hosts: Mapping[int, str], *, complete: bool
+) -> tuple[StragglerRow, ...]:
+    """All stragglers that cost the job more than noise, the costliest first.
+
+    ``replayed`` is the unchanged replay; ``complete``: no rank is missing.
+    """
+    stragglers = find_stragglers(result, recorded, replayed, hosts)
+    if not stragglers:
+        return ()
+    highest = np.max([straggler.per_step_ns for straggler in stragglers], axis=0)
+    return tuple(_row(result, straggler, highest, hosts, complete=complete) for straggler in stragglers)
+
+
+def _row(
+    result: AlignedJob, straggler: Straggler, highest: NDArray[np.int64], hosts: Mapping[int, str], *, complete: bool
+) -> StragglerRow:
+    costs = straggler.per_step_ns >= NOISE * result.step_ns
+    share = float(((straggler.per_step_ns == highest) & costs).mean())
+    return StragglerRow(
+        rank=straggler.rank,
+        cause=straggler.cause,
+        lost_us=straggler.lost_ns / 1e3,
+        confidence=_confidence(len(result.steps), share, complete=complete).value,
+        share_of_steps=share,
+        host=hosts.get(straggler.rank, ""),
+        scope=straggler.scope,
+        ranks=straggler.ranks,
+        pattern=_pattern(straggler, float(costs.mean())),
+        steps=tuple(int(step) for step in result.steps[costs]),
+    )
+
+
+def _pattern(straggler: Straggler, share: float) -> str:
+    if straggler.scope == "job":
+        return "rotating"
+    return "steady" if share >= STEADY else "intermittent"
+
+
+def _confidence(steps: int, share: float, *, complete: bool) -> Confidence:
+    if steps < FEW_STEPS:
+        return Confidence.LOW
+    return Confidence.HIGH if share >= 0.8 and complete else Confidence.MEDIUM

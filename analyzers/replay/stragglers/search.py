@@ -1,0 +1,332 @@
+"""Which ranks the others wait for, why, and how much step time that costs.
+
+The cost of a straggler is what the step takes less when the recorded steps are replayed with that rank at its peers'
+pace. This holds where waits pass through several ranks and groups, where they overlap transfers, and where the others
+would wait for another rank anyway (this one then costs nothing). The category in which it exceeds its peers is the
+cause.
+
+Example, two ranks with one all-reduce::
+
+    rank 0   compute 30, exposed all-reduce 15 (of which it waits 10)
+    rank 1   host pause 10, compute 30, exposed all-reduce 5
+
+At rank 0's pace rank 1 would not pause, and both would take 35 instead of 45: rank 1 costs the job 10, the cause is
+its host.
+
+Ranks of one host that are equally slow are one straggler, and so are ranks that are slow by the same cause in the same
+steps: at its peers' pace alone, none of them would save anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
+from perfscope.analyzers.replay.pace import at_peers_pace, find_peers
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.stragglers.own_time import (
+    NOISE,
+    HostBound,
+    excess,
+    excess_apart,
+    most_apart,
+    own_in_step,
+    slow_once,
+)
+from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
+from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
+from perfscope.grouping import grouped
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Bool, Int64
+
+CAUSES: Final = {
+    TimeCategory.COMPUTE: "compute",
+    TimeCategory.COPY: "copy",
+    TimeCategory.DATALOADER: "dataloader",
+    TimeCategory.SYNC: "sync",
+    TimeCategory.LAUNCH: "launch",
+    TimeCategory.HOST: "host",
+    TimeCategory.DEPENDENCY: "launch",
+    TimeCategory.UNKNOWN: "host",
+}
+"""Category of a rank's own time -> cause as the summary names it."""
+
+_OWN: Final = np.array([int(category) for category in CAUSES])
+
+_CANDIDATES: Final = 24
+"""Ranks that are tried one by one, those with the most time over their peers first. Only a few can cost 2 % of the step
+each."""
+
+_TOGETHER: Final = 1.5
+"""A host is the straggler, not its ranks, where it costs this many times as much as the worst of them alone."""
+
+_ALIKE: Final = 0.75
+"""Share of a host's ranks that must be slow for the host to be slow, and of the slowest rank's excess that others must
+have to be equally slow."""
+
+_SAME_STEPS: Final = 0.75
+"""Share of slow steps in common from which ranks on different hosts are equally slow: noise comes at different
+times."""
+
+_AT_ONCE: Final = 0.5
+"""Share of slow steps in common from which a host's ranks are slow at once, and of slow steps with a single slow rank
+from which ranks are slow in turn."""
+
+_IN_TURN_RANKS: Final = 3
+"""Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
+
+
+@dataclass(frozen=True, eq=False)
+class Straggler:
+    """What some ranks cost the job: ``lost_ns`` per step, ``per_step_ns`` in each used step, and the main cause.
+
+    ``lost_ns`` is the mean of ``per_step_ns``. Single steps may be negative: where one is shorter, another may wait
+    longer. ``scope`` and ``ranks`` are as in ``StragglerRow``; ``rank`` is the one with the most time over its peers.
+    """
+
+    rank: int
+    ranks: tuple[int, ...]
+    scope: str
+    cause: str
+    lost_ns: float
+    per_step_ns: Int64
+
+
+def find_stragglers(
+    result: AlignedJob, recorded: RecordedSchedules, base: ReplayResult, hosts: Mapping[int, str]
+) -> tuple[Straggler, ...]:
+    """All stragglers that cost the job more than noise, the costliest first.
+
+    ``base`` is the unchanged replay; ``hosts`` names each rank's host, where known. Empty where nothing can be
+    compared: a single rank, or schedules that cannot be replayed to their end.
+    """
+    if not base.complete:
+        return ()
+    search = _Search(result, recorded, base, hosts)
+    stragglers = [*search.run(), *search.slow_link(result.matched_before)]
+    stragglers += _slow_stages(result, search, hosts, attributed={rank for one in stragglers for rank in one.ranks})
+    return tuple(sorted(stragglers, key=lambda one: (-one.lost_ns, one.rank)))
+
+
+class _Search:
+    """Replays ranks at their peers' pace, and collects what that saves."""
+
+    def __init__(
+        self, result: AlignedJob, recorded: RecordedSchedules, base: ReplayResult, hosts: Mapping[int, str]
+    ) -> None:
+        groups = find_peers(result, recorded)
+        self._recorded = recorded
+        self._host_bound = HostBound.of(result, recorded)
+        self._slowest_ns = recorded.slowest_ns(base)
+        replayed_ns = float(self._slowest_ns.mean())
+        # No rank can be charged with the replay's own error.
+        self._noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
+        self._peers = {rank: peers for peers in groups for rank in peers.ranks}
+        self._hosts = hosts
+        self._in_loader_ns = {
+            rank: float(partial.loading.waited_ns[partial.steps.indices_of(result.steps)].mean())
+            for rank, partial in result.partials.items()
+        }
+        self._own = [(peers, own_in_step(recorded, peers)) for peers in groups]
+        self._excess = {rank: over for peers, own in self._own for rank, over in excess(peers, own).items()}
+        over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self._excess.items()}
+        self._slow = [rank for rank in sorted(over, key=lambda rank: -over[rank]) if over[rank] >= self._noise]
+        self._slow_once = {rank for peers, own in self._own for rank in slow_once(peers, own)}
+
+    @property
+    def schedules(self) -> Schedules:
+        """The recorded steps."""
+        return self._recorded.schedules
+
+    def run(self) -> list[Straggler]:
+        """Single ranks, then what costs more than its ranks one by one: a host, several ranks, or ranks in turn."""
+        candidates = self._slow[:_CANDIDATES]
+        stragglers = [one for rank in candidates if (one := self._cost((rank,), "rank")) is not None]
+        for members in self._slow_hosts():
+            stragglers = self._merge(stragglers, members, "host")
+        on_hosts = {rank for one in stragglers if one.scope == "host" for rank in one.ranks}
+        for members in self._slow_alike(without=on_hosts):
+            stragglers = self._merge(stragglers, self._needed(members), "ranks")
+        return self._merge(stragglers, self._taking_turns(), "job")
+
+    def _merge(self, stragglers: list[Straggler], members: tuple[int, ...], scope: str) -> list[Straggler]:
+        """With these ranks as one straggler, where together they cost so much more than each of them alone."""
+        alone = [other.lost_ns for other in stragglers if other.rank in members]
+        straggler = self._cost(members, scope) if len(members) > 1 else None
+        if straggler is None or straggler.lost_ns < _TOGETHER * max(alone, default=0.0):
+            return stragglers
+        return [*(other for other in stragglers if other.rank not in members), straggler]
+
+    def slow_link(self, matched: MatchedCollectives) -> list[Straggler]:
+        """The host or rank whose link is slower than the others', if it costs more than noise."""
+        link = slow_links(matched, self._hosts)
+        saved = self.saved(with_usual_links(self._recorded.schedules, link), ()) if link is not None else None
+        if link is None or saved is None:
+            return []
+        return [Straggler(link.ranks[0], link.ranks, link.scope, "communication", float(saved.mean()), saved)]
+
+    def _slow_hosts(self) -> list[tuple[int, ...]]:
+        """The slow ranks of each host nearly all of whose ranks are slow in the same steps, where there are others.
+
+        They are compared with the ranks of the other hosts only: where half of all ranks are slow, the median of all is
+        half-way.
+        """
+        members = grouped((self._hosts.get(rank, ""), rank) for rank in self._peers)
+        members.pop("", None)
+        most = {rank: over for peers, own in self._own for rank, over in most_apart(peers, own, self._hosts).items()}
+        slow = {rank for rank, over in most.items() if np.maximum(over, 0).mean() >= self._noise}
+        groups = []
+        for ranks in members.values() if len(members) > 1 else ():
+            if len(slow.intersection(ranks)) < max(2, _ALIKE * len(ranks)):
+                continue  # A job has thousands of hosts, few of them slow.
+            apart = {rank: over for peers, own in self._own for rank, over in excess_apart(peers, own, ranks).items()}
+            mine = sorted(rank for rank, over in apart.items() if np.maximum(over, 0).mean() >= self._noise)
+            if len(mine) < max(2, _ALIKE * len(ranks)):
+                continue
+            if _at_once(np.stack([apart[rank] >= self._noise for rank in mine])) >= _AT_ONCE:
+                groups.append(tuple(mine))
+        return groups
+
+    def _slow_alike(self, without: Collection[int]) -> list[tuple[int, ...]]:
+        """Ranks that are equally slow in the same steps and by the same cause, the slowest first: with one at its
+        peers' pace, all would still wait for the others. At most half of those that do the same work: more are the
+        usual case.
+        """
+        usual = {rank: float(self._excess[rank].mean()) for rank in self._slow[:_CANDIDATES] if rank not in without}
+        slowest_first = sorted(usual, key=lambda rank: -usual[rank])
+        by_cause = grouped((self._cause((rank,)), rank) for rank in slowest_first if usual[rank] >= self._noise)
+        groups = []
+        for ranks in by_cause.values():
+            alike = tuple(rank for rank in ranks if usual[rank] >= _ALIKE * usual[ranks[0]])
+            few = all(2 * len(set(peers.ranks).intersection(alike)) <= len(peers.ranks) for peers, _ in self._own)
+            if len(alike) > 1 and few:
+                hits = np.stack([self._excess[rank] >= self._noise for rank in alike])
+                groups += [alike] if _at_once(hits) >= _SAME_STEPS else []
+        return groups
+
+    def _needed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The first of these that together cost nearly as much as all; empty where that is nothing."""
+        whole = self._cost(ranks, "ranks")
+        if whole is None:
+            return ()
+        for count in range(1, len(ranks)):
+            part = self._cost(ranks[:count], "ranks")
+            if part is not None and part.lost_ns >= whole.lost_ns - self._noise:
+                return ranks[:count]
+        return ranks
+
+    def _taking_turns(self) -> tuple[int, ...]:
+        """Ranks that are slow in turn, seldom two at once; empty without any. Those that are slow most of the time are
+        not among them.
+        """
+        hit = {rank: self._excess[rank] >= self._noise for rank in sorted(self._slow_once)}
+        ranks = [rank for rank, steps in hit.items() if steps.mean() <= _AT_ONCE]
+        if len(ranks) < _IN_TURN_RANKS:
+            return ()
+        hits = np.stack([hit[rank] for rank in ranks])
+        at_once = hits.sum(axis=0)
+        turns = hits[:, at_once > 0].argmax(axis=0)
+        changes = int((turns[1:] != turns[:-1]).sum())
+        alone = float((at_once[at_once > 0] == 1).mean()) if len(turns) else 0.0
+        return tuple(ranks) if changes >= _IN_TURN_RANKS - 1 and alone >= _AT_ONCE else ()
+
+    def _cost(self, ranks: tuple[int, ...], scope: str) -> Straggler | None:
+        """What these ranks cost together; None where that is no more than noise."""
+        saved = self.saved(at_peers_pace(self._recorded, self._peers, ranks), ranks)
+        if saved is None:
+            return None
+        cause = self._cause(ranks)
+        if cause == CAUSES[TimeCategory.DATALOADER] and not self._load_longer(ranks, float(saved.mean())):
+            return None
+        worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
+        return Straggler(worst, tuple(sorted(ranks)), scope, cause, float(saved.mean()), saved)
+
+    def _load_longer(self, ranks: Sequence[int], lost_ns: float) -> bool:
+        """Are these ranks in the loader for so much longer than the others? Where all loaders are slow, they may differ
+        only in that their devices have no work left to overlap that.
+        """
+        others = [waited for rank, waited in self._in_loader_ns.items() if rank not in ranks]
+        usual = float(np.median(others)) if others else 0.0
+        return max(self._in_loader_ns[rank] for rank in ranks) - usual >= lost_ns / 2
+
+    def saved(self, schedules: Schedules, paced: Collection[int]) -> Int64 | None:
+        """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others;
+        None where that is no more than noise.
+        """
+        replayed = replay(schedules)
+        if not replayed.complete:
+            return None
+        least = np.minimum(self._host_bound.floor_ns(paced), self._slowest_ns)
+        saved = self._slowest_ns - np.maximum(self._recorded.slowest_ns(replayed), least)
+        # Ranks do not begin a recording together, and no rank causes that skew: where no step before the first used one
+        # was recorded, a saving in that step alone is no evidence.
+        only_first = len(saved) > 1 and self._recorded.used[0] and saved[1:].sum() <= 0
+        return saved if saved.mean() >= self._noise and not only_first else None
+
+    def _cause(self, ranks: Sequence[int]) -> str:
+        """The category in which these ranks exceed their peers most, over the used steps in which they are slower: in
+        other steps a peer may stand out.
+        """
+        total = np.zeros(len(TimeCategory), dtype=np.float64)
+        for rank in ranks:
+            peers = self._peers[rank]
+            slower = self._recorded.used.copy()
+            slower[slower] = self._excess[rank] > 0
+            total += peers.excess_ns(rank, ranks)[slower[peers.step]].sum(axis=0)
+        return CAUSES[TimeCategory(int(_OWN[np.argmax(total[_OWN])]))]
+
+
+def _slow_stages(
+    result: AlignedJob, search: _Search, hosts: Mapping[int, str], attributed: Collection[int]
+) -> list[Straggler]:
+    """Pipeline stages that do the same work as others, more slowly; ``attributed`` ranks have their cause already.
+
+    Where all stages of one host are slow, the host is the straggler if that costs more than they do one by one.
+    """
+    slow = slow_stages(result, attributed)
+    stragglers = [one for stage in slow if (one := _slow_stages_cost(search, (stage,), "stage", hosts)) is not None]
+    for name in sorted({name for name in hosts.values() if name}):
+        on_host = tuple(stage for stage in slow if {hosts.get(rank) for rank in stage.ranks} == {name})
+        if len(on_host) < 2 or not _is_a_host(_ranks_of(on_host), hosts):
+            continue
+        straggler = _slow_stages_cost(search, on_host, "host", hosts)
+        alone = [other.lost_ns for other in stragglers if hosts.get(other.rank) == name]
+        if straggler is not None and straggler.lost_ns >= _TOGETHER * max(alone, default=0.0):
+            stragglers = [other for other in stragglers if hosts.get(other.rank) != name]
+            stragglers.append(straggler)
+    return stragglers
+
+
+def _slow_stages_cost(
+    search: _Search, stages: tuple[SlowStage, ...], scope: str, hosts: Mapping[int, str]
+) -> Straggler | None:
+    """What these stages cost together; None where that is no more than noise."""
+    ranks = _ranks_of(stages)
+    saved = search.saved(at_other_stages_pace(search.schedules, stages), ranks)
+    if saved is None:
+        return None
+    worst = max(stages, key=lambda stage: 1 / stage.factor)
+    scope = "host" if _is_a_host(ranks, hosts) else "rank" if len(ranks) == 1 else scope
+    return Straggler(worst.slowest, ranks, scope, CAUSES[worst.row], float(saved.mean()), saved)
+
+
+def _ranks_of(stages: Collection[SlowStage]) -> tuple[int, ...]:
+    return tuple(sorted(rank for stage in stages for rank in stage.ranks))
+
+
+def _is_a_host(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> bool:
+    """Are these all ranks of one host, and are there other hosts?"""
+    names = {hosts.get(rank, "") for rank in ranks}
+    whole = tuple(sorted(rank for rank, name in hosts.items() if name in names))
+    return len(names) == 1 and "" not in names and len(ranks) > 1 and whole == ranks and len(set(hosts.values())) > 1
+
+
+def _at_once(hits: Bool) -> float:
+    """Of the steps (columns) in which any rank (line) is slow, the mean share of the ranks that are."""
+    return float(hits[:, hits.any(axis=0)].mean())

@@ -1,0 +1,138 @@
+"""Pipeline stages that take longer than the others for the same work.
+
+The ranks of one stage are each other's peers, so a stage that is slow as a whole has no slow rank. Stages that compute
+the same number of FLOPs do the same work: among those, one that takes longer than their median is slow. A stage with
+more work than the others is not slow but too big: that is imbalance, which the pipeline's table shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.pipelines.stages import ranks_of, stages
+from perfscope.analyzers.replay.engine import Schedules
+from perfscope.analyzers.replay.pace import scaled
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Float64
+
+SAME_WORK: Final = 0.02
+"""Stages whose FLOPs differ by no more than this share do the same work."""
+
+_COMPARED: Final = (TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCategory.HOST)
+"""Categories that stages have in common. Only some of them load batches, copy or print."""
+
+_COMPARED_ROWS: Final = [int(row) for row in _COMPARED]
+
+
+@dataclass(frozen=True)
+class SlowStage:
+    """At the other stages' pace ``ranks`` take ``factor`` times their own time; ``row`` is the category in which they
+    exceed it most, ``slowest`` the rank with the most own time.
+    """
+
+    ranks: tuple[int, ...]
+    slowest: int
+    row: TimeCategory
+    factor: float
+
+
+def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowStage]:
+    """Stages all of whose ranks are slower than the stages of the same work; empty without a pipeline or FLOPs."""
+    members = ranks_of(stages(result))
+    flops = {stage: _flops(result, ranks) for stage, ranks in members.items()}
+    paces = {stage: [_WorkPace.of(result, rank) for rank in ranks] for stage, ranks in members.items()}
+    together = {stage: _WorkPace.mean(mine) for stage, mine in paces.items()}
+    stragglers = []
+    for stage, ranks in members.items():
+        alike = [together[other] for other, count in flops.items() if other != stage and _same(count, flops[stage])]
+        if not alike or any(rank in attributed for rank in ranks):
+            continue
+        excess = np.min([pace.excess(alike) for pace in paces[stage]], axis=0)
+        total = min(float(pace.rows.sum()) for pace in paces[stage])
+        if 0 < excess.sum() < total:
+            slowest = max(zip(ranks, paces[stage], strict=True), key=lambda pair: float(pair[1].rows.sum()))[0]
+            row = _COMPARED[int(excess.argmax())]
+            stragglers.append(SlowStage(ranks, slowest, row, (total - float(excess.sum())) / total))
+    return stragglers
+
+
+def at_other_stages_pace(schedules: Schedules, slow: Sequence[SlowStage]) -> Schedules:
+    """Schedules in which these stages are as quick as the others."""
+    for stage in slow:
+        schedules = scaled(schedules, stage.ranks, stage.factor)
+    return schedules
+
+
+def _same(one: float, other: float) -> bool:
+    return one > 0 and abs(one - other) <= SAME_WORK * max(one, other)
+
+
+def _flops(result: AlignedJob, ranks: tuple[int, ...]) -> float:
+    """Model FLOPs per step of a stage's rank, mean over its ranks."""
+    counts = []
+    for rank in ranks:
+        partial = result.partials[rank]
+        counts.append(float(partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)].mean()))
+    return float(np.mean(counts))
+
+
+@dataclass(frozen=True, eq=False)
+class _WorkPace:
+    """How quickly one rank works. ``rows`` is its own time by category, ns per step; ``kernels`` are, for each kernel
+    by name, how often it runs and how long in all, per step.
+
+    Stages that multiply as much may differ in the rest: the last one has the loss, the first one the embedding. So the
+    same kernels are compared, and the host's time for each kernel launched.
+    """
+
+    rows: Float64
+    kernels: Mapping[str, tuple[float, float]]
+
+    @classmethod
+    def of(cls, result: AlignedJob, rank: int) -> _WorkPace:
+        """That of one rank over the used steps."""
+        partial, (start, end) = result.partials[rank], result.windows[rank]
+        rows = np.asarray(partial.progress.own.totals(start, end).sum(axis=0) / len(start), dtype=np.float64)
+        rows[TimeCategory.COMM_TRANSFER] = rows[TimeCategory.COMM_WAIT] = 0
+        table, chosen = partial.tables.kernels, partial.steps.indices_of(result.steps)
+        count, total = table.count[:, chosen].mean(axis=1), table.total_ns[:, chosen].mean(axis=1)
+        lines = zip(table.names, table.category, count.tolist(), total.tolist(), strict=True)
+        return cls(rows, {name: (n, ns) for name, category, n, ns in lines if category == "compute" and n})
+
+    @classmethod
+    def mean(cls, paces: Sequence[_WorkPace]) -> _WorkPace:
+        """That of several ranks together."""
+        kernels: dict[str, tuple[float, float]] = {}
+        for pace in paces:
+            for name, (count, total) in pace.kernels.items():
+                known = kernels.get(name, (0.0, 0.0))
+                kernels[name] = known[0] + count / len(paces), known[1] + total / len(paces)
+        return cls(np.asarray(np.mean([pace.rows for pace in paces], axis=0), dtype=np.float64), kernels)
+
+    @property
+    def launched(self) -> float:
+        """Compute kernels per step."""
+        return sum(count for count, _ in self.kernels.values())
+
+    def excess(self, alike: Sequence[_WorkPace]) -> Float64:
+        """Ns per step of each compared category beyond the median at the paces of other stages."""
+        usual = np.median([pace.at_work_of(self) for pace in alike], axis=0)
+        return np.asarray(self.rows[_COMPARED_ROWS] - usual, dtype=np.float64)
+
+    def at_work_of(self, other: _WorkPace) -> Float64:
+        """What the compared categories of ``other`` would take at this pace; without kernels, this rank's own time."""
+        mine = np.asarray(self.rows[_COMPARED_ROWS], dtype=np.float64)
+        common = self.kernels.keys() & other.kernels.keys()
+        taken = sum(other.kernels[name][1] for name in common)
+        if not common or taken <= 0:
+            return mine
+        here = sum(other.kernels[name][0] * self.kernels[name][1] / self.kernels[name][0] for name in common)
+        theirs = sum(total for _, total in other.kernels.values())
+        mine *= other.launched / self.launched
+        mine[_COMPARED.index(TimeCategory.COMPUTE)] = other.rows[TimeCategory.COMPUTE] * (1 + (here - taken) / theirs)
+        return mine

@@ -1,0 +1,119 @@
+"""DDP ``bucket_cap_mb``: fires when all-reduces are exposed because buckets are small and many, or one is big and late.
+
+With t(S) = alpha + S·slope for one all-reduce of S bytes (fitted from this recording), n buckets over G bytes of
+gradients cost n·alpha + G·slope in all. Many small buckets pay alpha over and over; a big last bucket starts only when
+the backward is over, so all of it is exposed. Defaults: 25 MiB, the first 1 MiB (torch ``nn/parallel/distributed.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import Final
+
+from perfscope.analyzers.rules.communication.ddp_arguments import written
+from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.whatif.bucketing import MIB, bucket_cap
+from perfscope.analyzers.whatif.curves import bucket_sizes
+from perfscope.results.findings import Action, Evidence, Finding, Predict
+
+RULE: Final = "ddp-bucket-size"
+SHARE: Final = 0.05
+"""Least share of the step that is exposed transfer, and that the change must recover."""
+LATENCY_BOUND: Final = 0.5
+"""Buckets are too small when alpha is at least this share of the all-reduce time."""
+LATE_SHARE: Final = 1 / 3
+"""A bucket is big when it holds at least this share of the gradient bytes."""
+
+
+@dataclass(frozen=True)
+class _BucketSize:
+    """A ``bucket_cap_mb``, what it saves per step, and what is wrong with the present one."""
+
+    cap_mib: int
+    saved_us: float
+    problem: str
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: no DDP, too little exposed, no cost model, or nothing to gain by another size."""
+    # Gradients travel in the group that moves the most.
+    buckets = traffic(job, "all_reduce") if job.torch_ddp else None
+    if buckets is None or buckets.alpha_us is None:
+        return None
+    rows = job.summary.time_breakdown
+    exposed_us = sum(row.exposed_comm_transfer_us for row in rows) / len(rows)
+    if exposed_us < SHARE * job.step_time_us:
+        return None
+    size = _larger(buckets, buckets.alpha_us, exposed_us) or _smaller(buckets, buckets.alpha_us, exposed_us)
+    if size is not None and job.predict is not None:
+        size = _best(job, size, job.predict)
+    if size is None or size.saved_us < SHARE * job.step_time_us:
+        return None
+    old = bucket_cap(job.runs)
+    return job.finding(
+        RULE,
+        f"{size.problem}: {job.share(exposed_us):.0%} of the step is exposed all-reduce",
+        size.saved_us,
+        evidence=(
+            Evidence("exposed transfer per step (mean)", exposed_us, "us", job.ranks),
+            Evidence("all-reduces per step", buckets.count, ranks=job.ranks),
+            Evidence("gradient bytes per step", buckets.bytes, "bytes", job.ranks),
+            Evidence("largest bucket", buckets.largest, "bytes", job.ranks),
+            Evidence("latency of one all-reduce, fitted", buckets.alpha_us, "us", job.ranks),
+        ),
+        action=Action(
+            setting="DistributedDataParallel(bucket_cap_mb=…)",
+            old=None if old is None else f"{old:g}",
+            new=str(size.cap_mib),
+            how=written(job.framework, bucket_cap_mb=size.cap_mib),
+        ),
+        confidence=job.confidence(),
+        whatif={"ddp.bucket_cap_mb": str(size.cap_mib)},
+    )
+
+
+def _larger(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> _BucketSize | None:
+    """A larger size, where the latency of the all-reduces is half of their time."""
+    latency_us = buckets.count * alpha_us
+    if latency_us < LATENCY_BOUND * (latency_us + buckets.bytes * buckets.us_per_byte) or buckets.count <= 2:
+        return None
+    # Four times the size at which starting and moving cost the same: alpha is then a fifth of the time.
+    size = 4 * alpha_us / buckets.us_per_byte if buckets.us_per_byte > 0 else buckets.bytes
+    cap = max(ceil(min(size, buckets.bytes / 2) / MIB), 1)
+    count = max(ceil(buckets.bytes / (cap * MIB)), 1)
+    saved = min((buckets.count - count) * alpha_us, exposed_us)
+    return _BucketSize(cap, saved, "DDP's gradient buckets are too small")
+
+
+def _smaller(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> _BucketSize | None:
+    """A smaller size, where one bucket holds so many gradients that it starts late and stays exposed."""
+    if buckets.largest < LATE_SHARE * buckets.bytes or buckets.us_per_byte == 0:
+        return None
+    # The tail costs alpha + S·slope, more buckets cost alpha each: least in sum at S = sqrt(alpha·G / slope).
+    size = sqrt(alpha_us * buckets.bytes / buckets.us_per_byte)
+    cap = max(round(size / MIB), 1)
+    if cap * MIB >= buckets.largest / 2:
+        return None
+    tail = alpha_us + cap * MIB * buckets.us_per_byte
+    added = (buckets.bytes / (cap * MIB) - buckets.count) * alpha_us
+    now = alpha_us + buckets.largest * buckets.us_per_byte
+    saved = min(now, exposed_us) - tail - max(added, 0.0)
+    return _BucketSize(cap, saved, "DDP's last gradient bucket is too big to overlap the backward")
+
+
+def _best(job: RuleContext, size: _BucketSize, predict: Predict) -> _BucketSize:
+    """The size with the shortest replayed step, from 1 MiB up to all gradients in one bucket.
+
+    On many ranks only the size that the cost model gives. ``size`` as it is where sizes cannot be replayed.
+    """
+    replayed = [
+        (step.mid, cap)
+        for cap in sorted({size.cap_mib, *bucket_sizes(job.summary, job.runs)})
+        if (step := predict({"ddp.bucket_cap_mb": str(cap)})) is not None
+    ]
+    if not replayed:
+        return size
+    step_us, cap = min(replayed)
+    return _BucketSize(cap, job.step_time_us - step_us, size.problem)

@@ -1,0 +1,136 @@
+"""FSDP's gathers: fires when layers wait for parameters that could be gathered while the previous layer computes, or
+when units are so small or so large that gathering them stays exposed.
+
+FSDP1 launches the next backward's gather early with ``backward_prefetch=BACKWARD_PRE``, the next forward's with
+``forward_prefetch=True`` (torch ``docs/source/notes/fsdp.rst``); FSDP2 does so by itself where the host runs ahead, and
+on request (``set_modules_to_forward_prefetch``). What is gathered at once is what was wrapped: one unit for everything
+computes nothing meanwhile, units of single layers pay the start of a collective each.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.text import byte_size
+
+RULE: Final = "fsdp-gathers"
+SHARE: Final = 0.05
+"""Least share of the step that is exposed transfer, and that must be saved."""
+HUGE: Final = 0.4
+"""A unit is too large when one gather holds at least this share of the parameters."""
+LATENCY: Final = 0.5
+"""Units are too small when latency is at least this share of the gathers' time."""
+FEW: Final = 8
+"""With more gathers per step than this they are many."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: no FSDP, overlapped gathers, or nothing that would overlap them."""
+    gathers = traffic(job, "all_gather")
+    if "fsdp" not in job.info.strategies or gathers is None or job.settings("megatron"):
+        return None
+    if job.exposed_transfer_us < SHARE * job.step_time_us:
+        return None
+    return _units(job, gathers) or _prefetched(job, gathers)
+
+
+def _prefetched(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
+    """Gathers launched one layer earlier, replayed. On CPUs the threads that gather compete with those that compute."""
+    if not job.on_devices:
+        return None
+    change = {"fsdp.prefetch": "1"}
+    replayed = job.replayed(change, SHARE)
+    if replayed is None:
+        return None
+    prediction, saved_us = replayed
+    return job.finding(
+        RULE,
+        "Layers wait for parameters that could be gathered while the previous layer computes: "
+        f"{job.exposed_share:.0%} of the step is exposed transfer",
+        saved_us,
+        evidence=_evidence(job, gathers),
+        action=_prefetch_action(
+            job, costs=f"Memory for the parameters of one more unit: at most {byte_size(gathers.largest)}."
+        ),
+        confidence=job.confidence(),
+        predicted=prediction,
+        whatif=change,
+    )
+
+
+def _prefetch_action(job: RuleContext, costs: str) -> Action:
+    """What is still off, as the FSDP in use writes it."""
+    fsdp = job.settings("fsdp")
+    if fsdp.get("version") == 1:
+        in_file = job.framework in ("accelerate", "transformers")
+        if fsdp.get("backward_prefetch") != "BACKWARD_PRE":
+            name, old, new, typed = "backward_prefetch", fsdp.get("backward_prefetch"), "BACKWARD_PRE", "BACKWARD_PRE"
+            argument = "BackwardPrefetch.BACKWARD_PRE"
+        else:
+            name, old, new, typed = "forward_prefetch", fsdp.get("forward_prefetch", False), "True", "true"
+            argument = "True"
+        how = (
+            f"fsdp_config: fsdp_{name}: {typed} in the file of accelerate config"
+            if in_file
+            else f"FullyShardedDataParallel(model, …, {name}={argument})"
+        )
+        return Action(setting=name, old=str(old), new=new, how=how, costs=costs)
+    how = (
+        "For each pair of consecutive blocks: block.set_modules_to_forward_prefetch([following]) and "
+        "following.set_modules_to_backward_prefetch([block])."
+    )
+    setting, new = "FSDPModule.set_modules_to_forward_prefetch", "the following block"
+    return Action(setting=setting, old="not used", new=new, how=how, costs=costs)
+
+
+def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
+    """Units of another size: a bound, because how parameters fall into layers is not known."""
+    whole = gathers.bytes / 2
+    latency = gathers.latency_share
+    if gathers.largest >= HUGE * whole and gathers.count <= FEW:
+        problem = f"too large: one gather holds {gathers.largest / whole:.0%} of the parameters"
+        bound_us, new = job.exposed_transfer_us * gathers.largest / whole, "each block"
+        how = _wrap(job, "each transformer block (or layer of similar size), then the whole model")
+        costs = "None. Memory for gathered parameters shrinks to two blocks."
+    elif latency is not None and latency >= LATENCY and gathers.count > FEW:
+        mean = byte_size(gathers.bytes / gathers.count)
+        problem = f"too small: latency dominates {gathers.count:.0f} gathers of {mean} per step"
+        bound_us, new = min(job.exposed_transfer_us, gathers.count * (gathers.alpha_us or 0.0) / 2), "larger units"
+        how = _wrap(job, "units twice as large: two blocks together, or blocks without wrapping the layers inside them")
+        costs = "Memory for gathered parameters grows with the unit."
+    else:
+        return None
+    if bound_us < SHARE * job.step_time_us:
+        return None
+    return job.finding(
+        RULE,
+        f"FSDP units are {problem}",
+        bound_us,
+        evidence=_evidence(job, gathers),
+        action=Action(setting="FSDP units", old=f"{gathers.count:.0f} gathers per step", new=new, how=how, costs=costs),
+        confidence=Confidence.LOW,
+    )
+
+
+def _wrap(job: RuleContext, what: str) -> str:
+    if job.framework in ("accelerate", "transformers"):
+        return (
+            "fsdp_config: fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP with fsdp_transformer_layer_cls_to_wrap: the "
+            f"class of {what}."
+        )
+    if job.settings("fsdp").get("version") == 1:
+        policy = "functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})"
+        return f"FullyShardedDataParallel(model, …, auto_wrap_policy={policy}): {what}."
+    return f"fully_shard() on {what}."
+
+
+def _evidence(job: RuleContext, gathers: CollectiveTraffic) -> tuple[Evidence, ...]:
+    return (
+        job.exposed_transfer(),
+        Evidence("parameter gathers per step", gathers.count, ranks=gathers.ranks),
+        Evidence("largest gather", gathers.largest, "bytes", gathers.ranks),
+        *known("latency of one gather, fitted", gathers.alpha_us, "us"),
+    )

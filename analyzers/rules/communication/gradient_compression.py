@@ -1,0 +1,79 @@
+"""Gradients in 16 bits on the wire: fires when the all-reduce of fp32 gradients is exposed and bandwidth-bound.
+
+``bf16_compress_hook`` casts each bucket, reduces half the bytes and casts back (torch
+``distributed/algorithms/ddp_comm_hooks/default_hooks.py``). Where latency dominates, halving the
+bytes brings nothing; on CPUs gloo adds halves one by one, which may take longer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.communication.ddp_arguments import setting, trainer_ddp
+from perfscope.analyzers.rules.communication.traffic import traffic
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+
+RULE: Final = "gradient-compression"
+SHARE: Final = 0.05
+"""Share of the step that must be saved."""
+LATENCY: Final = 0.5
+"""The transfer is bandwidth-bound when latency is at most this share of it."""
+_NO_BF16: Final = ("V100", "T4", "P100", "RTX 20", "Quadro RTX")
+"""Devices without bf16 arithmetic: these take fp16."""
+_HOOKS: Final = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: no fp32 gradients of DDP on devices, or overlapped, latency-bound or compressed ones."""
+    if not job.torch_ddp or not job.on_devices or setting(job, "comm_hook"):
+        return None
+    gradients = traffic(job, "all_reduce")
+    if gradients is None or gradients.dtype != "float32":
+        return None
+    if job.exposed_transfer_us < SHARE * job.step_time_us or (gradients.latency_share or 0.0) > LATENCY:
+        return None
+    dtype = "fp16" if any(name in device for device in job.info.devices for name in _NO_BF16) else "bf16"
+    change = {"ddp.comm_dtype": dtype}
+    replayed = job.replayed(change, SHARE)
+    if replayed is None:
+        return None
+    prediction, saved_us = replayed
+    return job.finding(
+        RULE,
+        f"{job.exposed_share:.0%} of the step is exposed all-reduce of fp32 gradients; 16 bits halve the bytes",
+        saved_us,
+        evidence=(
+            job.exposed_transfer(),
+            Evidence("fp32 gradient bytes per step", gradients.bytes, "bytes", gradients.ranks),
+            *known("latency as a share of the all-reduce time", gradients.latency_share, "share"),
+        ),
+        action=Action(
+            setting="DDP communication hook",
+            old="none",
+            new=_HOOKS[dtype],
+            how=_how(job, dtype),
+            costs="Precision: gradients are rounded to 16 bits before the reduction"
+            + (" (fp16 also overflows beyond 65,504)" if dtype == "fp16" else "")
+            + "; compare the loss curves. Each bucket is cast twice.",
+        ),
+        confidence=job.confidence(Confidence.MEDIUM),
+        predicted=prediction,
+        whatif=change,
+    )
+
+
+def _how(job: RuleContext, dtype: str) -> str:
+    hook = _HOOKS[dtype]
+    used = job.framework
+    kind = f"comm_hook=DDPCommunicationHookType.{dtype.upper()}"
+    if used == "transformers":
+        return trainer_ddp(kind)
+    if used == "accelerate":
+        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({kind})])"
+    if used == "lightning":
+        return f"Trainer(strategy=DDPStrategy(ddp_comm_hook=default_hooks.{hook}))"
+    return (
+        f"model.register_comm_hook(state=None, hook=default_hooks.{hook}) on the DistributedDataParallel model, with "
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks"
+    )

@@ -1,0 +1,202 @@
+"""NCCL's environment: fires when a variable limits NCCL, or when collectives run far below the bandwidth of their link.
+
+Variables are reported where exposed transfer takes part of the step. Without one, the bus bandwidth of large
+collectives is compared with the link: inside a host NVLink, between hosts 25 Gbit/s Ethernet, which a machine with such
+devices hardly has for its network. Sources: NCCL documentation, "Environment Variables"
+(``NCCL_ALGO``: "not recommended to be set"); nccl-tests ``doc/PERFORMANCE.md`` for bus bandwidth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.rows import CollectiveRow
+from perfscope.text import byte_size
+
+RULE: Final = "nccl-environment"
+SHARE: Final = 0.05
+"""Least share of the step of exposed transfer for a finding about a slow link."""
+FLOOR: Final = 0.02
+"""The same for a variable that is set: the noise floor, because nothing is inferred."""
+LARGE: Final = 16 << 20
+"""Bytes from which a collective's time is its bandwidth: below, latency counts."""
+FAR: Final = 0.25
+"""Share of the link below which it cannot be in use: rings reach about three quarters of NVLink (230 of 300 GB/s on
+A100), and half of that where many kernels compete."""
+REACHABLE: Final = 0.75
+BETWEEN_HOSTS_GBPS: Final = 3.1
+"""25 Gbit/s Ethernet."""
+
+_NVLINK_GBPS: Final = (
+    (re.compile(r"\bV100\b.*SXM"), 150.0),
+    (re.compile(r"\bA800\b.*SXM"), 200.0),
+    (re.compile(r"\bA100\b.*SXM"), 300.0),
+    (re.compile(r"\bH800\b"), 200.0),
+    (re.compile(r"\bH[12]00\b(?!.*(PCI|NVL)).*(HBM3|SXM)|\bH200$"), 450.0),
+    (re.compile(r"\bG?B200\b"), 900.0),
+)
+"""Devices with NVLink to all others of a host -> GB/s in one direction, half of what the datasheets add up."""
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """A variable that limits NCCL."""
+
+    name: str
+    value: str
+    why: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """The best bandwidth of large collectives of one group, far below its link's."""
+
+    row: CollectiveRow
+    link_gbps: float
+    link: str
+    between_hosts: bool
+
+    @property
+    def busbw_gbps(self) -> float:
+        """Of the row, which has one."""
+        return self.row.busbw_gbps or 0.0
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: overlapped communication, another backend, or no such variable and no slow link."""
+    exposed = job.exposed_transfer_us
+    if not job.info.devices or exposed < FLOOR * job.step_time_us:
+        return None
+    variables, slow = _variables(job), _slowest(job)
+    if not variables and (slow is None or exposed < SHARE * job.step_time_us):
+        return None
+    # The network between hosts is not known, so a low bandwidth alone is a hint.
+    guessed = not variables and slow is not None and slow.between_hosts
+    saved = exposed * (1 - slow.busbw_gbps / slow.link_gbps) if slow and not variables else exposed
+    return job.finding(
+        RULE,
+        _title(variables, slow, job.share(exposed)),
+        saved,
+        evidence=_evidence(job, variables, slow),
+        action=_action(variables, slow),
+        confidence=Confidence.LOW if job.info.few_steps or guessed else Confidence.MEDIUM,
+        whatif=_whatif(job, slow),
+    )
+
+
+def _title(variables: tuple[_Variable, ...], slow: _Slow | None, share: float) -> str:
+    if variables:
+        named = ", ".join(f"{variable.name}={variable.value}" for variable in variables)
+        return f"{named} limits NCCL: exposed transfer takes {share:.0%} of the step"
+    assert slow is not None
+    return (
+        f"NCCL reaches {slow.busbw_gbps:.3g} of {slow.link_gbps:g} GB/s ({slow.link}): exposed transfer takes "
+        f"{share:.0%} of the step"
+    )
+
+
+def _evidence(job: RuleContext, variables: tuple[_Variable, ...], slow: _Slow | None) -> tuple[Evidence, ...]:
+    rows = [job.exposed_transfer()]
+    rows += [Evidence(f"ranks with {each.name}={each.value}", len(each.ranks), ranks=each.ranks) for each in variables]
+    if slow is not None:
+        what = f"bus bandwidth of {slow.row.kind} of {byte_size(slow.row.bytes or 0)}"
+        rows.append(Evidence(what, slow.busbw_gbps, "GB/s", slow.row.ranks))
+        rows.append(Evidence(f"{slow.link}, one direction", slow.link_gbps, "GB/s"))
+    return tuple(rows)
+
+
+def _action(variables: tuple[_Variable, ...], slow: _Slow | None) -> Action:
+    if variables:
+        how = "\n".join(f"unset {variable.name}: {variable.why}" for variable in variables)
+        return Action(setting=variables[0].name, old=variables[0].value, new=None, how=how)
+    assert slow is not None
+    how = _BETWEEN if slow.between_hosts else _INSIDE
+    return Action(setting="NCCL's transport", old=f"{slow.busbw_gbps:.3g} GB/s", new=None, how=how)
+
+
+def _whatif(job: RuleContext, slow: _Slow | None) -> dict[str, str]:
+    """The link at the bandwidth that is reachable, where all communication uses it."""
+    if slow is None or slow.between_hosts or any(group.across_hosts is not False for group in job.summary.groups):
+        return {}
+    return {"network.bandwidth": f"{REACHABLE * slow.link_gbps / slow.busbw_gbps:.3g}x"}
+
+
+_INSIDE: Final = (
+    "Run once with NCCL_DEBUG=INFO and look at how channels connect: 'via P2P' is NVLink or PCIe, 'via SHM' and "
+    "'via NET' are slower. nvidia-smi topo -m must show NV# between the devices; containers need --ipc=host (or a "
+    "large --shm-size) and all devices visible; PCIe ACS and the IOMMU can disable P2P."
+)
+_BETWEEN: Final = (
+    "Run once with NCCL_DEBUG=INFO: 'NET/Socket' instead of 'NET/IB' means that NCCL found no InfiniBand or "
+    "RoCE. Check ibstat, give the container /dev/infiniband and unlimited locked memory, and name the adapters "
+    "(NCCL_IB_HCA=mlx5); on Ethernet name the fast interface (NCCL_SOCKET_IFNAME), on a cloud install its plugin."
+)
+
+
+def _on(value: str) -> bool:
+    return value.lower() in ("1", "true", "yes", "on")
+
+
+def _few(value: str) -> bool:
+    return value.isdecimal() and int(value) < 4
+
+
+_LIMITING: Final[tuple[tuple[str, Callable[[str], bool], bool, str], ...]] = (
+    ("NCCL_P2P_DISABLE", _on, False, "devices of a host communicate through host memory instead of NVLink or PCIe."),
+    ("NCCL_SHM_DISABLE", _on, False, "devices without a direct path use the network instead of host memory."),
+    ("NCCL_IB_DISABLE", _on, True, "hosts use TCP sockets instead of InfiniBand or RoCE."),
+    ("NCCL_NET", lambda value: value.lower() == "socket", True, "hosts use TCP sockets."),
+    ("NCCL_NVLS_ENABLE", lambda value: value == "0", False, "NVLink switches do no reductions."),
+    ("NCCL_ALGO", bool, False, "NCCL chooses the algorithm by size and topology; this overrides it."),
+    ("NCCL_PROTO", bool, False, "NCCL chooses the protocol by size; LL halves the bandwidth of large messages."),
+    ("NCCL_MAX_NCHANNELS", _few, False, "few channels limit the bandwidth."),
+    ("NCCL_MAX_CTAS", _few, False, "few thread blocks limit the bandwidth."),
+    ("TORCH_NCCL_BLOCKING_WAIT", _on, False, "the host blocks in every wait, so nothing is queued behind it."),
+    ("NCCL_BLOCKING_WAIT", _on, False, "the host blocks in every wait, so nothing is queued behind it."),
+    ("NCCL_DEBUG", lambda value: value.upper() == "INFO", False, "a debugging setting; it writes log lines."),
+)  # fmt: skip
+"""(variable, does its value limit NCCL, only between hosts, why)."""
+
+
+def _variables(job: RuleContext) -> tuple[_Variable, ...]:
+    """Those that are set; NCCL_DEBUG=INFO alone costs almost nothing and is only named together with others."""
+    hosts = {run.host for run in job.runs.values()}
+    variables = [
+        _Variable(name, value, why, ranks)
+        for name, limits, between, why in _LIMITING
+        if not between or len(hosts) > 1
+        for value, ranks in job.environment.get(name, {}).items()
+        if limits(value.strip())
+    ]
+    return tuple(variables) if any(variable.name != "NCCL_DEBUG" for variable in variables) else ()
+
+
+def _slowest(job: RuleContext) -> _Slow | None:
+    """The group furthest below its link's bandwidth; None where none is, or there are no large collectives."""
+    across = {group.name: group.across_hosts for group in job.summary.groups}
+    best: dict[str, CollectiveRow] = {}
+    for row in job.summary.collectives:
+        if (row.bytes or 0) < LARGE or not row.busbw_gbps or not row.complete or row.kind in ("send", "recv"):
+            continue
+        if row.group not in best or row.busbw_gbps > (best[row.group].busbw_gbps or 0.0):
+            best[row.group] = row
+    below = [slow for name, row in best.items() if (slow := _against_link(job, row, across.get(name)))]
+    return min(below, key=lambda slow: slow.busbw_gbps / slow.link_gbps, default=None)
+
+
+def _against_link(job: RuleContext, row: CollectiveRow, across_hosts: bool | None) -> _Slow | None:
+    nvlink = [
+        next((gbps for pattern, gbps in _NVLINK_GBPS if pattern.search(device)), None) for device in job.info.devices
+    ]
+    if len(nvlink) != 1 or nvlink[0] is None or across_hosts is None or row.busbw_gbps is None:
+        return None
+    if across_hosts:
+        slow = row.busbw_gbps < BETWEEN_HOSTS_GBPS
+        return _Slow(row, 4 * BETWEEN_HOSTS_GBPS, "one adapter of 100 Gbit/s", between_hosts=True) if slow else None
+    return _Slow(row, nvlink[0], "NVLink", between_hosts=False) if row.busbw_gbps < FAR * nvlink[0] else None

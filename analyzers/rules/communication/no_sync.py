@@ -1,0 +1,52 @@
+"""``no_sync()`` under gradient accumulation: fires when gradients are reduced after every micro-batch.
+
+Only the sum over all micro-batches is needed, once per step: communication x (1 - 1/k) is wasted (torch's
+``DistributedDataParallel.no_sync``; PyTorch tuning guide).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+
+RULE: Final = "ddp-no-sync"
+SHARE: Final = 0.05
+"""Share of the step that must be saved."""
+
+_HOW: Final = {
+    "accelerate": "Wrap the step in `with accelerator.accumulate(model):` and set Accelerator("
+    "gradient_accumulation_steps=k): it reduces after the last micro-batch only.",
+    "lightning": "Set Trainer(accumulate_grad_batches=k) instead of accumulating by hand: it reduces after the last "
+    "micro-batch only.",
+    "": "Run all micro-batches but the last under `with model.no_sync():`, both forward and backward.",
+}
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None where gradients are reduced once per step, or little would be saved."""
+    change = {"ddp.no_sync": "true"}
+    replayed = job.replayed(change, SHARE) if job.torch_ddp else None
+    if replayed is None:
+        return None
+    prediction, saved_us = replayed
+    rows = job.summary.time_breakdown
+    exposed_us = sum(row.exposed_comm_transfer_us + row.exposed_comm_wait_us for row in rows) / len(rows)
+    used = {name for run in job.runs.values() for name in run.settings}
+    how = next((text for name, text in _HOW.items() if name in used), _HOW[""])
+    rounds = max(job.microbatches, 2)
+    return job.finding(
+        RULE,
+        f"Gradients are reduced after each of {rounds} micro-batches; once per step is enough",
+        saved_us,
+        evidence=(
+            Evidence("micro-batches per step", rounds, ranks=job.ranks),
+            Evidence("step time saved, replayed", saved_us, "us", job.ranks),
+            Evidence("exposed communication per step (mean)", exposed_us, "us", job.ranks),
+        ),
+        action=Action(setting="DistributedDataParallel.no_sync()", old="not used", new="used", how=how),
+        confidence=job.confidence(Confidence.HIGH),
+        predicted=prediction,
+        whatif=change,
+    )

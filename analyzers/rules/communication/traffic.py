@@ -1,0 +1,77 @@
+"""What a group communicates per step: how much, in how many collectives, and how much of the time is latency."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.rows import CollectiveRow
+
+SMALLEST: Final = 4096
+"""Bytes; smaller collectives carry losses, norms and counters."""
+
+
+@dataclass(frozen=True)
+class CollectiveTraffic:
+    """Collectives of one kind in the group that moves most of them, per step."""
+
+    group: str
+    ranks: tuple[int, ...]
+    kind: str
+    dtype: str | None
+    """The type of most bytes."""
+    count: float
+    bytes: float
+    largest: int
+    transfer_us: float
+    """Sum over the collectives, overlapped or exposed."""
+    alpha_us: float | None
+    """Fitted latency of one collective; None where there is no fit."""
+    across_hosts: bool | None
+
+    @property
+    def latency_share(self) -> float | None:
+        """Latency of all collectives as a share of their transfer time."""
+        if self.alpha_us is None or self.transfer_us <= 0:
+            return None
+        return min(self.count * self.alpha_us / self.transfer_us, 1.0)
+
+    @property
+    def us_per_byte(self) -> float:
+        """Transfer time of a byte, without latency."""
+        return max(self.transfer_us - self.count * (self.alpha_us or 0.0), 0.0) / self.bytes
+
+
+def traffic(job: RuleContext, *kinds: str) -> CollectiveTraffic | None:
+    """The busiest group's collectives of these kinds, of the kind that moves most; None where there are none with their
+    size, or steps are not marked.
+    """
+    rows = [row for row in job.summary.collectives if row.kind in kinds and (row.bytes or 0) >= SMALLEST]
+    if not rows or job.steps == 0:
+        return None
+    moved, by_dtype = Counter[tuple[str, str]](), Counter[str | None]()
+    for row in rows:
+        moved[row.group, row.kind] += _moved(row)
+    group, kind = max(moved, key=moved.__getitem__)
+    mine = [row for row in rows if (row.group, row.kind) == (group, kind)]
+    for row in mine:
+        by_dtype[row.dtype] += _moved(row)
+    cost = next((row for row in job.summary.cost_model if (row.group, row.kind) == (group, kind)), None)
+    return CollectiveTraffic(
+        group=group,
+        ranks=tuple(sorted({rank for row in mine for rank in row.ranks})),
+        kind=kind,
+        dtype=max(by_dtype, key=by_dtype.__getitem__),
+        count=sum(row.count for row in mine) / job.steps,
+        bytes=sum(map(_moved, mine)) / job.steps,
+        largest=max(row.bytes or 0 for row in mine),
+        transfer_us=sum(row.transfer_us * row.count for row in mine) / job.steps,
+        alpha_us=None if cost is None else cost.alpha_us,
+        across_hosts=next((row.across_hosts for row in job.summary.groups if row.name == group), None),
+    )
+
+
+def _moved(row: CollectiveRow) -> int:
+    return (row.bytes or 0) * row.count

@@ -1,0 +1,90 @@
+"""A larger batch, or accumulation: what communication costs when twice the samples share it.
+
+Gradients are reduced once per optimizer step, whatever the batch: with twice the samples each pays half. That changes
+the training (fewer, larger steps), so it is information and not part of a plan. Where memory is free the batch itself
+can grow, which also fills the device better; elsewhere gradients can be accumulated.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.findings import Action, Evidence, Finding, Obtained, Severity
+from perfscope.text import byte_size
+
+RULE: Final = "batch-size"
+SHARE: Final = 0.10
+"""Least share of the step that is exposed transfer, and that twice the batch saves."""
+FREE: Final = 0.5
+"""Share of the device memory that must be free for twice the batch; only activations grow."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: communication is overlapped, or gradients are not all-reduced once per batch."""
+    if "ddp" not in job.info.strategies or job.exposed_transfer_us < SHARE * job.step_time_us:
+        return None
+    change = {"batch.accumulation": "2"}
+    replayed = job.replayed(change, SHARE)
+    if replayed is None:
+        return None
+    prediction, saved_us = replayed
+    room, capacity = job.free_bytes, min((row.capacity_bytes or 0 for row in job.summary.memory), default=0)
+    grows = room is not None and capacity > 0 and room >= FREE * capacity
+    old = _batch_size(job) if grows else str(max(job.microbatches, 1))
+    new = None if old is None else str(2 * int(old))
+    return Finding(
+        rule=RULE,
+        title=f"With twice the batch per step, a sample takes {job.share(saved_us):.0%} less time (fewer reductions)",
+        severity=Severity.INFO,
+        evidence=(
+            job.exposed_transfer(),
+            Evidence("time saved per batch, replayed", saved_us, "us", job.ranks),
+            *job.free_memory(),
+        ),
+        action=Action(
+            setting="batch size per rank" if grows else "batches accumulated per optimizer step",
+            old=old,
+            new=new,
+            how=_how(job, new, grows=grows),
+            costs="A different training: half as many optimizer steps per epoch, of twice the batch. Tune the learning "
+            "rate and its schedule again."
+            + (f" Twice the memory for activations; {byte_size(room or 0)} are free." if grows else ""),
+        ),
+        confidence=job.confidence(),
+        obtained=Obtained.REPLAYED,
+        predicted_step_us=prediction,
+    )
+
+
+def _batch_size(job: RuleContext) -> str | None:
+    """Batch size of a rank's loader, or the first dimension of its batch."""
+    for run in job.runs.values():
+        for loader in run.dataloaders[:1]:
+            if loader.batch_size:
+                return str(loader.batch_size)
+        if run.batch_shape:
+            return str(run.batch_shape[0])
+    return None
+
+
+def _how(job: RuleContext, new: str | None, *, grows: bool) -> str:
+    used = job.framework
+    value = new or "twice as many"
+    basis = "The predicted time is that of one recorded batch (perfscope whatif … --set batch.accumulation=2)."
+    if grows:
+        names = {
+            "transformers": f"TrainingArguments(per_device_train_batch_size={value}).",
+            "deepspeed": f'"train_micro_batch_size_per_gpu": {value}.',
+            "megatron": "--micro-batch-size and --global-batch-size twice as large.",
+        }
+        return f"{names.get(used, f'DataLoader(dataset, batch_size={value}, …).')} {basis}"
+    names = {
+        "transformers": f"TrainingArguments(gradient_accumulation_steps={value}).",
+        "accelerate": f"Accelerator(gradient_accumulation_steps={value}), steps under accelerator.accumulate(model).",
+        "lightning": f"Trainer(accumulate_grad_batches={value}).",
+        "deepspeed": f'"gradient_accumulation_steps": {value}.',
+        "megatron": "--global-batch-size twice as large at the same --micro-batch-size.",
+    }
+    plain = f"{value} batches for each optimizer.step(), all but the last under `with model.no_sync():`."
+    return f"{names.get(used, plain)} {basis}"

@@ -1,0 +1,195 @@
+"""What rules look at: the summary so far, and what the recording holds beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any, Final
+
+from perfscope.analyzers.job.rank_steps import RankSteps
+from perfscope.analyzers.job.tables.syncs import SyncRow
+from perfscope.analyzers.whatif.curves import uses_torch_ddp
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
+from perfscope.results.rows import JobInfo
+from perfscope.results.summary import Summary
+
+TORCH: Final = "torch"
+"""Plain torch, and whatever is not known."""
+
+_FRAMEWORKS: Final = ("megatron", "transformers", "lightning", "accelerate", "deepspeed")
+"""Keys of ``RunMetadata.settings``, the framework whose arguments the user types first: Transformers drives Accelerate,
+which drives DeepSpeed."""
+
+
+def known(what: str, value: float | None, unit: str = "", ranks: tuple[int, ...] = ()) -> tuple[Evidence, ...]:
+    """The evidence where its value is known, else none."""
+    return () if value is None else (Evidence(what, value, unit, ranks),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleContext:
+    """One job as a rule sees it. Times are µs per step, as in the summary."""
+
+    summary: Summary
+    """Without what follows from the rules: findings, plan, curves and verdict."""
+    runs: Mapping[int, RunMetadata]
+    """What the ranks wrote beside their traces; empty for traces of other tools."""
+    per_step: Mapping[int, RankSteps] = field(default_factory=dict)
+    """Every rank's used steps one by one, in the order of the job's."""
+    syncs: tuple[SyncRow, ...] = ()
+    """Blocking calls after which devices were idle, the costliest first."""
+    microbatches: int = 1
+    """Forward passes of DistributedDataParallel per step; 1 also where that is not recorded."""
+    balanced_step_us: Prediction | None = None
+    """The step with the pipeline's work spread evenly over its stages, replayed; None where it is even already."""
+    predict: Predict | None = None
+    """Replays the recorded steps with settings changed; None where they cannot be replayed."""
+
+    @property
+    def info(self) -> JobInfo:
+        """What was run and how long its steps took."""
+        return self.summary.job
+
+    @property
+    def step_time_us(self) -> float:
+        """Mean step time of the job."""
+        return self.summary.job.step_time_us
+
+    @property
+    def steps(self) -> int:
+        """Used steps; 0 when nothing marks steps."""
+        return len(self.summary.job.steps)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks in the recording."""
+        return self.summary.job.ranks
+
+    @property
+    def run(self) -> RunMetadata | None:
+        """What the lowest rank wrote about its run; None for traces of other tools."""
+        return self.runs[min(self.runs)] if self.runs else None
+
+    @property
+    def on_devices(self) -> bool:
+        """Does the job train on accelerators? Ranks without device work are listed as ``CPU``."""
+        return "CPU" not in self.info.devices
+
+    @property
+    def torch_ddp(self) -> bool:
+        """Is torch's DistributedDataParallel at work, and not a framework's own?"""
+        return uses_torch_ddp(self.info, self.runs)
+
+    @property
+    def framework(self) -> str:
+        """The framework that the user writes settings for: ``megatron``, ``transformers``, ``lightning``,
+        ``accelerate``, ``deepspeed`` or ``torch``.
+        """
+        return next((name for name in _FRAMEWORKS if self.settings(name)), TORCH)
+
+    def settings(self, subject: str) -> dict[str, Any]:
+        """Recorded settings of one subject, of the lowest rank that has any; empty without."""
+        return next((run.settings[subject] for _, run in sorted(self.runs.items()) if run.settings.get(subject)), {})
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """The DeepSpeed JSON in use; empty without DeepSpeed."""
+        config = self.settings("deepspeed").get("config")
+        return config if isinstance(config, dict) else {}
+
+    @cached_property
+    def environment(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Recorded variables: name -> value -> ranks that have it."""
+        variables: dict[str, dict[str, tuple[int, ...]]] = {}
+        for rank, run in sorted(self.runs.items()):
+            for name, value in run.environment.items():
+                ranks = variables.setdefault(name, {})
+                ranks[value] = (*ranks.get(value, ()), rank)
+        return variables
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Device memory that is free on the fullest rank at its fullest; None where that is not known of all ranks."""
+        free = [
+            row.headroom_bytes for row in self.summary.memory if row.kind == "device" and row.headroom_bytes is not None
+        ]
+        return min(free) if free and len(free) == len(self.ranks) else None
+
+    def free_memory(self) -> tuple[Evidence, ...]:
+        """``free_bytes`` as evidence; none where it is not known."""
+        return known("memory free on the fullest rank", self.free_bytes, "bytes")
+
+    def typical_us(self, category: str) -> float:
+        """A category's time, median over the ranks: what one rank alone has is a straggler's."""
+        rows = self.summary.time_breakdown
+        return median(row.categories()[category] for row in rows) if rows else 0.0
+
+    @property
+    def exposed_transfer_us(self) -> float:
+        """Exposed transfer per step, median over the ranks."""
+        return self.typical_us("exposed_comm_transfer")
+
+    @property
+    def exposed_share(self) -> float:
+        """``exposed_transfer_us`` as a share of the step."""
+        return self.share(self.exposed_transfer_us)
+
+    def exposed_transfer(self) -> Evidence:
+        """``exposed_transfer_us`` as evidence."""
+        return Evidence("exposed transfer per step (median)", self.exposed_transfer_us, "us", self.ranks)
+
+    def share(self, us: float) -> float:
+        """A time as a share of the step."""
+        return us / self.step_time_us
+
+    def ceiling(self, recoverable_us: float) -> float:
+        """T/(T-R) - 1: the speedup that recovering R of a step T cannot exceed (0.25: at most 1.25x faster)."""
+        step = self.step_time_us
+        return step / (step - recoverable_us) - 1 if recoverable_us < step else float("inf")
+
+    def finding(
+        self,
+        rule: str,
+        title: str,
+        recoverable_us: float,
+        *,
+        evidence: tuple[Evidence, ...],
+        action: Action,
+        confidence: Confidence,
+        predicted: Prediction | None = None,
+        whatif: Mapping[str, str] | None = None,
+        severity_us: float | None = None,
+    ) -> Finding:
+        """A finding that can recover so much of the step at most: replayed where that is predicted, else bounded.
+
+        Its severity is that of ``severity_us`` where given.
+        """
+        return Finding(
+            rule=rule,
+            title=title,
+            severity=Severity.of_share(self.share(recoverable_us if severity_us is None else severity_us)),
+            evidence=evidence,
+            action=action,
+            predicted_step_us=predicted,
+            ceiling=self.ceiling(recoverable_us),
+            obtained=Obtained.BOUNDED if predicted is None else Obtained.REPLAYED,
+            confidence=confidence,
+            whatif=dict(whatif or {}),
+        )
+
+    def confidence(self, most: Confidence = Confidence.MEDIUM) -> Confidence:
+        """``most``, or low on few steps or where ranks are missing."""
+        return Confidence.LOW if self.info.few_steps or self.info.missing_ranks else most
+
+    def replayed(self, change: Mapping[str, str], least_share: float) -> tuple[Prediction, float] | None:
+        """The prediction for a change and the µs of a step that it saves; None where that cannot be replayed, or saves
+        less than ``least_share`` of the step.
+        """
+        prediction = self.predict(change) if self.predict is not None else None
+        if prediction is None:
+            return None
+        saved_us = self.step_time_us - prediction.mid
+        return (prediction, saved_us) if saved_us >= least_share * self.step_time_us else None

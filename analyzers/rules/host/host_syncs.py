@@ -1,0 +1,127 @@
+"""Host synchronization: fires when the host waits for the device in every step, and the device then for the host.
+
+``.item()``, tensors whose size depends on values (``nonzero``, boolean masks) and ``synchronize()`` block the host
+until the device is done; nothing is queued by then, and the device becomes idle. The finding names what the trace
+shows: the runtime call, the operator that made it, the range around it. One rank alone that blocks is a straggler.
+Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope.analyzers.job.tables.syncs import SyncRow
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host.debug_settings import launches_block
+from perfscope.analyzers.rules.memory.pinned_memory import blocking_copies
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+
+RULE: Final = "host-syncs"
+SHARE: Final = 0.05
+"""Least share of the step in which devices are idle; a loss printed at a step's end costs less."""
+NAMED: Final = 4
+"""Places listed as evidence."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A way to synchronize."""
+
+    setting: str
+    how: str
+
+
+_SCALAR: Final = _Kind(
+    ".item() in the step",
+    ".item(), float(), int(), bool(), print() or an if on a tensor of the device waits for it. Leave the value there "
+    "(total += loss.detach()) and read it every 50 steps, or after the next step has been launched.",
+)
+_SIZED_BY_VALUES: Final = _Kind(
+    "{operator} in the step",
+    "The size of its result depends on values, so the host has to wait for them. Use operations of fixed size: "
+    "torch.where or a multiplication by the mask instead of x[mask], nonzero or unique; pass output_size to "
+    "repeat_interleave.",
+)
+_COPY: Final = _Kind(
+    "copies to the host in the step",
+    "A copy between host and device blocks: .cpu(), .tolist(), .numpy(), or .to(device) from memory that is not "
+    "pinned. Copy with non_blocking=True into pinned memory and read the result a step later.",
+)
+_EXPLICIT: Final = _Kind(
+    "synchronize() in the step",
+    "torch.cuda.synchronize(), Stream.synchronize() or Event.synchronize() in the script or its framework (timers do "
+    "that): remove it, or measure with events that are read a few steps later.",
+)
+_KINDS: Final = {
+    **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero", "equal"), _SCALAR),
+    **dict.fromkeys(
+        ("nonzero", "masked_select", "index", "index_put_", "_index_put_impl_", "unique", "_unique2",
+         "unique_consecutive", "unique_dim", "repeat_interleave", "bincount"),
+        _SIZED_BY_VALUES,
+    ),
+    **dict.fromkeys(("copy_", "_to_copy", "to"), _COPY),
+}  # fmt: skip
+"""ATen operator -> how it synchronizes; all other calls are explicit."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: little idle time after synchronizations, or launches that are set to block."""
+    copies = sum(row.idle_us for row in blocking_copies(job))
+    idle = job.typical_us("idle_sync") - copies
+    if idle < SHARE * job.step_time_us or launches_block(job):
+        return None
+    rows = tuple(row for row in job.syncs if row not in blocking_copies(job))
+    longest = f", most of it in {_place(rows[0])}" if rows else ""
+    setting = _kind(rows[0]).setting.format(operator=_operator(rows[0])) if rows else "synchronizing calls"
+    return job.finding(
+        RULE,
+        f"Host synchronization leaves the devices idle for {job.share(idle):.0%} of the step{longest}",
+        idle,
+        evidence=(
+            Evidence("device idle after host synchronization (median)", idle, "us", job.ranks),
+            *(_evidence(row) for row in rows[:NAMED]),
+        ),
+        action=Action(setting=setting, old=None, new=None, how=_how(job, rows)),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH,
+        # The copies' share of the idle time is another rule's, and cannot be replayed apart.
+        whatif={} if copies else {"host.sync": "0"},
+    )
+
+
+def _place(row: SyncRow) -> str:
+    """``aten::_local_scalar_dense in Optimizer.step#Adam.step``."""
+    what = row.operator or row.call
+    return f"{what} in {row.inside}" if row.inside else what
+
+
+def _evidence(row: SyncRow) -> Evidence:
+    return Evidence(
+        f"of that in {_place(row)} ({row.call}, {row.count_per_step:.3g} times)", row.idle_us, "us", row.ranks
+    )
+
+
+def _operator(row: SyncRow) -> str:
+    return row.operator.removeprefix("aten::")
+
+
+def _kind(row: SyncRow) -> _Kind:
+    return _KINDS.get(_operator(row), _EXPLICIT)
+
+
+def _how(job: RuleContext, rows: tuple[SyncRow, ...]) -> str:
+    """What to do at the places that cost the most, and settings of the framework that are known to block."""
+    kinds: dict[_Kind, SyncRow] = {}
+    for row in rows:
+        if row.idle_us >= 0.2 * rows[0].idle_us:
+            kinds.setdefault(_kind(row), row)
+    lines = [f"{_place(row)}: {kind.how}" for kind, row in kinds.items()] or [_EXPLICIT.how]
+    switch = {
+        "transformers": "--logging_nan_inf_filter False avoids a check of every step's loss; --logging_steps 50.",
+        "lightning": "Trainer(log_every_n_steps=50, enable_progress_bar=False): the progress bar reads each value "
+        "logged to it.",
+        "megatron": "--timing-log-level 0, --no-check-for-nan-in-loss-and-grad and a larger --log-interval.",
+    }.get(job.framework)
+    if job.deepspeed_config.get("wall_clock_breakdown"):
+        switch = '"wall_clock_breakdown": false in the DeepSpeed JSON: its timers synchronize around every phase.'
+    return "\n".join([*lines, *([switch] if switch else [])])

@@ -1,0 +1,123 @@
+"""Launch-bound: fires when devices of most ranks wait for the host to launch their next kernel.
+
+Fused optimizers make one kernel of many; ``torch.compile`` fuses elementwise kernels, and its CUDA graphs launch a
+whole step at once. The replay without any launch and operator cost shows their joint effect. One rank alone that
+launches slowly is a straggler. Source: PyTorch performance tuning guide, "Fuse operations" and "Use CUDA Graphs".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.host.debug_settings import launches_block
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+
+RULE: Final = "launch-bound"
+SHARE: Final = 0.05
+"""Least share of the step in which devices wait for launches."""
+LAUNCHES: Final = 20
+"""Least launches per step: idle time with fewer is one slow call (an allocation, a kernel that is compiled at its first
+use), which is another problem."""
+NOISE: Final = 0.02
+"""Least share of the step that the replay saves: with less, something other than launches limits the step."""
+OPTIMIZER_SHARE: Final = 0.25
+"""The optimizer is named first when it launches at least this share of all kernels."""
+FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
+"""torch's optimizers that take ``fused=True``."""
+_GRAPHS: Final = ("reduce-overhead", "max-autotune")
+"""Modes of ``torch.compile`` that use CUDA graphs."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: launches are fast enough or not recorded, or every launch is set to block."""
+    waiting = job.typical_us("idle_launch")
+    if waiting < SHARE * job.step_time_us or launches_block(job):
+        return None
+    if max((row.launches_per_step for row in job.summary.launches), default=0.0) < LAUNCHES:
+        return None
+    whatif = _whatif(job)
+    step = job.predict(whatif) if whatif and job.predict is not None else None
+    if step is not None and step.mid > (1 - NOISE) * job.step_time_us:
+        return None
+    return job.finding(
+        RULE,
+        f"Launch-bound: devices wait {job.share(waiting):.0%} of the step for the host's next launch",
+        waiting,
+        evidence=_evidence(job),
+        action=_action(job),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
+        whatif=whatif,
+    )
+
+
+def _whatif(job: RuleContext) -> dict[str, str]:
+    """Nothing where ranks are missing: what they send would be replayed as late as it was recorded."""
+    alone = bool(job.info.missing_ranks) or any(row.wait_is_bound for row in job.summary.time_breakdown)
+    return {} if alone else {"host.launch": "0"}
+
+
+def _evidence(job: RuleContext) -> tuple[Evidence, ...]:
+    worst = max(job.summary.launches, key=lambda row: row.launches_per_step)
+    who = (worst.rank,)
+    return (
+        Evidence("device idle while the host launches (median)", job.typical_us("idle_launch"), "us", job.ranks),
+        Evidence("launches per step", worst.launches_per_step, ranks=who),
+        *known("kernels shorter than 10 µs", worst.short_kernels_share, "share", who),
+        *known("launches to an idle device", worst.starved_share, "share", who),
+        *known("kernels launched by the optimizer", _optimizer_share(job) or None, "share", job.ranks),
+    )
+
+
+def _optimizer_share(job: RuleContext) -> float:
+    """Share of all kernels that are launched in the optimizer's step; 0 where that is not marked."""
+    kernels = sum(kernel.count_per_step for kernel in job.summary.kernels if kernel.category == "compute")
+    inside = [
+        row.kernels_per_step for row in job.summary.modules if row.name.startswith(("Optimizer.step#", _OPTIMIZER))
+    ]
+    return min(max(inside, default=0.0) / kernels, 1.0) if kernels else 0.0
+
+
+_OPTIMIZER: Final = "perfscope::optimizer"
+_COMPILING: Final = "Compilation takes minutes at the start and again for new shapes; CUDA graphs hold their memory."
+
+
+def _action(job: RuleContext) -> Action:
+    """The optimizer where it launches much and is not fused, else graphs of the step."""
+    optimizer = job.settings("optimizer")
+    classes = [name for name in optimizer.get("classes", ()) if name in FUSED]
+    used = job.framework
+    compiled = job.settings("compile")
+    if _optimizer_share(job) >= OPTIMIZER_SHARE and classes and not optimizer.get("fused"):
+        how = f"torch.optim.{classes[0]}(…, fused=True): one kernel for many parameters."
+        setting = f"torch.optim.{classes[0]}(fused=…)"
+        if used == "transformers":
+            how, setting = "--optim adamw_torch_fused", "TrainingArguments(optim=…)"
+            old, new = None, "adamw_torch_fused"
+        else:
+            old, new = "False", "True"
+        return Action(setting=setting, old=old, new=new, how=f"{how}\nThen: {_graphs(used, compiled)}")
+    if compiled.get("mode") in _GRAPHS:
+        how = (
+            f"The model is compiled with mode={compiled['mode']!r} already: look for what runs outside its "
+            "graphs (TORCH_LOGS=graph_breaks,recompiles,cudagraphs). A larger batch per rank makes kernels longer."
+        )
+        return Action(setting="torch.compile", old=None, new=None, how=how, costs=_COMPILING)
+    old = str(compiled.get("mode") or "default") if compiled else None
+    how = _graphs(used, compiled)
+    return Action(setting="torch.compile(mode=…)", old=old, new='"reduce-overhead"', how=how, costs=_COMPILING)
+
+
+def _graphs(used: str, compiled: object) -> str:
+    line = {
+        "transformers": "--torch_compile True --torch_compile_mode reduce-overhead",
+        "accelerate": "dynamo_config: {dynamo_backend: INDUCTOR, dynamo_mode: reduce-overhead} in the file of "
+        "accelerate config",
+        "deepspeed": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
+        "megatron": "--enable-cuda-graph (in newer releases --cuda-graph-impl local)",
+        "lightning": 'model = torch.compile(model, mode="reduce-overhead") before trainer.fit',
+    }.get(used, 'model = torch.compile(model, mode="reduce-overhead")')
+    again = " instead of its present mode" if compiled and used in ("torch", "lightning") else ""
+    return (
+        f"{line}{again}: fuses kernels and launches them as CUDA graphs. A larger batch per rank makes kernels longer."
+    )

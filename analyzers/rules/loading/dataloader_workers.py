@@ -1,0 +1,185 @@
+"""DataLoader ``num_workers``: fires when the device waits for batches; recommends a number, not "more".
+
+The smallest number of workers w with batch time / w <= step without the stall. Workers that wait (for disks, for the
+network) may be more than cores; where the recording does not show that they wait, they are at most the cores per rank.
+Where training and loading together already need all cores, the finding says so and advises no workers.
+Sources: PyTorch performance tuning guide; Lightning issue 18591 on why "as many as possible" is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import Final
+
+from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_ns
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.loading.loader_startup import find_stalls
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.rows import DataLoaderRow
+from perfscope.text import ranks_in_words
+
+RULE: Final = "dataloader-workers"
+SHARE: Final = 0.05
+"""Least share of the step that data loading blocks."""
+LEAST_WON: Final = 1 / 3
+"""Share of the stall that workers must end; where they end less, cores are the limit."""
+OTHERS: Final = 1.25
+"""Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Workers that end the stall, and the step they allow (µs)."""
+
+    workers: int
+    cores: int | None
+    """Workers per rank that do not share cores; None when not known."""
+    step_us: float
+    demand: CpuDemand | None = None
+    """CPU time of training and loading; None where it was not recorded."""
+    crowded: bool = False
+    """Training and loading need all cores: no number of workers helps."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
+    waiting = [row for row in job.summary.dataloader if row.blocking_us >= SHARE * job.step_time_us]
+    if not waiting or _is_one_straggler(job, waiting) or find_stalls(job) is not None:
+        return None
+    worst = max(waiting, key=lambda row: row.blocking_us)
+    stall_us = median(row.blocking_us for row in waiting)
+    without_us = job.step_time_us - stall_us
+    need = _need(job, worst, without_us)
+    # Where the cores are the limit, the stall ends when loading costs nothing.
+    recoverable = job.step_time_us - (need.step_us if need and not need.crowded else without_us)
+    if recoverable <= 0:
+        return None
+    new = need and not need.crowded and need.workers != worst.num_workers
+    limited = ", and the cores are the limit" if need and need.crowded else ""
+    return job.finding(
+        RULE,
+        f"Data loading blocks {job.share(stall_us):.0%} of the step on {_ranks(waiting, job)}{limited}",
+        recoverable,
+        evidence=_evidence(job, worst, stall_us, tuple(row.rank for row in waiting), need),
+        action=_action(job.framework, worst, need),
+        confidence=_confidence(job, worst, need),
+        whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
+        severity_us=stall_us,
+    )
+
+
+def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:
+    """Do only stragglers wait for data? Their own finding is more exact."""
+    named = {row.rank for row in job.summary.stragglers if row.cause == "dataloader"}
+    return 2 * len(waiting) <= len(job.ranks) and {row.rank for row in waiting} <= named
+
+
+def _need(job: RuleContext, row: DataLoaderRow, without_us: float) -> _Need | None:
+    """None where the time to load a batch is not known, or nothing else fills the step."""
+    if row.batch_us is None or without_us <= 0:
+        return None
+    load_us = row.batch_us * _batches_per_step(row)
+    known = cores_of(job.runs, row.rank) if row.rank in job.runs else None
+    cores = max(int(known), 1) if known else None
+    batches = {other.rank: _batches_per_step(other) for other in job.summary.dataloader}
+    needs = demands(job.runs, batches)
+    demand = needs.get(row.rank)
+    if demand is None:
+        workers = max(ceil(load_us / without_us), 1)
+        allowed = min(workers, cores) if cores else workers
+        return _Need(allowed, cores, max(without_us, load_us / allowed))
+    # No step is shorter than the CPU time that it needs over the cores, which others may keep busy as well.
+    least_us = max(without_us, min(needed_ns(needs, row.rank, batches) * demand.slowdown / 1e3, job.step_time_us))
+    workers = max(ceil(load_us / least_us), 1)
+    step_us = _expected_us(job, workers, max(least_us, load_us / workers))
+    won_us = job.step_time_us - step_us
+    crowded = won_us < max(SHARE * job.step_time_us, LEAST_WON * (job.step_time_us - without_us))
+    return _Need(workers, cores, step_us, demand, crowded and workers > (row.num_workers or 0))
+
+
+def _expected_us(job: RuleContext, workers: int, least_us: float) -> float:
+    """The step with so many workers, replayed where possible: they take cores from the training."""
+    step = job.predict({"dataloader.num_workers": str(workers)}) if job.predict is not None else None
+    return max(least_us, step.mid) if step is not None else least_us
+
+
+def _batches_per_step(row: DataLoaderRow) -> float:
+    """Batches per step: more than one under gradient accumulation."""
+    if row.num_workers == 0 and row.batch_us:
+        return max(row.wait_us / row.batch_us, 1.0)
+    return 1.0
+
+
+def _evidence(
+    job: RuleContext, row: DataLoaderRow, stall_us: float, ranks: tuple[int, ...], need: _Need | None
+) -> tuple[Evidence, ...]:
+    demand, who = need.demand if need else None, (row.rank,)
+    return (
+        Evidence("data loading that blocks the step (median)", stall_us, "us", ranks),
+        Evidence("step time", job.step_time_us, "us", job.ranks),
+        *known("time to load one batch on one worker", row.batch_us, "us", who),
+        *known("CPU time to load one batch", demand.batch_ns / 1e3 if demand else None, "us", who),
+        *known("CPU time of the rest of a step", demand.training_ns / 1e3 if demand else None, "us", who),
+        *known("cores per rank on the host", need.cores if need else None, ranks=who),
+    )
+
+
+_LOADER: Final = "DataLoader(dataset, …, num_workers={workers}, persistent_workers=True)"
+_ARGUMENTS: Final = {
+    "transformers": "--dataloader_num_workers {workers} --dataloader_persistent_workers True",
+    "megatron": "--num-workers {workers}",
+}
+"""How frameworks that make the loader themselves take the number."""
+
+
+def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
+    old = None if row.num_workers is None else str(row.num_workers)
+    if need is None:
+        new = None
+        how = (
+            "The recording does not show the time to load a batch. Record with perfscope run, which also records the "
+            "number of workers; then PerfScope computes how many are needed."
+        )
+    elif need.crowded or (row.num_workers is not None and need.workers <= row.num_workers):
+        new = old
+        how = (
+            f"{_limit(need)}, not the number of workers. Make a batch cheaper to load (decode or tokenize ahead of "
+            "time, faster storage), or use more cores per rank."
+        )
+    else:
+        new = str(need.workers)
+        how = _ARGUMENTS.get(used, _LOADER).format(workers=new) + "."
+        at_cores = need.demand is None and need.cores == need.workers and need.step_us > 0
+        if at_cores and (row.batch_us or 0) / need.workers > need.step_us * 0.999:
+            how += (
+                f" {new} workers are all that the cores allow ({need.cores} per rank). Loading still limits the step: "
+                "make a batch cheaper too."
+            )
+    return Action(setting="DataLoader(num_workers=…)", old=old, new=new, how=how)
+
+
+def _limit(need: _Need) -> str:
+    """Why more workers do not help: the cores, or where those are not known the loading itself."""
+    if need.cores is None:
+        return "The time to load a batch is the limit"
+    return (
+        f"The {need.cores} cores that each rank has are the limit"
+        if need.cores > 1
+        else "The one core that each rank has is the limit"
+    )
+
+
+def _confidence(job: RuleContext, row: DataLoaderRow, need: _Need | None) -> Confidence:
+    if job.info.few_steps:
+        return Confidence.LOW
+    if need and need.demand and need.demand.slowdown > OTHERS:
+        return Confidence.MEDIUM
+    return Confidence.HIGH if row.num_workers == 0 and not job.info.missing_ranks else Confidence.MEDIUM
+
+
+def _ranks(waiting: list[DataLoaderRow], job: RuleContext) -> str:
+    if len(waiting) == len(job.ranks) > 1:
+        return "every rank"
+    return ranks_in_words(row.rank for row in waiting)

@@ -1,0 +1,132 @@
+"""Loader stalls in a few steps: at the start of epochs, or when batches take unequally long.
+
+More workers do not help where they are fast enough on average. Where workers are restarted for every epoch, all ranks
+wait for the first batches: ``persistent_workers=True``. Where batches cost unequally much, more of them must be loaded
+ahead: ``prefetch_factor``. Workers that are too slow stall the step regularly, once per round of all workers: see
+``dataloader_workers``. Source: torch ``utils/data/dataloader.py``; tuning guide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.recording.metadata import DataLoaderMetadata
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+
+RULE: Final = "loader-stalls"
+SHARE: Final = 0.05
+"""Least share of the recorded time that is stalls."""
+CLEAR: Final = 0.02
+"""Share of the step that a typical step may wait: with more, loading is slow, not uneven."""
+STALL: Final = 0.25
+"""A wait of at least this share of the step is a stall."""
+RARE: Final = 0.25
+"""Largest share of the steps that stall."""
+SHORT_EPOCH: Final = 8
+"""Least batches per epoch: with fewer every step is close to an epoch's start."""
+_DEFAULT_PREFETCH: Final = 2
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Steps in which most ranks wait for batches, among many in which none does."""
+
+    steps: tuple[int, ...]
+    wait_us: tuple[float, ...]
+    """Of each of them, median over the ranks."""
+    epoch_starts: bool
+    loader: DataLoaderMetadata
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: no such stalls, or the loader is not recorded."""
+    stalls = find_stalls(job)
+    if stalls is None:
+        return None
+    recorded = sum(stalls.wait_us) / job.steps
+    lost = _lost_us(job, stalls)
+    when = "at the start of an epoch" if stalls.epoch_starts else "in a few steps"
+    return job.finding(
+        RULE,
+        f"All ranks wait for batches {when}: {job.share(recorded):.0%} of the recorded time",
+        lost,
+        evidence=(
+            Evidence("steps with a stall", len(stalls.steps), ranks=job.ranks),
+            Evidence("longest stall", max(stalls.wait_us), "us", job.ranks),
+            Evidence(
+                "stall per step, mean of the whole run" if stalls.epoch_starts else "stall per step (mean)",
+                lost,
+                "us",
+                job.ranks,
+            ),
+        ),
+        action=_action(job, stalls),
+        confidence=Confidence.LOW if job.info.few_steps or len(stalls.steps) == 1 else Confidence.MEDIUM,
+    )
+
+
+def find_stalls(job: RuleContext) -> Stalls | None:
+    """Rare stalls of most ranks; None where loading is slow throughout, fast enough, or slow on one rank only."""
+    loader = job.run.dataloaders[0] if job.run and job.run.dataloaders else None
+    per_rank = [steps.loading_us for steps in job.per_step.values()]
+    if loader is None or loader.num_workers == 0 or not per_rank or not job.steps:
+        return None
+    waits = [median(step) for step in zip(*per_rank, strict=True)]
+    step = job.step_time_us
+    hit = [index for index, wait in enumerate(waits) if wait >= STALL * step]
+    total = sum(waits[index] for index in hit)
+    if median(waits) > CLEAR * step or total < SHARE * step * len(waits) or len(hit) > RARE * len(waits):
+        return None
+    steps = tuple(job.info.steps[index] for index in hit)
+    starts = _at_epoch_starts(steps, loader)
+    # Workers that are too slow stall once per round of all workers; rarer stalls have another cause.
+    if not starts and len(hit) >= len(waits) // loader.num_workers:
+        return None
+    return Stalls(steps, tuple(waits[index] for index in hit), starts, loader)
+
+
+def _at_epoch_starts(steps: tuple[int, ...], loader: DataLoaderMetadata) -> bool:
+    """Are all stalls where the loader started again, or one step later? Steps count from 0, with one batch each."""
+    length = loader.batches_per_epoch
+    if not length or length < SHORT_EPOCH or loader.persistent_workers:
+        return False
+    return all(step % length <= 1 for step in steps)
+
+
+def _lost_us(job: RuleContext, stalls: Stalls) -> float:
+    """Mean per step of the whole run: an epoch's start counts once per epoch, however many were recorded."""
+    if stalls.epoch_starts and stalls.loader.batches_per_epoch:
+        return sum(stalls.wait_us) / len(stalls.wait_us) / stalls.loader.batches_per_epoch
+    return sum(stalls.wait_us) / job.steps
+
+
+def _action(job: RuleContext, stalls: Stalls) -> Action:
+    used, loader = job.framework, stalls.loader
+    if stalls.epoch_starts:
+        return Action(
+            setting="DataLoader(persistent_workers=…)",
+            old="False",
+            new="True",
+            how="--dataloader_persistent_workers True"
+            if used == "transformers"
+            else f"DataLoader(dataset, …, num_workers={loader.num_workers}, persistent_workers=True)",
+            costs="Workers hold their memory between epochs, and their copy of the dataset: later changes by the "
+            "training process do not reach them.",
+        )
+    old = loader.prefetch_factor or _DEFAULT_PREFETCH
+    # Loading of the slow batch has to start that much earlier, in steps that do not stall.
+    ahead = max(stalls.wait_us) / (job.step_time_us - sum(stalls.wait_us) / job.steps)
+    new = old + ceil(ahead / loader.num_workers)
+    return Action(
+        setting="DataLoader(prefetch_factor=…)",
+        old=str(old),
+        new=str(new),
+        how=f"--dataloader_prefetch_factor {new}"
+        if used == "transformers"
+        else f"DataLoader(dataset, …, num_workers={loader.num_workers}, prefetch_factor={new})",
+        costs=f"Host memory for {(new - old) * loader.num_workers} more batches per rank.",
+    )

@@ -1,0 +1,145 @@
+"""Shard less: fires when gathers of parameters are on the critical path and the job can do without some of them.
+
+At stage 3 parameters are gathered for the forward and again for the backward. FSDP can hold them in between
+(``SHARD_GRAD_OP``, ``reshard_after_forward=False``), DeepSpeed's stage 2 does not shard them at all. That takes the
+bytes that were gathered; where these are not free, sharding inside a host only (HYBRID_SHARD, hpZ) avoids gathers over
+the network.
+Sources: ZeRO, SC'20; DeepSpeed ``memory.rst`` and ``config-json.md``; torch ``docs/source/notes/fsdp.rst``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.memory.memory_limit import model_states
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.text import byte_size
+
+RULE: Final = "sharding-stage"
+SHARE: Final = 0.05
+"""Share of the step that must be saved."""
+ACROSS: Final = 0.10
+"""Least share of the step that is exposed transfer for advice to shard inside a host."""
+SPARE: Final = 1.1
+"""Memory that must be free, over what the change takes: the allocator needs some too."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: no gathers of parameters, overlapped ones, or no free memory for what they gather."""
+    gathers = traffic(job, "all_gather")
+    if gathers is None or job.exposed_transfer_us < SHARE * job.step_time_us:
+        return None
+    if not {"fsdp", "zero3"} & set(job.info.strategies):
+        return None
+    return _gathered_once(job, gathers) or _inside_hosts(job, gathers)
+
+
+def _gathered_once(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
+    """Parameters gathered once per step."""
+    deepspeed = "zero3" in job.info.strategies
+    change = {"zero.stage": "2"} if deepspeed else {"fsdp.reshard_after_forward": "false"}
+    replayed = job.replayed(change, SHARE)
+    # Gathered twice per step, each time all but the rank's own shard.
+    takes = gathers.bytes / 2 * (1 - 1 / max(len(gathers.ranks), 1))
+    room = job.free_bytes
+    if replayed is None or (room is not None and room < SPARE * takes):
+        return None
+    prediction, saved_us = replayed
+    fits = f"{byte_size(room)} are free on the fullest rank" if room is not None else "check that they are free"
+    return job.finding(
+        RULE,
+        f"Parameters are gathered twice per step: {job.exposed_share:.0%} of the step is exposed transfer",
+        saved_us,
+        evidence=_evidence(job, gathers, takes),
+        action=replace(
+            _STAGE_2 if deepspeed else _keep_parameters(job),
+            costs=f"Up to {byte_size(takes)} more memory per rank; {fits}.",
+        ),
+        confidence=Confidence.LOW if room is None else job.confidence(),
+        predicted=prediction,
+        whatif=change,
+    )
+
+
+_STAGE_2: Final = Action(
+    setting='"zero_optimization": {"stage": …}', old="3", new="2",
+    how='"zero_optimization": {"stage": 2} in the DeepSpeed JSON (Accelerate: deepspeed_config: zero_stage: 2).',
+)  # fmt: skip
+
+
+def _keep_parameters(job: RuleContext) -> Action:
+    """As FSDP's version in use writes it."""
+    fsdp = job.settings("fsdp")
+    if job.framework in ("accelerate", "transformers"):
+        how = "fsdp_config: fsdp_reshard_after_forward: false in the file of accelerate config"
+        if fsdp.get("version") == 1:
+            how = "fsdp_config: fsdp_sharding_strategy: SHARD_GRAD_OP in the file of accelerate config"
+        old, new = str(fsdp.get("sharding_strategy", "true")), how.rpartition(": ")[2].split()[0]
+        return Action(setting="fsdp_config", old=old, new=new, how=how + ".")
+    if fsdp.get("version") == 1:
+        old = str(fsdp.get("sharding_strategy", "FULL_SHARD"))
+        new = "_HYBRID_SHARD_ZERO2" if "HYBRID" in old else "SHARD_GRAD_OP"
+        how = f"FullyShardedDataParallel(model, …, sharding_strategy=ShardingStrategy.{new})"
+        return Action(setting="FullyShardedDataParallel(sharding_strategy=…)", old=old, new=new, how=how)
+    how = "fully_shard(module, …, reshard_after_forward=False) for every module"
+    if not fsdp:
+        how += "; FSDP1: sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
+    old = str(fsdp.get("reshard_after_forward", True))
+    return Action(setting="fully_shard(reshard_after_forward=…)", old=old, new="False", how=how)
+
+
+def _inside_hosts(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
+    """Shards over the ranks of one host, replicas across hosts."""
+    here = max((run.local_world_size for run in job.runs.values()), default=1)
+    if not gathers.across_hosts or not 2 <= here < len(gathers.ranks) or job.exposed_share < ACROSS:
+        return None
+    states, room = model_states(job), job.free_bytes
+    if states is None or room is None:
+        return None
+    takes = states.bytes_at(3, here) - states.bytes_at(3, len(gathers.ranks))
+    deepspeed = "zero3" in job.info.strategies
+    if deepspeed:
+        # hpZ stores a second copy of the parameters only, sharded inside the host.
+        takes = states.parameters * states.each[0] / here
+    if room < SPARE * takes:
+        return None
+    bound_us = min(job.exposed_transfer_us, gathers.transfer_us)
+    return job.finding(
+        RULE,
+        f"Parameters are gathered across hosts: {job.exposed_share:.0%} of the step is exposed transfer",
+        bound_us,
+        evidence=_evidence(job, gathers, takes),
+        action=replace(
+            _hybrid(job, here, len(gathers.ranks) // here, deepspeed=deepspeed),
+            costs=f"About {byte_size(takes)} more memory per rank; {byte_size(room)} are free on the fullest rank.",
+        ),
+        confidence=Confidence.LOW,
+    )
+
+
+def _hybrid(job: RuleContext, here: int, hosts: int, *, deepspeed: bool) -> Action:
+    if deepspeed:
+        return Action(
+            setting='"zero_hpz_partition_size"', old=None, new=str(here),
+            how=f'"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {here}}}: ranks of one host.',
+        )  # fmt: skip
+    if job.settings("fsdp").get("version") == 1:
+        how = "FullyShardedDataParallel(model, …, sharding_strategy=ShardingStrategy.HYBRID_SHARD)"
+        setting = "FullyShardedDataParallel(sharding_strategy=…)"
+        return Action(setting=setting, old=None, new="HYBRID_SHARD", how=how)
+    mesh = f'init_device_mesh("cuda", ({hosts}, {here}), mesh_dim_names=("replicate", "shard"))'
+    how = f"fully_shard(module, …, mesh={mesh}) for every module."
+    return Action(setting="fully_shard(mesh=…)", old=None, new=f"({hosts}, {here})", how=how)
+
+
+def _evidence(job: RuleContext, gathers: CollectiveTraffic, takes: float) -> tuple[Evidence, ...]:
+    return (
+        job.exposed_transfer(),
+        Evidence("parameter gathers per step", gathers.count, ranks=gathers.ranks),
+        Evidence("bytes gathered per step", gathers.bytes, "bytes", gathers.ranks),
+        Evidence("memory that the change takes per rank", takes, "bytes"),
+        *job.free_memory(),
+    )

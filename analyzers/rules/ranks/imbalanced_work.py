@@ -1,0 +1,124 @@
+"""Uneven work: fires when ranks in turn compute longer than the others, because they have more to compute.
+
+Sequences of different length, or tokens that choose one expert, make one micro-batch longer than another: forward and
+backward grow together, and the slow rank changes. With shapes the FLOPs show it; without, forward and the rest of
+compute must correlate. A rank that is slow with the same work is a straggler, not uneven work.
+Source: arXiv 2505.05713 (forward and backward times that correlate tell uneven sequences from slow workers).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.rows import StragglerRow
+from perfscope.trace.trace import Float64
+
+RULE: Final = "uneven-work"
+SHARE: Final = 0.05
+"""Least straggler cost, as a share of the step."""
+CORRELATED: Final = 0.9
+"""Least correlation of compute and work."""
+SPREAD: Final = 0.03
+"""Least relative standard deviation of the work: a correlation of noise means nothing."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: no ranks are slow in turn by compute, or they are slow with the same work."""
+    row = next((row for row in job.summary.stragglers if row.lost_us >= SHARE * job.step_time_us), None)
+    if row is None or not explains(job, row):
+        return None
+    by_flops, correlation = _follows(job)
+    return job.finding(
+        RULE,
+        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, in turn for one another",
+        row.lost_us,
+        evidence=_evidence(job, row, by_flops=by_flops, correlation=correlation),
+        action=Action(
+            setting="tokens of each rank's batch",
+            old=None,
+            new=None,
+            how=_how(job),
+            costs="Samples that are sorted or bucketed by length are no longer drawn independently.",
+        ),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH if by_flops else Confidence.MEDIUM,
+        predicted=row.step_without(job.step_time_us),
+    )
+
+
+def explains(job: RuleContext, row: StragglerRow) -> bool:
+    """Do the ranks of this straggler take turns, each slow where it has more to compute?"""
+    return row.pattern == "rotating" and row.cause == "compute" and _follows(job)[1] >= CORRELATED
+
+
+def _follows(job: RuleContext) -> tuple[bool, float]:
+    """(whether by FLOPs, the correlation of compute and work over all steps of all ranks); 0 where neither is recorded.
+
+    By FLOPs where shapes are recorded: equal ones mean even work, whatever forward and backward take.
+    """
+    steps = list(job.per_step.values())
+    compute = np.array([rank.compute_us for rank in steps], dtype=np.float64)
+    if steps and all(rank.flops is not None for rank in steps):
+        return True, _correlation(np.array([rank.flops for rank in steps], dtype=np.float64), compute)
+    if steps and all(rank.forward_us is not None for rank in steps):
+        forward: Float64 = np.array([rank.forward_us for rank in steps], dtype=np.float64)
+        return False, _correlation(forward, compute - forward)
+    return False, 0.0
+
+
+def _correlation(work: Float64, taken: Float64) -> float:
+    """Pearson's, without each step's mean over the ranks: what all ranks have in common delays none."""
+    middle = float(work.mean())
+    work, taken = work - work.mean(axis=0), taken - taken.mean(axis=0)
+    spread, other = float(work.std()), float(taken.std())
+    if middle <= 0 or spread < SPREAD * middle or other == 0:
+        return 0.0
+    return float((work * taken).mean()) / (spread * other)
+
+
+def _evidence(job: RuleContext, row: StragglerRow, *, by_flops: bool, correlation: float) -> tuple[Evidence, ...]:
+    steps = job.per_step.values()
+    work = np.array([rank.flops if by_flops else rank.forward_us for rank in steps], dtype=np.float64)
+    what = "model FLOPs" if by_flops else "forward time"
+    return (
+        Evidence("straggler cost, replayed", row.lost_us, "us", row.ranks),
+        Evidence(
+            f"{what} of the rank with most, over the ranks' mean (mean over steps)",
+            float((work.max(axis=0) / work.mean(axis=0)).mean()),
+            "ratio",
+            row.ranks,
+        ),
+        Evidence(
+            f"correlation of {what} with {'compute' if by_flops else 'the rest of compute'}",
+            correlation,
+            ranks=job.ranks,
+        ),
+        Evidence("ranks that had the most in some step", len(set(work.argmax(axis=0).tolist()))),
+    )
+
+
+def _how(job: RuleContext) -> str:
+    """What to type, in the terms of the framework in use."""
+    used = job.framework
+    lengths = {
+        "transformers": "--group_by_length True (--train_sampling_strategy group_by_length in newer releases), or pack "
+        "samples to one length",
+        "megatron": "samples packed to --seq-length (--reset-position-ids --reset-attention-mask keep them apart)",
+    }.get(
+        used,
+        "pack samples to one length, or draw batches by tokens from buckets of similar length, on all ranks",
+    )
+    lines = [f"Sequences of different length: {lengths}."]
+    experts = job.settings("megatron").get("expert_model_parallel_size") or 1
+    if used != "megatron" or experts > 1:
+        remedy = (
+            "--moe-router-load-balancing-type aux_loss with a higher --moe-aux-loss-coeff, or "
+            "--moe-expert-capacity-factor 1.25"
+            if used == "megatron"
+            else "a higher weight of the router's load balancing loss, or a capacity factor"
+        )
+        lines.append(f"Experts that get more tokens than others: {remedy}.")
+    return "\n".join(lines)

@@ -1,0 +1,191 @@
+"""Who the others wait for: a rank, a host, a pipeline stage, or ranks in turn; names them and the cause.
+
+Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are rare, uneven work comes first.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.analyzers.rules.ranks import imbalanced_work
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.rows import StragglerRow
+from perfscope.text import ranks_in_words
+
+RULE: Final = "straggling-rank"
+SHARE: Final = 0.05
+"""Least straggler cost, as a share of the step."""
+OVER_NEXT: Final = 3.0
+"""Least cost over that of the next straggler, where it is neither steady nor large: ranks that take turns at that are
+noise. Two healthy ranks on a busy host were seen at 2.5."""
+STEADY: Final = 0.8
+"""A straggler is steady when it costs the most in at least this share of the steps."""
+BEYOND_NOISE: Final = 0.15
+"""From this share of the step the cost is not noise, whatever the other ranks cost."""
+
+MORE_WORK: Final = 0.05
+"""Relative difference in FLOPs from which a rank has other work than its peers."""
+
+_CAUSES: Final = {
+    "compute": "slower compute",
+    "dataloader": "slower data loading",
+    "launch": "slower kernel launches",
+    "host": "Python work outside operators",
+    "sync": "host synchronization",
+    "copy": "slower copies",
+    "communication": "slower communication",
+}
+
+_REMEDIES: Final = {
+    "compute": "Its kernels or operators take longer than its peers': compare clocks, power and throttle reasons of "
+    "the device (nvidia-smi -q -d PERFORMANCE,CLOCK), then its amount of work (sequence lengths, experts).",
+    "dataloader": "It waits for its batches longer than its peers: check its storage and its samples; use more "
+    "DataLoader workers, or spread expensive samples evenly over the ranks.",
+    "launch": "Its host launches more slowly than its peers': look for other processes on its cores, CPU frequency and "
+    "NUMA binding of that process (numactl, taskset).",
+    "host": "Its Python thread spends more time outside operators than its peers': look for work on this rank only "
+    "(logging, evaluation, checkpointing), garbage collection, or other processes on its cores.",
+    "sync": "It blocks on the device where its peers do not: look for .item(), printing of tensors or synchronize() on "
+    "this rank only.",
+    "copy": "Its host-device copies take longer than its peers': check pinned memory and the PCIe link of its device.",
+    "communication": "Its transfers take longer than the same transfers of other ranks: compare its links and "
+    "network adapters with theirs (nvidia-smi topo -m, ibstat, ethtool -S), and its place in the network.",
+}
+
+_IN_TURN: Final = (
+    "One rank after another pauses, and each time all wait. Python's garbage collector does that, because every "
+    "process starts it by its own count of objects: call gc.disable() before the loop and gc.collect() on all ranks at "
+    "the same step, every 500 steps for example. If it is off already, look for other work that is not synchronized "
+    "(logging, checkpoints, evaluation)."
+)
+
+_WHOLE_HOST: Final = (
+    "All its ranks are equally slow, so the cause is the machine, not one process: compare its clocks, power caps "
+    "and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), its CPU governor, and other processes there; run "
+    "without it to confirm."
+)
+
+_WHOLE_STAGE: Final = (
+    "All ranks of this pipeline stage are slow with the same work as the other stages: compare its devices' "
+    "clocks and its kernels' efficiency with another stage's; if that does not help, move layers to other stages."
+)
+
+_MORE_WORK: Final = (
+    "It has {work:.2f} times the work of its peers in every step, so its device is not the cause: spread "
+    "samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens."
+)
+
+_SLOW_ON_CPU: Final = (
+    "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its "
+    "number of threads (OMP_NUM_THREADS), then its amount of work (sequence lengths, experts)."
+)
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The worst straggler that costs enough and clearly more than the next; None otherwise.
+
+    Those whose cause has a rule of its own are left to it.
+    """
+    others = (garbage_collection, imbalanced_work)
+    mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
+    if not mine:
+        return None
+    worst = mine[0]
+    following = mine[1].lost_us if len(mine) > 1 else 0.0
+    if worst.lost_us < SHARE * job.step_time_us:
+        return None
+    much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
+    if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
+        return None
+    return job.finding(
+        RULE,
+        f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step ({_CAUSES[worst.cause]})",
+        worst.lost_us,
+        evidence=_evidence(job, worst),
+        action=Action(setting=_setting(worst), old=None, new=None, how=_remedy(job, worst)),
+        confidence=Confidence(worst.confidence),
+        predicted=worst.step_without(job.step_time_us),
+        whatif=_whatif(job, worst),
+    )
+
+
+def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
+    """The same as settings, where the cost was replayed with these ranks at their peers' pace.
+
+    For a stage it was not: all its ranks are slow.
+    """
+    settings = {f"rank.{rank}": "peers" for rank in worst.ranks}
+    step = job.predict(settings) if job.predict is not None and worst.scope in ("rank", "ranks", "host") else None
+    if step is None:
+        return {}
+    saved_us = job.step_time_us - step.mid
+    return settings if abs(saved_us - worst.lost_us) <= 0.2 * worst.lost_us else {}
+
+
+def _who(row: StragglerRow) -> str:
+    """The beginning of the title: who the straggler is, and who waits."""
+    ranks = ranks_in_words(row.ranks)
+    if row.scope == "job":
+        return f"{ranks.capitalize()} are stragglers in turn: the other ranks wait"
+    if row.scope == "ranks":
+        return f"{ranks.capitalize()} are stragglers: the other ranks wait for them"
+    who = {
+        "host": f"Host {row.host} ({ranks})" if row.host else f"One host ({ranks})",
+        "stage": f"One pipeline stage ({ranks})",
+    }.get(row.scope, f"Rank {row.rank}")
+    return f"{who} is a straggler: the other ranks wait for it"
+
+
+def _setting(row: StragglerRow) -> str:
+    if row.scope in ("ranks", "stage", "job"):
+        return ranks_in_words(row.ranks)
+    where = f" on {row.host}" if row.host else ""
+    return f"rank {row.rank}{where}" if row.scope == "rank" else f"host {row.host}".rstrip()
+
+
+def _remedy(job: RuleContext, worst: StragglerRow) -> str:
+    if worst.scope == "job":
+        return _IN_TURN if worst.cause == "host" else _REMEDIES[worst.cause]
+    if worst.scope == "host" and worst.cause != "communication":
+        return _WHOLE_HOST
+    if worst.scope == "stage":
+        return _WHOLE_STAGE
+    work = _work_over_peers(job, worst)
+    if work is not None and abs(work - 1) >= MORE_WORK:
+        return _MORE_WORK.format(work=work) if work > 1 else _REMEDIES[worst.cause]
+    run = job.runs.get(worst.rank)
+    if worst.cause == "compute" and run is not None and run.device.type == "cpu":
+        return _SLOW_ON_CPU
+    return _REMEDIES[worst.cause]
+
+
+def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
+    mine = worst.ranks or (worst.rank,)
+    others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
+    work = _work_over_peers(job, worst)
+    return (
+        Evidence("straggler cost, replayed", worst.lost_us, "us", mine),
+        Evidence("share of steps in which it costs the most", worst.share_of_steps, "share", mine),
+        Evidence("exposed wait of the others (mean)", _mean_wait(job, others), "us", others),
+        Evidence("its own exposed wait (mean)", _mean_wait(job, mine), "us", mine),
+        *known("its model FLOPs over its peers'", work or None, "ratio", mine),
+    )
+
+
+def _work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:
+    """Model FLOPs of a rank that computes for longer, over the other ranks' median; None where shapes are not
+    recorded, or where ranks of several pipeline stages are not comparable.
+    """
+    if worst.scope != "rank" or worst.cause != "compute" or job.summary.pipeline is not None:
+        return None
+    sums = {rank: sum(steps.flops) for rank, steps in job.per_step.items() if steps.flops is not None}
+    others = [flops for rank, flops in sums.items() if rank != worst.rank]
+    return sums[worst.rank] / median(others) if worst.rank in sums and others and median(others) else None
+
+
+def _mean_wait(job: RuleContext, ranks: tuple[int, ...]) -> float:
+    waits = [row.exposed_comm_wait_us for row in job.summary.time_breakdown if row.rank in ranks]
+    return sum(waits) / len(waits) if waits else 0.0

@@ -1,0 +1,152 @@
+"""Settings that change how fast something goes: a rank, computation, the host, the network."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+
+from perfscope.analyzers.job.rank_steps import collecting_ns
+from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.whatif.change import (
+    BadSetting,
+    CannotReplay,
+    Context,
+    Setting,
+    Uncertainty,
+    factor,
+    keep_host_pace,
+    number,
+)
+from perfscope.analyzers.whatif.schedules import NEVER, Collective, EditableSchedules
+from perfscope.results.categories import TimeCategory
+from perfscope.text import ranks_in_words
+
+
+def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    if value != "peers":
+        raise BadSetting(f"{name}={value}: write {name}=peers")
+    try:
+        rank = int(name.removeprefix("rank."))
+    except ValueError:
+        raise BadSetting(f"{name}: write rank.3=peers for rank 3") from None
+    ops = schedules.ops
+    if rank not in ops:
+        raise CannotReplay(f"rank {rank} is not in the recording, which has {ranks_in_words(ops)}")
+    if rank not in context.peers:
+        raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so it has no peers")
+    paced = context.at_peers_pace
+    span = paced.slice_of(rank)
+    # The ops are still the recorded ones: other settings are applied later and find what this one left.
+    before, after = context.recorded.schedules.own_ns[span], paced.own_ns[span]
+    for place, op in enumerate(ops[rank]):
+        own = float(before[place])
+        if own:
+            op.own_ns = op.own_ns * (after[place] / own)
+        else:
+            op.own_ns[TimeCategory.COMPUTE] += float(after[place])
+        if op.kind is OpKind.HOLD:
+            op.hold_ns, op.lag_ns = NEVER, 0
+    schedules.start_ns[rank] = int(paced.start_ns[paced.ranks.index(rank)])
+    return Uncertainty(less=0.15, more=0.05)
+
+
+def _compute(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Computation ``value`` times as fast. The step cannot get shorter than what its host does meanwhile."""
+    speed = factor(name, value)
+    for ops in schedules.ops.values():
+        for op in ops:
+            op.own_ns[TimeCategory.COMPUTE] /= speed
+    if speed > 1:
+        for rank in schedules.ops:
+            schedules.floor_step_ns[rank] = context.host_busy_ns(rank)
+    return Uncertainty(less=0.10, more=0.0)
+
+
+def _idle(
+    row: TimeCategory, why_not: str, schedules: EditableSchedules, context: Context, name: str, value: str
+) -> Uncertainty:
+    """``value`` times the idle time of one category. Raises CannotReplay, with ``why_not``, for a job on CPUs."""
+    share = _share(name, value)
+    if not context.on_devices:
+        raise CannotReplay(f"the job ran on CPUs: {why_not}")
+    for ops in schedules.ops.values():
+        for op in ops:
+            op.own_ns[row] *= share
+    return Uncertainty(less=0.25, more=0.0)
+
+
+def _collections(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """``value`` times the garbage collection that delays hosts; 0: none, or only between the recorded steps.
+
+    Its place in a step is not known: it is taken from all host time of the step in proportion.
+    """
+    left = _share(name, value)
+    steps = context.result.steps.tolist()
+    collecting = {
+        rank: dict(zip(steps, collecting_ns(context.result, rank).tolist(), strict=True)) for rank in schedules.ops
+    }
+    if not any(any(of_steps.values()) for of_steps in collecting.values()):
+        raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
+    for rank, ops in schedules.ops.items():
+        host: defaultdict[int | None, float] = defaultdict(float)
+        for op in ops:
+            host[op.step] += op.own_ns[TimeCategory.HOST]
+        for op in ops:
+            in_step = collecting[rank].get(op.step, 0) if op.step is not None else 0
+            if in_step and host[op.step]:
+                op.own_ns[TimeCategory.HOST] *= max(1 - (1 - left) * in_step / host[op.step], 0.0)
+    return Uncertainty(less=0.25, more=0.05)
+
+
+def _share(name: str, value: str) -> float:
+    return number(name, value, "the share of the cost that is left, from 0 (none) to 1 (all) or more", "x", zero=True)
+
+
+def _bandwidth(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Every byte moves ``value`` times as fast; latencies stay."""
+    return _scale_transfers(schedules, context, name, of_latency=1.0, of_bytes=1 / factor(name, value))
+
+
+def _latency(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Latencies are ``value`` times what they were; bytes move as before."""
+    return _scale_transfers(schedules, context, name, of_latency=factor(name, value), of_bytes=1.0)
+
+
+def _scale_transfers(
+    schedules: EditableSchedules, context: Context, name: str, of_latency: float, of_bytes: float
+) -> Uncertainty:
+    """By the cost model t(S) = alpha + S / B of each group and kind."""
+    between_ranks = {one: rank_ops for one, rank_ops in schedules.collectives().items() if one.size >= 2}
+    if not between_ranks:
+        raise CannotReplay(f"{name}: the recording holds no collective between ranks")
+    for collective, rank_ops in between_ranks.items():
+        for rank_op in rank_ops:
+            latency = _latency_ns(context, collective, rank_op.transfer_ns)
+            rank_op.transfer_ns = latency * of_latency + (rank_op.transfer_ns - latency) * of_bytes
+    keep_host_pace(schedules, context)
+    return Uncertainty(less=0.10, more=0.10)
+
+
+def _latency_ns(context: Context, collective: Collective, transfer_ns: float) -> float:
+    """Latency part of a transfer, ns."""
+    model = context.model_of(collective.group, collective.kind)
+    if model is not None:
+        return min(transfer_ns, model.alpha_ns)
+    return transfer_ns if collective.kind == "barrier" else context.latency_ns(collective, transfer_ns)
+
+
+_launches = partial(_idle, TimeCategory.LAUNCH, "operators are its compute, so there are no launches to save")
+"""Launches and framework operators; 0 is what CUDA graphs come close to."""
+_syncs = partial(_idle, TimeCategory.SYNC, "the job has no device that a call could wait for")
+"""Calls that wait for the device; 0: nothing waits for it."""
+
+SETTINGS = (
+    Setting("network.bandwidth", "FACTORx", "every link this many times as fast", _bandwidth, 2),
+    Setting("network.latency", "FACTORx", "latency of every collective times this", _latency, 2),
+    Setting("rank.*", "peers", "rank N at its peers' pace: the median of the ranks that do the same work",
+            _rank_at_peers_pace, -1),
+    Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0),
+    Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none", _launches, 0),
+    Setting("host.sync", "SHARE", "the share of idle time behind synchronizing calls that is left; 0: none", _syncs, 0),
+    Setting("host.gc", "SHARE", "the share of garbage collection that is left; 0: none", _collections, 0),
+)  # fmt: skip

@@ -1,0 +1,206 @@
+"""Makes the captures of one rank: as planned, and as the ranks agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.capture.capture import RankCapture
+from perfscope.collectors.capture.run_file import RankContext
+from perfscope.collectors.capture.schedule import CaptureSchedule, Due
+from perfscope.collectors.capture.writer import TraceWriter
+from perfscope.collectors.discovery import JobObjects, discover
+from perfscope.collectors.ranges.ranges import Ranges
+from perfscope.recording.metadata import CaptureMetadata
+
+
+class Capturer:
+    """The captures of one rank. The session calls it when a step has been completed."""
+
+    def __init__(self, context: RankContext, schedule: CaptureSchedule) -> None:
+        self._config, self._identity = context.config, context.identity
+        self._run_file, self._problems = context.run_file, context.problems
+        self._annotator = Annotator(nvtx=self._config.nvtx)
+        self.ranges = Ranges(context.phases, self._annotator, self._problems)
+        self._schedule = schedule
+        self._writer = TraceWriter(self._config.folder, self._identity.rank, self._problems)
+        self._foreign = ForeignProfiler()
+        self._postponed = False
+        self._capture: RankCapture | None = None
+        self._due = Due(0, self._config.active)
+        self._objects = JobObjects()
+        self._optimizers: list[Any] = []
+
+    @property
+    def busy(self) -> bool:
+        """Does anything of ours disturb the training at the moment?"""
+        return self._capture is not None or self._writer.busy()
+
+    def at_edge(self, completed: int) -> bool:
+        """Does the boundary after ``completed`` steps start a capture, or is it where recorded steps begin or end?"""
+        if self._capture is None:
+            return self._schedule.wants(completed)
+        return self._capture.completed + 1 in (self._config.warmup, self._config.warmup + self._due.active)
+
+    def boundary(self, completed: int, optimizers: Callable[[], Iterable[Any]]) -> None:
+        """``completed`` training steps have ended; the next begins when this returns."""
+        if self._capture is not None:
+            self._advance(self._capture, completed)
+        elif self._schedule.wants(completed):
+            due, missed = self._schedule.due(completed)
+            for problem in missed:
+                self._problems.add(problem)
+            if due is not None:
+                self._start(completed, due, list(optimizers()))
+
+    def restart(self) -> None:
+        """What was taken for steps may not have been: drop the capture under way and start it anew."""
+        if self._capture is not None:
+            capture, self._capture = self._capture, None
+            capture.discard()
+            self._schedule.hurry()
+
+    def forget(self) -> None:
+        """In a forked child of a process that records: write nothing more."""
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.forget()
+
+    def close(self) -> None:
+        """The process ends, perhaps in the middle of a step: write the completed steps."""
+        capture, self._capture = self._capture, None
+        if capture is None:
+            return
+        if not capture.can_stop():
+            capture.abandon()
+            self._problems.add("the device did not finish its work, so the running capture could not be written")
+        elif capture.active_completed:
+            self._write(capture, complete=False)
+        else:
+            capture.discard()
+
+    def join(self) -> None:
+        """Wait until every trace is compressed."""
+        self._writer.join()
+
+    def _start(self, step: int, due: Due, optimizers: list[Any]) -> None:
+        if self._foreign.at_work():
+            self._postpone(step, due)
+            return
+        objects = discover(optimizers)
+        if self._foreign.remember(objects.profilers):
+            self._postpone(step, due)
+            return
+        if not objects.roots:
+            self._problems.add("no module holds the optimizer's parameters: forward ranges and the model are missing")
+        capture = RankCapture(
+            dataclasses.replace(self._config, active=due.active),
+            step,
+            self._identity.rank,
+            self.ranges,
+            self._annotator,
+            self._problems,
+            lambda: self._problems.guard("stopping for the script's own profiler", self._yield),
+        )
+        try:
+            self._annotator.rank(self._identity.rank, self._identity.world_size)
+            capture.start(objects)
+        except Exception as error:
+            self._give_up(f"the profiler did not start at step {step}", error)
+            return
+        self._capture, self._due, self._objects, self._optimizers = capture, due, objects, optimizers
+
+    def _advance(self, capture: RankCapture, completed: int) -> None:
+        try:
+            finished = capture.step()
+        except Exception as error:
+            self._give_up("the profiler failed", error)
+            return
+        if finished:
+            self._write(capture, complete=True)
+            self._schedule.ended(self._due, completed)
+
+    def _write(self, capture: RankCapture, *, complete: bool) -> None:
+        """Stop a capture, write it, and describe the run as it now stands."""
+        self._capture = None
+        try:
+            name = capture.cut(lambda export: self._writer.write(self._due.number, export))
+        except Exception as error:
+            self._give_up("the trace could not be written", error)
+            return
+        self._run_file.count_backwards(capture.backwards, capture.completed)
+        self._run_file.count_cpu(capture.times)
+        self._run_file.captures.append(
+            CaptureMetadata(
+                file=name,
+                first_step=capture.first_active,
+                last_step=capture.first_active + capture.active_completed - 1,
+                complete=complete,
+                reason=self._due.reason,
+            )
+        )
+        self._run_file.flops = capture.flops or self._run_file.flops
+        self._run_file.describe(self._objects, self._optimizers, self.ranges)
+        self._objects, self._optimizers = JobObjects(), []
+
+    def _yield(self) -> None:
+        """The script's own profiler is about to start: ours stops first."""
+        capture = self._capture
+        if capture is None:
+            return
+        if capture.active_completed:
+            self._problems.add(
+                f"the script started a profiler of its own; the capture ends after {capture.active_completed} of "
+                f"{self._due.active} steps"
+            )
+            self._write(capture, complete=False)
+            self._schedule.ended(self._due, capture.first + capture.completed)
+            self._schedule.put_off(self._config.warmup + self._config.active)
+        else:
+            self._problems.add("the script started a profiler of its own; the capture waits until that has finished")
+            self._postponed = True
+            self.restart()
+
+    def _postpone(self, step: int, due: Due) -> None:
+        if due.agreed:
+            self._problems.add(f"the script's own profiler ran at step {step}: the capture there is missing")
+        elif not self._postponed:
+            self._postponed = True
+            self._problems.add(f"the script's own profiler ran at step {step}; the capture waits for its end")
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        """Nothing more is recorded; the training goes on as if nothing had been."""
+        capture, self._capture = self._capture, None
+        self._schedule.stop()
+        self._objects, self._optimizers = JobObjects(), []
+        if capture is not None:
+            self._problems.guard("stopping the profiler", capture.discard)
+        self._problems.add(f"{what} ({type(error).__name__}: {error}); this process records nothing more")
+
+
+def running(profilers: Iterable[Any]) -> list[Any]:
+    """Those of the given ``torch.autograd.profiler.profile`` objects that are prepared or recording."""
+    held = ((profiler, vars(profiler)) for profiler in profilers)
+    return [profiler for profiler, state in held if state.get("entered") and state.get("kineto_results") is None]
+
+
+class ForeignProfiler:
+    """Knows whether the script's own profiler is at work."""
+
+    def __init__(self) -> None:
+        self._known: list[weakref.ref[Any]] = []
+
+    def remember(self, profilers: Iterable[Any]) -> bool:
+        """Remember those that are at work; are there any?"""
+        self._known = [weakref.ref(profiler) for profiler in running(profilers)]
+        return bool(self._known)
+
+    def at_work(self) -> bool:
+        """Is a profiler recording on this thread, or one that is remembered still at work?"""
+        autograd: Any = importlib.import_module("torch.autograd")
+        alive = [profiler for profiler in (ref() for ref in self._known) if profiler is not None]
+        return bool(autograd._profiler_enabled()) or bool(running(alive))

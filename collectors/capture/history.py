@@ -1,0 +1,137 @@
+"""Stores how long every step took: a row in memory when it ends, a block on disk every few seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from itertools import groupby
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Final, NamedTuple
+
+from perfscope.collectors.phases.clock import PhaseClock
+from perfscope.recording.history import DISTURBED, STAGES, Block, pack
+
+BLOCK_STEPS: Final = 512
+"""Steps of a block at most: by then its header no longer counts."""
+
+BLOCK_S: Final = 5.0
+"""Age at which a block is written however few its steps: what a kill can cost."""
+
+MOST_WAITING: Final = 1 << 16
+"""Steps held in memory while the file system does not answer; beyond, the oldest are lost."""
+
+Stages = tuple[int, ...]
+"""Time of one step in each of ``STAGES``, ns."""
+
+
+class Step(NamedTuple):
+    """One step as the training thread hands it over."""
+
+    number: int
+    began: int
+    """``perf_counter_ns``."""
+    duration: int
+    """ns."""
+    stages: Stages
+    disturbed: bool
+
+
+class StepHistory:
+    """One rank's step history. ``add`` is called by the training thread, ``write`` by one other."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self._path = path
+        self._attempt = attempt
+        self._waiting: deque[Step] = deque(maxlen=MOST_WAITING)
+        self._written_at = time.monotonic()
+        self.measured = frozenset({"optimizer"})
+        """Stages that are measured; the others' times are left out."""
+
+    def add(self, step: Step) -> None:
+        """A step has ended."""
+        self._waiting.append(step)
+
+    def due(self) -> bool:
+        """Is it time to write?"""
+        if not self._waiting:
+            return False
+        return len(self._waiting) >= BLOCK_STEPS or time.monotonic() - self._written_at >= BLOCK_S
+
+    def write(self) -> None:
+        """Append what is waiting. Raises OSError when the folder cannot be written; what was waiting is then lost."""
+        self._written_at = time.monotonic()
+        steps = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        # Numbers that follow one another share a block; so number - place is the same within one.
+        for _, numbered in groupby(enumerate(steps), lambda entry: entry[1].number - entry[0]):
+            consecutive = [step for _, step in numbered]
+            for first in range(0, len(consecutive), BLOCK_STEPS):
+                self._append(pack(self._block(consecutive[first : first + BLOCK_STEPS])))
+
+    def _block(self, steps: list[Step]) -> Block:
+        to_epoch = time.time_ns() - time.perf_counter_ns()
+        return Block(
+            attempt=self._attempt,
+            first_step=steps[0].number,
+            began_ns=steps[0].began + to_epoch,
+            step_us=[step.duration // 1000 for step in steps],
+            stages_us={
+                name: [step.stages[place] // 1000 for step in steps]
+                for place, name in enumerate(STAGES)
+                if name in self.measured
+            },
+            flags=bytes(DISTURBED if step.disturbed else 0 for step in steps),
+        )
+
+    def _append(self, data: bytes) -> None:
+        """In one call, so that a kill leaves the block whole or, at worst, cut; readers step over a cut one."""
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.write(file, data) < len(data):
+                raise OSError(f"{self._path.name} was cut while it was written; is the disk full?")
+        finally:
+            os.close(file)
+
+
+UNPROFILED_STEPS: Final = 256
+"""Unprofiled steps whose time goes into the metadata: enough for a steady median."""
+
+
+class StepTimer:
+    """The clock of one process's steps."""
+
+    def __init__(self, history: StepHistory, clock: PhaseClock) -> None:
+        self._history = history
+        self._clock = clock
+        self._began: int | None = None
+        self._disturbed = False
+        self.unprofiled: list[int] = []
+        """Wall time of the first undisturbed steps, ns."""
+
+    def step_ends(self, number: int, *, busy: bool) -> Step | None:
+        """Step ``number`` has ended; what is known of it, None where its beginning was not seen.
+
+        ``busy``: something of ours is at work.
+        """
+        now = perf_counter_ns()
+        stages = self._clock.take()
+        if self._began is None:
+            return None
+        step = Step(number, self._began, now - self._began, stages, self._disturbed or busy)
+        self._history.add(step)
+        if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
+            self.unprofiled.append(step.duration)
+        return step
+
+    def step_begins(self, *, disturbed: bool) -> int:
+        """The next step begins now; the time. ``disturbed``: something of ours is at work, or was just before."""
+        self._disturbed = disturbed
+        self._clock.take()
+        self._began = perf_counter_ns()
+        return self._began
+
+    def restart(self) -> None:
+        """What was taken for steps may not have been."""
+        self._began = None
+        self.unprofiled.clear()

@@ -1,0 +1,89 @@
+"""When this rank's captures begin: as the options plan them, and as the ranks agree while the job runs."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from perfscope.collectors.agreement import CapturePlan
+from perfscope.collectors.config import CollectorConfig
+
+
+@dataclass(frozen=True)
+class Due:
+    """A capture that begins now."""
+
+    number: int
+    """In the recording; the same on every rank."""
+    active: int
+    """Steps to record."""
+    reason: str = ""
+    agreed: bool = False
+    """It was agreed upon, so it begins at its step or not at all; a planned one may also begin later."""
+
+
+class CaptureSchedule:
+    """Asked at the end of every step, so an answer of no costs a comparison.
+
+    ``agree`` is called by the background thread, all else by the training thread.
+    """
+
+    def __init__(self, config: CollectorConfig) -> None:
+        self._config = config
+        self._planned = config.repeat if config.mode == "captures" else 0
+        self._made = 0
+        self._next_planned: float = config.wait if self._planned else math.inf
+        self._plans: deque[CapturePlan] = deque()
+        self._off = False
+
+    def agree(self, plan: CapturePlan) -> None:
+        """All ranks make this capture."""
+        if not self._off:
+            self._plans.append(plan)
+
+    @property
+    def pending(self) -> bool:
+        """Has a capture been agreed upon that has not begun?"""
+        return bool(self._plans)
+
+    def wants(self, completed: int) -> bool:
+        """Does a capture begin after ``completed`` steps?"""
+        return completed >= self._next_planned or (bool(self._plans) and completed >= self._plans[0].start)
+
+    def due(self, completed: int) -> tuple[Due | None, list[str]]:
+        """The capture that begins after ``completed`` steps, and a problem for each agreed one that was missed."""
+        missed: list[str] = []
+        while self._plans and completed >= self._plans[0].start:
+            plan = self._plans.popleft()
+            if plan.start == completed:
+                return Due(self._planned + plan.number, plan.active, plan.reason, agreed=True), missed
+            missed.append(
+                f"this rank misses the capture agreed for step {plan.start}: it was already at step {completed}, "
+                "or in another capture"
+            )
+        if completed >= self._next_planned:
+            return Due(self._made, self._config.active), missed
+        return None, missed
+
+    def ended(self, due: Due, completed: int) -> None:
+        """A capture has been written after ``completed`` steps."""
+        if not due.agreed:
+            self._made += 1
+            self._next_planned = completed + self._config.wait if self._made < self._planned else math.inf
+
+    def put_off(self, steps: int) -> None:
+        """The script's own profiler needs the next ``steps`` steps: planned captures come after them."""
+        self._next_planned += steps
+
+    def hurry(self) -> None:
+        """The capture under way was dropped: make it anew as soon as a step ends."""
+        if math.isfinite(self._next_planned):
+            self._next_planned = 0
+
+    def stop(self) -> None:
+        """No more captures."""
+        self._off = True
+        self._next_planned = math.inf
+        self._planned = 0
+        self._plans.clear()

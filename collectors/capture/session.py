@@ -1,0 +1,298 @@
+"""The collector in one process: finds its steps and has them recorded.
+
+Outside captures a step costs a few microseconds: a counter, some looks at the clock and a row in memory. The profiler
+exists only from the beginning of a capture's warm-up to the end of its last step, so it never runs in a process that
+does not step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from perfscope.collectors.capture.lazy import LazyCapturer
+from perfscope.collectors.capture.run_file import RankContext, RunFile
+from perfscope.collectors.capture.steps import StepDetector, StepVerdict
+from perfscope.collectors.capture.watch import StepWatch
+from perfscope.collectors.claims import claim_rank
+from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.identity import attempt, identify
+from perfscope.collectors.launch.bootstrap import MODULE_NAME
+from perfscope.collectors.launch.nsys import make_way
+from perfscope.collectors.overrides.stop import end_training
+from perfscope.collectors.phases.phases import OPTIMIZER, StepPhases
+from perfscope.collectors.problems import Problems
+from perfscope.collectors.sampler.sampler import HostSampler, start_sampler
+from perfscope.recording.metadata import RunMetadata, StepsMetadata, load_run
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file
+
+
+class Session:
+    """One process's steps. Made when the process has completed its first."""
+
+    def __init__(self, config: CollectorConfig, problems: Problems, phases: StepPhases) -> None:
+        self._pid = os.getpid()
+        self._thread = threading.get_ident()
+        self._config = config = make_way(config, os.environ, problems)
+        self._problems = problems
+        self._detector = StepDetector()
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._optimizers_met = 0
+        self._skipped = 0
+        self._identity = identify()
+        self._earlier = self._load_earlier()
+        self._run_file = RunFile(config, self._identity, problems, self._earlier)
+        self._capturer: LazyCapturer | None = None
+        self._sampler: HostSampler | None = None
+        phases.on_this_thread()
+        if not self._is_ours():
+            return
+        context = RankContext(config, self._identity, self._run_file, phases, problems)
+        self._capturer = LazyCapturer(context)
+        self._watch = StepWatch(context, attempt(), self._capturer)
+        self._watch.start()
+        self._sampler = problems.guard("starting the system sampler", start_sampler, config, self._identity)
+
+    def optimizer_stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
+        """An outermost optimizer step has ended, or was skipped by a gradient scaler that met an overflow."""
+        if self._counts():
+            self._skipped += skipped
+            key = self._optimizers.get(optimizer)
+            if key is None:
+                self._optimizers_met += 1
+                key = self._optimizers[optimizer] = self._optimizers_met
+            self._act(self._detector.optimizer_step(key))
+
+    def engine_stepped(self) -> None:
+        """A training engine has finished a step of its own."""
+        if self._counts():
+            self._act(self._detector.engine_step())
+
+    def explicitly_stepped(self) -> None:
+        """``perfscope.step()`` was called."""
+        if self._counts():
+            self._act(self._detector.explicit_step())
+
+    def forget(self) -> None:
+        """In a forked child: leave everything to the parent."""
+        capturer, self._capturer = self._capturer, None
+        self._sampler = None
+        if capturer is not None:
+            capturer.forget()
+            self._watch.forget()
+
+    def close(self, outcome: str) -> None:
+        """The process ends: write what there is. Further calls do nothing."""
+        capturer = self._capturer
+        if capturer is None or os.getpid() != self._pid:
+            return
+        self._problems.guard("writing the running capture", capturer.close)
+        self._capturer = None
+        self._problems.guard("writing the step history", self._watch.close)
+        if self._sampler is not None:
+            self._problems.guard("stopping the system sampler", self._sampler.stop)
+        self._problems.guard("writing the run's metadata", self._save, outcome)
+        self._problems.guard("compressing the traces", capturer.join)
+
+    def _load_earlier(self) -> RunMetadata | None:
+        """What an earlier process recorded of this rank; None where none did."""
+        try:
+            earlier = load_run(run_file(self._config.folder, self._identity.rank))
+        except ValueError:
+            return None
+        return earlier if earlier.captures else None
+
+    def _is_ours(self) -> bool:
+        """Is this rank wanted, and this the process to record it?"""
+        rank = self._identity.rank
+        if rank not in RankSelection.parse(self._config.ranks):
+            return False
+        holder = claim_rank(self._config.folder, rank, attempt(), recorded=self._earlier is not None)
+        if holder is None:
+            return True
+        self._problems.add(
+            f"process {self._pid} trains as rank {rank}, but process {holder.pid} on {holder.host} records that rank "
+            f"already (the same command started both); process {self._pid} is not recorded"
+        )
+        return False
+
+    def _counts(self) -> bool:
+        """Do this thread's steps count?"""
+        if self._capturer is None:
+            return False
+        if threading.get_ident() == self._thread:
+            return True
+        self._problems.add(
+            "optimizers step on several threads, and only the first thread's steps are counted; "
+            "if steps begin or end at the wrong place, call perfscope.step() at the end of each"
+        )
+        return False
+
+    def _act(self, verdict: StepVerdict) -> None:
+        capturer = self._capturer
+        assert capturer is not None
+        if verdict is StepVerdict.STEP:
+            self._between_steps(capturer, self._detector.completed)
+        elif verdict is StepVerdict.RESTART:
+            self._watch.restart()
+            capturer.restart()
+
+    def _between_steps(self, capturer: LazyCapturer, completed: int) -> None:
+        """``completed`` steps have ended; the next begins when this returns, and its time with it."""
+        was_busy = capturer.busy
+        self._watch.step_ends(completed, busy=was_busy)
+        if self._sampler is not None and capturer.at_edge(completed):
+            self._problems.guard("notifying the system sampler", self._sampler.look)
+        capturer.boundary(completed, self._trained)
+        hooked = not was_busy and self._watch.hook(completed, self._trained, self._optimizers_met)
+        if self._run_file.unsaved:
+            self._problems.guard("writing the run's metadata", self._save, "running")
+        busy = capturer.busy
+        self._watch.step_begins(completed, busy=busy, disturbed=busy or was_busy or hooked)
+        if 0 < self._config.stop_after <= completed:
+            end_training(self._config.folder, self._identity.rank, self._identity.world_size)
+
+    def _trained(self) -> list[Any]:
+        return list(self._optimizers)
+
+    def _save(self, outcome: str) -> None:
+        if self._earlier is not None and not self._run_file.captures:
+            self._run_file.unsaved = False
+            return  # what an earlier attempt recorded is worth more than that this one recorded nothing
+        steps = StepsMetadata(
+            seen=self._detector.completed,
+            detected_by=self._detector.source,
+            unprofiled_ns=tuple(self._watch.unprofiled),
+            skipped=self._skipped,
+        )
+        try:
+            self._run_file.save(steps, outcome)
+        except OSError as error:  # a full disk may have room again at the end
+            self._problems.add(f"the run's metadata could not be written ({error})")
+
+
+class Collector:
+    """The process's one way to its session: makes it at the first step, guards every call, closes it at the end."""
+
+    def __init__(self, config: CollectorConfig) -> None:
+        self._config = config
+        self._problems = Problems()
+        self._session: Session | None = None
+        self._phases = StepPhases(self._problems)
+        self._depth = threading.local()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def enter(self) -> bool:
+        """An optimizer's or engine's step begins; hand what is returned to :meth:`leave`."""
+        return self.enter_without_phase() and self.begin()
+
+    def enter_without_phase(self) -> bool:
+        """A step begins that :meth:`begin` will be called for later. Is it the outermost, which is the phase?"""
+        depth: int = getattr(self._depth, "value", 0)
+        self._depth.value = depth + 1
+        return not depth
+
+    def begin(self) -> bool:
+        """The outermost step's phase begins; hand what is returned to :meth:`end` or :meth:`leave`."""
+        return self._phases.begin(OPTIMIZER)
+
+    def end(self, begun: bool) -> None:
+        """The outermost step's phase ends, for good or for the time of a closure."""
+        if begun:
+            self._phases.end(OPTIMIZER)
+
+    def leave(self, begun: bool, stepped: Callable[[Session], None] | None) -> None:
+        """It has ended. ``stepped`` is called with the session, unless the step failed or was part of another."""
+        self._depth.value -= 1
+        self.end(begun)
+        if stepped is not None and not self._depth.value:
+            self.report(stepped)
+
+    def report(self, stepped: Callable[[Session], None]) -> None:
+        """Report an event to the session; make the session first if there is none."""
+        if self._phases.postpone(lambda: self.report(stepped)):
+            return
+        if self._session is None and not self._problems.broke("starting the collector"):
+            self._problems.guard("starting the collector", self._start)
+            if self._session is None:
+                note_failure(self._config.folder, self._problems.as_tuple()[-1])
+        if self._session is None or self._problems.broke("recording"):
+            return
+        self._problems.guard("recording", stepped, self._session)
+        if self._problems.broke("recording"):  # leave nothing running
+            self._problems.guard("stopping the recording", self._session.close, "running")
+
+    def _start(self) -> None:
+        self._session = Session(self._config, self._problems, self._phases)
+        atexit.register(self._close)
+        if "multiprocessing.util" in sys.modules:
+            # Forked children end without running what atexit holds.
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self._close, exitpriority=100)
+
+    def _close(self) -> None:
+        if self._session is not None:
+            self._problems.guard("ending the collector", self._session.close, outcome())
+            self._phases.remove()
+
+    def _forked(self) -> None:
+        session, self._session = self._session, None
+        self._phases.remove()
+        self._problems = Problems()
+        self._phases = StepPhases(self._problems)
+        self._depth = threading.local()
+        if session is not None:
+            self._problems.guard("restoring a forked process", session.forget)
+
+
+def note_failure(folder: Path, failure: str) -> None:
+    """Leave a line for ``perfscope run`` to show, where there is no metadata to hold it."""
+    with suppress(OSError), (folder / BOOTSTRAP_FOLDER / FAILURES_FILE).open("a", encoding="utf-8") as file:
+        file.write(failure + "\n")
+
+
+def outcome() -> str:
+    """How the process is ending, asked at its end: ``finished`` or ``exception``."""
+    error = sys.exc_info()[1]
+    if error is None:
+        error = getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit):
+        return "finished" if error.code in (None, 0) else "exception"
+    return "finished" if error is None else "exception"
+
+
+_attached: list[Collector] = []
+"""This process's collector; empty outside ``perfscope run``."""
+
+
+def attach(config: CollectorConfig) -> Collector:
+    """Make this process's collector. Called once, when torch has been imported under ``perfscope run``."""
+    _attached[:] = [Collector(config)]
+    return _attached[0]
+
+
+def attached() -> Collector | None:
+    """This process's collector; None outside ``perfscope run``."""
+    return _attached[0] if _attached else None
+
+
+def step() -> None:
+    """Tell PerfScope that a training step has ended.
+
+    Only for loops whose steps it cannot find from their optimizers; once called, calls alone count. Outside
+    ``perfscope run`` it does nothing.
+    """
+    if not _attached and "torch" in sys.modules:
+        bootstrap = sys.modules.get(MODULE_NAME)
+        if bootstrap is not None:  # a job that makes no optimizer of torch's
+            bootstrap.attach_waiting()
+    for collector in _attached:
+        collector.report(Session.explicitly_stepped)

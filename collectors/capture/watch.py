@@ -1,0 +1,224 @@
+"""What happens in every step of the run, captures or not: the step is timed, stored and compared with the others."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from perfscope.collectors.agreement import Board
+from perfscope.collectors.capture.history import StepHistory, StepTimer
+from perfscope.collectors.capture.lazy import LazyCapturer
+from perfscope.collectors.capture.run_file import RankContext
+from perfscope.collectors.capture.trigger import Trigger
+from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER
+from perfscope.collectors.phases.clock import PhaseClock
+from perfscope.collectors.phases.phases import OPTIMIZER
+from perfscope.recording.history import STAGES
+from perfscope.recording.paths import steps_file
+
+if TYPE_CHECKING:
+    from perfscope.collectors.discovery import JobObjects
+
+DESCRIBE_AFTER: Final = 4
+"""Steps after the first hooks, by which loaders have been drawn from and DDP has built its buckets."""
+
+MOST_HOOKS: Final = 3
+"""Times that the model is looked for: a script that makes a new one all the time would be slowed by it."""
+
+
+class StepWatch:
+    """The steps of one rank. The session calls it where they end and begin."""
+
+    def __init__(self, context: RankContext, attempt: int, capturer: LazyCapturer) -> None:
+        config = context.config
+        self._problems, self._phases, self._run_file = context.problems, context.phases, context.run_file
+        self._capturer = capturer
+        self._always_on = config.mode in ALWAYS_ON
+        self._clock = PhaseClock()
+        self._phases.attach(self._clock, (OPTIMIZER,))
+        self._history = StepHistory(steps_file(config.folder, context.identity.rank), attempt)
+        self._pace = StepTimer(self._history, self._clock)
+        self._trigger: Trigger | None = None
+        if config.mode not in FOR_ANOTHER:
+            self._trigger = Trigger(config, context.identity.rank, Board(config.folder, attempt), capturer.schedule)
+        self._signal = SignalHandler(config.signal if self._always_on else "none", self._asked)
+        self._background = Background(self._look)
+        self._ended_at = 0
+        self._objects: JobObjects | None = None
+        self._lost = False
+        self._hooks = 0
+        self._hooked_at = 0
+        self._optimizers_met = 0
+        self._described = not self._always_on
+
+    @property
+    def unprofiled(self) -> list[int]:
+        """Wall time of the first undisturbed steps, ns."""
+        return self._pace.unprofiled
+
+    def start(self) -> None:
+        """Begin to store steps and to listen."""
+        self._problems.guard("the background thread", self._background.start)
+        self._problems.guard("listening for a signal", self._signal.install)
+
+    def step_ends(self, completed: int, *, busy: bool) -> None:
+        """``completed`` training steps have ended."""
+        step = self._pace.step_ends(completed - 1, busy=busy)
+        if step is None or self._trigger is None:
+            return
+        self._ended_at = step.began + step.duration
+        if self._trigger.step_ended(completed, step.duration, disturbed=step.disturbed, now_ns=self._ended_at):
+            self._background.wake()
+
+    def step_begins(self, completed: int, *, busy: bool, disturbed: bool) -> None:
+        """The next step begins. ``busy``: a capture is being made; ``disturbed``: or was until now."""
+        began = self._pace.step_begins(disturbed=disturbed)
+        if self._trigger is not None:
+            paused = began - self._ended_at if self._ended_at else 0
+            self._trigger.step_begins(completed, busy=busy, paused_ns=paused)
+
+    def hook(self, completed: int, optimizers: Callable[[], Iterable[Any]], optimizers_met: int) -> bool:
+        """Between two steps: begin to time the phases, look again where there are new optimizers, describe the run.
+
+        False where there was nothing to do, which is so at nearly all steps.
+        """
+        if self._always_on and optimizers_met != self._optimizers_met and self._hooks < MOST_HOOKS:
+            self._optimizers_met, self._hooked_at = optimizers_met, completed
+            self._hooks += 1
+            self._problems.guard("timing the phases of every step", self._hook, list(optimizers()))
+            return True
+        if not self._described and completed >= self._hooked_at + DESCRIBE_AFTER:
+            self._described = True
+            self._problems.guard("describing the run", self._describe, list(optimizers()))
+            return True
+        return False
+
+    def restart(self) -> None:
+        """What was taken for steps may not have been."""
+        self._pace.restart()
+
+    def forget(self) -> None:
+        """In a forked child, which has no thread of ours: put everything back and store nothing."""
+        self._problems.guard("restoring the signal", self._signal.remove)
+
+    def close(self) -> None:
+        """The process ends: put everything back, write what is left."""
+        self._problems.guard("restoring the signal", self._signal.remove)
+        self._problems.guard("restoring the phases", self._phases.remove)
+        if self._background.stop():
+            self._write()
+
+    def _hook(self, optimizers: list[Any]) -> None:
+        from perfscope.collectors.discovery import discover
+
+        self._objects = discover(optimizers)
+        if self._hooks == 1:
+            self._phases.attach(self._clock, innermost=True)
+            self._phases.describe_loaders()
+            self._history.measured = frozenset(STAGES)
+        self._phases.patch(self._objects.to_hook())
+        if self._described:
+            self._objects = None
+
+    def _describe(self, optimizers: list[Any]) -> None:
+        """What was found is a few steps old and held so long, because looking again takes as long again."""
+        objects, self._objects = self._objects, None
+        if objects is not None:
+            self._run_file.describe(objects, optimizers, self._capturer.made().ranges)
+
+    def _asked(self) -> None:
+        if self._trigger is not None:
+            self._trigger.asked()
+            self._background.wake()
+
+    def _look(self) -> None:
+        """On the background thread, every now and then."""
+        if self._history.due():
+            self._write()
+        if self._trigger is not None:
+            self._problems.guard("agreeing on captures", self._trigger.look)
+
+    def _write(self) -> None:
+        self._problems.guard("writing the step history", self._try_to_write)
+
+    def _try_to_write(self) -> None:
+        """A file system that fails now may work later: try again each time, and report only the first failure."""
+        try:
+            self._history.write()
+        except OSError as error:
+            if not self._lost:
+                self._lost = True
+                self._problems.add(f"part of the step history could not be written ({error})")
+
+
+class SignalHandler:
+    """Has a signal ask for captures, where the script does nothing with it itself."""
+
+    def __init__(self, name: str, asked: Callable[[], None]) -> None:
+        self._number: int | None = None if name == "none" else getattr(signal, f"SIG{name}")
+        self._asked = asked
+        self._installed = False
+
+    def install(self) -> None:
+        """Begin to listen, in the main thread of a process that leaves the signal to its default."""
+        if self._number is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(self._number) == signal.SIG_DFL:
+            signal.signal(self._number, self._handle)
+            self._installed = True
+
+    def remove(self) -> None:
+        """Put the default back, unless the script has installed a handler of its own since."""
+        if not self._installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._installed = False
+        # Bound methods are made anew at every access: they are equal, not the same.
+        if self._number is not None and signal.getsignal(self._number) == self._handle:
+            signal.signal(self._number, signal.SIG_DFL)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked()
+
+
+PERIOD_S: Final = 1.0
+"""Time between two looks. Each is some 50 µs of one core."""
+
+PATIENCE_S: Final = 5.0
+"""At the end of the process: how long to wait for a look that a slow file system delays."""
+
+
+class Background:
+    """Calls ``look`` every :data:`PERIOD_S`, and at once when woken. Not there in a forked child."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self._awake = threading.Event()
+        self._ending = False
+        # A daemon: it never delays the end of a process. Nothing is written in it that could be cut.
+        self._thread = threading.Thread(target=self._run, name="perfscope", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError where no thread can be started."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look soon: something happened."""
+        self._awake.set()
+
+    def stop(self) -> bool:
+        """Look no more; True when the last look is over, so that the caller may do what it did."""
+        self._ending = True
+        self._awake.set()
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._ending:
+            self._awake.wait(PERIOD_S)
+            self._awake.clear()
+            if not self._ending:
+                self._look()

@@ -1,0 +1,3 @@
+"""The launching side: ``run`` prepares the folder and runs the command, ``bootstrap`` gets the collector into each
+Python process of it, ``nsys`` runs it under Nsight Systems, ``recap`` reports at the end what was recorded.
+"""

@@ -1,0 +1,6 @@
+"""The phases of a training step: data loading, forward, backward, optimizer. Each is patched once, for all who listen.
+
+``phases`` patches torch's functions and the models' forwards, and calls its sinks where a phase begins and ends. Two
+sinks exist: ``clock`` times every step of the run, :mod:`perfscope.collectors.ranges.ranges` writes profiler ranges
+during a capture. ``loaders`` describes the data loaders that batches come from.
+"""

@@ -1,0 +1,236 @@
+"""Patches the phases of a training step, each once, and calls the sinks that listen where one begins and ends.
+
+A phase is patched while some sink listens to it, and is the original again afterwards. The optimizer's steps are not
+patched here: :mod:`perfscope.collectors.capture.attach` replaces them for the whole run and calls
+:meth:`StepPhases.begin` and :meth:`StepPhases.end`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from threading import get_ident
+from typing import Any, Final, Protocol
+
+from perfscope.collectors.patches import Patches
+from perfscope.collectors.phases.loaders import UsedLoaders
+from perfscope.collectors.problems import Problems
+from perfscope.recording.history import STAGES
+
+DATALOADER: Final = STAGES.index("dataloader")
+FORWARD: Final = STAGES.index("forward")
+BACKWARD: Final = STAGES.index("backward")
+OPTIMIZER: Final = STAGES.index("optimizer")
+ALL: Final = (DATALOADER, FORWARD, BACKWARD, OPTIMIZER)
+
+BATCHES_DESCRIBED: Final = 32
+"""Batches after which the loaders are described no further, once somebody has asked for their description."""
+
+MOST_POSTPONED: Final = 1 << 14
+"""Actions that may wait for a backward: several times the parameters of a model that has an optimizer for each."""
+
+Call = Callable[..., Any]
+
+
+class Sink(Protocol):
+    """Listens to phases. A sink that raises is switched off, and the training goes on."""
+
+    what: str
+    """What it does, for the message that it has failed."""
+
+    def begin(self, phase: int, subject: Any) -> None:
+        """``phase`` begins on the training thread; ``subject``: the module of a forward, else None."""
+
+    def end(self, phase: int) -> None:
+        """The innermost ``phase`` under way has ended, or failed."""
+
+
+class StepPhases:
+    """The phases of one process. Sinks hear of those on the training thread."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._thread = get_ident()
+        self._sinks: list[tuple[Sink, ...]] = [() for _ in ALL]
+        """Sinks of each phase, outermost first."""
+        self._patches = {phase: Patches() for phase in (DATALOADER, FORWARD, BACKWARD)}
+        self._handles: list[Any] = []
+        self._postponed: deque[Callable[[], None]] = deque(maxlen=MOST_POSTPONED)
+        self._postpones = False
+        self._to_describe = 0
+        self.loaders = UsedLoaders()
+        """The data loaders that batches came from while a sink listened."""
+
+    def on_this_thread(self) -> None:
+        """The training thread is the one that calls."""
+        self._thread = get_ident()
+
+    def attach(self, sink: Sink, phases: Collection[int] = ALL, *, innermost: bool = False) -> None:
+        """Have ``sink`` hear of these phases, around all other sinks or within them."""
+        for phase in phases:
+            others = tuple(each for each in self._sinks[phase] if each is not sink)
+            self._sinks[phase] = (*others, sink) if innermost else (sink, *others)
+
+    def detach(self, sink: Sink) -> None:
+        """``sink`` hears of no phase any more. A phase that nobody listens to is the original again."""
+        self._sinks = [tuple(each for each in sinks if each is not sink) for sinks in self._sinks]
+        for phase in self._patches:
+            if not self._sinks[phase]:
+                self._restore(phase)
+
+    def patch(self, modules: Iterable[Any]) -> None:
+        """Patch data loading and backward unless they are patched, and the forwards of ``modules`` instead of those
+        before.
+        """
+        self._problems.guard("patching data loading", self._patch_loader)
+        self._problems.guard("patching the backward", self._patch_backward)
+        self._restore(FORWARD)
+        self._problems.guard("patching the forward", self._patch_forwards, list(modules))
+
+    def describe_loaders(self) -> None:
+        """Describe the loaders of the next batches also where no sink times the draw."""
+        self._to_describe = BATCHES_DESCRIBED
+
+    def begin(self, phase: int, subject: Any = None) -> bool:
+        """``phase`` begins on this thread. Call :meth:`end` where this is True: it is the training thread."""
+        if get_ident() != self._thread:
+            return False
+        for sink in self._sinks[phase]:
+            try:
+                sink.begin(phase, subject)
+            except Exception as error:
+                self._switch_off(sink, error)
+        return True
+
+    def end(self, phase: int) -> None:
+        """It has ended."""
+        for sink in reversed(self._sinks[phase]):
+            try:
+                sink.end(phase)
+            except Exception as error:
+                self._switch_off(sink, error)
+
+    def postpone(self, action: Callable[[], None]) -> bool:
+        """Put ``action``, which must not raise, off until the backward that this thread is inside has returned.
+
+        False where it is inside none. Where optimizers step inside the backward, so do training steps end there: on
+        autograd's own threads where there are devices, and always with the profiler's state as it was when the backward
+        began. A profiler that starts or stops in there is lost, and writing its trace crashes the process.
+
+        The end of the first such backward is not seen; what waits for it is done when the next one begins, by the
+        thread that calls ``torch.autograd.backward``.
+        """
+        import torch
+
+        if torch._C._current_graph_task_id() == -1:
+            return False
+        self._postponed.append(action)
+        if not self._postpones:
+            self._postpones = True
+            self._patch_backward()
+        return True
+
+    def remove(self) -> None:
+        """Put everything back. What was postponed is forgotten."""
+        self._sinks = [() for _ in ALL]
+        self._postponed.clear()
+        self._postpones = False
+        for phase in self._patches:
+            self._restore(phase)
+
+    def _switch_off(self, sink: Sink, error: Exception) -> None:
+        self._problems.failed(sink.what, error)
+        self.detach(sink)
+
+    def _restore(self, phase: int) -> None:
+        if phase == BACKWARD and self._postpones:
+            return
+        self._patches[phase].restore()
+        while phase == FORWARD and self._handles:
+            self._handles.pop().remove()
+
+    def _patch_loader(self) -> None:
+        from torch.utils.data import dataloader
+
+        iterator: Any = dataloader._BaseDataLoaderIter
+        if not self._patches[DATALOADER].any():
+            drawn = self._described(self._patched(iterator.__next__, DATALOADER))
+            self._patches[DATALOADER].set(iterator, "__next__", drawn)
+
+    def _patch_backward(self) -> None:
+        import torch.autograd
+
+        if not self._patches[BACKWARD].any():
+            patched = self._patched(torch.autograd.backward, BACKWARD)
+            self._patches[BACKWARD].set(torch.autograd, "backward", patched)
+
+    def _patch_forwards(self, modules: list[Any]) -> None:
+        """Hooks, or the entry of a module that was compiled in place: hooks would go into the compiled code."""
+        is_compiling = _is_compiling()
+
+        def begins(module: Any, _args: Any) -> None:
+            if not is_compiling():
+                self.begin(FORWARD, module)
+
+        def ended(*_: Any) -> None:
+            if not is_compiling() and get_ident() == self._thread:
+                self.end(FORWARD)
+
+        for module in modules:
+            compiled = vars(module).get("_compiled_call_impl")
+            if compiled is not None:
+                self._patches[FORWARD].set(module, "_compiled_call_impl", self._patched(compiled, FORWARD, module))
+                continue
+            self._handles.append(module.register_forward_pre_hook(begins, prepend=True))
+            self._handles.append(module.register_forward_hook(ended, always_call=True))
+
+    def _patched(self, original: Call, phase: int, subject: Any = None) -> Call:
+        is_compiling, begin, end = _is_compiling(), self.begin, self.end
+        postponed = self._postponed if phase == BACKWARD else ()
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            if postponed:
+                self._act()
+            begun = begin(phase, subject)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                if begun:
+                    end(phase)
+            if postponed:
+                self._act()
+            return result
+
+        return patched
+
+    def _act(self) -> None:
+        """Do what was postponed, unless this is inside a backward still."""
+        import torch
+
+        while self._postponed and torch._C._current_graph_task_id() == -1:
+            self._postponed.popleft()()
+
+    def _described(self, draw: Call) -> Call:
+        """``draw``, which takes a batch from an iterator, and a description of the loader that it came from."""
+        loaders = self.loaders
+
+        @functools.wraps(draw)
+        def drawn(iterator: Any) -> Any:
+            batch = draw(iterator)
+            if self._to_describe or (loaders.took is not None and get_ident() == self._thread):
+                self._to_describe = max(self._to_describe - 1, 0)
+                self._problems.guard("describing the data loader", loaders.drew, iterator, batch)
+            return batch
+
+        return drawn
+
+
+def _is_compiling() -> Callable[[], bool]:
+    """What answers whether the compiler is tracing the code that asks."""
+    import torch.compiler
+
+    return getattr(torch.compiler, "is_compiling", lambda: False)

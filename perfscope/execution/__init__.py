@@ -1,0 +1,6 @@
+"""Where work runs: nothing here knows traces.
+
+- ``machine``: cores and memory that this process may use;
+- ``engine``: a function mapped over items, here, on worker processes or on a dask cluster;
+- ``cache``: results stored under the hash of the file that they were made from.
+"""

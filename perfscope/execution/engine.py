@@ -1,0 +1,281 @@
+"""Maps a function over items, here, on worker processes or on a cluster.
+
+This is the only module about executors, and it knows nothing of traces. The executor is any
+``concurrent.futures.Executor``: ``Serial`` here, a process pool, or a dask cluster (``cluster``); results do not depend
+on which.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+from perfscope._version import __version__
+from perfscope.errors import PerfscopeError
+from perfscope.execution.machine import available_cores, available_memory
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_P = ParamSpec("_P")
+
+WORKER_DIED: Final = (
+    "the worker process died while reading it (killed, most likely for memory); analyze it on a larger machine"
+)
+WORK_LOST: Final = "the executor cancelled this work: it was shut down, or its scheduler has ended; analyze again"
+NO_WORKERS: Final = "the cluster has had no worker for {seconds} s; start workers and analyze again"
+
+_SERIAL_BELOW: Final = 4 << 20
+"""Starting workers takes about as long as reading this many bytes of traces."""
+_MEMORY_SHARE: Final = 0.8
+"""Of the memory available at the start; the rest is for the caller, who holds every rank's result."""
+_PATIENCE_S: Final = 120.0
+"""How long a cluster may be without a worker before its work fails: schedulers take time to start workers."""
+_POLL_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Item, Result]):
+    """One item's result or its error: never both, never neither."""
+
+    item: Item
+    result: Result | None
+    error: str | None
+
+
+class Serial(Executor):
+    """Runs every call at once, in the caller's own process."""
+
+    def submit(self, fn: Callable[_P, Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[Result]:
+        """Call ``fn`` now; the future that comes back is done."""
+        future: Future[Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Cluster(Executor):
+    """A dask cluster, through an open ``distributed.Client``."""
+
+    def __init__(self, client: Any, patience_s: float = _PATIENCE_S) -> None:
+        self.patience_s = patience_s
+        self._client = client
+        # A result is not a pure function of the path: the file may have changed since it was last read.
+        self._executor: Executor = client.get_executor(pure=False)
+
+    def submit(self, fn: Callable[_P, Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[Result]:
+        """Call ``fn`` on some worker."""
+        return self._executor.submit(fn, *args, **kwargs)
+
+    def has_workers(self) -> bool:
+        """Whether the scheduler can be reached and has a worker."""
+        return self._client.status == "running" and bool(self._client.nthreads())
+
+
+@contextmanager
+def cluster(scheduler: str, *, timeout_s: float = 30.0) -> Iterator[Cluster]:
+    """Connect to the dask scheduler at an address such as ``tcp://host:8786``.
+
+    Raises PerfscopeError, naming the remedy, when dask is not installed, nothing answers there, or the workers have
+    another version of this package than the caller.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise PerfscopeError(
+            "--scheduler needs dask.distributed: pip install 'perfscope-profiler[dask]', here and on the workers"
+        ) from error
+    try:
+        client: Any = Client(scheduler, timeout=timeout_s, set_as_default=False)  # type: ignore[no-untyped-call, unused-ignore]
+    except (OSError, ValueError, ImportError) as error:
+        raise PerfscopeError(
+            f"{scheduler}: no dask scheduler answers there ({describe(error)}); start one with `dask scheduler` and "
+            "give the address that it prints"
+        ) from error
+    with client:
+        _same_version_on_workers(client, scheduler)
+        yield Cluster(client)
+
+
+def local_executor(memory_bytes: Sequence[int], input_bytes: int, workers: int | None = None) -> Executor:
+    """A process pool sized to the cores and the memory, or ``Serial`` where starting one costs more than it saves.
+
+    ``memory_bytes`` is what each item is expected to need at its peak, ``input_bytes`` what all of them read together.
+    ``workers`` overrides the choice; 1 is ``Serial``.
+    """
+    if workers is not None:
+        workers = min(workers, len(memory_bytes))
+        return _pool(workers) if workers > 1 else Serial()
+    if len(memory_bytes) < 2 or input_bytes <= _SERIAL_BELOW:
+        return Serial()
+    # One worker is worth its start too: if it is killed for memory, the job goes on.
+    return _pool(_workers_that_fit(memory_bytes))
+
+
+def map_items(
+    function: Callable[[Item], Result], items: Sequence[Item], executor: Executor
+) -> Iterator[Outcome[Item, Result]]:
+    """Call ``function`` on every item; yield outcomes as they are done, in any order, exactly one per item.
+
+    An exception costs its item only. When a worker dies, the items in flight are suspects: each is tried once
+    more by itself after all others, so that only the one that kills its worker is lost.
+    """
+    waiting = deque(items)
+    suspects: list[Item] = []
+    # A pool has at most one item per worker in flight: when it breaks, few items are suspects.
+    width: int = getattr(executor, "_max_workers", len(items))
+    own: Executor | None = None
+    try:
+        while waiting:
+            current = own or executor
+            for item, future in _until_broken(function, waiting, current, width):
+                if _worker_died(future):
+                    suspects.append(item)
+                else:
+                    yield _outcome(item, future)
+            if waiting:
+                if own is not None:
+                    own.shutdown(wait=False)
+                own = _pool(width)
+    finally:
+        if own is not None:
+            own.shutdown(wait=False, cancel_futures=True)
+    for item in suspects:
+        yield _alone(function, item, executor)
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: its message, with the type where the message may not be clear alone."""
+    text = str(error)
+    return text if type(error).__module__.startswith("perfscope") else f"{type(error).__name__}: {text}"
+
+
+def _until_broken(
+    function: Callable[[Item], Result], waiting: deque[Item], executor: Executor, width: int
+) -> Iterator[tuple[Item, Future[Result]]]:
+    """Submit everything in ``waiting``; yield done futures. When the pool breaks, it ends with items still waiting."""
+    flying: dict[Future[Result], Item] = {}
+    broken = False
+    while flying or (waiting and not broken):
+        while waiting and len(flying) < width and not broken:
+            try:
+                future = executor.submit(function, waiting[0])
+            except BrokenProcessPool:
+                broken = True
+            else:
+                flying[future] = waiting.popleft()
+        for future in _some_done(flying, executor):
+            broken = broken or _is_broken_pool(future)
+            yield flying.pop(future), future
+
+
+def _some_done(flying: dict[Future[Result], Item], executor: Executor) -> list[Future[Result]]:
+    """Wait for some future to be done. Where no worker is left, all of them fail."""
+    if not isinstance(executor, Cluster):
+        return list(wait(flying, return_when=FIRST_COMPLETED).done)
+    idle_s = 0.0
+    while True:
+        done = list(wait(flying, timeout=_POLL_S, return_when=FIRST_COMPLETED).done)
+        if done:
+            return done
+        idle_s = 0.0 if executor.has_workers() else idle_s + _POLL_S
+        if idle_s >= executor.patience_s:
+            return [_failed(future, executor, flying) for future in list(flying)]
+
+
+def _failed(future: Future[Result], executor: Cluster, flying: dict[Future[Result], Item]) -> Future[Result]:
+    """Replace a future that will never finish by a failed one."""
+    item = flying.pop(future)
+    future.cancel()
+    failed: Future[Result] = Future()
+    failed.set_exception(PerfscopeError(NO_WORKERS.format(seconds=round(executor.patience_s))))
+    flying[failed] = item
+    return failed
+
+
+def _outcome(item: Item, future: Future[Result]) -> Outcome[Item, Result]:
+    try:
+        return Outcome(item, future.result(), None)
+    except CancelledError:
+        return Outcome(item, None, WORK_LOST)
+    except Exception as error:
+        return Outcome(item, None, describe(error))
+
+
+def _worker_died(future: Future[Result]) -> bool:
+    # dask's KilledWorker is recognised by name: importing it would need dask.
+    return not future.cancelled() and (_is_broken_pool(future) or type(future.exception()).__name__ == "KilledWorker")
+
+
+def _is_broken_pool(future: Future[Result]) -> bool:
+    return not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
+
+
+def _alone(function: Callable[[Item], Result], item: Item, executor: Executor) -> Outcome[Item, Result]:
+    """Try a suspect with nothing beside it: on the cluster, or in a process of its own."""
+    with nullcontext(executor) if isinstance(executor, Cluster) else _pool(1) as alone:
+        ((_, future),) = _until_broken(function, deque([item]), alone, 1)
+        return Outcome(item, None, WORKER_DIED) if _worker_died(future) else _outcome(item, future)
+
+
+def _workers_that_fit(memory_bytes: Sequence[int]) -> int:
+    """As many workers as there are cores, as long as the largest items fit into memory side by side."""
+    budget = available_memory() * _MEMORY_SHARE
+    largest = sorted(memory_bytes, reverse=True)[: available_cores()]
+    total = 0.0
+    for fitting, needed in enumerate(largest):
+        total += needed
+        if total > budget:
+            return max(fitting, 1)
+    return len(largest)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    # fork needs no importable __main__ (a notebook, a script without a guard) and is fast, but must not copy a process
+    # whose other threads may hold locks.
+    forkable = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
+    context = multiprocessing.get_context("fork" if forkable else "spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """In a worker: exit when the parent process is gone, which cannot stop its workers when it is killed."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent watch").start()
+
+
+def _same_version_on_workers(client: Any, scheduler: str) -> None:
+    """Raise where a worker has another version. The ranks of workers that start later fail by themselves."""
+    try:
+        versions = client.run(installed_version)
+    except Exception as error:
+        raise PerfscopeError(
+            f"{scheduler}: its workers cannot run perfscope ({describe(error)}); install it there: "
+            f"pip install perfscope-profiler=={__version__}"
+        ) from error
+    others = sorted(f"{worker} has {version}" for worker, version in versions.items() if version != __version__)
+    if others:
+        raise PerfscopeError(
+            f"{scheduler}: its workers must have this version, {__version__}, for the results to be the same; "
+            f"{', '.join(others[:3])}"
+        )
+
+
+def installed_version() -> str:
+    """The version of this package in the process that runs this."""
+    return __version__

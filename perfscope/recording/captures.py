@@ -1,0 +1,155 @@
+"""Which trace files belong to one capture, from how tools and frameworks name them; opening none.
+
+One folder may hold several captures of every rank::
+
+    rank0_step10.json rank1_step10.json rank0_step20.json      a number besides the rank's
+    node1_4242.1717000000123.pt.trace.json.gz                  torch's tensorboard_trace_handler: worker.time
+    iteration_10/rank0_trace.json iteration_20/rank0_trace.json   torchtitan and others: a folder each
+
+Content goes before name: names only decide which files to read together. The rank comes from the trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfscope.grouping import grouped
+from perfscope.recording import paths
+
+_RANK: Final = re.compile(
+    r"(?:^|[^a-z])(?<!local[-_.])(?:(?:rank|worker)[-_.=]?(?P<rank>\d+)|(?<![^-_.])r(?P<r>\d+)(?![a-z\d]))",
+    re.IGNORECASE,
+)
+"""``rank3``, ``global_rank-3``, ``worker_3``, ``r3``; not ``local_rank3``, ``frank3``, ``r3x``."""
+_HANDLER: Final = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(?:\.gz)?$")
+"""torch.profiler.tensorboard_trace_handler: worker, and the time of writing in ms or ns."""
+_NUMBER: Final = re.compile(r"\d+")
+_LONE_NUMBER: Final = re.compile(r"^(\D*)(\d+)(\.\D*)$")
+"""``profile_3.json`` (accelerate), ``trace_3.json.gz``, ``3.json``: a rank, if the others of its kind are there."""
+
+
+@dataclass(frozen=True)
+class TraceSource:
+    """One file that should hold a rank's trace. ``named_rank`` is from its name; content goes before it.
+
+    ``path`` may be remote: an object of universal-pathlib, which behaves like a Path.
+    """
+
+    path: Path
+    named_rank: int | None
+    part: str | None = None
+    """Which of the ranks in a file that may hold several (a report of Nsight Systems); None until that is known."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Files that were recorded together, and what their names have in common."""
+
+    label: str
+    sources: tuple[TraceSource, ...]
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The rank that a file's name states (``rank3.json``, ``trace_rank-3.json.gz``); None when it states none."""
+    named = paths.rank_and_capture_of_trace_file(path)
+    if named is not None:
+        return named[0]
+    match = _RANK.search(path.name)
+    return int(match["rank"] or match["r"]) if match else None
+
+
+def captures_of_files(files: Sequence[Path]) -> list[Capture]:
+    """The captures that the files of one folder belong to, in order. One, without a label, where names show none."""
+    sources = _with_ranks(files)
+    by_owner = grouped((_owner(source), source) for source in sources)
+    if all(len(owned) == 1 for owned in by_owner.values()):
+        return [Capture("", tuple(sources))]
+    by_template = grouped((_template(source), source) for source in sources)
+    if len(by_template) == len(sources):  # times of writing differ from rank to rank: count them off
+        return _counted_off(by_owner)
+    return [Capture(label, tuple(by_template[label])) for label in sorted(by_template, key=natural)]
+
+
+def captures_of_folders(folders: dict[str, list[Path]]) -> list[Capture] | None:
+    """The captures in sub-folders, by the folders' names; None where names do not show how they belong together.
+
+    Folders of ranks or nodes (no rank in two of them) are one capture; folders named alike but for a number are one
+    each.
+    """
+    if len(folders) == 1:
+        return captures_of_files(next(iter(folders.values())))
+    ranks = [_ranks_in(Path(name), files) for name, files in folders.items()]
+    if all(known is not None for known in ranks):
+        every = [rank for known in ranks for rank in known or ()]
+        if len(every) == len(set(every)):
+            together = [
+                TraceSource(path, rank)
+                for (_, files), known in zip(folders.items(), ranks, strict=True)
+                for path, rank in zip(files, known or (), strict=True)
+            ]
+            return [Capture("", tuple(together))]
+    if len({_NUMBER.sub("#", name) for name in folders}) == 1:
+        return [
+            Capture(name, capture.sources)
+            for name in sorted(folders, key=natural)
+            # Several in one folder: the last whole one stands for it.
+            for capture in [last_full(captures_of_files(folders[name]))]
+        ]
+    return None
+
+
+def last_full(captures: Sequence[Capture]) -> Capture:
+    """The last of the captures that most ranks wrote."""
+    most = max(len(capture.sources) for capture in captures)
+    return [capture for capture in captures if len(capture.sources) == most][-1]
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts ``iteration_9`` before ``iteration_10``."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _with_ranks(files: Sequence[Path]) -> list[TraceSource]:
+    ranks = [rank_in_name(path) for path in files]
+    if len(files) > 1 and all(rank is None for rank in ranks):
+        numbered = [_LONE_NUMBER.match(path.name) for path in files]
+        if all(numbered) and len({(match[1], match[3]) for match in numbered if match}) == 1:
+            numbers = [int(match[2]) for match in numbered if match]
+            # Counted from 0 without a gap; else they number something else, such as steps.
+            if sorted(numbers) == list(range(len(files))):
+                ranks = list(numbers)
+    return [TraceSource(path, rank) for path, rank in zip(files, ranks, strict=True)]
+
+
+def _owner(source: TraceSource) -> str:
+    """Who wrote a file, as far as its name shows; two files of one owner are two captures."""
+    if source.named_rank is not None:
+        return f"rank {source.named_rank}"
+    match = _HANDLER.match(source.path.name)
+    return match["worker"] if match else source.path.name
+
+
+def _template(source: TraceSource) -> str:
+    """A file's name without its rank."""
+    return _RANK.sub(lambda match: _NUMBER.sub("N", match[0]), source.path.name)
+
+
+def _counted_off(by_owner: dict[str, list[TraceSource]]) -> list[Capture]:
+    """Every owner's first file, every owner's second …; who has fewer is missing from the later ones."""
+    rows = [sorted(owned, key=lambda source: natural(source.path.name)) for owned in by_owner.values()]
+    return [
+        Capture(f"file {index + 1} of each", tuple(row[index] for row in rows if index < len(row)))
+        for index in range(max(map(len, rows)))
+    ]
+
+
+def _ranks_in(folder: Path, files: Sequence[Path]) -> list[int] | None:
+    """The files' ranks by their own names, or by the folder's where it holds one file; None where neither holds it."""
+    ranks = [source.named_rank for source in _with_ranks(files)]
+    if len(files) == 1 and ranks[0] is None:
+        ranks = [rank_in_name(folder)]
+    return None if any(rank is None for rank in ranks) else [rank for rank in ranks if rank is not None]

@@ -1,0 +1,117 @@
+"""The step history of a rank on disk: how long every step of a run took, a few bytes per step.
+
+A file is blocks, each of consecutive steps, appended whole while the job runs: a kill loses at most the block that was
+not yet there, and a block that was cut or damaged is left out by its checksum. A block is a header and packed columns::
+
+    header    magic, checksum, bytes that follow, steps, stages, attempt, first step, began (``_HEADER``)
+    columns   µs of each step, then of each stage whose bit is set, 8 bytes per value; then a byte of flags per step
+
+Before they are packed (zlib) a column's bytes are regrouped, all first bytes, then all second ones, and so on: steps
+are alike, so all but the lowest bytes nearly vanish. Standard library only: collectors write it in the training job.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+STAGES: Final = ("dataloader", "forward", "backward", "optimizer")
+"""What is measured of a step on the training thread's clock, in the order of the columns and of the bits."""
+
+DISTURBED: Final = 1
+"""Flag of a step during which this project itself was at work (profiler, compression): not to be compared."""
+
+VALUE_BYTES: Final = 8
+
+_MAGIC: Final = b"PSH1"
+_HEADER: Final = struct.Struct("<4sIIIIIqq")
+_COVERED: Final = struct.Struct("<IIIIqq")
+"""What the checksum covers of the header: all that follows it."""
+_LEVEL: Final = 6
+_MOST_STEPS: Final = 1 << 20
+"""In one block; a header with more is damaged."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive steps of one rank, as they are written."""
+
+    attempt: int
+    """Elastic restarts before them."""
+    first_step: int
+    """Number of the first one; the job's own, from 0."""
+    began_ns: int
+    """When the first one began, ns since the epoch."""
+    step_us: Sequence[int]
+    """Wall time of each."""
+    stages_us: dict[str, Sequence[int]]
+    """Stage -> time of each step in it alone; stages that nothing measured are left out."""
+    flags: bytes
+    """One byte per step: :data:`DISTURBED` or 0."""
+
+
+@dataclass(frozen=True)
+class PackedBlock:
+    """A block as it is read: checked and unpacked, its columns still grouped by byte.
+
+    ``columns`` is, of each of ``1 + len(stages)`` columns, 8 runs of ``steps`` bytes, the lowest bytes first.
+    """
+
+    attempt: int
+    first_step: int
+    began_ns: int
+    steps: int
+    stages: tuple[str, ...]
+    columns: bytes
+    flags: bytes
+
+
+def pack(block: Block) -> bytes:
+    """A block's bytes, header included."""
+    stages = [name for name in STAGES if name in block.stages_us]
+    columns = [_grouped(block.step_us), *(_grouped(block.stages_us[name]) for name in stages)]
+    payload = zlib.compress(b"".join(columns) + block.flags, _LEVEL)
+    bits = sum(1 << STAGES.index(name) for name in stages)
+    covered = (len(payload), len(block.step_us), bits, block.attempt, block.first_step, block.began_ns)
+    return _HEADER.pack(_MAGIC, zlib.crc32(_COVERED.pack(*covered) + payload), *covered) + payload
+
+
+def unpack(data: bytes) -> Iterator[PackedBlock]:
+    """Every whole block of a file's bytes, in order; what is damaged in between is stepped over."""
+    position = data.find(_MAGIC)
+    while position >= 0:
+        block, following = _block_at(data, position)
+        if block is not None:
+            yield block
+        position = data.find(_MAGIC, position + 1 if block is None else following)
+
+
+def _grouped(values: Sequence[int]) -> bytes:
+    column = array("Q", values)
+    if sys.byteorder == "big":
+        column.byteswap()
+    raw = column.tobytes()
+    return b"".join(raw[place::VALUE_BYTES] for place in range(VALUE_BYTES))
+
+
+def _block_at(data: bytes, position: int) -> tuple[PackedBlock | None, int]:
+    """The block that begins at ``position``, None where none does, and where the next one may begin."""
+    begin = position + _HEADER.size
+    if begin > len(data):
+        return None, begin
+    _, checksum, size, steps, bits, attempt, first_step, began_ns = _HEADER.unpack_from(data, position)
+    payload = data[begin : begin + size]
+    covered = _COVERED.pack(size, steps, bits, attempt, first_step, began_ns)
+    if len(payload) < size or steps > _MOST_STEPS or zlib.crc32(covered + payload) != checksum:
+        return None, begin
+    stages = tuple(name for place, name in enumerate(STAGES) if bits >> place & 1)
+    length = (1 + len(stages)) * VALUE_BYTES * steps
+    plain = zlib.decompress(payload)
+    if len(plain) != length + steps:
+        return None, begin
+    return PackedBlock(attempt, first_step, began_ns, steps, stages, plain[:length], plain[length:]), begin + size

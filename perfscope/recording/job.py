@@ -1,0 +1,247 @@
+"""Job: every rank of one run, by path. Opening one reads metadata and names, no trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from perfscope.errors import UnusableInput
+from perfscope.recording import metadata, paths, remote
+from perfscope.recording.captures import (
+    Capture,
+    TraceSource,
+    captures_of_files,
+    captures_of_folders,
+    last_full,
+    natural,
+    rank_in_name,
+)
+from perfscope.recording.metadata import LaunchMetadata, RunMetadata
+
+TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zip", ".zip", ".gz", ".zst")
+NSYS_REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".qdstrm")
+NSYS_EXPORT_SUFFIX: Final = ".sqlite"
+NSYS_PARQUET_MARK: Final = "StringIds.parquet"
+"""In every Parquet export of Nsight Systems, which is a folder with a file a table."""
+
+_ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+__all__ = ["Job", "Problem", "TraceSource", "open_job", "rank_in_name"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that cannot be used, and why; ``rank`` None when not known."""
+
+    rank: int | None
+    path: Path
+    error: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """The files of one run."""
+
+    path: Path
+    sources: tuple[TraceSource, ...]
+    runs: dict[int, RunMetadata] = field(default_factory=dict)
+    """Rank -> what it wrote beside its trace; empty for traces of other tools."""
+    launch: LaunchMetadata | None = None
+    captures: tuple[int, ...] = ()
+    """Captures found, by number; ``capture`` is the one whose files ``sources`` lists."""
+    capture: int | None = None
+    problems: tuple[Problem, ...] = ()
+    samples: tuple[Path, ...] = ()
+    """What the system sampler wrote, one file per host."""
+    histories: dict[int, Path] = field(default_factory=dict)
+    """Rank -> its step history. A recording may hold these alone; ``sources`` is then empty."""
+    choice: str = ""
+    """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
+
+
+def open_job(path: Path, capture: int | None = None) -> Job:
+    """Find the files of a run: a recording's folder, any folder of traces, or one trace file.
+
+    ``capture`` chooses among captures, where there are several; the last one that most ranks wrote is the default.
+    ``path`` may be remote (``perfscope.recording.remote.opened``).
+    Raises UnusableInput, naming the path and the remedy, when there is nothing to read.
+    """
+    if not path.exists():
+        raise UnusableInput(f"{path}: no such file or folder")
+    if path.is_file() and path.name.lower().endswith(_ARCHIVES):
+        raise UnusableInput(f"{path}: is an archive; unpack it (tar xf {path.name}) and name the folder")
+    if path.is_file() or _is_parquet_export(path):
+        return Job(path, (TraceSource(path, rank_in_name(path)),))
+    names = _files(path)
+    if any(_is_recording_file(entry) for entry in names):
+        return _open_recording(path, names, capture)
+    traces = _traces(path, names)
+    return _choose(path, captures_of_files(traces), capture) if traces else _open_folders_below(path, capture)
+
+
+def _is_own_result(entry: Path) -> bool:
+    """A result that ``perfscope analyze --json`` wrote among the traces."""
+    if not entry.name.endswith(".json") or (remote.is_remote(entry) and rank_in_name(entry) is not None):
+        return False  # a rank's: not worth a request to the store each
+    return b'"perfscope.summary/' in remote.read_head(entry, 64)
+
+
+def _is_recording_file(entry: Path) -> bool:
+    return (
+        entry.name == paths.LAUNCH_FILE
+        or paths.rank_of_run_file(entry) is not None
+        or paths.rank_and_capture_of_trace_file(entry) is not None
+        or paths.rank_of_steps_file(entry) is not None
+    )
+
+
+def _open_recording(folder: Path, names: list[Path], capture: int | None) -> Job:
+    problems: list[Problem] = []
+    launch = _launch(folder, problems)
+    runs: dict[int, RunMetadata] = {}
+    for entry in names:
+        rank = paths.rank_of_run_file(entry)
+        if rank is not None:
+            try:
+                runs[rank] = metadata.load_run(entry)
+            except ValueError as error:
+                problems.append(Problem(rank, entry, str(error)))
+    captures: dict[int, dict[int, Path]] = {}
+    for entry in names:
+        found = paths.rank_and_capture_of_trace_file(entry)
+        if found is not None:
+            # The compressed file replaces the plain one; where a kill left both, they hold the same.
+            captures.setdefault(found[1], {}).setdefault(found[0], entry)
+    samples = tuple(entry for entry in names if paths.is_samples_file(entry))
+    histories = {rank: entry for entry in names if (rank := paths.rank_of_steps_file(entry)) is not None}
+    reports = () if captures else tuple(TraceSource(entry, rank_in_name(entry)) for entry in _reports(folder, names))
+    if not captures and not reports and not (histories and capture is None):
+        raise UnusableInput(_nothing_recorded(folder, launch, runs))
+    chosen = _choose_capture(folder, captures, capture) if captures else None
+    traces = captures[chosen] if chosen is not None else {}
+    sources = tuple(TraceSource(entry, rank) for rank, entry in sorted(traces.items())) or reports
+    return Job(
+        folder, sources, runs, launch, tuple(sorted(captures)), chosen, tuple(problems), samples, histories
+    )  # fmt: skip
+
+
+def _launch(folder: Path, problems: list[Problem]) -> LaunchMetadata | None:
+    path = folder / paths.LAUNCH_FILE
+    if not path.exists():
+        return None
+    try:
+        return metadata.load_launch(path)
+    except ValueError as error:
+        problems.append(Problem(None, path, str(error)))
+        return None
+
+
+def _choose_capture(folder: Path, captures: dict[int, dict[int, Path]], wanted: int | None) -> int:
+    if wanted is None:
+        return max(captures, key=lambda index: (len(captures[index]), index))
+    if wanted not in captures:
+        there = ", ".join(str(index) for index in sorted(captures))
+        raise UnusableInput(f"{folder}: no capture {wanted}; choose from {there}")
+    return wanted
+
+
+def _nothing_recorded(folder: Path, launch: LaunchMetadata | None, runs: dict[int, RunMetadata]) -> str:
+    """Why a recording holds no trace, from what its ranks wrote, and what to do."""
+    running = all(run.outcome == "running" for run in runs.values())
+    if launch is not None and launch.exit_code is None and running:
+        return (
+            f"{folder}: nothing is recorded yet, and the command has not ended: analyze again later. Where it was "
+            "killed, record again, with an earlier capture (--wait, --warmup)"
+        )
+    if not runs:
+        ended = f" (the command ended with {launch.exit_code})" if launch and launch.exit_code else ""
+        return (
+            f"{folder}: no rank recorded anything{ended}: no process took an optimizer step under perfscope run. If "
+            "the training loop does not use torch.optim, call perfscope.step() at the end of every step"
+        )
+    steps = max(run.steps.seen for run in runs.values())
+    problems = sorted({problem for run in runs.values() for problem in run.problems})
+    reported = f" The ranks reported: {' '.join(problems)}" if problems else ""
+    if steps == 0:
+        return f"{folder}: no rank took an optimizer step. Call perfscope.step() at the end of every step.{reported}"
+    return (
+        f"{folder}: the job ended after {steps} steps, before a step was recorded; record earlier: "
+        f"perfscope run --wait 1 --warmup 0 --active {max(steps - 1, 1)} …{reported}"
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    found = (entry for entry in folder.iterdir() if entry.is_file() and not entry.name.endswith(paths.PARTIAL_SUFFIX))
+    return sorted((entry for entry in found if not _is_own_result(entry)), key=lambda entry: entry.name)
+
+
+def _traces(folder: Path, names: list[Path]) -> list[Path]:
+    """The traces among a folder's files (and folders: an export may be one), each recording once."""
+    return [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)] + _reports(folder, names)
+
+
+def _reports(folder: Path, names: list[Path]) -> list[Path]:
+    """Reports of Nsight Systems and their exports, each recording once."""
+    return _without_duplicates(
+        [entry for entry in names if entry.name.endswith((*NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX))],
+        sorted((entry for entry in folder.iterdir() if _is_parquet_export(entry)), key=lambda entry: entry.name),
+    )
+
+
+def _is_parquet_export(path: Path) -> bool:
+    return path.is_dir() and (path / NSYS_PARQUET_MARK).is_file()
+
+
+def _without_duplicates(files: list[Path], folders: list[Path]) -> list[Path]:
+    """Each report of Nsight Systems once: its export rather than itself, and a SQLite export rather than a Parquet one.
+
+    An export older than its report is of an earlier one of the same name, and gives way to it.
+    """
+    reports = {entry.stem: entry for entry in files if entry.name.endswith(NSYS_REPORT_SUFFIXES)}
+    chosen: dict[str, Path] = {}
+    for stem, entry in [(entry.stem, entry) for entry in files if entry not in reports.values()] + [
+        (folder.name.removesuffix("_pqtdir"), folder) for folder in folders
+    ]:
+        report = reports.get(stem)
+        if report is None or entry.stat().st_mtime >= report.stat().st_mtime:
+            chosen.setdefault(stem, entry)
+    return sorted({**reports, **chosen}.values(), key=lambda entry: entry.name)
+
+
+def _open_folders_below(folder: Path, capture: int | None) -> Job:
+    """Frameworks write a folder for each capture, node or rank; one alone may be nested deeper."""
+    folders = sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: natural(entry.name))
+    files = {entry: _files(entry) for entry in folders if not entry.name.startswith(".")}
+    recordings = [entry.name for entry, names in files.items() if any(_is_recording_file(name) for name in names)]
+    found = {entry.name: traces for entry, names in files.items() if (traces := _traces(entry, names))}
+    captures = captures_of_folders(found) if found and not recordings else None
+    if captures:
+        return _choose(folder, captures, capture)
+    if not found and len(folders) == 1:
+        return open_job(folders[0], capture)
+    suffixes = (*TRACE_SUFFIXES, *NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX)
+    below = [str(folder / name) for name in found] or [str(folder / name) for name in recordings]
+    hint = "record one with perfscope run -- COMMAND"
+    if below:
+        hint = f"there are traces in {', '.join(below[:5])}: name one of these"
+    raise UnusableInput(f"{folder}: no trace in this folder (looked for {', '.join(suffixes)}); {hint}")
+
+
+def _choose(folder: Path, captures: list[Capture], wanted: int | None) -> Job:
+    """The job of one of several captures: the last that most ranks wrote, unless another is wanted."""
+    if len(captures) == 1 and not wanted:
+        return Job(folder, captures[0].sources)
+    if wanted is not None and wanted >= len(captures):
+        there = ", ".join(
+            f"{index} ({capture.label})" if capture.label else "0" for index, capture in enumerate(captures)
+        )
+        raise UnusableInput(f"{folder}: no capture {wanted}; choose from {there}")
+    chosen = captures.index(last_full(captures)) if wanted is None else wanted
+    why = "as asked" if wanted is not None else "the last that most ranks wrote"
+    choice = (
+        f"The folder holds {len(captures)} captures; number {chosen}, {captures[chosen].label} "
+        f"({len(captures[chosen].sources)} traces), is analyzed: {why}."
+    )
+    numbers = tuple(range(len(captures)))
+    return Job(folder, captures[chosen].sources, captures=numbers, capture=chosen, choice=choice)

@@ -1,0 +1,322 @@
+"""What no trace holds: the metadata that every rank writes beside its traces, and those of the launch.
+
+Written by collectors inside the training job (standard library only), read by the analyzers. Unknown keys are
+ignored, missing ones take their default: a recording made by an older or newer version still reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
+
+RUN_SCHEMA = "perfscope.run/1"
+LAUNCH_SCHEMA = "perfscope.launch/1"
+
+_Metadata = TypeVar("_Metadata", "RunMetadata", "LaunchMetadata")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMetadata:
+    """The device that one rank trains on."""
+
+    type: str = "cpu"
+    """``cuda``, ``xpu``, ``cpu`` …, as torch spells it."""
+    index: int | None = None
+    name: str = ""
+    uuid: str = ""
+    """As torch spells it, without the driver's ``GPU-``; empty where torch does not report it."""
+    capacity_bytes: int | None = None
+    peak_bytes: int | None = None
+    """Largest memory the framework's allocator held during the recording; None where nothing counts it (CPU)."""
+    allocated_peak_bytes: int | None = None
+    """Largest sum of live tensors among that."""
+    allocation_retries: int | None = None
+    """Times that the allocator had to give its cache back and ask the device again, since the process began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureMetadata:
+    """One stretch of consecutively profiled steps, one trace file."""
+
+    file: str
+    """The trace's name inside the recording's folder."""
+    first_step: int
+    last_step: int
+    complete: bool = True
+    """False when the job ended before the last planned step of the capture."""
+    reason: str = ""
+    """Why it was made, where it was not planned: a step that was slow, or who asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroupMetadata:
+    """A process group that this rank is a member of."""
+
+    name: str
+    """As the trace's collectives and ``distributedInfo`` call it."""
+    description: str = ""
+    """What it is for, where its maker gives that: ``default_pg``, ``mesh_dp`` …"""
+    backend: str = ""
+    ranks: tuple[int, ...] = ()
+    """Global ranks of its members, in the group's own order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLoaderMetadata:
+    """A ``torch.utils.data.DataLoader`` that the training loop drew from."""
+
+    num_workers: int = 0
+    batch_size: int | None = None
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    drop_last: bool = False
+    dataset: str = ""
+    """Class of the dataset."""
+    dataset_length: int | None = None
+    iterable: bool = False
+    """The dataset is a stream of samples: no sampler chooses among them, and workers share it as the script decides."""
+    sampler: str = ""
+    """Class of the sampler."""
+    batches: int = 0
+    """Batches drawn while ranges were being recorded; ranks the loaders of one job."""
+    batches_per_epoch: int | None = None
+    """Batches until the loader is through, on this rank; None for a stream."""
+    shuffle: bool | None = None
+    """Whether a sampler that divides the samples among ranks shuffles them; None for other samplers."""
+    sampler_epoch: int | None = None
+    """The last epoch that ``set_epoch`` gave such a sampler; 0 where nobody called it."""
+    fingerprints: tuple[int, ...] = ()
+    """Checksums of the first batches that were drawn while ranges were being recorded; equal on two ranks that were
+    given the same samples. Empty where a batch begins with no tensor in the host's memory."""
+    timed_batches: int = 0
+    """Batches of which CPU time is known: the next three are theirs together."""
+    load_ns: int = 0
+    """Wall time that the training thread took to draw them."""
+    load_cpu_ns: int = 0
+    """CPU time that they took to load: of the training thread or, with workers, of all workers' processes."""
+    load_process_cpu_ns: int = 0
+    """CPU time of all threads of the training process while they were drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelMetadata:
+    """The model that the optimizer trains, as this rank holds it."""
+
+    name: str = ""
+    """Class of the outermost module, wrappers such as DDP taken off."""
+    parameters: int = 0
+    """Elements in this rank's parameters (a shard's only, where the strategy shards)."""
+    parameter_bytes: int = 0
+    trainable_bytes: int = 0
+    trainable_sizes: tuple[int, ...] = ()
+    """Bytes of each trainable parameter, in the order in which the modules registered them; empty beyond 20,000."""
+    block_sizes: tuple[int, ...] = ()
+    """Bytes of the trainable parameters of each of the model's repeated blocks (a list's modules of one class), in
+    order; empty without such."""
+    dtypes: tuple[str, ...] = ()
+    compiled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsMetadata:
+    """How steps were found and what they took on the host."""
+
+    seen: int = 0
+    """Steps completed by this rank."""
+    detected_by: str = ""
+    """``optimizer``, ``explicit`` (``perfscope.step()``), ``deepspeed``; empty when no step was seen."""
+    unprofiled_ns: tuple[int, ...] = ()
+    """Wall time of steps outside every capture, ns, in order; the first step and those around a capture left out."""
+    skipped: int = 0
+    """Steps among them that a gradient scaler skipped because of an overflow, as far as its optimizer shows that
+    (fused optimizers look for the overflow themselves)."""
+    backwards_per_step: float | None = None
+    """Calls of ``backward`` per step while recorded; of a pipeline one per micro-batch. ``settings`` hold what of it is
+    gradient accumulation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuMetadata:
+    """The cores that a rank's process may use, and the CPU time of the steps in its captures.
+
+    Loader workers are processes of their own: their time is not in it.
+    """
+
+    cores: str = ""
+    """Those that it may run on, as the kernel lists them: ``0-3,8``; empty where not known."""
+    quota: float | None = None
+    """Cores' worth of time that its control group may use, with all processes in it; None without a limit."""
+    steps: int = 0
+    """Steps of captures; what follows is theirs together."""
+    wall_ns: int = 0
+    process_ns: int = 0
+    """CPU time of all threads, those that wait by spinning included."""
+    thread_ns: int = 0
+    """CPU time of the training thread alone."""
+    waited_ns: int | None = None
+    """Time for which the training thread was ready to run and waited for a core; None where not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetadata:
+    """Everything one rank knows about its run. Absent knowledge is None or empty, never guessed."""
+
+    schema: str = RUN_SCHEMA
+    perfscope_version: str = ""
+    mode: str = "captures"
+    """What is recorded: ``captures`` (as planned), ``trigger`` (when a step is slow), ``steps`` (no captures unless
+    asked for), ``nvtx`` or ``nsys`` (ranges only, for another profiler)."""
+    attempt: int = 0
+    """Elastic restarts before this one."""
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    host: str = ""
+    cpu_count: int | None = None
+    """Cores this process may run on."""
+    cpu_threads: int | None = None
+    """``torch.get_num_threads()``: threads that one operator on the CPU is spread over."""
+    cpu: CpuMetadata | None = None
+    """None where nothing was captured."""
+    pid: int = 0
+    started_at: str = ""
+    """ISO 8601, UTC."""
+    command: tuple[str, ...] = ()
+    backend: str = ""
+    rendezvous: str = ""
+    """Where the ranks met, ``MASTER_ADDR:MASTER_PORT``; the same on every rank of a run. Empty where not set."""
+    device: DeviceMetadata = field(default_factory=DeviceMetadata)
+    versions: dict[str, str] = field(default_factory=dict)
+    """``python``, ``torch``, ``cuda``, ``nccl``, ``nvtx`` …: what is installed."""
+    strategies: tuple[str, ...] = ()
+    """Any of ``ddp``, ``fsdp``, ``zero1`` … ``zero3``, ``pipeline``, ``tensor``; ``single`` alone on one rank."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of each strategy and of AMP, gradient accumulation …, keyed as the framework spells them."""
+    process_groups: tuple[ProcessGroupMetadata, ...] = ()
+    """The groups that this rank is a member of, in the order of their making."""
+    model: ModelMetadata | None = None
+    batch_shape: tuple[int, ...] | None = None
+    """Shape of the first tensor of a batch."""
+    model_flops_per_step: float | None = None
+    """The run's own count on this rank (``perfscope run --count-flops``); forward and backward, one step."""
+    dataloaders: tuple[DataLoaderMetadata, ...] = ()
+    steps: StepsMetadata = field(default_factory=StepsMetadata)
+    captures: tuple[CaptureMetadata, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that change how a run performs (NCCL_*, OMP_* …), secrets left out."""
+    applied: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings that ``perfscope tune`` tried here: setting -> ``from``, ``to``, ``times`` replaced, and why it was
+    ``refused`` where it was. Empty in every other run."""
+    problems: tuple[str, ...] = ()
+    """What the collector could not do, one sentence each."""
+    outcome: str = "running"
+    """``running`` (or killed), ``finished``, ``exception``."""
+
+    def capture(self, number: int) -> CaptureMetadata | None:
+        """The capture of a number, which need not be its place: a rank may have missed one."""
+        wanted = (self.rank, number)
+        return next((each for each in self.captures if rank_and_capture_of_trace_file(Path(each.file)) == wanted), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeLaunch:
+    """What ``perfscope run`` did on one node of a run whose folders were gathered."""
+
+    host: str = ""
+    command: tuple[str, ...] = ()
+    started_at: str = ""
+    exit_code: int | None = None
+    ranks: tuple[int, ...] = ()
+    """Ranks that left anything in this node's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchMetadata:
+    """What ``perfscope run`` was asked to do."""
+
+    schema: str = LAUNCH_SCHEMA
+    perfscope_version: str = ""
+    command: tuple[str, ...] = ()
+    started_at: str = ""
+    host: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+    """The command's own; negative: the signal that ended it. None while it runs or when the launcher was killed."""
+    nodes: tuple[NodeLaunch, ...] = ()
+    """Of a gathered recording: every node's own launch."""
+
+
+_NESTED: dict[str, type[Any]] = {
+    "cpu": CpuMetadata,
+    "device": DeviceMetadata,
+    "model": ModelMetadata,
+    "steps": StepsMetadata,
+}
+_NESTED_LISTS: dict[str, type[Any]] = {
+    "captures": CaptureMetadata,
+    "dataloaders": DataLoaderMetadata,
+    "process_groups": ProcessGroupMetadata,
+    "nodes": NodeLaunch,
+}
+
+
+def save(run: RunMetadata | LaunchMetadata, path: Path) -> None:
+    """Write metadata as JSON, whole or not at all. Raises OSError when the folder cannot be written."""
+    temporary = partial(path)
+    try:
+        temporary.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def load_run(path: Path) -> RunMetadata:
+    """Read one rank's metadata. Raises ValueError naming the file and what is wrong with it."""
+    return _load(path, RunMetadata, RUN_SCHEMA)
+
+
+def load_launch(path: Path) -> LaunchMetadata:
+    """Read the launch's metadata. Raises ValueError naming the file and what is wrong with it."""
+    return _load(path, LaunchMetadata, LAUNCH_SCHEMA)
+
+
+def _load(path: Path, kind: type[_Metadata], schema: str) -> _Metadata:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        raise ValueError(f"{path}: expected {schema!r}, found {found!r}; record the run again with this version")
+    try:
+        built: _Metadata = _build(kind, raw)
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return built
+
+
+def _build(kind: type[Any], raw: dict[str, Any]) -> Any:
+    """Make ``kind`` from JSON values: nested classes made too, lists as tuples, unknown keys dropped."""
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in known:
+            continue
+        if key in _NESTED and isinstance(value, dict):
+            value = _build(_NESTED[key], value)
+        elif key in _NESTED_LISTS and isinstance(value, list):
+            value = tuple(_build(_NESTED_LISTS[key], item) for item in value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[key] = value
+    return kind(**values)

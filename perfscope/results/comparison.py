@@ -1,0 +1,332 @@
+"""Comparison: what changed between recordings, as typed values (schema ``perfscope.comparison/1``).
+
+The first recording is the baseline; each other one is a candidate, and has a ``Difference`` to the baseline. Times are
+µs per step, shares 0..1; a delta is always candidate - baseline. What the data cannot support is None. ``significant``
+is True where a change is more than noise, False where it is within noise, None where that cannot be judged;
+``docs/compare.md`` explains the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from perfscope.results.fields import Us
+from perfscope.results.findings import Prediction
+
+SCHEMA: Final = "perfscope.comparison/1"
+
+BETWEEN_RANKS: Final = "between_ranks"
+"""Category besides the ten of the time breakdown: the slowest rank's step time minus the mean of all ranks. With it the
+categories add up to the job's step time, which is the slowest rank's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One of the recordings compared."""
+
+    label: Annotated[str, "Short and unique: the end of the recording's path."]
+    source: str
+    headline: Annotated[str, "The verdict of its own analysis."]
+    started_at: str | None
+    world_size: int | None
+    ranks: Annotated[int, "Ranks in the recording."]
+    devices: tuple[str, ...]
+    steps: Annotated[int, "Number of used steps; 0 where nothing marks steps."]
+    step_time_us: Us
+    step_time_us_per_step: tuple[Us, ...]
+    categories_us: Annotated[
+        dict[str, Us],
+        "Time breakdown, mean over ranks, and ``between_ranks``; they add up to ``step_time_us``. Empty where no rank "
+        "has a time breakdown.",
+    ]
+    mfu: float | None
+    perturbation: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeChange:
+    """A time in both recordings, µs per step."""
+
+    baseline_us: Us
+    candidate_us: Us
+    delta_us: Us = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "delta_us", self.candidate_us - self.baseline_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepChange(TimeChange):
+    """The step time of baseline and candidate, and whether the difference is significant."""
+
+    verdict: Annotated[str, "``faster``, ``slower``, ``same`` (within noise) or ``unknown`` (too few steps to judge)."]
+    low_us: Annotated[
+        Us | None,
+        "Lower end of the 99 % confidence interval of the difference of the means (Welch); None below two steps.",
+    ]
+    high_us: Us | None
+    p: Annotated[
+        float | None,
+        "Two-sided p-value: the smaller of Welch's test of the means and Yuen's test of the trimmed means, doubled.",
+    ]
+    typical_delta_us: Annotated[
+        Us | None,
+        "Difference of the trimmed means (the middle three fifths of the steps), which outliers do not affect.",
+    ]
+    floor_us: Annotated[
+        Us,
+        "Smaller differences are never significant: runs of one job differ by this much, by experience or as measured.",
+    ]
+    floor_from: Annotated[str, "Where the floor comes from, in words."]
+    noise_us: Annotated[
+        Us | None, "A difference of the means must exceed this: half the width of the interval, at least the floor."
+    ]
+    baseline_steps: int
+    candidate_steps: int
+    why: Annotated[str, "Number of steps and confidence, in a sentence."]
+    confirmed: Annotated[
+        bool | None,
+        "Do the steps of the runs that were not profiled show the same? False: the recorded steps differ, the others "
+        "do not, so the verdict is ``same``. None where too few of the others were timed.",
+    ] = None
+    baseline_unprofiled_us: Annotated[Us | None, "Median of the steps that were not profiled."] = None
+    candidate_unprofiled_us: Us | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoryChange(TimeChange):
+    """One category of the time breakdown (mean over ranks), or ``between_ranks``."""
+
+    name: str
+    low_us: Annotated[
+        Us | None,
+        "Lower end of the 99 % confidence interval; None where a recording has no time breakdown of each step.",
+    ]
+    high_us: Us | None
+    significant: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathChange(TimeChange):
+    """Time of the critical path in one category, all ranks; the changes add up to the change of the step time."""
+
+    category: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveChange(TimeChange):
+    """Collectives of one process group, kind, type and size. Times are per step: instances x mean transfer of one."""
+
+    group: str
+    kind: str
+    dtype: str | None
+    bytes: int | None
+    status: Annotated[str, "``both``, ``gone`` (baseline only) or ``new`` (candidate only)."]
+    baseline_count: Annotated[float, "Instances per step."]
+    candidate_count: float
+    baseline_transfer_us: Annotated[Us | None, "Mean of one instance."]
+    candidate_transfer_us: Us | None
+    baseline_busbw_gbps: float | None
+    candidate_busbw_gbps: float | None
+    wait_delta_us: Annotated[Us | None, "Change of the wait for the last arrival, per step and participant."]
+    significant: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkChange(TimeChange):
+    """A kernel (device time), or an operator (device time and its own host time), per rank and step."""
+
+    name: str
+    category: Annotated[str, "The kernel's category or the operator's class."]
+    status: Annotated[str, "``both``, ``gone`` (baseline only) or ``new`` (candidate only)."]
+    baseline_count: float
+    candidate_count: float
+    from_count_us: Annotated[Us, "Change by the number of calls, at the mean of both durations."]
+    from_duration_us: Annotated[Us, "Change by the duration of calls; both add up to ``delta_us``."]
+    significant: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankChange(TimeChange):
+    """One rank that is in both recordings."""
+
+    rank: int
+    baseline_host: str
+    candidate_host: str
+    categories_us: Annotated[
+        dict[str, Us], "Change of each category of its time breakdown; they add up to ``delta_us``."
+    ]
+    stands_out: Annotated[
+        bool,
+        "Its own time (the step without the wait for others) changed differently from the ranks' median, "
+        "significantly.",
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingChange:
+    """A finding of either recording."""
+
+    rule: str
+    status: Annotated[str, "``gone``, ``new`` or ``still``."]
+    title: Annotated[str, "The candidate's title, or the baseline's where the finding is gone."]
+    baseline_severity: str | None
+    candidate_severity: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionCheck:
+    """A changed setting whose effect was predicted, mostly by a finding of the baseline: predicted and measured."""
+
+    rule: str
+    title: str
+    settings: Annotated[
+        dict[str, str],
+        "Setting of ``perfscope whatif`` -> the advised value; where nothing was advised, the candidate's.",
+    ]
+    baseline: dict[str, str]
+    candidate: dict[str, str]
+    as_advised: Annotated[bool, "Every setting has exactly the advised value."]
+    predicted_us: Annotated[Prediction | None, "Of the step time; None where nothing, or only a bound, was predicted."]
+    ceiling: Annotated[float | None, "Upper bound of the speedup (0.2: 1.2x), where the finding states only that."]
+    measured_us: Us
+    verdict: Annotated[
+        str,
+        "``as predicted``, ``faster than predicted``, ``slower than predicted``, ``slower than baseline``, ``no "
+        "effect`` or ``not judged``.",
+    ]
+    realised: Annotated[float | None, "Measured saving / predicted saving; 1: exactly the prediction."]
+    also_changed: Annotated[
+        tuple[str, ...], "Other settings that changed at the same time, and may have an effect of their own."
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingChange:
+    """One thing about the runs that differs."""
+
+    about: Annotated[str, "``setting``, ``version``, ``job``, ``device`` or ``command``."]
+    name: str
+    baseline: str | None
+    candidate: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricChange:
+    """One number of the whole job."""
+
+    name: str
+    unit: Annotated[str, "``us``, ``share``, ``bytes`` or ``per_second``."]
+    better: Annotated[str, "``higher`` or ``lower``."]
+    baseline: float | None
+    candidate: float | None
+    delta: float | None
+    significant: Annotated[
+        bool | None,
+        "Rates and MFU are judged as the step time is, shares of the time as their categories are; memory does not "
+        "vary from step to step, so any change of it is significant.",
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One candidate against the baseline."""
+
+    baseline: Annotated[int, "Index into ``Comparison.runs``; always 0."]
+    candidate: int
+    step: StepChange
+    categories: Annotated[
+        tuple[CategoryChange, ...], "Add up to ``step.delta_us``; empty where a recording has no time breakdown."
+    ]
+    path: Annotated[tuple[PathChange, ...], "Empty where a recording has no critical path."]
+    metrics: tuple[MetricChange, ...]
+    collectives: tuple[CollectiveChange, ...]
+    kernels: tuple[WorkChange, ...]
+    operators: tuple[WorkChange, ...]
+    ranks: tuple[RankChange, ...]
+    findings: tuple[FindingChange, ...]
+    predictions: tuple[PredictionCheck, ...]
+    settings: tuple[SettingChange, ...]
+    notes: Annotated[tuple[str, ...], "What limits the comparison, one sentence each."]
+
+    def self_check(self) -> None:
+        """Raise ValueError where parts do not add up to their total (to rounding)."""
+        if self.categories:
+            _add_up("categories", [row.delta_us for row in self.categories], self.step.delta_us, self.step.baseline_us)
+        if self.path:
+            _add_up("critical path", [row.delta_us for row in self.path], self.step.delta_us, self.step.baseline_us)
+        for rank in self.ranks:
+            _add_up(f"rank {rank.rank}", list(rank.categories_us.values()), rank.delta_us, rank.baseline_us)
+        for work in (*self.kernels, *self.operators):
+            _add_up(work.name, [work.from_count_us, work.from_duration_us], work.delta_us, work.baseline_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """One run of a scaling series, against the run with the fewest devices."""
+
+    run: int
+    devices: int
+    step_time_us: Us
+    work_ratio: Annotated[
+        float,
+        "Work per device and step / that of the smallest run: 1 in weak scaling, 1/k with k times the devices in "
+        "strong scaling.",
+    ]
+    kind: Annotated[str, "``base``, ``same`` (as many devices), ``weak``, ``strong`` or ``mixed``."]
+    speedup: Annotated[float, "Work per second / that of the smallest run."]
+    efficiency: Annotated[float, "Work per second and device / that of the smallest run: 1 is perfect scaling."]
+    ideal_step_us: Annotated[Us, "Step time at efficiency 1."]
+    lost_us: Annotated[
+        dict[str, Us], "Category -> its time - work_ratio x its time in the smallest run. Adds up to step - ideal."
+    ]
+
+    def self_check(self) -> None:
+        """Raise ValueError where the categories do not add up."""
+        if self.lost_us:
+            lost = self.step_time_us - self.ideal_step_us
+            _add_up(f"run {self.run}", list(self.lost_us.values()), lost, self.step_time_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """How the job scales with the number of devices."""
+
+    rows: Annotated[tuple[ScalingRow, ...], "Fewest devices first."]
+    work_from: Annotated[str, "Measure of a device's work: ``model FLOPs``, ``batch`` or ``assumed equal``."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two or more recordings side by side."""
+
+    runs: Annotated[tuple[RunRow, ...], "In the order given; the first is the baseline."]
+    differences: Annotated[tuple[Difference, ...], "One for each candidate."]
+    scaling: Annotated[
+        Scaling | None, "None where all runs have the same number of devices, or where that is not known."
+    ]
+    baselines: Annotated[
+        tuple[RunRow, ...], "Further recordings of the baseline's job: what they differ by is noise."
+    ] = ()
+    perfscope_version: str = ""
+    schema: str = field(default=SCHEMA, init=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON value of schema ``perfscope.comparison/1``."""
+        return {"schema": self.schema, **dataclasses.asdict(self)}
+
+    def self_check(self) -> None:
+        """Raise ValueError where parts do not add up to their total."""
+        for difference in self.differences:
+            difference.self_check()
+        for row in self.scaling.rows if self.scaling else ():
+            row.self_check()
+
+
+def _add_up(what: str, parts: list[float], whole: float, scale: float) -> None:
+    total = math.fsum(parts)
+    if not math.isclose(total, whole, rel_tol=1e-9, abs_tol=max(abs(scale), 1.0) * 1e-9):
+        raise ValueError(f"{what}: the parts add up to {total} us, the total is {whole} us")

@@ -1,0 +1,99 @@
+"""What a result's field means: its definition and its unit stand in its annotation, once.
+
+``transfer_us: Annotated[Us, "End − last arrival …"]``: the page's glossary, the columns of the DataFrames and the JSON
+Schema are made from that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from perfscope.results.categories import TimeCategory
+
+
+class Unit(str):
+    """The unit of a number."""
+
+    __slots__ = ()
+
+
+Us = Annotated[float, Unit("µs")]
+Share = Annotated[float, Unit("0..1")]
+Ratio = Annotated[float, Unit("ratio")]
+Count = Annotated[float, Unit("count")]
+Flop = Annotated[float, Unit("FLOP")]
+Tflops = Annotated[float, Unit("TFLOP/s")]
+GBps = Annotated[float, Unit("GB/s")]
+Bytes = Annotated[int, Unit("bytes")]
+BytesPerS = Annotated[float, Unit("bytes/s")]
+Cores = Annotated[float, Unit("cores")]
+Money = Annotated[float, Unit("currency")]
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a field's annotation states."""
+
+    name: str
+    type: Any
+    """Without None; ``object`` for a choice of several types."""
+    optional: bool
+    """May it be None?"""
+    unit: str
+    """Of the number, or of the numbers that a tuple or mapping holds; empty where they have none."""
+    meaning: str
+    """Empty where the name says all."""
+    items: tuple[Field, ...]
+    """What a tuple or mapping holds: the elements, or the keys and the values."""
+
+
+@cache
+def fields_of(kind: type) -> dict[str, Field]:
+    """The fields of a result's class by name, in order."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field.name: _read(field.name, hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def classes_of(kind: type) -> set[type]:
+    """The class itself and those of all that its fields hold."""
+    found, waiting = {kind}, list(fields_of(kind).values())
+    while waiting:
+        field = waiting.pop()
+        waiting += field.items
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type) and field.type not in found:
+            found.add(field.type)
+            waiting += fields_of(field.type).values()
+    return found
+
+
+def meaning(kind: type, name: str) -> str:
+    """The definition of a field. Raises ValueError where it has none."""
+    text = fields_of(kind)[name].meaning
+    if not text:
+        raise ValueError(f"{kind.__name__}.{name} has no definition")
+    return text
+
+
+def _read(name: str, hint: Any) -> Field:
+    optional, notes = False, []
+    while True:
+        if typing.get_origin(hint) is Annotated:
+            hint, *more = typing.get_args(hint)
+            notes += more
+        elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+            others = [part for part in typing.get_args(hint) if part is not type(None)]
+            optional = optional or len(others) < len(typing.get_args(hint))
+            hint = others[0] if len(others) == 1 else object
+        else:
+            break
+    inner = tuple(_read(name, part) for part in typing.get_args(hint) if part is not Ellipsis)
+    unit = next((note for note in notes if isinstance(note, Unit)), inner[-1].unit if inner else "")
+    texts = (
+        note.definition if isinstance(note, TimeCategory) else note for note in notes if not isinstance(note, Unit)
+    )
+    return Field(name, hint, optional, str(unit), next(iter(texts), ""), inner)

@@ -1,0 +1,146 @@
+"""A finding: what limits the job, the evidence, what to change and what that is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from perfscope.results.fields import Unit, Us
+
+
+class _Word(str, enum.Enum):
+    """A value that is its word: in JSON, in tables and in text."""
+
+    __str__ = str.__str__
+
+
+class Severity(_Word):
+    """How much of the step a finding is about: high from 20 %, medium from 5 %, low below; info costs nothing."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+    INFO = "info"
+
+    @classmethod
+    def of_share(cls, share: float) -> Severity:
+        """Severity of a recoverable share (0..1) of the step."""
+        if share >= 0.20:
+            return cls.HIGH
+        return cls.MEDIUM if share >= 0.05 else cls.LOW
+
+
+class Confidence(_Word):
+    """How sure a finding is: low below five steps or when a part of the job is missing from the recording."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class Obtained(_Word):
+    """How a gain was obtained."""
+
+    MEASURED = "measured"
+    REPLAYED = "replayed"
+    BOUNDED = "bounded"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One number that a finding rests on."""
+
+    what: str
+    value: float
+    unit: Annotated[
+        str, "Of ``value``: ``us``, ``bytes``, ``share``, ``ratio``, ``GB/s``, ``TFLOP/s``; empty for a count."
+    ] = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What to change, as the user would write it. In JSON ``old`` and ``new`` are ``from`` and ``to``."""
+
+    setting: str
+    old: str | None
+    new: str | None
+    how: str
+    costs: Annotated[
+        str | None, "What the change takes besides time: memory, precision, statistics; None where nothing."
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Predicted step time in µs; low <= mid <= high."""
+
+    low: Annotated[Us, "Predicted step time, lowest estimate."]
+    mid: Annotated[Us, "Predicted step time, middle estimate."]
+    high: Annotated[Us, "Predicted step time, highest estimate."]
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.mid <= self.high:
+            raise ValueError(f"a prediction needs low <= mid <= high, got {self.low}, {self.mid}, {self.high}")
+
+
+Predict = Callable[[Mapping[str, str]], Prediction | None]
+"""Settings of ``perfscope whatif`` -> predicted step time; None where they cannot be replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A limit of the job. Cannot exist without evidence."""
+
+    rule: str
+    title: str
+    severity: Annotated[
+        Severity, "How much of the step it is about: high from 20%, medium from 5%, low below; info costs nothing."
+    ]
+    evidence: tuple[Evidence, ...]
+    action: Action
+    predicted_step_us: Annotated[
+        Prediction | None,
+        "The step replayed with the change; None where the change could not be replayed. The error of replaying the "
+        "unchanged step is printed beside it; above 5% predictions are withdrawn.",
+    ] = None
+    ceiling: Annotated[
+        float | None,
+        Unit("0.25 is 25 %"),
+        "T/(T−R) − 1 for R recoverable out of a step T: 0.25 means at most 1.25x faster, no change of this kind can "
+        "bring more. Ceilings of overlapping causes are never added.",
+    ] = None
+    obtained: Obtained
+    confidence: Annotated[
+        Confidence,
+        "How certain the finding is: low below five steps, or when a part of the job is missing from the recording.",
+    ]
+    whatif: Annotated[
+        dict[str, str], "The same change as settings of ``perfscope whatif``; empty where it cannot be replayed."
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.evidence:
+            raise ValueError(f"finding {self.rule!r} has no evidence")
+        if self.ceiling is None and self.predicted_step_us is None and self.severity is not Severity.INFO:
+            raise ValueError(f"finding {self.rule!r} states neither a ceiling nor a prediction")
+
+    def gain(self, step_time_us: float) -> float | None:
+        """By how much more than 1x the change makes the step faster (0.25: 1.25x): predicted, else the ceiling."""
+        predicted = self.predicted_step_us
+        return step_time_us / predicted.mid - 1 if predicted is not None and predicted.mid else self.ceiling
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON value: enums as their words, and the action's two keys that are Python keywords."""
+        document = dataclasses.asdict(self)
+        action = document["action"]
+        document["action"] = {
+            "setting": action.pop("setting"),
+            "from": action.pop("old"),
+            "to": action.pop("new"),
+            **action,
+        }
+        return {name: value.value if isinstance(value, enum.Enum) else value for name, value in document.items()}

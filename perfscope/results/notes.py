@@ -1,0 +1,147 @@
+"""Notes: what the reader must know to judge the numbers, as a kind with values; each kind's sentence stands here."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from perfscope.grouping import grouped
+from perfscope.text import plural, rank_list, ranks_in_words
+
+SENTENCES: Final[Mapping[str, str]] = {
+    "no_steps": "No steps were found ({steps_from}): the whole recording is analyzed as one window, and advice "
+    "that needs steps is withheld. Record with perfscope run, or call prof.step() under a torch.profiler schedule.",
+    "few_steps": "Only {count:step} recorded: confidence is low. Record more with perfscope run --active 8.",
+    "evaluation_used": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, as most "
+    "steps do: their times include it.",
+    "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "
+    "are left out: evaluation is not training.",
+    "steps_by_optimizer": "Steps were detected from optimizer steps and are numbered from the recording's start.",
+    "other_captures": "{choice} (perfscope analyze --capture N shows another.)",
+    "missing_ranks": "{missing} of {all} ranks are not in the recording ({ranks:list}): waits are bounds, and a "
+    "slow rank may be among them.",
+    "rank_unknown": "The trace does not state its rank; it is shown as rank 0.",
+    "rank_by_file_name": "The number of rank {rank} is known only from its file's name ({file}).",
+    "file_of_another_rank": "{file} holds rank {rank}, although its name has another number.",
+    "ranks_by_process_id": "Nothing in the report states the ranks of its processes, so they are numbered by "
+    "process id, which may differ from the job's numbers: {order}. Let each process emit an NVTX mark, such as "
+    "perfscope::rank#0 of 2.",
+    "reading": "Rank {rank} ({source}): {problems:texts}.",
+    "no_device_events": "The trace has no GPU events, although the job has devices: the breakdown shows host "
+    "threads only. Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+    "mismatch": "Group {group!r}, step {step}: {mismatch}; collectives without a counterpart are not compared.",
+    "more_mismatches": "{count} more mismatches like these.",
+    "participants_missing": "{share:.0%} of the collectives have participants that are not in the recording: "
+    "their wait is a lower bound, and which rank came last is not known.",
+    "matched_by_end": "{count:collective} could only be matched by when their kernels end: neither their order nor the "
+    "recorded peers identify them.",
+    "group_unknown": "The recording does not state which ranks take part in some collectives; these are not "
+    "compared across ranks.",
+    "hosts_by_device_number": "The recording does not name hosts: ranks with increasing device numbers are assumed "
+    "to share a host and its clock.",
+    "clock_alone": "No collective connects {ranks:ranks} with the lowest rank: their clocks are not aligned.",
+    "idle_unknown": "Part of the idle time has no visible cause: the recording holds too few host events (record "
+    "CPU activities too).",
+    "unplanned_capture": "This capture was not planned: {reason}.",
+    "collector_problem": "{problem}",
+    "job_cut": "The job ended before the last planned step was recorded.",
+    "exit_code": "The recorded command ended with exit code {code}. What it recorded until then was analyzed.",
+    "killed": "The recorded command was killed by signal {signal}. What it recorded until then was analyzed.",
+    "history_only": "{reason}: there is no time breakdown, no critical path and no advice. Stages are the time of "
+    "the training thread: with a device they are launches and waiting, not the time of kernels, and they include "
+    "the wait for other ranks.",
+    "restarted": "The job was restarted: {steps:,} steps of earlier attempts are not used.",
+    "history_incomplete": "Up to {steps:,} steps are missing in the history: they could not be written, or are "
+    "damaged.",
+    "ranks_without_history": "{count:rank} without a step history.",
+    "pipeline_not_compared": "Ranks of a pipeline do different work, so they are not compared.",
+    "pipeline_unknown": "The job has a pipeline, but which rank holds which stage is not recorded, so its bubbles "
+    "are not known. Record all ranks, with messages that name their peers (torch 2.5 or newer).",
+    "microbatches_unknown": "How many micro-batches the pipeline has is not known from the recorded ranks, so its "
+    "bubble is not compared with the ideal one. Record a rank of the first and one of the last stage.",
+    "bubbles_are_bounds": "Not all ranks that exchange messages are in the recording: the bubbles of their "
+    "neighbours are upper bounds, computed from the quickest message of each size.",
+    "kernels_not_listed": "Kernels measured by Nsight Compute that are not among the ones listed here, or not by "
+    "one name: {names:texts}.",
+    "no_samples": "The system sampler took no sample during the recorded steps, or its clock differs from that of the "
+    "traces: hosts and devices are not shown. perfscope run --sample-every 0.1 samples more often.",
+    "few_samples": "{host} has only {count:sample} during the recorded steps: its clocks, temperatures and queues "
+    "are single values. Record more steps, or perfscope run --sample-every 0.1.",
+    "slowed_clocks": "GPU {index} of {host} was slowed down{clock}: {reasons}.{heat} Check its cooling and power "
+    "supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER).",
+    "power_limit": "GPU {index} of {host} ran at its power limit of {limit_w:.0f} W in {share:.0%} of the "
+    "samples{clock}.",
+    "pcie_lanes": "GPU {index} of {host} is connected by {lanes} of {possible} PCIe lanes: reseat it, or move it "
+    "to another slot.",
+    "clocks_set_by_hand": "The clocks of GPU {index} of {host} were set by a user{clock} (nvidia-smi "
+    "--reset-gpu-clocks undoes it).",
+    "cpu_quota": "The CPU quota of the job on {host} ({cores:g} cores) kept it from running for {share:.0%} of "
+    "the time. Raise the container's CPU limit, or use fewer threads and workers.",
+    "other_processes": "Other processes used {others:.1f} of the {cores} cores of {host}, the job {job:.1f}: they "
+    "slowed it down.",
+    "steal": "The hypervisor gave {share:.0%} of the CPU time of {host} to other machines.",
+    "swapping": "{host} swapped {mb_per_s:.0f} MB/s: it is short of memory. Use fewer loader workers, a smaller "
+    "prefetch_factor, or more memory.",
+    "memory_full": "{share:.0%} of the memory of {host} was in use: the next process may be killed for it.",
+    "io_pressure": "At least one task on {host} waited for disks for {share:.0%} of the time ({read_mb_per_s:.0f} "
+    "MB/s read, {written_mb_per_s:.0f} MB/s written).",
+    "memory_pressure": "At least one task on {host} waited for memory for {share:.0%} of the time.",
+    "busy_workers": "The data loader's workers are always computing ({share:.0%} of a core each): only more of "
+    "them, or cheaper batches, load faster.",
+}
+"""Kind of a note -> its sentence over ``values`` and ``ranks``, written as ``_Sentence`` formats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """Something the reader must know to judge a number: what is missing, bounded, perturbed or assumed."""
+
+    about: Annotated[str, "What it concerns: ``steps``, ``clock``, ``collectives``, ``utilisation``, ``reading`` …"]
+    kind: Annotated[str, "What it reports, by which programs recognize it: ``few_steps``, ``exit_code`` …"]
+    text: Annotated[str, "The same as a sentence."]
+    ranks: tuple[int, ...] = ()
+    values: Annotated[dict[str, Any], "The numbers and names in the sentence."] = field(default_factory=dict)
+
+    @property
+    def names_ranks(self) -> bool:
+        """Its sentence gives its ranks."""
+        return "{rank" in SENTENCES.get(self.kind, "")
+
+
+def note(about: str, kind: str, ranks: Iterable[int] = (), **values: Any) -> Note:
+    """The note of a kind. ``values`` are of JSON's types."""
+    ranks = tuple(ranks)
+    text = _Sentence().format(SENTENCES[kind], ranks=ranks, **values)
+    return Note(about=about, kind=kind, text=text, ranks=ranks, values=values)
+
+
+def ended(code: int) -> Note:
+    """How a command that failed ended: ``code`` is its exit code, or less than 0, the signal that killed it."""
+    if code < 0:
+        return note("collection", "killed", signal=-code)
+    return note("collection", "exit_code", code=code)
+
+
+def collector_problems(problems: Mapping[int, Iterable[str]]) -> Iterator[Note]:
+    """One note for each problem that collectors recorded; ``problems`` are by rank."""
+    for text, having in grouped((text, rank) for rank, texts in problems.items() for text in texts).items():
+        yield note("collection", "collector_problem", having, problem=text)
+
+
+class _Sentence(string.Formatter):
+    """``{count:step}`` is "1 step" or "3 steps"; ``list`` writes ranks or steps, ``ranks`` ranks with that word, and
+    ``texts`` several texts.
+    """
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "texts":
+            return "; ".join(value)
+        if format_spec == "list":
+            return rank_list(value)
+        if format_spec == "ranks":
+            return ranks_in_words(value)
+        return (
+            plural(value, format_spec) if format_spec.isalpha() and len(format_spec) > 1 else format(value, format_spec)
+        )

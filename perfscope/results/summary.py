@@ -1,0 +1,115 @@
+"""Summary: everything ``perfscope analyze`` finds out about one job, as typed values.
+
+The page and the terminal are rendered from it alone, ``to_dict`` writes it as JSON (schema ``perfscope.summary/1``).
+Times are µs, as in the JSON; shares are 0..1; what the data cannot support is None, and ``notes`` give the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from perfscope.results import rows, tables
+from perfscope.results.cost import Cost
+from perfscope.results.findings import Finding
+from perfscope.results.history import History
+from perfscope.results.notes import Note
+from perfscope.results.system import System
+from perfscope.results.time_breakdown import TimeBreakdown
+
+if TYPE_CHECKING:
+    from perfscope.results.frames import Frames
+
+SCHEMA: Final = "perfscope.summary/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One job's analysis."""
+
+    job: rows.JobInfo
+    time_breakdown: tuple[TimeBreakdown, ...]
+    clock: tuple[rows.ClockRow, ...]
+    collectives: tuple[rows.CollectiveRow, ...]
+    cost_model: tuple[rows.CostRow, ...]
+    stragglers: tuple[rows.StragglerRow, ...]
+    critical_path: Annotated[
+        tuple[rows.PathRow, ...] | None,
+        "The chain of dependent work that fixes the job's step time. Its segments add up to the step time. None until "
+        "it is computed.",
+    ]
+    dataloader: tuple[rows.DataLoaderRow, ...]
+    utilisation: rows.Utilisation
+    memory: tuple[rows.MemoryRow, ...]
+    replay: rows.Replay
+    findings: tuple[Finding, ...]
+    verdict: rows.Verdict
+    notes: tuple[Note, ...]
+    step_timeline: tuple[rows.StepTimeline, ...]
+    kernels: tuple[tables.KernelRow, ...] = ()
+    operators: tuple[tables.OperatorRow, ...] = ()
+    modules: tuple[tables.ModuleRow, ...] = ()
+    launches: tuple[tables.LaunchRow, ...] = ()
+    ncu_command: Annotated[
+        str | None,
+        "Shell commands that measure the kernels worth a look with Nsight Compute; None where there is none or no "
+        "NVIDIA device.",
+    ] = None
+    memory_timeline: tuple[tables.MemoryTimeline, ...] = ()
+    groups: tuple[tables.GroupRow, ...] = ()
+    plan: Annotated[rows.Plan | None, "None where fewer than two findings can be replayed."] = None
+    curves: Annotated[
+        tuple[tables.CurveRow, ...],
+        "Predicted step time over the values of settings that can be replayed; of jobs of up to 64 ranks.",
+    ] = ()
+    pipeline: Annotated[tables.Pipeline | None, "None where the job has no pipeline."] = None
+    history: Annotated[History | None, "None where the recording holds no step history."] = None
+    system: Annotated[System | None, "None where no host was sampled during the used steps."] = None
+    cost: Annotated[Cost | None, "None where no price was given (``perfscope analyze --price``)."] = None
+    lanes: Annotated[
+        tuple[tables.Lane, ...],
+        "One step's timeline of at most eight ranks: the stragglers and an even choice of the others.",
+    ] = ()
+    perfscope_version: str = ""
+    source: Annotated[str, "The folder or file analyzed, as the user named it."] = ""
+
+    @property
+    def frames(self) -> Frames:
+        """Every table as a pandas DataFrame: ``summary.frames.collectives``."""
+        made: Frames = _loaded("perfscope.results.frames").Frames(self)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON value of schema ``perfscope.summary/1``."""
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"schema": SCHEMA, **dataclasses.asdict(self), "findings": findings}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Summary:
+        """The summary that ``to_dict`` made ``document`` of; unknown keys are ignored. Raises UnusableInput."""
+        summary: Summary = _loaded("perfscope.results.file").summary_from_dict(document)
+        return summary
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema (2020-12) of ``to_dict``, with the definition and the unit of each key."""
+        schema: dict[str, Any] = _loaded("perfscope.results.schema").json_schema()
+        return schema
+
+    def _repr_html_(self) -> str:
+        """The verdict, as a notebook shows it."""
+        html: str = _loaded("perfscope.reports.notebook").render(self)
+        return html
+
+    def self_check(self) -> None:
+        """Raise ValueError where a time breakdown breaks a conservation law."""
+        for row in self.time_breakdown:
+            row.self_check()
+
+
+def _loaded(module: str) -> Any:
+    """A module of higher layers (pandas, msgspec, jinja2), imported only when a summary is asked for what it makes."""
+    return importlib.import_module(module)

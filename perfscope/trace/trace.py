@@ -1,0 +1,235 @@
+"""Trace: one rank's events, columnar, checked, never modified."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+Bool = NDArray[np.bool_]
+Float64 = NDArray[np.float64]
+
+NONE = -1
+"""In any id column: this event has no such id, or it is not recorded."""
+
+
+class Category(enum.IntEnum):
+    """What an event is, independent of the tool that recorded it."""
+
+    OTHER = 0
+    CPU_OP = 1
+    """A framework operator on a host thread."""
+    ANNOTATION = 2
+    """A named range on a host thread: steps, data loader, gloo collectives, the user's own."""
+    PYTHON = 3
+    """A Python function call."""
+    RUNTIME = 4
+    """A call of the device's runtime or driver: launches, copies, synchronizations."""
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    GPU_ANNOTATION = 8
+    """A host range's copy on the device; it covers idle time, so it is not device work."""
+    SYNC = 9
+    """A wait on the device (event, stream, context); not device work."""
+
+
+DEVICE_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A host thread (or a device's stream track) as the trace names it."""
+
+    pid: str
+    tid: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as the trace describes it."""
+
+    index: int
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A process group that this rank belongs to. ``ranks`` is empty when the trace does not list them."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParseReport:
+    """What a reader dropped or repaired. Nothing is dropped silently: the page repeats this."""
+
+    dropped_events: int = 0
+    """Events that could not be read."""
+    repaired_events: int = 0
+    """Events of invalid JSON that were repaired and then read; the file's metadata counts as one."""
+    truncated: bool = False
+    """The file ends before the trace does: the job was killed while it wrote."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveArgs:
+    """The recorded arguments of collectives: parallel arrays, one entry for each event that has any.
+
+    ``row`` indexes the trace's events (ascending). ``kind``, ``group``, ``ranks`` and ``dtype`` index
+    ``Trace.strings``. ``elements_in`` and ``elements_out`` count elements of ``dtype``; ``sequence`` is the sequence
+    number within the group; ``peer`` is the global rank that a send goes to or a recv comes from. NONE where not
+    recorded.
+    """
+
+    row: Int64
+    kind: Int32
+    group: Int32
+    ranks: Int32
+    dtype: Int32
+    elements_in: Int64
+    elements_out: Int64
+    group_size: Int64
+    sequence: Int64
+    peer: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def __post_init__(self) -> None:
+        if len(self.peer) != len(self.row):  # of a reader that has none
+            object.__setattr__(self, "peer", np.full(len(self.row), NONE, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCounter:
+    """The allocator's own counters (torch's ``[memory]`` events), in time order. Bytes; NONE where not recorded."""
+
+    time_ns: Int64
+    device: Int64
+    """Device index; NONE is the host."""
+    allocated: Int64
+    reserved: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One rank's events in parallel arrays of one length, ordered by start; of equal starts the longer is first.
+
+    Times are absolute ns on the rank's own clock; an event covers ``[start_ns, start_ns + duration_ns)``.
+    """
+
+    source: str
+    """Path or URL that it was read from; for messages."""
+    strings: tuple[str, ...]
+    """Every string once; id columns index it."""
+    category: Int8
+    name: Int32
+    """Index into ``strings``."""
+    start_ns: Int64
+    duration_ns: Int64
+    thread: Int32
+    """Index into ``threads``."""
+    device: Int32
+    """Device index of device work; NONE on the host."""
+    stream: Int64
+    """Stream of device work; NONE on the host."""
+    correlation: Int64
+    """Links device work to the runtime call that launched it; NONE if not recorded."""
+    external_id: Int64
+    """Links device work and runtime calls to the operator above them; NONE if not recorded."""
+    shapes: Int32
+    """Index into ``strings`` of the JSON text of the operator's input dimensions; NONE if not recorded."""
+    types: Int32
+    """Index into ``strings`` of the JSON text of the operator's input types; NONE if not recorded."""
+    inputs: Int32
+    """Index into ``strings`` of the JSON text of the operator's concrete scalar inputs; NONE if not recorded."""
+    threads: tuple[Thread, ...]
+    collectives: CollectiveArgs
+    memory: MemoryCounter
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    host: str = ""
+    devices: tuple[Device, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    has_shapes: bool = False
+    """The profiler was set to record shapes."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Recorded versions: ``nccl``, ``cuda_runtime`` …"""
+    parse_report: ParseReport = field(default_factory=ParseReport)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        """First ns after each event."""
+        return self.start_ns + self.duration_ns
+
+    def rows(
+        self, *categories: Category, named: Callable[[str], object] | None = None, threads: Int64 | None = None
+    ) -> Int64:
+        """Rows of the given categories, ascending (so in time order).
+
+        Where given, only those whose name makes ``named`` true, and those on ``threads``.
+        """
+        chosen = np.array(categories, dtype=np.int8)
+        if named is None:
+            rows = np.flatnonzero(np.isin(self.category, chosen))
+        else:
+            rows = np.flatnonzero(self.names_where(named))
+            rows = rows[np.isin(self.category[rows], chosen)]
+        return rows if threads is None else rows[np.isin(self.thread[rows], threads)]
+
+    def names_where(self, predicate: Callable[[str], object]) -> Bool:
+        """For each event: whether its name satisfies ``predicate``, which runs once per distinct name."""
+        hit = np.zeros(len(self.strings), dtype=np.bool_)
+        for string in self._names:
+            hit[string] = bool(predicate(self.strings[string]))
+        return hit[self.name] if len(self.strings) else np.zeros(len(self), dtype=np.bool_)
+
+    @functools.cached_property
+    def _names(self) -> tuple[int, ...]:
+        """The strings that are names; most strings are texts of shapes, which are many and long."""
+        return tuple(np.flatnonzero(np.bincount(self.name, minlength=1)).tolist()) if len(self) else ()
+
+    def name_of(self, row: int) -> str:
+        """The name of one event."""
+        return self.strings[int(self.name[row])]
+
+    def self_check(self) -> None:
+        """Raise ValueError where the columns contradict each other."""
+        columns = (
+            self.category, self.name, self.duration_ns, self.thread, self.device, self.stream, self.correlation,
+            self.external_id, self.shapes, self.types, self.inputs,
+        )  # fmt: skip
+        if any(len(column) != len(self) for column in columns):
+            raise ValueError(f"{self.source}: columns differ in length")
+        if len(self) == 0:
+            return
+        if (np.diff(self.start_ns) < 0).any():
+            raise ValueError(f"{self.source}: events are not in time order")
+        if (self.duration_ns < 0).any():
+            raise ValueError(f"{self.source}: an event ends before it starts")
+        for column, size, what in (
+            (self.name, len(self.strings), "name"),
+            (self.thread, len(self.threads), "thread"),
+        ):
+            if column.min() < 0 or column.max() >= size:
+                raise ValueError(f"{self.source}: a {what} index is out of range")
+        for column in (self.shapes, self.types, self.inputs):
+            if column.min() < NONE or column.max() >= len(self.strings):
+                raise ValueError(f"{self.source}: a string index is out of range")
+        rows = self.collectives.row
+        if len(rows) and (rows[0] < 0 or rows[-1] >= len(self) or (np.diff(rows) <= 0).any()):
+            raise ValueError(f"{self.source}: collective rows are not ascending rows of the trace")

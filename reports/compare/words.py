@@ -1,0 +1,297 @@
+"""A comparison in words: what changed, why, with what confidence, and how predictions compare with measurements."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from perfscope.results.budget import Check
+from perfscope.results.categories import BY_ID
+from perfscope.results.comparison import (
+    BETWEEN_RANKS,
+    CategoryChange,
+    Comparison,
+    Difference,
+    MetricChange,
+    PredictionCheck,
+    RunRow,
+    Scaling,
+    ScalingRow,
+    SettingChange,
+)
+from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, plural, ranks_in_words, significant
+
+MOST_CAUSES: Final = 3
+"""Categories in the sentence about the causes."""
+
+BETWEEN: Final = "Slowest rank above the mean"
+
+LABELS: Final = {
+    "step_time": "Step time",
+    "samples_per_second": "Samples/s",
+    "tokens_per_second": "Tokens/s",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "exposed_communication": "Exposed communication",
+    "idle": "Idle",
+    "dataloader": "Data loading",
+    "overlapped_communication": "Overlapped communication",
+    "straggler_cost": "Worst straggler cost",
+    "memory_peak": "Peak memory",
+    "memory_share": "Peak memory / capacity",
+    "batch_load_time": "Batch load time",
+}
+
+WELL_SCALED: Final = 0.9
+"""Efficiency from which a job scales well."""
+
+
+def title(comparison: Comparison) -> str:
+    """The whole comparison in one sentence."""
+    scaling = comparison.scaling
+    if scaling is not None:
+        fewest, most = scaling.rows[0], scaling.rows[-1]
+        return (
+            f"{plural(most.devices, 'device')} have {factor(most.speedup)} the throughput of {fewest.devices}: "
+            f"{percent(most.efficiency)} scaling efficiency."
+        )
+    if len(comparison.differences) == 1:
+        return headline(comparison, comparison.differences[0])
+    baseline = comparison.runs[0].label
+    best = min(comparison.differences, key=lambda difference: difference.step.candidate_us)
+    if best.step.verdict != "faster":
+        return f"None of the {len(comparison.differences)} candidates is significantly faster than {baseline}."
+    return (
+        f"{comparison.runs[best.candidate].label} is the fastest of {len(comparison.runs)} runs: "
+        f"{pace(best.step.baseline_us, best.step.candidate_us)} than {baseline}, {_changed(best)}."
+    )
+
+
+def tone(comparison: Comparison) -> str:
+    """``faster``, ``slower`` or ``same``: the colour of the whole."""
+    if comparison.scaling is not None:
+        return "faster" if comparison.scaling.rows[-1].efficiency >= WELL_SCALED else "slower"
+    verdicts = {difference.step.verdict for difference in comparison.differences}
+    if "slower" in verdicts:
+        return "slower"
+    return "faster" if "faster" in verdicts else "same"
+
+
+def identity(run: RunRow) -> str:
+    """``before (8 ranks, NVIDIA H100 80GB HBM3)``."""
+    size = plural(run.world_size or run.ranks, "rank")
+    return f"{run.label} ({', '.join([size, *run.devices[:2]])})"
+
+
+def headline(comparison: Comparison, difference: Difference) -> str:
+    """The verdict on the step time in one sentence."""
+    step, label = difference.step, comparison.runs[difference.candidate].label
+    if step.verdict == "unknown":
+        return f"{label} has too few steps to judge: the step time {_changed(difference)}."
+    if step.confirmed is False:
+        return f"Within noise: the step time of {label} {_changed(difference)}, but unprofiled steps do not confirm it."
+    if step.verdict == "same":
+        return (
+            f"Within noise: the step time of {label} {_changed(difference)} "
+            f"({signed(step.delta_us)}, noise ±{duration(step.noise_us)})."
+        )
+    return (
+        f"{label} is {pace(step.baseline_us, step.candidate_us)}: the step time {_changed(difference)} "
+        f"({signed(step.delta_us)})."
+    )
+
+
+def _changed(difference: Difference) -> str:
+    return f"changed from {duration(difference.step.baseline_us)} to {duration(difference.step.candidate_us)}"
+
+
+def pace(baseline_us: float, candidate_us: float) -> str:
+    """``1.44x faster``, ``1.08x slower``: the ratio of the step times."""
+    if not baseline_us > 0 or not candidate_us > 0:
+        return "of unknown speed"
+    ratio = baseline_us / candidate_us
+    return f"{factor(ratio)} faster" if ratio >= 1 else f"{factor(1 / ratio)} slower"
+
+
+def because(difference: Difference) -> str:
+    """The categories that changed significantly, the largest change first; empty where none did."""
+    towards = 1 if difference.step.delta_us > 0 else -1
+    rows = sorted((row for row in difference.categories if row.significant), key=lambda row: -towards * row.delta_us)
+    if not rows:
+        return ""
+    if difference.step.verdict == "same":
+        return f"Each step nevertheless has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}."
+    named = [row for row in rows if row.delta_us * towards > 0][:MOST_CAUSES]
+    against = [row for row in rows if row.delta_us * towards < 0][-1:]
+    causes = ", ".join(_moved(row) for row in named)
+    counter = f", but {_moved(against[0])}" if against else ""
+    sentence = f"Each step has {causes}{counter}." if causes else f"Each step has {_moved(rows[-1])}."
+    return f"{sentence} {_standing_out(difference)}".rstrip()
+
+
+def _standing_out(difference: Difference) -> str:
+    """The ranks whose own time changed differently from their peers'; empty where there is none."""
+    own = {
+        rank.rank: rank.delta_us - rank.categories_us["exposed_comm_wait"]
+        for rank in difference.ranks
+        if rank.stands_out
+    }
+    if not own:
+        return ""
+    most = max(own, key=lambda rank: abs(own[rank]))
+    which = "" if len(own) == 1 else f" (rank {most})"
+    return (
+        f"Only {ranks_in_words(own)} changed differently from the other ranks: {signed(own[most])} of own time{which}."
+    )
+
+
+def changed(difference: Difference, most: int = 4) -> str:
+    """What differs between the runs, the user's settings first; empty where nothing is known to differ."""
+    shown = [change for change in difference.settings if change.name != "hosts"]
+    order = {"setting": 0, "command": 1, "job": 2, "version": 3, "device": 4}
+    shown.sort(key=lambda change: order[change.about])
+    more = f"; and {len(shown) - most} more" if len(shown) > most else ""
+    return "; ".join(setting(change) for change in shown[:most]) + more
+
+
+def setting(change: SettingChange) -> str:
+    """``dataloader.num_workers: 0 → 2``."""
+    absent = "not set" if change.about == "command" else "not recorded"
+    return f"{change.name}: {_short(change.baseline, absent)} → {_short(change.candidate, absent)}"
+
+
+def certainty(difference: Difference) -> str:
+    """The confidence of the verdict, and what it rests on."""
+    step = difference.step
+    parts = [step.why]
+    if known(step.low_us) and known(step.high_us) and step.confirmed is not False:
+        parts.append(f"The difference is between {signed(step.low_us)} and {signed(step.high_us)}.")
+    if (
+        step.confirmed is None
+        and known(step.noise_us)
+        and step.verdict == "same"
+        and step.floor_us <= abs(step.delta_us) <= step.noise_us
+    ):
+        steps = math.ceil(min(step.baseline_steps, step.candidate_steps) * (step.noise_us / abs(step.delta_us)) ** 2)
+        parts.append(f"To detect a difference of this size, record about {steps:,} steps of each.")
+    if known(step.noise_us) and step.noise_us == step.floor_us:
+        parts.append(f"Differences below {duration(step.floor_us)} count as noise ({step.floor_from}).")
+    if step.baseline_unprofiled_us and step.candidate_unprofiled_us:
+        parts.append(
+            f"Unprofiled steps took {duration(step.baseline_unprofiled_us)} in the baseline and "
+            f"{duration(step.candidate_unprofiled_us)} in the candidate."
+        )
+    return " ".join(parts)
+
+
+def sentences(difference: Difference) -> list[tuple[str, str]]:
+    """What changed and why, each with the word that leads it; without the verdict and its confidence."""
+    led = [
+        ("Why", because(difference)),
+        ("Changed", changed(difference)),
+        *(("Predicted", prediction(check)) for check in difference.predictions),
+        *(("Note", note) for note in difference.notes),
+    ]
+    return [(lead, text) for lead, text in led if text]
+
+
+def checked(check: Check) -> str:
+    """How many checks passed or failed."""
+    total = len(check.rows)
+    return f"{plural(total, 'check')} passed" if check.passed else f"{len(check.failed)} of {total} checks failed"
+
+
+def prediction(check: PredictionCheck) -> str:
+    """The predicted and the measured effect of a change."""
+    change = ", ".join(
+        f"{name} {check.baseline[name]} → {check.candidate[name]}"
+        + ("" if check.as_advised or not check.rule else f" (advised: {value})")
+        for name, value in check.settings.items()
+    )
+    verdict = "cannot be judged" if check.verdict == "not judged" else check.verdict
+    measured = f"measured {duration(check.measured_us)}"
+    if check.predicted_us is None:
+        bound = f"; the predicted upper bound was {factor(1 + check.ceiling)}" if known(check.ceiling) else ""
+        return f"{change}: {measured}{bound}; {verdict}."
+    low, mid, high = (duration(us) for us in (check.predicted_us.low, check.predicted_us.mid, check.predicted_us.high))
+    realised = (
+        f"; {percent(check.realised)} of the predicted saving" if known(check.realised) and check.realised > 0 else ""
+    )
+    others = f". Also changed: {', '.join(check.also_changed[:3])}" if check.also_changed else ""
+    return f"{change}: predicted {mid} ({low} to {high}), {measured}: {verdict}{realised}{others}."
+
+
+def scaled(scaling: Scaling) -> list[str]:
+    """A sentence for each run with more devices than the smallest."""
+    fewest = scaling.rows[0].devices
+    return [
+        f"{plural(row.devices, 'device')}: {factor(row.speedup)} the throughput of {fewest}, "
+        f"{percent(row.efficiency)} scaling efficiency{_largest_loss(row)}."
+        for row in scaling.rows
+        if row.kind not in ("base", "same")
+    ]
+
+
+def _largest_loss(row: ScalingRow) -> str:
+    losses = [(us, name) for name, us in row.lost_us.items() if us > 0]
+    return f"; the largest loss is {phrase(max(losses)[1])}" if losses and row.efficiency < 0.99 else ""
+
+
+def category_name(name: str) -> str:
+    """The name of a category on the page."""
+    if name == BETWEEN_RANKS:
+        return BETWEEN
+    return BY_ID[name].label if name in BY_ID else name
+
+
+def phrase(name: str) -> str:
+    """The name of a category inside a sentence."""
+    return "difference between ranks" if name == BETWEEN_RANKS else BY_ID[name].phrase if name in BY_ID else name
+
+
+def signed(us: float | None) -> str:
+    """A difference of times with its sign: ``−125 ms``, ``+3.1 ms``."""
+    if not known(us):
+        return ABSENT
+    return f"{'−' if us < 0 else '+' if us > 0 else '±'}{duration(abs(us))}"
+
+
+def relative(baseline: float | None, candidate: float | None) -> str:
+    """A relative change with its sign: ``−31%``; absent where the baseline is 0 or not known."""
+    if not known(baseline) or not known(candidate) or baseline == 0:
+        return ABSENT
+    change = candidate / baseline - 1
+    return f"{'−' if change < 0 else '+'}{percent(abs(change))}" if change else "±0%"
+
+
+def metric_value(value: float | None, unit: str) -> str:
+    """A metric's value in its unit."""
+    if not known(value):
+        return ABSENT
+    if unit == "us":
+        return duration(value)
+    if unit == "share":
+        return percent(value)
+    return byte_size(value) if unit == "bytes" else significant(value)
+
+
+def improved(change: MetricChange) -> bool | None:
+    """Is the candidate better? None where nothing changed, or where that is not known."""
+    if not change.delta:
+        return None
+    return (change.delta > 0) == (change.better == "higher")
+
+
+def verdict_word(is_significant: bool | None) -> str:
+    """The verdict on one change."""
+    return "not judged" if is_significant is None else "significant" if is_significant else "within noise"
+
+
+def _moved(row: CategoryChange) -> str:
+    return f"{duration(abs(row.delta_us))} {'more' if row.delta_us > 0 else 'less'} {phrase(row.name)}"
+
+
+def _short(value: str | None, absent: str) -> str:
+    if value is None:
+        return absent
+    return value if len(value) <= 40 else f"{value[:39]}…"

@@ -1,0 +1,150 @@
+"""The time breakdown per rank: chart, legend, table, and what they show in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from perfscope.reports import tables
+from perfscope.reports.page.numbers import scaled
+from perfscope.reports.tables import Filled, HtmlTable
+from perfscope.results.categories import CATEGORIES, TimeCategory
+from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import TimeBreakdown, largest_loss, shares
+from perfscope.text import duration, percent, unit_for
+
+HEATMAP_ABOVE = 64
+"""More ranks than this are drawn as a heat map: bars would be thinner than their gaps."""
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """One category in the legend, with its share of all ranks' time."""
+
+    category: TimeCategory
+    share: str
+    fraction: float
+
+
+@dataclass(frozen=True)
+class LegendGroup:
+    """The categories of one group."""
+
+    name: str
+    share: str
+    entries: tuple[LegendEntry, ...]
+
+
+def legend(rows: Sequence[TimeBreakdown]) -> tuple[LegendGroup, ...]:
+    """The ten categories in their groups, each with its share of all ranks' time."""
+    taken = shares(rows)
+    groups = []
+    for name, members in groupby(TimeCategory, key=lambda category: category.group):
+        entries = tuple(LegendEntry(member, percent(taken[member.id]), taken[member.id]) for member in members)
+        groups.append(LegendGroup(name, percent(sum(entry.fraction for entry in entries)), entries))
+    return tuple(groups)
+
+
+def breakdown_table(rows: Sequence[TimeBreakdown]) -> HtmlTable:
+    """The time breakdown in numbers, one row per rank, all times in one unit and with the same decimals."""
+    largest = max((row.step_time_us for row in rows), default=0.0)
+    columns = [tables.ranks("Rank", [row.rank for row in rows])]
+    if len({row.host for row in rows}) > 1:
+        columns.append(tables.words("Host", [row.host for row in rows]))
+    columns.append(
+        tables.durations("Step", [row.step_time_us for row in rows], definition="step_time", largest=largest)
+    )
+    for category in TimeCategory:
+        values = [row.categories()[category.id] for row in rows]
+        filled = tables.durations(category.short.capitalize(), values, definition=category.id, largest=largest)
+        columns.append(_bounded(filled, rows, category.id))
+    columns.append(tables.durations("Communication", [row.comm_us for row in rows], definition="comm", largest=largest))
+    columns.append(
+        tables.durations("Overlapped", [row.hidden_comm_us for row in rows], definition="hidden_comm", largest=largest)
+    )
+    return tables.table(
+        "time-breakdown",
+        "Time breakdown in numbers",
+        columns,
+        "Means per step. The ten categories from compute to unknown idle time add up to the step.",
+    )
+
+
+def named_host_table(rows: Sequence[TimeBreakdown]) -> HtmlTable | None:
+    """The parts of the host time that have a name; None where there are none."""
+    named = [(row.rank, name, us) for row in rows for name, us in row.named_host_us.items()]
+    if not named:
+        return None
+    columns = [
+        tables.ranks("Rank", [rank for rank, _, _ in named]),
+        tables.words("Host work", [name for _, name, _ in named]),
+        tables.durations("Per step", [us for _, _, us in named], definition="idle_host"),
+    ]
+    return tables.table("named-host", "Named host time", columns)
+
+
+def breakdown_reading(summary: Summary) -> str:
+    """What the chart of the time breakdown shows."""
+    rows = summary.time_breakdown
+    if not rows:
+        return ""
+    taken = shares(rows)
+    loss = largest_loss(rows)
+    sentences = [f"Compute takes {percent(taken['compute'])} of all ranks' time"]
+    if loss is None:
+        return sentences[0] + "; no other category takes time."
+    category, lost = loss
+    sentences[0] += f"; the largest other category is {category.phrase} ({percent(lost)})."
+    if len(rows) > 1:
+        sentences.append(_spread(rows, category))
+    worst = summary.stragglers[:1]
+    if category.id == "exposed_comm_wait" and worst:
+        sentences.append(f"They wait for rank {worst[0].rank}; cause: {worst[0].cause}.")
+    return " ".join(sentences)
+
+
+def _spread(rows: Sequence[TimeBreakdown], category: TimeCategory) -> str:
+    """The ranks with the most and the least of a category."""
+    by_loss = sorted(rows, key=lambda row: row.categories()[category.id])
+    least, most = by_loss[0], by_loss[-1]
+    low, high = least.categories()[category.id], most.categories()[category.id]
+    if high - low <= 0.02 * max(row.step_time_us for row in rows):
+        span = duration(low) if duration(low) == duration(high) else f"{duration(low)} to {duration(high)}"
+        return f"It is similar on all ranks ({span} per step)."
+    return (
+        f"Most on rank {most.rank} ({duration(high)}, {percent(most.share(category.id))} of its step), "
+        f"least on rank {least.rank} ({duration(low)})."
+    )
+
+
+def _bounded(filled: Filled, rows: Sequence[TimeBreakdown], name: str) -> Filled:
+    """Mark waits and transfers that are only bounds, because not every rank was recorded."""
+    signs = {"exposed_comm_wait": "≥", "exposed_comm_transfer": "≤"}
+    if name not in signs or not any(row.wait_is_bound for row in rows):
+        return filled
+    reason = "A bound: not every rank of the collectives was recorded."
+    cells = tuple(
+        replace(cell, text=f"{signs[name]} {cell.text}", reason=reason)
+        if row.wait_is_bound and not cell.absent
+        else cell
+        for cell, row in zip(filled.cells, rows, strict=True)
+    )
+    return replace(filled, cells=cells)
+
+
+def breakdown_chart(rows: Sequence[TimeBreakdown]) -> dict[str, Any] | None:
+    """The mean step of each rank by category, as bars or as a heat map; None without ranks."""
+    if not rows:
+        return None
+    unit = unit_for(max(row.step_time_us for row in rows))
+    named = {name: [row.categories()[name] for row in rows] for name in CATEGORIES}
+    return {
+        "kind": "heatmap" if len(rows) > HEATMAP_ABOVE else "bars",
+        "unit": unit.name,
+        "ranks": [row.rank for row in rows],
+        "hosts": [row.host for row in rows],
+        "steps": scaled((row.step_time_us for row in rows), unit),
+        "values": {name: scaled(values, unit) for name, values in named.items() if any(values)},
+    }

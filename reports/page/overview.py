@@ -1,0 +1,207 @@
+"""The first screen: what the job was, its main numbers, how sure the verdict is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from statistics import median
+
+from perfscope.reports.page.run_history import drift
+from perfscope.results.rows import JobInfo
+from perfscope.results.summary import Summary
+from perfscope.text import ABSENT, byte_size, count, duration, known, percent, plural, rank_list
+
+_STRATEGIES = {
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "zero3": "ZeRO-3",
+    "pipeline": "pipeline parallel",
+    "tensor": "tensor parallel",
+    "single": "single process",
+    "unknown": "strategy unknown",
+}
+
+
+_SHARDING = {"fsdp", "zero3", "tensor", "pipeline"}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line about the job."""
+
+    label: str
+    value: str
+    code: bool = False
+    """Shown in fixed width: a command, a path."""
+
+
+def identity(summary: Summary) -> tuple[str, ...]:
+    """The job in a few words: model, strategy, ranks, devices, versions, when."""
+    job = summary.job
+    return tuple(
+        part for part in (_model(job), strategy(job), _world(job), _devices(job), _torch(job), _when(job)) if part
+    )
+
+
+def command(job: JobInfo) -> str:
+    """The command as one would type it."""
+    return shlex.join(job.command)
+
+
+def facts(summary: Summary) -> tuple[Fact, ...]:
+    """Everything known about the job."""
+    job = summary.job
+    lines = [
+        Fact("Command", command(job), code=True),
+        Fact("Recording", summary.source, code=True),
+        Fact("Started", _when(job)),
+        Fact("Model", _model(job)),
+        Fact("Parameters", _parameters(job)),
+        Fact("Strategy", strategy(job)),
+        Fact("Batch per rank", " × ".join(str(length) for length in job.batch_shape or ())),
+        Fact("Ranks", _world(job)),
+        Fact("Hosts", ", ".join(job.hosts)),
+        Fact("Devices", ", ".join(job.devices)),
+        Fact("Backend", job.backend or ""),
+        Fact("Steps", _steps(job) if job.steps or summary.history is None else job.steps_from),
+        Fact("Versions", ", ".join(f"{name} {version}" for name, version in job.versions.items())),
+        Fact("PerfScope", summary.perfscope_version),
+    ]
+    lines += [Fact(name, value, code=True) for name, value in _flat(job.settings)]
+    return tuple(fact for fact in lines if fact.value and fact.value != ABSENT)
+
+
+def strategy(job: JobInfo) -> str:
+    """The parallel strategy in words: ``DDP``, ``FSDP + tensor parallel``."""
+    named = job.strategies
+    return " + ".join(_STRATEGIES.get(name, name) for name in named)
+
+
+def certainty(summary: Summary) -> str:
+    """How sure the verdict is, and what it rests on."""
+    job = summary.job
+    sentences = []
+    if summary.findings and not summary.verdict.healthy:
+        sentences.append(f"{summary.findings[0].confidence.capitalize()} confidence.")
+    if job.ranks:
+        sentences.append(f"Based on {_basis(summary)}.")
+    if job.perturbation is not None and known(job.perturbation):
+        sentences.append(perturbation(job.perturbation))
+    return " ".join(sentences)
+
+
+def perturbation(ratio: float) -> str:
+    """How profiling changed the step time, as a sentence."""
+    change = ratio - 1
+    if abs(change) < 0.02:
+        return "Profiling did not noticeably change the step time."
+    if change < 0:
+        faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
+        return f"{faster}: the step time varies by more than the profiler overhead."
+    return f"Profiling slowed the steps by {percent(change)}."
+
+
+def since(summary: Summary) -> str:
+    """In which steps the job is limited so, as far as the recording shows; empty where nothing limits it."""
+    job = summary.job
+    if summary.verdict.healthy or not job.steps:
+        return ""
+    sentences = []
+    worst = summary.stragglers[:1]
+    if worst and worst[0].steps and summary.findings and "straggl" in summary.findings[0].rule:
+        slow = worst[0].steps
+        if len(slow) == len(job.steps):
+            sentences.append(f"In every recorded step ({rank_list(job.steps)}).")
+        else:
+            sentences.append(
+                f"In {len(slow)} of {plural(len(job.steps), 'recorded step')}, first in step {slow[0]:,}, last in step "
+                f"{slow[-1]:,}."
+            )
+    elif len(job.steps) > 1:
+        sentences.append(f"In the recorded steps {rank_list(job.steps)}.")
+    trend = drift(summary.history) if summary.history is not None else ""
+    if trend:
+        sentences.append(f"{trend[0].upper()}{trend[1:]}.")
+    return " ".join(sentences)
+
+
+def _basis(summary: Summary) -> str:
+    job = summary.job
+    steps = plural(len(job.steps), "step") if job.steps else "one window without steps"
+    if summary.history is not None and not summary.time_breakdown:
+        steps = f"the times of {plural(max(row.steps for row in summary.history.ranks), 'step')}, without a trace,"
+    size = job.world_size
+    if size is not None and size > len(job.ranks):
+        return f"{steps} of {len(job.ranks):,} of {plural(size, 'rank')}"
+    everyone = {1: "the only rank", 2: "both ranks"}.get(len(job.ranks), f"all {len(job.ranks):,} ranks")
+    return f"{steps} of {everyone}"
+
+
+def _steps(job: JobInfo) -> str:
+    if not job.steps:
+        return f"none found ({job.steps_from})" if job.steps_from else "none found"
+    times = [time for time in job.step_time_us_per_step if known(time)]
+    middle = f", median {duration(median(times))}" if times else ""
+    source = f", found by {job.steps_from}" if job.steps_from else ""
+    return f"{rank_list(job.steps)} ({plural(len(job.steps), 'step')}{middle}{source})"
+
+
+def _world(job: JobInfo) -> str:
+    present = len(job.ranks)
+    size = job.world_size if job.world_size is not None else present
+    text = plural(size, "rank") if present >= size else f"{present:,} of {plural(size, 'rank')}"
+    return text + (f" on {plural(len(job.hosts), 'host')}" if job.hosts else "")
+
+
+def _model(job: JobInfo) -> str:
+    if not job.model or not job.model.get("name"):
+        return ""
+    parameters = job.model.get("parameters")
+    return str(job.model["name"]) + (f", {count(parameters)} parameters" if parameters else "")
+
+
+def _parameters(job: JobInfo) -> str:
+    model = job.model or {}
+    number, size = model.get("parameters"), model.get("parameter_bytes")
+    if not number:
+        return ""
+    named = set(job.strategies)
+    shard = f", the shard of rank {min(job.ranks)}" if job.ranks and named & _SHARDING else ""
+    dtypes = ", ".join(str(dtype) for dtype in model.get("dtypes") or ())
+    return f"{number:,}" + (f" ({byte_size(size)}{', ' + dtypes if dtypes else ''})" if size else "") + shard
+
+
+def _devices(job: JobInfo) -> str:
+    names = ["CPU" if device == "cpu" else device for device in job.devices[:2]]
+    return ", ".join(names) + (f" and {len(job.devices) - 2} other kinds" if len(job.devices) > 2 else "")
+
+
+def _torch(job: JobInfo) -> str:
+    return f"PyTorch {job.versions['torch']}" if "torch" in job.versions else ""
+
+
+def _when(job: JobInfo) -> str:
+    """The start in UTC to the minute; as written where it is no ISO time."""
+    try:
+        moment = datetime.fromisoformat((job.started_at or "").replace("Z", "+00:00"))
+    except ValueError:
+        return job.started_at or ""
+    if moment.tzinfo is None:
+        return moment.strftime("%Y-%m-%d %H:%M")
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _flat(settings: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """Settings as (dotted name, value as JSON); what is None was not set and is left out."""
+    lines: list[tuple[str, str]] = []
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            lines += _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            lines.append((f"{prefix}{name}", text))
+    return lines

@@ -1,0 +1,184 @@
+"""Process groups: which are the same, what they are called and what they are for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers.job.aligned import align_job
+from perfscope.analyzers.job.collectives.group_roles import GroupTraffic, role_by_description, role_by_traffic
+from perfscope.analyzers.job.collectives.groups import unite
+from perfscope.analyzers.job.tables.groups import group_rows
+from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
+from perfscope.results.tables import GroupRow
+from tests.analyzers.job.collectives.matching_jobs import Rank
+
+
+def group(name: str, *ranks: int, description: str = "", size: int | None = None) -> Group:
+    return Group(name=name, ranks=ranks, size=size or len(ranks) or None, description=description)
+
+
+class TestUnite:
+    def test_the_same_name_may_be_two_groups(self) -> None:
+        groups, places = unite({0: [group("3", 0, 1)], 1: [group("3", 0, 1)], 8: [group("3", 8, 9)]})
+        assert [(each.name, each.ranks) for each in groups] == [("3 [0, 1]", (0, 1)), ("3 [8, 9]", (8, 9))]
+        assert places == {0: [0], 1: [0], 8: [1]}
+
+    def test_one_group_may_have_two_names(self) -> None:
+        groups, places = unite({0: [group("3", 0, 1)], 1: [group("a7f3", 0, 1)]})
+        assert len(groups) == 1
+        assert places == {0: [0], 1: [0]}
+
+    def test_groups_of_the_same_ranks_are_distinguished_by_name(self) -> None:
+        own = [group("0", 0, 1, description="default_pg"), group("5", 0, 1, description="mesh_dp")]
+        groups, places = unite({0: own, 1: own[::-1]})
+        assert [each.name for each in groups] == ["default_pg", "mesh_dp"]
+        assert places == {0: [0, 1], 1: [1, 0]}
+
+    def test_else_by_what_they_are_for(self) -> None:
+        ranks = {
+            0: [group("4", 0, 1, description="a"), group("5", 0, 1, description="b")],
+            1: [group("7", 0, 1, description="b"), group("6", 0, 1, description="a")],
+        }
+        groups, places = unite(ranks)
+        assert [each.name for each in groups] == ["a", "b"]
+        assert places == {0: [0, 1], 1: [1, 0]}
+
+    def test_else_by_the_order_in_which_they_come_into_use(self) -> None:
+        groups, places = unite({0: [group("4", 0, 1), group("5", 0, 1)], 1: [group("7", 0, 1), group("8", 0, 1)]})
+        assert [each.name for each in groups] == ["4", "5"]
+        assert places == {0: [0, 1], 1: [0, 1]}
+
+    def test_a_rank_that_used_only_one_of_them_does_not_confuse_the_others(self) -> None:
+        groups, places = unite({0: [group("4", 0, 1), group("5", 0, 1)], 1: [group("5", 0, 1)]})
+        assert len(groups) == 2
+        assert places[1] == [places[0][1]]
+
+    def test_ranks_that_a_recording_leaves_out_come_from_one_that_lists_them(self) -> None:
+        everyone = tuple(range(40))
+        groups, places = unite({0: [group("0", size=40)], 1: [group("0", *everyone)]})
+        assert [each.ranks for each in groups] == [everyone]
+        assert places == {0: [0], 1: [0]}
+
+    def test_without_lists_name_and_size_must_do(self) -> None:
+        groups, places = unite({0: [group("0", size=40), group("1", size=8)], 1: [group("0", size=40)]})
+        assert [each.name for each in groups] == ["0", "1"]
+        assert places == {0: [0, 1], 1: [0]}
+
+    def test_unknown_ones_stay_unknown(self) -> None:
+        groups, _ = unite({0: [UNKNOWN_GROUP], 1: [UNKNOWN_GROUP]})
+        assert groups == (UNKNOWN_GROUP,)
+
+    def test_a_hash_is_no_name(self) -> None:
+        groups, _ = unite({0: [group("da4b9237bacccdf19c0760cab7aec4a8359010b0", 0, 1)]})
+        assert [each.name for each in groups] == ["[0, 1]"]
+
+    def test_no_two_groups_share_a_label(self) -> None:
+        own = [group(str(at), 0, 1, description="x") for at in range(3)]
+        groups, _ = unite({0: own, 1: own})
+        assert len({each.name for each in groups}) == 3
+
+
+@pytest.mark.parametrize(
+    ("description", "role"),
+    [
+        ("DATA_PARALLEL_GROUP", "data"), ("DATA_PARALLEL_GROUP_WITH_CP", "data"),
+        ("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP", "data"), ("TENSOR_MODEL_PARALLEL_GROUP", "tensor"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "pipeline"), ("EMBEDDING_GROUP", "pipeline"),
+        ("CONTEXT_PARALLEL_GROUP", "context"), ("EXPERT_MODEL_PARALLEL_GROUP", "expert"),
+        ("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "expert"), ("EXPERT_TENSOR_PARALLEL_GROUP", "tensor"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "data"), ("MODEL_PARALLEL_GROUP", "unknown"),
+        ("TENSOR_AND_DATA_PARALLEL_GROUP", "unknown"), ("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "unknown"),
+        ("mesh_dp", "data"), ("mesh_dp_replicate", "data"), ("mesh_dp_shard", "shard"), ("mesh_dp_shard_cp", "shard"),
+        ("mesh_dp_cp", "data"), ("mesh_tp", "tensor"), ("mesh_pp", "pipeline"), ("mesh_cp", "context"),
+        ("mesh_ep", "expert"), ("mesh_cp_tp", "unknown"),
+        ("default_pg", None), ("mesh_default", None), ("mesh_dim_0", None), ("", None),
+    ],
+)  # fmt: skip
+def test_roles_by_description(description: str, role: str | None) -> None:
+    assert role_by_description(description) == role
+
+
+DDP = GroupTraffic(
+    share={"all_reduce": 1.0},
+    per_step=20,
+    early_reduced=0.0,
+    exposed=0.2,
+    gathers_first=None,
+    uneven=False,
+    rings=False,
+)
+
+
+@pytest.mark.parametrize(
+    ("traffic", "role"),
+    [
+        (DDP, "data"),
+        (replace(DDP, early_reduced=0.3, exposed=0.9), "tensor"),
+        # Gradients that are reduced after every micro-batch, behind the next one's compute.
+        (replace(DDP, early_reduced=0.3, exposed=0.1), "data"),
+        (replace(DDP, early_reduced=0.3, exposed=0.9, per_step=2), "data"),
+        (replace(DDP, early_reduced=None), "unknown"),
+        (replace(DDP, share={"all_gather": 0.6, "reduce_scatter": 0.4}, gathers_first=12.0), "shard"),
+        (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0), "tensor"),
+        (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0, per_step=4), "shard"),
+        (replace(DDP, share={"reduce": 0.6, "all_gather": 0.4}), "shard"),
+        (replace(DDP, share={"send_recv": 0.9, "all_reduce": 0.1}), "pipeline"),
+        (replace(DDP, share={"send_recv": 1.0}, rings=True), "context"),
+        (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True), "expert"),
+        (replace(DDP, share={"all_to_all": 1.0}), "unknown"),
+        (replace(DDP, share={"barrier": 1.0}), "unknown"),
+    ],
+)
+def test_roles_by_traffic(traffic: GroupTraffic, role: str) -> None:
+    assert role_by_traffic(traffic)[0] == role
+
+
+def rows_of(ranks: list[Rank]) -> list[GroupRow]:
+    return list(group_rows(align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})))
+
+
+def test_rows_name_ranks_role_time_and_reach() -> None:
+    """Per step of 1000 us: a tensor parallel pair is busy 300 us, of which two all-reduces overlap for 100."""
+    ranks = []
+    for number in range(4):
+        row, column = ((0, 1), (0, 2)) if number == 0 else ((0, 1), (1, 3)) if number == 1 else (
+            (2, 3), (0, 2)) if number == 2 else ((2, 3), (1, 3))  # fmt: skip
+        groups = {"0": (0, 1, 2, 3), "1": row, "2": column}
+        rank = Rank(number, 4, groups, {"1": "mesh_tp", "0": "default_pg"}, steps=2, host=f"node{number // 2}")
+        for step in (0, 1):
+            rank.kernel("allreduce", "1", 100_000, 300_000, step=step)
+            rank.kernel("allreduce", "1", 200_000, 400_000, step=step, stream=21, launch=70)
+            rank.kernel("allreduce", "2", 700_000, 800_000, 5000, step=step)
+            rank.kernel("allreduce", "0", 900_000, 901_000, 1, step=step)
+        ranks.append(rank)
+    rows = {row.name: row for row in rows_of(ranks)}
+    assert sorted(rows) == ["2 [0, 2]", "2 [1, 3]", "default_pg", "mesh_tp [0, 1]", "mesh_tp [2, 3]"]
+    tensor, data, world = rows["mesh_tp [2, 3]"], rows["2 [0, 2]"], rows["default_pg"]
+    assert (tensor.ranks, tensor.role, tensor.role_from) == ((2, 3), "tensor", "its description, mesh_tp")
+    assert (tensor.comm_us, tensor.across_hosts) == (300.0, False)
+    assert (data.role, data.comm_us, data.across_hosts) == ("data", 100.0, True)
+    assert world.role == "world"
+    assert rows_of(ranks)[0].comm_us == 300.0
+
+
+def test_data_parallel_ranks_that_divide_parameters_are_sharded() -> None:
+    ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": "mesh_dp"}) for rank in (0, 1)]
+    for rank in ranks:
+        for place in range(3):
+            rank.kernel("_allgather_base", "0", 1000 + 1000 * place, 1500 + 1000 * place)
+        rank.kernel("_reduce_scatter_base", "0", 9000, 9500)
+    (row,) = rows_of(ranks)
+    assert row.role == "shard"
+    assert "mesh_dp" in row.role_from
+    assert "reduce-scatters" in row.role_from
+
+
+def test_hosts_of_ranks_outside_the_recording_are_not_known() -> None:
+    ranks = [Rank(rank, 4, {"0": (0, 1, 2, 3)}, host="node") for rank in (0, 1)]
+    for rank in ranks:
+        rank.kernel("allreduce", "0", 1000, 2000)
+    (row,) = rows_of(ranks)
+    assert row.across_hosts is None

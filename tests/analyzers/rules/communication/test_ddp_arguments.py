@@ -1,0 +1,38 @@
+"""DDP's arguments as each framework writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rules.communication.ddp_arguments import setting, written
+from tests.analyzers.rules.jobs import breakdown, context, runs
+
+
+@pytest.mark.parametrize(
+    ("framework", "values", "typed"),
+    [
+        ("", {"bucket_cap_mb": 50}, "DistributedDataParallel(model, …, bucket_cap_mb=50)"),
+        (
+            "accelerate", {"bucket_cap_mb": 50},
+            "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=50)])",
+        ),
+        ("transformers", {"bucket_cap_mb": 50}, "TrainingArguments(ddp_bucket_cap_mb=50)"),
+        (
+            "transformers", {"gradient_as_bucket_view": True},
+            (
+                "trainer.accelerator.ddp_handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True) before "
+                "trainer.train() (in Transformers 4: in _wrap_model)"
+            ),
+        ),
+        ("lightning", {"static_graph": True}, "Trainer(strategy=DDPStrategy(static_graph=True))"),
+    ],
+)  # fmt: skip
+def test_what_is_typed(framework: str, values: dict[str, object], typed: str) -> None:
+    recorded = runs(2, **({framework: {"x": 1}} if framework else {}))
+    assert written(context(breakdown(0), runs=recorded).framework, **values) == typed
+
+
+def test_what_was_recorded() -> None:
+    case = context(breakdown(0), runs=runs(2, ddp={"static_graph": False}))
+    assert setting(case, "static_graph") is False
+    assert setting(case, "comm_hook") is None

@@ -1,0 +1,68 @@
+"""Sizes of DDP's buckets: too small, one too large and late, and where nothing can be gained."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rules.communication import ddp_buckets
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.rows import CollectiveRow, CostRow
+from tests.analyzers.rules.jobs import breakdown, changed, context
+
+
+def reduced(counts: dict[int, int], *, alpha_us: float, gbps: float, exposed_us: float, **others) -> RuleContext:
+    """``counts``: bucket bytes -> all-reduces per step; two ranks, so that bus bandwidth is algorithm bandwidth."""
+    rows = tuple(
+        CollectiveRow(
+            group="0", ranks=(0, 1), kind="all_reduce", dtype="float32", bytes=size, count=8 * count,
+            transfer_us=alpha_us + size / gbps / 1e3, wait_us=0.0, algbw_gbps=gbps, busbw_gbps=gbps,
+            last_arriver={},
+        )
+        for size, count in counts.items()
+    )  # fmt: skip
+    cost = CostRow(group="0", kind="all_reduce", alpha_us=alpha_us, busbw_gbps=gbps, residual=0.01)
+    ranks = tuple(breakdown(rank, exposed_comm_transfer=exposed_us) for rank in (0, 1))
+    runs = {0: RunMetadata(settings={"ddp": {"bucket_cap_mb": 1.0}})}
+    return context(*ranks, **{"collectives": rows, "cost_model": (cost,), "runs": runs, **others})
+
+
+def test_many_small_buckets_want_a_larger_cap():
+    # 100 buckets of 1 MiB: 300 us to start each, 105 us to move it at 10 GB/s.
+    finding = ddp_buckets.evaluate(reduced({1 << 20: 100}, alpha_us=300, gbps=10, exposed_us=30_000))
+    assert finding is not None
+    assert finding.action.old == "1"
+    # 4·alpha/slope = 12 MB, rounded up to 12 MiB: 9 buckets instead of 100 save 91·300 us.
+    assert finding.action.new == "12"
+    assert finding.ceiling == pytest.approx(100_000 / (100_000 - 91 * 300) - 1)
+
+
+def test_a_late_big_bucket_wants_a_smaller_cap():
+    # 200 MB in two buckets, the larger 180 MB: 18 ms at 10 GB/s, all of it after the backward.
+    late = reduced({20_000_000: 1, 180_000_000: 1}, alpha_us=100, gbps=10, exposed_us=18_000)
+    finding = ddp_buckets.evaluate(late)
+    assert finding is not None
+    # sqrt(100 us · 200 MB / 0.0001 us/B) = 14.1 MB.
+    assert finding.action.new == "13"
+    assert "too big" in finding.title
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"strategy": "fsdp"},
+        {"cost_model": ()},
+        {"steps": ()},
+        {"collectives": ()},
+        {"runs": {0: RunMetadata(settings={"ddp": {"implementation": "horovod"}})}},
+    ],
+)
+def test_silent_without_torchs_ddp_a_cost_model_steps_or_all_reduces(change):
+    case = reduced({1 << 20: 100}, alpha_us=300, gbps=10, exposed_us=30_000)
+    assert ddp_buckets.evaluate(changed(case, **change)) is None
+
+
+def test_silent_when_overlapped_or_when_the_size_is_right():
+    assert ddp_buckets.evaluate(reduced({1 << 20: 100}, alpha_us=300, gbps=10, exposed_us=4_900)) is None
+    right = reduced({25 << 20: 4, 1 << 20: 1}, alpha_us=30, gbps=10, exposed_us=8_000)
+    assert ddp_buckets.evaluate(right) is None

@@ -1,0 +1,105 @@
+"""DeepSpeed's communication settings: fires where reductions stand in the way, or pieces are too small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.rules.communication import deepspeed_buckets
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.findings import Obtained
+from perfscope.results.rows import CollectiveRow, CostRow
+from tests.analyzers.rules.jobs import MIB, Analyzed, analyze, breakdown, changed, context
+from tests.analyzers.whatif.fsdp_variants import gathers_late, waits_for_reductions
+from tests.generator import JobSpec, ModelSpec, NetworkSpec
+
+# What DeepSpeed's engine does at stage 3 without overlap is what this FSDP does.
+SPEC = JobSpec(
+    strategy="fsdp",
+    model=ModelSpec(layers=8, tokens=4096),
+    network=NetworkSpec(busbw_gbps=60.0),
+    end_sync=True,
+    steps=6,
+)
+
+
+def engine(job: Analyzed, **zero: Any) -> RuleContext:
+    recorded = job.with_settings(deepspeed={"zero_optimization": {"stage": 3, "overlap_comm": True, **zero}})
+    return changed(recorded, strategy="zero3")
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    with pytest.MonkeyPatch.context() as patch:
+        waits_for_reductions(patch)
+        return analyze(SPEC, tmp_path_factory.mktemp("waiting"))
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    with pytest.MonkeyPatch.context() as patch:
+        gathers_late(patch)
+        return analyze(SPEC, tmp_path_factory.mktemp("late"))
+
+
+def test_reductions_that_nothing_overlaps(waiting: Analyzed) -> None:
+    finding = deepspeed_buckets.evaluate(engine(waiting, overlap_comm=False))
+    assert finding is not None
+    assert (finding.action.setting, finding.action.old, finding.action.new) == ('"overlap_comm"', "false", "true")
+    assert finding.action.how == '"zero_optimization": {"overlap_comm": true} in the DeepSpeed JSON.'
+    assert finding.whatif == {"zero.overlap_comm": "true"}
+    assert finding.obtained is Obtained.REPLAYED
+    assert "more memory per rank" in (finding.action.costs or "")
+    assert deepspeed_buckets.evaluate(engine(waiting)) is None
+
+
+def test_gathers_that_come_too_late(late: Analyzed) -> None:
+    finding = deepspeed_buckets.evaluate(engine(late, stage3_prefetch_bucket_size=1_000_000))
+    assert finding is not None
+    assert finding.action.setting == '"stage3_prefetch_bucket_size"'
+    # Two per layer, of 8 Mi elements each.
+    assert (finding.action.old, finding.action.new) == ("1000000", str(16 * MIB))
+    assert finding.whatif == {"fsdp.prefetch": "1"}
+    # A bucket that holds the next layer already is not what is missing.
+    assert deepspeed_buckets.evaluate(engine(late, stage3_prefetch_bucket_size=50_000_000)) is None
+
+
+def moving(kind: str, size: int, count: int, alpha_us: float, **zero: Any) -> RuleContext:
+    """A step of 100 ms, 20 ms of it exposed transfer; each collective takes 100 µs."""
+    row = CollectiveRow(
+        group="0", ranks=(0, 1), kind=kind, dtype="bfloat16", bytes=size, count=8 * count, transfer_us=100.0,
+        wait_us=0.0, algbw_gbps=1.0, busbw_gbps=1.0, last_arriver={},
+    )  # fmt: skip
+    cost = CostRow(group="0", kind=kind, alpha_us=alpha_us, busbw_gbps=10.0, residual=0.0)
+    runs = {0: RunMetadata(settings={"deepspeed": {"zero_optimization": zero}})}
+    ranks = [breakdown(rank, exposed_comm_transfer=20_000.0) for rank in (0, 1)]
+    return context(*ranks, collectives=(row,), cost_model=(cost,), runs=runs, strategy="zero2")
+
+
+def test_small_reductions_need_a_larger_bucket() -> None:
+    finding = deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 150, 80.0, stage=2, reduce_bucket_size=500_000))
+    assert finding is not None
+    assert (finding.action.setting, finding.action.old, finding.action.new) == (
+        '"reduce_bucket_size"', "500000", "2000000",
+    )  # fmt: skip
+    # Three quarters of 150 starts of 80 µs.
+    assert finding.ceiling == pytest.approx(100 / 91 - 1)
+    # The bucket holds far more than what is sent: something else keeps it small. Or moving it is what takes time.
+    assert deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 150, 80.0, stage=2, reduce_bucket_size=5e8)) is None
+    slow = moving("reduce_scatter", MIB, 150, 40.0, stage=2, reduce_bucket_size=500_000)
+    assert deepspeed_buckets.evaluate(slow) is None
+
+
+def test_small_parameters_stay_on_every_rank() -> None:
+    case = moving("all_gather", 400_000, 150, 80.0, stage=3, stage3_param_persistence_threshold=100_000)
+    finding = deepspeed_buckets.evaluate(case)
+    assert finding is not None
+    assert (finding.action.setting, finding.action.new) == ('"stage3_param_persistence_threshold"', "200001")
+    assert "stay on every rank" in (finding.action.costs or "")
+
+
+def test_only_deepspeed_is_advised() -> None:
+    case = moving("reduce_scatter", MIB, 150, 80.0, stage=2, reduce_bucket_size=500_000)
+    assert deepspeed_buckets.evaluate(changed(case, runs={})) is None

@@ -1,0 +1,84 @@
+"""Gradients in 16 bits: fires on exposed, bandwidth-bound all-reduces of fp32 gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.rules.communication import gradient_compression
+from perfscope.recording.metadata import DeviceMetadata, RunMetadata
+from perfscope.results.findings import Obtained
+from tests.analyzers.rules.jobs import Analyzed, analyze, changed
+from tests.generator import JobSpec, ModelSpec, NetworkSpec
+
+SLOW = JobSpec(
+    model=ModelSpec(layers=6, tokens=4096, element_bytes=4),
+    network=NetworkSpec(busbw_gbps=30.0),
+    end_sync=True,
+    steps=6,
+)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(SLOW, tmp_path_factory.mktemp("slow"))
+
+
+def test_fires_with_what_to_type_and_what_it_brings(job: Analyzed) -> None:
+    finding = gradient_compression.evaluate(job.context)
+    assert finding is not None
+    assert finding.rule in job.rules
+    assert (finding.action.old, finding.action.new) == ("none", "bf16_compress_hook")
+    assert "register_comm_hook(state=None, hook=default_hooks.bf16_compress_hook)" in finding.action.how
+    assert "loss curves" in (finding.action.costs or "")
+    assert finding.whatif == {"ddp.comm_dtype": "bf16"}
+    assert finding.obtained is Obtained.REPLAYED
+    assert finding.predicted_step_us is not None
+    assert finding.predicted_step_us.mid < 0.9 * job.context.step_time_us
+    assert any(entry.what.startswith("fp32 gradient bytes") for entry in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("framework", "settings", "typed"),
+    [
+        (
+            "accelerate",
+            {"mixed_precision": "no"},
+            "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)",
+        ),
+        ("lightning", {"strategy": "ddp"}, "DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook)"),
+    ],
+)
+def test_is_written_as_the_framework_writes_it(
+    job: Analyzed, framework: str, settings: dict[str, str], typed: str
+) -> None:
+    runs = {
+        rank: RunMetadata(rank=rank, settings={framework: settings}, device=DeviceMetadata(type="cuda"))
+        for rank in job.context.ranks
+    }
+    finding = gradient_compression.evaluate(changed(job.context, runs=runs))
+    assert finding is not None
+    assert typed in finding.action.how
+
+
+def test_devices_without_bf16_take_fp16(job: Analyzed) -> None:
+    finding = gradient_compression.evaluate(changed(job.context, devices=("Tesla V100-SXM2-32GB",)))
+    assert finding is not None
+    assert finding.action.new == "fp16_compress_hook"
+    assert "65,504" in (finding.action.costs or "")
+
+
+def test_silent_where_it_brings_nothing_or_is_done(job: Analyzed, tmp_path: Path) -> None:
+    on_device = DeviceMetadata(type="cuda")
+    hooked = {0: RunMetadata(settings={"ddp": {"comm_hook": "bf16_compress_hook"}}, device=on_device)}
+    assert gradient_compression.evaluate(changed(job.context, runs=hooked)) is None
+    assert gradient_compression.evaluate(changed(job.context, devices=("CPU",))) is None
+    # The same bytes at the same rate in halves already; and starting collectives is what takes time.
+    halves = analyze(dataclasses.replace(SLOW, model=ModelSpec(layers=6, tokens=4096)), tmp_path / "halves")
+    assert gradient_compression.RULE not in halves.rules
+    starts = NetworkSpec(busbw_gbps=600.0, alpha_ns=2_000_000)
+    latency = analyze(dataclasses.replace(SLOW, network=starts), tmp_path / "latency")
+    assert gradient_compression.RULE not in latency.rules
+    assert latency.context.typical_us("exposed_comm_transfer") > 0.05 * latency.context.step_time_us

@@ -1,0 +1,95 @@
+"""NCCL's environment: variables that hold it back, and links that it does not use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers.rules.communication import nccl_environment
+from perfscope.results.rows import CollectiveRow
+from perfscope.results.tables import GroupRow
+from tests.analyzers.rules.jobs import Analyzed, analyze, breakdown, context, runs
+from tests.generator import JobSpec, SlowLink, simulate
+
+SLOW = SlowLink(factor=10.0)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    """NVLink's 300 GB/s, of which 23 are used: what shared memory of the host gives."""
+    return analyze(JobSpec(causes=(SLOW,)), tmp_path_factory.mktemp("slow"))
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(JobSpec(), tmp_path_factory.mktemp("healthy"))
+
+
+def exposed(transfer_us: float, variables: dict[str, str], hosts: int = 1, busbw_gbps: float = 230.0, across=False):
+    row = CollectiveRow(
+        group="0", ranks=(0, 1), kind="all_reduce", dtype="bfloat16", bytes=64 << 20, count=8, transfer_us=400.0,
+        wait_us=0.0, algbw_gbps=busbw_gbps, busbw_gbps=busbw_gbps, last_arriver={},
+    )  # fmt: skip
+    group = GroupRow(name="0", ranks=(0, 1), role="data", role_from="test", comm_us=1.0, across_hosts=across)
+    recorded = {rank: replace(run, host=f"node{rank % hosts}") for rank, run in runs(2, environment=variables).items()}
+    rows = [breakdown(rank, exposed_comm_transfer=transfer_us) for rank in range(2)]
+    return context(*rows, runs=recorded, collectives=(row,), groups=(group,))
+
+
+def test_a_link_that_is_not_used_fires_with_the_replay_of_one_that_is(slow):
+    (finding,) = [found for found in slow.summary.findings if found.rule == nccl_environment.RULE]
+    assert "22.8 of 300 GB/s (NVLink)" in finding.title
+    job = simulate(JobSpec(causes=(SLOW,)))
+    fixed_us = (job.truth.step_time_ns - job.lost_ns(SLOW)) / 1e3
+    assert finding.predicted_step_us.mid == pytest.approx(fixed_us, rel=0.02)
+    assert (finding.obtained, finding.confidence) == ("replayed", "medium")
+    assert "NCCL_DEBUG=INFO" in finding.action.how
+    assert "--ipc=host" in finding.action.how
+
+
+def test_nvlink_at_its_usual_pace_is_silent(healthy):
+    assert nccl_environment.RULE not in healthy.rules
+    assert nccl_environment.evaluate(exposed(20_000.0, {})) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_P2P_DISABLE", "1"), ("NCCL_ALGO", "Tree"), ("NCCL_PROTO", "LL"), ("TORCH_NCCL_BLOCKING_WAIT", "1")],
+)
+def test_each_variable_is_named_with_what_to_do(name, value):
+    finding = nccl_environment.evaluate(exposed(6_000.0, {name: value}))
+    assert finding is not None
+    assert (finding.action.setting, finding.action.old) == (name, value)
+    assert f"unset {name}: " in finding.action.how
+    assert finding.ceiling == pytest.approx(100 / 94 - 1)
+    assert finding.evidence[1].ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"NCCL_P2P_DISABLE": "0"}, {"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, {"NCCL_IB_DISABLE": "1"}],
+    ids=str,
+)
+def test_what_holds_nothing_back_is_silent(variables):
+    """InfiniBand switched off means nothing on one host, and a line of debugging at the start costs nothing."""
+    assert nccl_environment.evaluate(exposed(6_000.0, variables)) is None
+
+
+def test_infiniband_switched_off_matters_between_hosts():
+    finding = nccl_environment.evaluate(exposed(6_000.0, {"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "INFO"}, hosts=2))
+    assert finding is not None
+    assert "NCCL_IB_DISABLE=1" in finding.title
+    assert "unset NCCL_DEBUG" in finding.action.how
+
+
+def test_overlapped_communication_needs_no_change():
+    assert nccl_environment.evaluate(exposed(1_900.0, {"NCCL_P2P_DISABLE": "1"})) is None
+
+
+def test_sockets_between_hosts_are_detected_by_their_pace():
+    finding = nccl_environment.evaluate(exposed(20_000.0, {}, hosts=2, busbw_gbps=1.1, across=True))
+    assert finding is not None
+    assert "NET/Socket" in finding.action.how
+    assert finding.confidence == "low"
+    assert nccl_environment.evaluate(exposed(20_000.0, {}, hosts=2, busbw_gbps=20.0, across=True)) is None

@@ -1,0 +1,106 @@
+"""Host syncs: what runs devices dry is named with the call that does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers.job.tables.syncs import SyncRow
+from perfscope.analyzers.rules.host import host_syncs
+from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, context, runs
+from tests.generator import US, HostSpec, HostSync, simulate
+
+LATE_RETURN = HostSpec(sync_return_ns=500 * US)
+
+
+@pytest.fixture(scope="module")
+def synced(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(replace(QUICK, host=LATE_RETURN, causes=(HostSync(),)), tmp_path_factory.mktemp("synced"))
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    spec = replace(QUICK, host=LATE_RETURN, end_sync=False, causes=(HostSync(ranks=(1,)),))
+    return analyze(spec, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(QUICK, tmp_path_factory.mktemp("printed"))
+
+
+def sync(operator: str, idle_us: float, call: str = "cudaStreamSynchronize", inside: str = "") -> SyncRow:
+    return SyncRow(call=call, operator=operator, inside=inside, idle_us=idle_us, count_per_step=1.0, ranks=(0,))
+
+
+def test_item_in_every_step_is_named_with_its_place_and_cost(synced):
+    (finding,) = [found for found in synced.summary.findings if found.rule == host_syncs.RULE]
+    assert "aten::_local_scalar_dense" in finding.title
+    assert ".item()" in finding.action.setting
+    assert "loss.detach()" in finding.action.how
+    idle = synced.summary.time_breakdown[0].idle_sync_us
+    evidence = {row.what: row.value for row in finding.evidence}
+    assert evidence["device idle after host synchronization (median)"] == pytest.approx(idle)
+    (place,) = [what for what in evidence if what.startswith("of that in")]
+    assert evidence[place] == pytest.approx(idle, rel=0.01)
+    assert "cudaStreamSynchronize" in place
+    step = synced.summary.job.step_time_us
+    assert finding.ceiling == pytest.approx(step / (step - idle) - 1)
+    assert (finding.obtained, finding.confidence) == ("replayed", "high")
+
+
+def test_the_replay_without_syncs_is_what_the_step_takes_without(synced):
+    (finding,) = [found for found in synced.summary.findings if found.rule == host_syncs.RULE]
+    without = simulate(replace(QUICK, host=LATE_RETURN, end_sync=False)).truth.step_time_ns / 1e3
+    assert finding.whatif == {"host.sync": "0"}
+    assert finding.predicted_step_us.mid == pytest.approx(without, rel=0.02)
+
+
+def test_calls_are_counted_once_however_their_idle_time_is_cut(synced):
+    # One .item() between forward and backward, one after the optimizer.
+    (row,) = synced.context.syncs
+    assert 1.5 <= row.count_per_step <= 2.0
+    assert row.ranks == (0, 1, 2, 3)
+
+
+def test_a_loss_printed_once_a_step_is_no_defect(printed):
+    assert printed.context.syncs
+    assert host_syncs.RULE not in printed.rules
+
+
+def test_one_rank_that_blocks_is_left_to_the_stragglers(on_one):
+    assert on_one.summary.time_breakdown[1].idle_sync_us > 0.05 * on_one.summary.job.step_time_us
+    assert host_syncs.evaluate(on_one.context) is None
+
+
+@pytest.mark.parametrize(
+    ("operator", "setting", "how"),
+    [
+        ("aten::nonzero", "nonzero in the step", "torch.where"),
+        ("aten::_to_copy", "copies to the host in the step", "non_blocking=True"),
+        ("", "synchronize() in the step", "torch.cuda.synchronize()"),
+    ],
+)
+def test_each_kind_has_its_own_cure(operator, setting, how):
+    finding = host_syncs.evaluate(context(breakdown(0, idle_sync=8_000.0), syncs=(sync(operator, 8_000.0),)))
+    assert finding is not None
+    assert finding.action.setting == setting
+    assert how in finding.action.how
+
+
+def test_fires_from_five_percent():
+    assert host_syncs.evaluate(context(breakdown(0, idle_sync=4_900.0), syncs=(sync("aten::item", 4_900.0),))) is None
+
+
+def test_launches_that_are_set_to_block_are_not_the_script_s_syncs():
+    recorded = runs(1, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    blocked = context(breakdown(0, idle_sync=30_000.0), syncs=(sync("", 30_000.0),), runs=recorded)
+    assert host_syncs.evaluate(blocked) is None
+
+
+def test_deepspeed_s_timers_are_distinguished_from_the_script(synced):
+    recorded = synced.with_settings(deepspeed={"config": {"wall_clock_breakdown": True}})
+    finding = host_syncs.evaluate(recorded)
+    assert finding is not None
+    assert '"wall_clock_breakdown": false' in finding.action.how

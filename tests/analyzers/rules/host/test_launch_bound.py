@@ -1,0 +1,106 @@
+"""Launch-bound: devices of most ranks wait for their host, and the replay without launches gives what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers.rules.host import launch_bound
+from perfscope.results.findings import Prediction
+from perfscope.results.tables import LaunchRow, ModuleRow
+from tests.analyzers.rules.jobs import QUICK, STEP_US, Analyzed, analyze, breakdown, context, kernel, runs
+from tests.generator import SlowHost
+
+SLOW = SlowHost(factor=16.0)
+
+
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(replace(QUICK, causes=(SLOW,)), tmp_path_factory.mktemp("bound"))
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(replace(QUICK, causes=(replace(SLOW, ranks=(3,)),)), tmp_path_factory.mktemp("one"))
+
+
+def by_hand(launches: float = 900.0, optimizer_kernels: float = 0.0, **others: object):
+    row = LaunchRow(
+        rank=0, launches_per_step=launches, call_us_mean=5.0, delay_us_median=4.0, delay_us_p95=9.0,
+        queue_depth_median=0.0, starved_share=0.6, short_kernels_share=0.7,
+    )  # fmt: skip
+    module = ModuleRow(
+        name="Optimizer.step#AdamW.step", depth=0, count_per_step=1.0, host_us_per_step=1.0, device_us_per_step=1.0,
+        kernels_per_step=optimizer_kernels,
+    )  # fmt: skip
+    return context(
+        breakdown(0, idle_launch=20_000.0), launches=(row,), modules=(module,),
+        kernels=(kernel("small", 9_000.0, count_per_step=900.0),), **others,
+    )  # fmt: skip
+
+
+def test_it_fires_with_the_replay_without_launches(bound):
+    (finding,) = [found for found in bound.summary.findings if found.rule == launch_bound.RULE]
+    assert finding.whatif == {"host.launch": "0"}
+    assert finding.obtained == "replayed"
+    waiting = bound.context.typical_us("idle_launch")
+    saved = bound.summary.job.step_time_us - finding.predicted_step_us.mid
+    assert 0.02 * bound.summary.job.step_time_us < saved <= 1.1 * waiting
+    assert finding.action.new == '"reduce-overhead"'
+    assert 'torch.compile(model, mode="reduce-overhead")' in finding.action.how
+
+
+def test_one_rank_that_launches_slowly_is_a_straggler(one_rank):
+    assert launch_bound.evaluate(one_rank.context) is None
+    assert "straggling-rank" in one_rank.rules
+
+
+def test_an_optimizer_that_launches_much_is_fused_first():
+    recorded = runs(1, optimizer={"classes": ["AdamW"], "fused": None, "foreach": None})
+    finding = launch_bound.evaluate(by_hand(optimizer_kernels=300.0, runs=recorded))
+    assert finding is not None
+    assert (finding.action.setting, finding.action.new) == ("torch.optim.AdamW(fused=…)", "True")
+    assert "torch.optim.AdamW(…, fused=True)" in finding.action.how
+    assert "torch.compile" in finding.action.how
+
+
+def test_a_fused_optimizer_is_left_alone():
+    recorded = runs(1, optimizer={"classes": ["AdamW"], "fused": True})
+    finding = launch_bound.evaluate(by_hand(optimizer_kernels=300.0, runs=recorded))
+    assert finding is not None
+    assert finding.action.setting == "torch.compile(mode=…)"
+
+
+def test_a_model_that_is_compiled_gets_graphs_and_one_with_graphs_gets_neither():
+    compiled = by_hand(runs=runs(1, compile={"mode": "default"}))
+    assert (found := launch_bound.evaluate(compiled)) is not None
+    assert (found.action.old, found.action.new) == ("default", '"reduce-overhead"')
+    graphs = by_hand(runs=runs(1, compile={"mode": "reduce-overhead"}))
+    assert (found := launch_bound.evaluate(graphs)) is not None
+    assert found.action.new is None
+    assert "TORCH_LOGS" in found.action.how
+
+
+def test_the_framework_s_own_words():
+    found = launch_bound.evaluate(by_hand(runs=runs(1, transformers={"optim": "adamw_torch"})))
+    assert found is not None
+    assert "--torch_compile True" in found.action.how
+
+
+def test_one_slow_call_among_few_is_no_launch_bound_step():
+    assert launch_bound.evaluate(by_hand(launches=19.0)) is None
+
+
+def test_silent_where_the_replay_saves_nothing():
+    def unchanged(settings):
+        return Prediction(low=STEP_US, mid=STEP_US, high=STEP_US)
+
+    assert launch_bound.evaluate(by_hand(predict=unchanged)) is None
+
+
+def test_with_ranks_missing_it_is_a_ceiling():
+    finding = launch_bound.evaluate(by_hand(missing_ranks=(1,)))
+    assert finding is not None
+    assert finding.whatif == {}
+    assert finding.ceiling == pytest.approx(100 / 80 - 1)

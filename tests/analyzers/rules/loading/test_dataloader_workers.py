@@ -1,0 +1,164 @@
+"""The number of workers: when it is asked for, as each framework writes it, and where cores are the limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rules import evaluate
+from perfscope.analyzers.rules.loading import dataloader_workers
+from perfscope.analyzers.rules.ranks import straggling_rank
+from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
+from perfscope.results.findings import Confidence, Finding, Prediction, Severity
+from perfscope.results.rows import DataLoaderRow, StragglerRow
+from tests.analyzers.rules.jobs import breakdown, context, runs, starved
+
+
+def test_recommends_the_smallest_number_that_keeps_up():
+    # Loading takes 80 ms, the rest of the step 20 ms: 4 workers finish a batch every 20 ms.
+    finding = dataloader_workers.evaluate(starved(80_000))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("0", "4")
+    assert "num_workers=4" in finding.action.how
+    assert finding.ceiling == pytest.approx(100 / 20 - 1)
+    assert finding.severity is Severity.HIGH
+    assert finding.confidence is Confidence.HIGH
+
+
+def test_fires_from_five_percent():
+    assert dataloader_workers.evaluate(starved(5_000)) is not None
+    assert dataloader_workers.evaluate(starved(4_900)) is None
+
+
+def test_does_not_ask_for_more_workers_than_cores():
+    finding = dataloader_workers.evaluate(starved(80_000, cores=2))
+    assert finding is not None
+    assert finding.action.new == "2"
+    # Two workers finish a batch every 40 ms: the step cannot go below that.
+    assert finding.ceiling == pytest.approx(100 / 40 - 1)
+    assert "all that the cores allow" in finding.action.how
+
+
+def test_reports_when_the_cores_are_the_limit_already():
+    finding = dataloader_workers.evaluate(starved(50_000, workers=2, batch_us=190_000, cores=2))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("2", "2")
+    assert "The 2 cores that each rank has are the limit, not the number of workers." in finding.action.how
+
+
+def test_silent_where_two_workers_load_as_long_as_the_step_takes():
+    assert dataloader_workers.evaluate(starved(50_000, workers=2, batch_us=200_000, cores=2)) is None
+
+
+def test_workers_that_do_not_keep_up():
+    # Two workers deliver one batch each 100 ms step: 200 ms per batch; 40 ms of other work need 5 of them.
+    finding = dataloader_workers.evaluate(starved(60_000, workers=2, batch_us=200_000))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("2", "5")
+
+
+def test_unknown_number_of_workers_gets_no_number():
+    row = DataLoaderRow(rank=0, wait_us=60_000, blocking_us=60_000, batch_us=None, num_workers=None)
+    finding = dataloader_workers.evaluate(context(breakdown(0, idle_dataloader=60_000), dataloader=(row,)))
+    assert finding is not None
+    assert finding.action.new is None
+
+
+def test_one_rank_that_waits_for_data_is_left_to_the_straggler_rule():
+    rows = (
+        DataLoaderRow(rank=0, wait_us=50, blocking_us=50, batch_us=50, num_workers=0),
+        DataLoaderRow(rank=1, wait_us=50_000, blocking_us=50_000, batch_us=50_000, num_workers=0),
+    )
+    late = StragglerRow(rank=1, cause="dataloader", lost_us=50_000, confidence="high")
+    ranks = (breakdown(0, exposed_comm_wait=50_000), breakdown(1, idle_dataloader=50_000))
+    found = evaluate(context(*ranks, dataloader=rows, stragglers=(late,)))
+    assert [finding.rule for finding in found] == [straggling_rank.RULE]
+
+
+@pytest.mark.parametrize(
+    ("settings", "typed"),
+    [
+        ({}, "DataLoader(dataset, …, num_workers=4, persistent_workers=True)."),
+        ({"transformers": {"bf16": True}}, "--dataloader_num_workers 4 --dataloader_persistent_workers True."),
+        ({"megatron": {"bf16": True}}, "--num-workers 4."),
+        ({"lightning": {"precision": "bf16-mixed"}}, "DataLoader(dataset, …, num_workers=4, persistent_workers=True)."),
+    ],
+)
+def test_the_framework_s_own_words(settings, typed):
+    # Loading takes 80 ms, the rest of the step 20 ms: 4 workers finish a batch every 20 ms.
+    row = DataLoaderRow(rank=0, wait_us=80_000.0, blocking_us=80_000.0, batch_us=80_000.0, num_workers=0)
+    finding = dataloader_workers.evaluate(
+        context(breakdown(0, idle_dataloader=80_000.0), dataloader=(row,), runs=runs(1, **settings))
+    )
+    assert finding is not None
+    assert finding.action.how == typed
+
+
+def loading(
+    batch_ms: float, cpu_ms: float, *, cores: int, predicted_ms: float | None = None, waited_ms: float = 0.0
+) -> Finding | None:
+    """Two ranks that load a batch for ``batch_ms`` of each step of 100 ms, ``cpu_ms`` of a core in all, and compute for
+    the rest, ``waited_ms`` of a step without a core.
+    """
+    load = DataLoaderMetadata(timed_batches=1, load_ns=round(batch_ms * 1e6), load_cpu_ns=round(cpu_ms * 1e6))
+    used = round((100 - batch_ms + cpu_ms) * 1e6)
+    cpu = CpuMetadata(
+        cores="0-7", steps=1, wall_ns=100_000_000, process_ns=used, thread_ns=used, waited_ns=round(waited_ms * 1e6)
+    )
+    known = {
+        rank: RunMetadata(
+            rank=rank, host="a", cpu_count=cores, local_world_size=2, cpu_threads=1, cpu=cpu, dataloaders=(load,)
+        )
+        for rank in (0, 1)
+    }
+    us = batch_ms * 1e3
+    rows = tuple(DataLoaderRow(rank=rank, wait_us=us, blocking_us=us, batch_us=us, num_workers=0) for rank in (0, 1))
+    predict = None if predicted_ms is None else lambda settings: Prediction(low=0, mid=predicted_ms * 1e3, high=1e6)
+    breakdowns = (breakdown(0, idle_dataloader=us), breakdown(1, idle_dataloader=us))
+    return dataloader_workers.evaluate(context(*breakdowns, dataloader=rows, runs=known, predict=predict))
+
+
+def test_cores_that_are_busy_with_training_leave_none_for_workers():
+    found = loading(30, 30, cores=2)
+    assert found is not None
+    assert found.title.endswith("and the cores are the limit")
+    assert (found.action.old, found.action.new) == ("0", "0")
+    assert "The one core that each rank has is the limit, not the number of workers" in found.action.how
+    assert "num_workers" not in found.action.how
+    assert found.whatif == {}
+    # Loading that costs nothing would end the stall.
+    assert found.ceiling == pytest.approx(100 / 70 - 1)
+    values = {evidence.what: evidence.value for evidence in found.evidence}
+    assert values["CPU time to load one batch"] == pytest.approx(30_000)
+    assert values["CPU time of the rest of a step"] == pytest.approx(70_000)
+
+
+def test_with_a_core_to_spare_workers_are_asked_for():
+    found = loading(30, 30, cores=4)
+    assert found is not None
+    assert (found.action.new, found.whatif) == ("1", {"dataloader.num_workers": "1"})
+    assert "limit" not in found.title
+
+
+def test_workers_that_wait_may_be_more_than_the_cores():
+    found = loading(80, 0.5, cores=2)
+    assert found is not None
+    assert found.action.new == "4", "a batch every 20 ms, from one core"
+    assert "all that the cores allow" not in found.action.how
+
+
+def test_what_is_replayed_decides_whether_workers_help():
+    for little in (97, 93):  # of a stall of 30 ms
+        found = loading(30, 15, cores=2, predicted_ms=little)
+        assert found is not None
+        assert found.whatif == {}
+    found = loading(30, 15, cores=2, predicted_ms=87)
+    assert found is not None
+    assert found.whatif == {"dataloader.num_workers": "1"}
+    assert found.ceiling == pytest.approx(100 / 87 - 1)
+
+
+@pytest.mark.parametrize(("waited_ms", "confidence"), [(0, Confidence.HIGH), (60, Confidence.MEDIUM)])
+def test_other_processes_on_the_cores_make_it_less_sure(waited_ms, confidence):
+    found = loading(80, 0.5, cores=2, waited_ms=waited_ms)
+    assert found is not None
+    assert found.confidence is confidence

@@ -1,0 +1,47 @@
+"""Offload: copies of parameters and optimizer states that are exposed, and what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rules.memory import offload
+from tests.analyzers.rules.jobs import runs
+from tests.analyzers.rules.memory.test_pinned_memory import ZERO, copying
+
+
+def test_deepspeed_s_json_as_it_has_to_be():
+    finding = offload.evaluate(copying(exposed=20_000.0, syncs=(), runs=runs(1, deepspeed=ZERO)))
+    assert finding is not None
+    assert (finding.action.setting, finding.action.new) == ('"offload_optimizer"', "pinned")
+    assert '"offload_optimizer": {"device": "cpu", "pin_memory": true}' in finding.action.how
+    assert '"offload_optimizer": {"device": "none"}' in finding.action.how
+    assert finding.ceiling == pytest.approx(100 / 80 - 1)
+
+
+def test_pinned_already_it_can_only_be_turned_off():
+    pinned = {"zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": True}}}
+    finding = offload.evaluate(copying(exposed=20_000.0, syncs=(), runs=runs(1, deepspeed=pinned)))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("cpu", "on the device")
+    assert "pin_memory" not in finding.action.how
+
+
+@pytest.mark.parametrize(
+    ("settings", "typed"),
+    [
+        ({"fsdp": {"version": 1, "cpu_offload": True}}, "cpu_offload=None"),
+        ({"fsdp": {"version": 2, "offload": True}}, "without offload_policy"),
+        ({"megatron": {"optimizer_cpu_offload": True}}, "without --optimizer-cpu-offload"),
+    ],
+)
+def test_other_frameworks(settings, typed):
+    finding = offload.evaluate(copying(exposed=20_000.0, syncs=(), runs=runs(1, **settings)))
+    assert finding is not None
+    assert typed in finding.action.how
+
+
+def test_silent_where_copies_are_hidden_or_nothing_is_offloaded():
+    assert offload.evaluate(copying(exposed=4_900.0, syncs=(), runs=runs(1, deepspeed=ZERO))) is None
+    assert offload.evaluate(copying(exposed=20_000.0, syncs=())) is None
+    on_device = {"zero_optimization": {"offload_optimizer": {"device": "none"}}}
+    assert offload.evaluate(copying(exposed=20_000.0, syncs=(), runs=runs(1, deepspeed=on_device))) is None

@@ -1,0 +1,122 @@
+"""Shard less: fires where gathers of parameters are exposed and what they gather fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.memory import sharding_stage
+from perfscope.analyzers.rules.memory.memory_limit import ModelStates
+from perfscope.recording.metadata import DeviceMetadata, ModelMetadata, RunMetadata
+from perfscope.results.findings import Confidence, Obtained
+from perfscope.results.rows import MemoryRow
+from perfscope.results.tables import GroupRow
+from tests.analyzers.rules.jobs import GIB, Analyzed, analyze, changed
+from tests.generator import JobSpec, ModelSpec, NetworkSpec
+
+SLOW = JobSpec(
+    strategy="fsdp", model=ModelSpec(layers=6, tokens=4096), network=NetworkSpec(busbw_gbps=20.0, alpha_ns=50_000),
+    end_sync=True, steps=6,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(SLOW, tmp_path_factory.mktemp("fsdp"))
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    # At stage 2 nothing hides the gather: the slower the network, the more is saved.
+    slower = NetworkSpec(busbw_gbps=10.0, alpha_ns=50_000)
+    return analyze(dataclasses.replace(SLOW, strategy="zero3", network=slower), tmp_path_factory.mktemp("zero3"))
+
+
+def known(job: Analyzed, free_gib: float = 40.0, **fsdp: Any) -> RuleContext:
+    """As if the run had recorded its memory and settings."""
+    memory = tuple(
+        MemoryRow(rank=rank, peak_bytes=int((80 - free_gib) * GIB), capacity_bytes=80 * GIB,
+                  headroom_bytes=int(free_gib * GIB))
+        for rank in job.context.ranks
+    )  # fmt: skip
+    device = DeviceMetadata(type="cuda")
+    runs = {
+        rank: RunMetadata(
+            rank=rank, device=device, settings={"fsdp": fsdp} if fsdp else {}, local_world_size=2,
+            model=ModelMetadata(parameters=12 << 20, parameter_bytes=24 << 20, dtypes=("torch.bfloat16",)),
+        )
+        for rank in job.context.ranks
+    }  # fmt: skip
+    return changed(job.context, memory=memory, runs=runs)
+
+
+def test_fsdp2_keeps_parameters(job: Analyzed) -> None:
+    finding = sharding_stage.evaluate(known(job, version=2, reshard_after_forward=True))
+    assert finding is not None
+    assert (finding.action.setting, finding.action.old, finding.action.new) == (
+        "fully_shard(reshard_after_forward=…)", "True", "False",
+    )  # fmt: skip
+    assert "reshard_after_forward=False" in finding.action.how
+    assert "40.0 GiB are free" in (finding.action.costs or "")
+    assert finding.obtained is Obtained.REPLAYED
+    assert finding.whatif == {"fsdp.reshard_after_forward": "false"}
+    assert finding.confidence is Confidence.MEDIUM
+    assert finding.predicted_step_us is not None
+    assert finding.predicted_step_us.mid < 0.95 * job.context.step_time_us
+
+
+def test_fsdp1_names_its_strategy(job: Analyzed) -> None:
+    finding = sharding_stage.evaluate(known(job, version=1, sharding_strategy="FULL_SHARD"))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("FULL_SHARD", "SHARD_GRAD_OP")
+    assert "sharding_strategy=ShardingStrategy.SHARD_GRAD_OP" in finding.action.how
+
+
+def test_deepspeed_goes_to_stage_2(zero: Analyzed) -> None:
+    finding = sharding_stage.evaluate(changed(known(zero), strategy="zero3"))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("3", "2")
+    assert '"zero_optimization": {"stage": 2}' in finding.action.how
+    assert finding.whatif == {"zero.stage": "2"}
+
+
+def test_unknown_memory_is_reported_and_lowers_confidence(job: Analyzed) -> None:
+    finding = sharding_stage.evaluate(job.context)
+    assert finding is not None
+    assert finding.confidence is Confidence.LOW
+    assert "check that they are free" in (finding.action.costs or "")
+
+
+def test_silent_where_parameters_do_not_fit_or_gathers_hide(
+    job: Analyzed, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    # 96 MiB of parameters, three quarters of which are others': 72 MiB, and a tenth to spare.
+    assert sharding_stage.evaluate(known(job, free_gib=0.09, version=2)) is not None
+    assert sharding_stage.evaluate(known(job, free_gib=0.07, version=2)) is None
+    quick = dataclasses.replace(SLOW, network=NetworkSpec(busbw_gbps=600.0))
+    assert sharding_stage.RULE not in analyze(quick, tmp_path_factory.mktemp("quick")).rules
+
+
+def test_across_hosts_shards_stay_inside_where_whole_parameters_do_not_fit(job: Analyzed) -> None:
+    group = next(row for row in job.context.summary.groups if row.comm_us > 0)
+    across = (dataclasses.replace(group, across_hosts=True),)
+    tight = changed(known(job, free_gib=0.0, version=2), groups=across)
+    assert sharding_stage.evaluate(tight) is None
+    context = changed(known(job, version=2), groups=across, predict=None)
+    finding = sharding_stage.evaluate(context)
+    assert finding is not None
+    assert (finding.action.setting, finding.action.new) == ("fully_shard(mesh=…)", "(2, 2)")
+    assert 'mesh_dim_names=("replicate", "shard")' in finding.action.how
+    assert finding.obtained is Obtained.BOUNDED
+    inside: tuple[GroupRow, ...] = (dataclasses.replace(group, across_hosts=False),)
+    assert sharding_stage.evaluate(changed(context, groups=inside)) is None
+
+
+@pytest.mark.parametrize(("stage", "each"), [(0, 16.0), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)])
+def test_memory_of_the_states_is_the_paper_s(stage: int, each: float) -> None:
+    # Figure 1 of "ZeRO": 7.5 billion parameters on 64 ranks take 120, 31.4, 16.6 and 1.9 GB.
+    states = ModelStates(7_500_000_000, (2.0, 2.0, 12.0))
+    assert states.bytes_at(stage, 64) == pytest.approx(7.5e9 * each)

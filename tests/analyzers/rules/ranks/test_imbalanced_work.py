@@ -1,0 +1,87 @@
+"""Uneven work: ranks that take turns at being slow because they have more to compute, and those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.ranks import imbalanced_work, straggling_rank
+from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, changed
+from tests.generator import SlowCompute
+
+TURNS = tuple(SlowCompute(ranks=(step % 4,), steps=(step,), factor=1.4 + 0.1 * (step % 3)) for step in range(10, 18))
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    """Kernels of one rank after another are slow, on the same shapes."""
+    return analyze(replace(QUICK, causes=TURNS), tmp_path_factory.mktemp("turns"))
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    return analyze(replace(QUICK, causes=(SlowCompute(ranks=(2,), factor=1.4),)), tmp_path_factory.mktemp("steady"))
+
+
+def with_flops(context: RuleContext, *, uneven: bool) -> RuleContext:
+    """As if each step's FLOPs followed what it took (``uneven``), or as if there were no shapes."""
+    steps = {
+        rank: replace(steps, flops=tuple(us * 1e6 for us in steps.compute_us) if uneven else None)
+        for rank, steps in context.per_step.items()
+    }
+    return changed(context, per_step=steps)
+
+
+def test_the_job_s_ranks_are_found_slow_in_turn(in_turn):
+    assert in_turn.context.summary.stragglers[0].pattern == "rotating"
+    assert in_turn.context.summary.stragglers[0].cause == "compute"
+
+
+def test_with_more_flops_where_it_is_slow_the_work_is_uneven(in_turn):
+    context = with_flops(in_turn.context, uneven=True)
+    finding = imbalanced_work.evaluate(context)
+    assert finding is not None
+    assert finding.confidence == "high"
+    assert finding.predicted_step_us.mid == pytest.approx(
+        context.step_time_us - context.summary.stragglers[0].lost_us, rel=1e-6
+    )
+    values = {row.what: row.value for row in finding.evidence}
+    assert values["ranks that had the most in some step"] == 4
+    assert "pack samples to one length" in finding.action.how
+    assert straggling_rank.evaluate(context) is None
+
+
+def test_without_shapes_forward_and_backward_times_decide(in_turn):
+    finding = imbalanced_work.evaluate(with_flops(in_turn.context, uneven=False))
+    assert finding is not None
+    assert finding.confidence == "medium"
+    assert any("the rest of compute" in row.what for row in finding.evidence)
+
+
+def test_equal_flops_are_equal_work_whatever_they_take(in_turn):
+    assert imbalanced_work.evaluate(in_turn.context) is None
+    assert straggling_rank.evaluate(in_turn.context) is not None
+
+
+def test_one_rank_that_is_always_slow_is_not_this(steady):
+    assert imbalanced_work.evaluate(with_flops(steady.context, uneven=True)) is None
+
+
+def test_a_straggler_with_more_work_is_reported_as_such(steady):
+    finding = straggling_rank.evaluate(with_flops(steady.context, uneven=True))
+    assert finding is not None
+    assert "1.4" in finding.action.how
+    assert "its device is not the cause" in finding.action.how
+    same = straggling_rank.evaluate(steady.context)
+    assert same is not None
+    assert "clocks, power" in same.action.how
+
+
+def test_megatron_s_arguments_name_experts_only_where_there_are_some(in_turn):
+    context = with_flops(in_turn.context, uneven=True)
+    dense = changed(context, runs=in_turn.with_settings(megatron={"expert_model_parallel_size": 1}).runs)
+    assert "--moe" not in imbalanced_work.evaluate(dense).action.how
+    experts = changed(context, runs=in_turn.with_settings(megatron={"expert_model_parallel_size": 8}).runs)
+    assert "--moe-aux-loss-coeff" in imbalanced_work.evaluate(experts).action.how

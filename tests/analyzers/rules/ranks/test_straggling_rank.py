@@ -1,0 +1,92 @@
+"""Which straggler is named, and with what remedy; those that have a rule of their own are left to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.job.rank_steps import RankSteps
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.analyzers.rules.ranks import straggling_rank
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.rows import StragglerRow
+from tests.analyzers.rules.jobs import breakdown, changed, context
+
+PAUSES = StragglerRow(rank=0, cause="host", lost_us=20_000.0, confidence="high", ranks=(0,))
+SLOW = StragglerRow(rank=1, cause="compute", lost_us=15_000.0, confidence="high", ranks=(1,))
+
+
+def steps(collecting_us: float) -> RankSteps:
+    return RankSteps(
+        loading_us=(0.0,) * 8, compute_us=(50_000.0,) * 8, collecting_us=(collecting_us,) * 8, flops=None,
+        forward_us=None,
+    )  # fmt: skip
+
+
+def job(collecting_us: float):
+    return context(
+        breakdown(0), breakdown(1), stragglers=(PAUSES, SLOW), per_step={0: steps(collecting_us), 1: steps(0.0)}
+    )  # fmt: skip
+
+
+def test_the_next_one_is_named_where_the_worst_collects_garbage():
+    finding = straggling_rank.evaluate(job(20_000.0))
+    assert finding is not None
+    assert finding.title.startswith(
+        "Rank 1 is a straggler: the other ranks wait for it 15% of each step (slower compute)"
+    )
+    assert garbage_collection.evaluate(job(20_000.0)) is not None
+
+
+def test_collections_that_explain_less_than_half_of_it_are_not_its_cause():
+    finding = straggling_rank.evaluate(job(9_000.0))
+    assert finding is not None
+    assert finding.title.startswith(
+        "Rank 0 is a straggler: the other ranks wait for it 20% of each step (Python work outside operators)"
+    )
+
+
+def test_a_job_of_one_straggler_that_collects_has_one_finding():
+    assert straggling_rank.evaluate(changed(job(20_000.0), stragglers=(PAUSES,))) is None
+
+
+def late(lost_us: float, next_us: float = 0.0, share: float = 0.6) -> RuleContext:
+    rows = [
+        StragglerRow(rank=3, cause="compute", lost_us=lost_us, confidence="high", host="node7", share_of_steps=share)
+    ]
+    if next_us:
+        rows.append(StragglerRow(rank=1, cause="host", lost_us=next_us, confidence="medium"))
+    return context(breakdown(1, exposed_comm_wait=lost_us), breakdown(3), stragglers=tuple(rows))
+
+
+def test_names_rank_host_and_cause():
+    finding = straggling_rank.evaluate(late(25_000))
+    assert finding is not None
+    assert "Rank 3" in finding.title
+    assert "slower compute" in finding.title
+    assert "node7" in finding.action.setting
+    assert finding.ceiling == pytest.approx(100 / 75 - 1)
+
+
+def test_silent_below_five_percent_and_where_ranks_take_turns():
+    assert straggling_rank.evaluate(late(4_900)) is None
+    assert straggling_rank.evaluate(late(10_000, next_us=4_000)) is None
+    assert straggling_rank.evaluate(late(10_000, next_us=3_000)) is not None
+    assert straggling_rank.evaluate(late(10_000, next_us=4_000, share=0.875)) is not None
+    assert straggling_rank.evaluate(late(16_000, next_us=14_000)) is not None
+
+
+def test_a_slow_cpu_is_not_looked_for_with_nvidia_smi():
+    case = changed(late(25_000), runs={3: RunMetadata(rank=3)})
+    finding = straggling_rank.evaluate(case)
+    assert finding is not None
+    assert "nvidia" not in finding.action.how
+    assert "OMP_NUM_THREADS" in finding.action.how
+
+
+def test_every_cause_of_the_contract_has_a_remedy():
+    for cause in ("compute", "dataloader", "launch", "host", "sync", "copy", "communication"):
+        row = StragglerRow(rank=0, cause=cause, lost_us=30_000, confidence="high")
+        finding = straggling_rank.evaluate(context(breakdown(0), breakdown(1), stragglers=(row,)))
+        assert finding is not None
+        assert finding.action.how

@@ -1,0 +1,49 @@
+"""What all rules share: how sure a finding is, and in which order they come."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rules import evaluate
+from perfscope.analyzers.rules.loading import dataloader_workers
+from perfscope.analyzers.rules.ranks import straggling_rank
+from perfscope.results.findings import Confidence, Prediction
+from perfscope.results.rows import StragglerRow
+from tests.analyzers.rules.jobs import STEP_US, changed, starved
+
+
+@pytest.mark.parametrize(
+    ("high_share", "confidence"), [(0.9, Confidence.HIGH), (1.1, Confidence.MEDIUM)], ids=["a gain", "perhaps none"]
+)
+def test_no_advice_is_sure_whose_gain_is_in_doubt(high_share, confidence):
+    replayed = Prediction(low=0.5 * STEP_US, mid=0.7 * STEP_US, high=high_share * STEP_US)
+    finding, *_ = evaluate(changed(starved(80_000), predict=lambda changes: replayed))
+    assert finding.predicted_step_us == replayed
+    assert finding.confidence is confidence
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "confidence"),
+    [(None, Confidence.HIGH), (1.2, Confidence.HIGH), (1.3, Confidence.MEDIUM), (3.6, Confidence.LOW)],
+)
+def test_no_finding_is_surer_than_its_recording(perturbation, confidence):
+    (finding,) = evaluate(changed(starved(80_000), perturbation=perturbation))
+    assert finding.confidence is confidence
+
+
+def test_a_replay_that_gains_more_raises_the_bound():
+    case = changed(
+        starved(10_000), predict=lambda settings: Prediction(low=50e3, mid=50e3, high=50e3) if settings else None
+    )
+    gains = {
+        finding.rule: (finding.ceiling, STEP_US / finding.predicted_step_us.mid - 1)
+        for finding in evaluate(case)
+        if finding.predicted_step_us is not None
+    }
+    assert gains["dataloader-workers"] == pytest.approx((1.0, 1.0))
+
+
+def test_findings_come_worst_first():
+    late = StragglerRow(rank=0, cause="host", lost_us=10_000, confidence="high")
+    case = changed(starved(80_000), stragglers=(late,))
+    assert [finding.rule for finding in evaluate(case)] == [dataloader_workers.RULE, straggling_rank.RULE]

@@ -1,0 +1,117 @@
+"""The headline and the first action."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from perfscope.analyzers.job.pipelines.table import ideal_bubble_share
+from perfscope.analyzers.rules import evaluate
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.verdict import verdict
+from perfscope.results.findings import Action, Finding, Obtained, Prediction
+from perfscope.results.rows import Verdict
+from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
+from tests.analyzers.rules.jobs import breakdown, context, starved
+from tests.generator import ExtraLayers, ModelSpec, simulate
+
+
+def judged(case: RuleContext, *findings: Finding) -> Verdict:
+    return verdict(dataclasses.replace(case.summary, findings=findings))
+
+
+def test_healthy_says_so_and_how_much_is_compute():
+    verdict = judged(context(breakdown(0, exposed_comm_transfer=8_000), breakdown(1, exposed_comm_transfer=8_000)))
+    assert verdict.healthy
+    assert "92%" in verdict.headline
+    assert verdict.first_action is None
+
+
+def test_a_large_loss_without_a_rule_is_not_called_healthy():
+    verdict = judged(context(breakdown(0, idle_sync=30_000)))
+    assert not verdict.healthy
+    assert "host synchronization" in verdict.headline
+
+
+def test_the_first_finding_is_the_headline_and_its_setting_the_first_action():
+    case = starved(80_000)
+    verdict = judged(case, *evaluate(case))
+    assert "Data loading" in verdict.headline
+    assert verdict.first_action is not None
+    assert verdict.first_action.startswith("Set DataLoader(num_workers=4) (now 0).")
+    assert "Speedup: at most 5x." in verdict.first_action
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "new", "instruction"),
+    [
+        ("OMP_NUM_THREADS", "8", "1", "Set OMP_NUM_THREADS to 1 (now 8)."),
+        ("batch size per rank", None, "16", "Set batch size per rank to 16."),
+        ("TrainingArguments(bf16=True)", "float32", "bfloat16", "Set TrainingArguments(bf16=True) (now float32)."),
+        ("--overlap-grad-reduce", "not set", "set", "Set --overlap-grad-reduce (now not set)."),
+        ("DistributedDataParallel.no_sync()", "not used", "used", "As it is written."),
+        ("FSDP units", "48 gathers per step", "larger units", "As it is written."),
+    ],
+)
+def test_the_first_action_names_the_value_or_how_to_set_it(setting, old, new, instruction):
+    case = starved(80_000)
+    (finding, *_) = evaluate(case)
+    action = Action(setting=setting, old=old, new=new, how="As it is written.")
+    first = judged(case, dataclasses.replace(finding, action=action)).first_action
+    assert first is not None
+    assert first.startswith(f"{instruction} Speedup: at most")
+
+
+def test_the_first_action_brings_what_was_predicted():
+    case = starved(80_000)
+    (finding, *_) = evaluate(case)
+    prediction = Prediction(low=70e3, mid=80e3, high=90e3)
+    replayed = dataclasses.replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED)
+    first = judged(case, replayed).first_action
+    assert first is not None
+    assert "Predicted speedup: 1.25x." in first
+
+
+class TestPipelines:
+    def test_a_pipeline_that_waits_for_its_bubble_only_is_healthy(self) -> None:
+        found = verdict(waiting(made(FOUR)).summary)
+        assert found.healthy
+        assert "the pipeline bubble takes 30% (4 stages, 8 micro-batches)" in found.headline
+        assert "the largest other category is " in found.headline
+
+    def test_a_bubble_far_beyond_its_price_is_not(self) -> None:
+        known = made(FOUR, bubble_share=0.3, microbatches=64, ideal_bubble_share=ideal_bubble_share(4, 64, 1))
+        found = verdict(waiting(known).summary)
+        assert not found.healthy
+        assert found.headline.startswith("26% of the step is waiting for other stages of the pipeline")
+        assert "4% is inherent in" in found.headline
+
+    def test_a_bubble_without_a_known_price_counts_as_waiting(self) -> None:
+        found = verdict(waiting(made(FOUR, microbatches=None, ideal_bubble_share=None)).summary)
+        assert not found.healthy
+        assert found.headline.startswith("30% of the step is waiting for other stages of the pipeline;")
+
+    def test_a_whole_job(self, tmp_path: Path) -> None:
+        spec = pipeline(steps=6, model=ModelSpec(layers=4, tokens=2048), end_sync=True, noise=0.003)
+        simulate(spec).write(tmp_path)
+        summary = perfscope.analyze(tmp_path)
+        assert summary.verdict.healthy
+        assert "4 stages, 8 micro-batches" in summary.verdict.headline
+        assert [finding.rule for finding in summary.findings] == ["pipeline-bubble"]
+        assert summary.pipeline is not None
+        assert summary.frames.stages["stage"].to_list() == [0, 1, 2, 3]
+
+    def test_a_whole_job_with_uneven_stages(self, tmp_path: Path) -> None:
+        spec = pipeline(steps=6, causes=(ExtraLayers(stages=(2,), layers=1),))
+        simulate(spec).write(tmp_path)
+        summary = perfscope.analyze(tmp_path)
+        assert not summary.verdict.healthy
+        first, *others = summary.findings
+        assert (first.rule, first.severity) == ("pipeline-imbalance", "medium")
+        assert first.predicted_step_us is not None
+        assert first.predicted_step_us.mid < summary.job.step_time_us
+        assert {finding.severity for finding in others} <= {"info"}
+        assert not summary.stragglers

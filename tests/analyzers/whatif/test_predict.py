@@ -1,0 +1,211 @@
+"""Predictions from one recording against the same job simulated with the change."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.whatif import context_of, sweep, whatif
+from tests.generator import (
+    MIB,
+    MS,
+    US,
+    HostSpec,
+    JobSpec,
+    LoaderSpec,
+    ModelSpec,
+    NetworkSpec,
+    ReduceEachMicrobatch,
+    SlowCompute,
+    simulate,
+)  # fmt: skip
+
+DEEP = ModelSpec(layers=12, tokens=2048)
+SLOW_NETWORK = NetworkSpec(busbw_gbps=40.0, alpha_ns=100_000)
+DDP = JobSpec(ranks=4, model=DEEP, network=SLOW_NETWORK, end_sync=True)
+STRAGGLING = replace(DDP, causes=(SlowCompute(ranks=(2,), factor=1.4),))
+ACCUMULATING = replace(DDP, microbatches=4)
+LOADING = JobSpec(ranks=2, model=DEEP, loader=LoaderSpec(workers=0, load_ns=8 * MS), end_sync=True)
+FSDP = replace(DDP, strategy="fsdp")
+LAUNCH_BOUND = JobSpec(
+    ranks=4, tensor=2, steps=6, model=ModelSpec(layers=12, tokens=1024, width=512, hidden=1024),
+    network=NetworkSpec(busbw_gbps=217.0, alpha_ns=13 * US), clip_norm=True,
+)  # fmt: skip
+SMALL = JobSpec(
+    ranks=4, end_sync=True, model=ModelSpec(layers=16, tokens=1024, width=512, hidden=1024),
+    network=NetworkSpec(busbw_gbps=79.0, alpha_ns=126 * US),
+)  # fmt: skip
+
+
+def network(bandwidth: float = 1.0, latency: float = 1.0) -> NetworkSpec:
+    return NetworkSpec(busbw_gbps=SLOW_NETWORK.busbw_gbps * bandwidth, alpha_ns=round(SLOW_NETWORK.alpha_ns * latency))
+
+
+def quicker(factor: float) -> ModelSpec:
+    return replace(
+        DEEP,
+        flops_per_ns=DEEP.flops_per_ns * factor,
+        small_kernel_ns=round(DEEP.small_kernel_ns / factor),
+        optimizer_kernel_ns=round(DEEP.optimizer_kernel_ns / factor),
+    )
+
+
+def bucketed(spec: JobSpec, size: int) -> JobSpec:
+    """With ``bucket_cap_mb`` set to ``size``, which since torch 2.5 is the first bucket's limit as well."""
+    return replace(spec, bucket_bytes=size * MIB, first_bucket_bytes=size * MIB)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A recorded job, the settings asked about, and the job that they make of it."""
+
+    recorded: JobSpec
+    settings: dict[str, str]
+    changed: JobSpec
+    within: float = 0.05
+
+
+QUESTIONS = {
+    "nothing": Question(DDP, {}, DDP, within=1e-4),
+    "twice the bandwidth": Question(DDP, {"network.bandwidth": "2x"}, replace(DDP, network=network(2.0))),
+    "half the bandwidth": Question(DDP, {"network.bandwidth": "0.5x"}, replace(DDP, network=network(0.5))),
+    "four times the latency": Question(DDP, {"network.latency": "4x"}, replace(DDP, network=network(latency=4.0))),
+    "quicker computation": Question(DDP, {"compute": "1.2x"}, replace(DDP, model=quicker(1.2))),
+    "launches for nothing": Question(
+        DDP, {"host.launch": "0"}, replace(DDP, host=HostSpec(operator_ns=0, launch_ns=0, event_ns=0))
+    ),
+    "a rank at its peers' pace": Question(STRAGGLING, {"rank.2": "peers"}, DDP, within=0.01),
+    "a rank that is not slow": Question(STRAGGLING, {"rank.1": "peers"}, STRAGGLING, within=0.01),
+    "a rank at its peers' pace on a quicker network": Question(
+        STRAGGLING, {"rank.2": "peers", "network.bandwidth": "2x"}, replace(DDP, network=network(2.0))
+    ),
+    **{
+        # Parameters are 8 MiB, which only the recorded buckets show: buckets of 10 hold two of them.
+        f"buckets of {size} MiB": Question(DDP, {"ddp.bucket_cap_mb": str(size)}, bucketed(DDP, size), within=0.01)
+        for size in (5, 10, 25, 50, 100, 200)
+    },
+    "larger buckets on a quicker network": Question(
+        DDP, {"ddp.bucket_cap_mb": "50", "network.bandwidth": "2x"}, bucketed(replace(DDP, network=network(2.0)), 50)
+    ),
+    "one bucket split": Question(
+        replace(DDP, bucket_bytes=2000 * MIB, first_bucket_bytes=2000 * MIB),
+        {"ddp.bucket_cap_mb": "50"},
+        bucketed(DDP, 50),
+    ),
+    "no_sync": Question(replace(ACCUMULATING, causes=(ReduceEachMicrobatch(),)), {"ddp.no_sync": "true"}, ACCUMULATING),
+    **{
+        f"{workers} workers": Question(
+            LOADING,
+            {"dataloader.num_workers": str(workers)},
+            replace(LOADING, loader=LoaderSpec(workers=workers, load_ns=8 * MS)),
+        )
+        for workers in (0, 1, 2, 4)
+    },
+    # What the network no longer hides is the host's own work.
+    "a quarter of the latency where launches take as long": Question(
+        LAUNCH_BOUND,
+        {"network.latency": "0.25x"},
+        replace(LAUNCH_BOUND, network=replace(LAUNCH_BOUND.network, alpha_ns=round(13 * US / 4))),
+    ),
+    # All its collectives have one size, so latency cannot be separated from bandwidth and is assumed.
+    "FULL_SHARD on twice the bandwidth": Question(
+        FSDP, {"network.bandwidth": "2x"}, replace(FSDP, network=network(2.0)), within=0.08
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def recordings() -> Iterator[dict[str, Context]]:
+    """Every recorded job once."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, spec in enumerate(dict.fromkeys(map(repr, (q.recorded for q in QUESTIONS.values())))):
+            job = next(q.recorded for q in QUESTIONS.values() if repr(q.recorded) == spec)
+            place = Path(folder, str(number))
+            simulate(job).write(place)
+            found[spec] = context_of(place)
+        yield found
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_prediction_comes_true(recordings: dict[str, Context], name: str) -> None:
+    question = QUESTIONS[name]
+    found = predict(recordings[repr(question.recorded)], question.settings)
+    truth = simulate(question.changed).truth.step_time_ns
+    assert found.error == pytest.approx(0.0, abs=1e-6)
+    assert found.mid_ns == pytest.approx(truth, rel=question.within)
+    assert found.low_ns <= found.mid_ns <= found.high_ns
+    assert 0.999 * found.low_ns <= truth <= 1.001 * found.high_ns
+
+
+@pytest.mark.parametrize("batches", [2, 4])
+def test_accumulating_where_the_optimizer_is_much_of_a_step(tmp_path: Path, batches: int) -> None:
+    simulate(SMALL).write(tmp_path)
+    found = whatif(tmp_path, {"batch.accumulation": str(batches)})
+    truth = simulate(replace(SMALL, microbatches=batches)).truth.step_time_ns / batches
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("alpha_ns", [15 * US, 200 * US])
+def test_an_unknown_latency_is_assumed_and_the_range_holds_it(tmp_path: Path, alpha_ns: int) -> None:
+    spec = replace(FSDP, steps=4, network=replace(SLOW_NETWORK, alpha_ns=alpha_ns))
+    simulate(spec).write(tmp_path)
+    found = whatif(tmp_path, {"network.bandwidth": "2x"})
+    truth = simulate(replace(spec, network=replace(spec.network, busbw_gbps=80.0))).truth.step_time_ns
+    assert found.low_ns <= truth <= found.high_ns
+    assert found.assumed
+    assert "one size of all_gather and reduce_scatter" in found.assumed[0]
+
+
+def test_the_latency_of_one_group_is_that_of_others_on_the_same_links(tmp_path: Path) -> None:
+    """The norm's all-reduce of a few bytes is all latency; tensor parallel ones have one size."""
+    spec = replace(DDP, steps=4, tensor=2, clip_norm=True, network=replace(SLOW_NETWORK, alpha_ns=150 * US))
+    simulate(spec).write(tmp_path)
+    found = whatif(tmp_path, {"network.bandwidth": "4x"})
+    truth = simulate(replace(spec, network=replace(spec.network, busbw_gbps=160.0))).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
+    assert not found.assumed
+
+
+def test_the_best_bucket_is_ranked_first(recordings: dict[str, Context]) -> None:
+    sizes = ("5", "25", "50", "100", "200")
+    found = sweep(recordings[repr(DDP)], {}, "ddp.bucket_cap_mb", sizes)
+    truths = [simulate(bucketed(DDP, int(size))).truth.step_time_ns for size in sizes]
+    best = min(zip(found, truths, strict=True), key=lambda pair: pair[0].mid_ns)
+    assert best[1] <= 1.02 * min(truths)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"rank.9": "peers"}, "not in the recording"),
+        ({"ddp.no_sync": "true"}, "already reduced once per step"),
+        ({"ddp.comm_dtype": "bf16"}, "16 bits"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_with_the_reason(
+    recordings: dict[str, Context], settings: dict[str, str], why: str
+) -> None:
+    with pytest.raises(CannotReplay, match=why):
+        predict(recordings[repr(DDP)], settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"network.bandwith": "2x"}, {"network.bandwidth": "-1x"}, {"ddp.bucket_cap_mb": "big"}, {"rank.2": "fast"},
+     {"dataloader.num_workers": "-1"}, {"zero.stage": "4"}],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_named(recordings: dict[str, Context], settings: dict[str, str]) -> None:
+    with pytest.raises(BadSetting, match=next(iter(settings)).split(".")[0]):
+        predict(recordings[repr(DDP)], settings)
+
+
+def test_from_a_folder(tmp_path: Path) -> None:
+    simulate(DDP).write(tmp_path)
+    assert whatif(tmp_path, {"network.bandwidth": "2x"}).mid_ns < whatif(tmp_path, {}).mid_ns

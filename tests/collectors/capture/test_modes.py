@@ -1,0 +1,299 @@
+"""The modes of recording with real trainings: what is recorded, what is found in it, that nothing is left patched."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfscope.analyzers.analyze import analyze
+from perfscope.analyzers.history.rank_history import read
+from perfscope.cli.main import main
+from perfscope.collectors.agreement import PLANS_FILE
+from perfscope.collectors.launch.nsys import SESSION_VARIABLE, find_nsys
+from perfscope.recording.metadata import CaptureMetadata
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, steps_file
+from perfscope.results.history import OTHER
+from tests.collectors.harness import PERFSCOPE, SCRIPTS, Recording, needs_torch, record
+
+pytestmark = [pytest.mark.training, needs_torch]
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+PACED = str(SCRIPTS / "paced.py")
+STAGES = {"dataloader", "forward", "backward", "optimizer", OTHER}
+
+
+def paced(folder: Path, *arguments: str, options: tuple[str, ...], ranks: int = 2) -> Recording:
+    """``scripts/paced.py`` under ``perfscope run``."""
+    start = TORCHRUN if ranks > 1 else (sys.executable,)
+    return record(folder, *start, PACED, *arguments, options=("--no-sampler", *options))
+
+
+class Running:
+    """A training that goes on until it is asked to stop."""
+
+    def __init__(self, folder: Path, *options: str, arguments: tuple[str, ...] = (), ranks: int = 1) -> None:
+        self.folder = folder
+        self._until = folder.parent / "stop"
+        start = TORCHRUN if ranks > 1 else (sys.executable,)
+        command = [*start, PACED, "--ms", "20", "--until", str(self._until), *arguments]
+        self.process = subprocess.Popen(
+            [*PERFSCOPE, "run", "--no-sampler", "--output", str(folder), *options, "--", *command],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.pids = {}
+        for _ in range(ranks):
+            announced = re.fullmatch(r"rank (\d) pid (\d+)\n", self.process.stdout.readline())
+            assert announced is not None
+            self.pids[int(announced[1])] = int(announced[2])
+
+    def wait_for(self, *names: str, timeout: float = 60) -> None:
+        """Until there are files of these names in the recording, with something in them."""
+        deadline = time.monotonic() + timeout
+        while not all((self.folder / name).exists() and (self.folder / name).stat().st_size for name in names):
+            assert time.monotonic() < deadline, f"no {names} in {sorted(self.folder.iterdir())}"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.1)
+
+    def stop(self) -> Recording:
+        """Let the training end."""
+        self._until.touch()
+        out, err = self.process.communicate(timeout=60)
+        return Recording(self.folder, self.process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def steps_only(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Two ranks, of which rank 1 loads 8 ms longer, and takes ten times as long in its step 60."""
+    folder = tmp_path_factory.mktemp("steps") / "recording"
+    arguments = ("--steps", "150", "--ms", "6", "--load-ms", "8", "--slow-at", "60", "--slow-rank", "1")
+    return paced(folder, *arguments, options=("--steps-only",))
+
+
+class TestStepsOnly:
+    def test_nothing_is_traced_and_nothing_is_left_behind(self, steps_only: Recording) -> None:
+        assert steps_only.exit_code == 0, steps_only.err
+        assert steps_only.traces() == []
+        assert {line for line in steps_only.out.splitlines() if "left behind" in line} == {
+            "rank 0 left behind: [] []",
+            "rank 1 left behind: [] []",
+        }
+        assert "recorded the step times of all 2 ranks: 150 steps" in steps_only.messages
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_every_step_is_there_with_its_stages(self, steps_only: Recording, rank: int) -> None:
+        steps = read(steps_file(steps_only.folder, rank))
+        assert steps.number.tolist() == list(range(1, 150))  # the beginning of the first is not seen
+        assert steps.stages == ("dataloader", "forward", "backward", "optimizer")
+        forward = steps.stages_us[:, steps.stages.index("forward")]
+        undisturbed = ~steps.disturbed
+        assert undisturbed.sum() >= 145
+        assert (forward[undisturbed] >= 6000).all()
+        assert (steps.stages_us >= 0).all()
+
+    def test_a_step_takes_a_few_bytes(self, steps_only: Recording) -> None:
+        assert steps_file(steps_only.folder, 0).stat().st_size < 16 * 149
+
+    def test_the_run_is_described_without_a_capture(self, steps_only: Recording) -> None:
+        run = steps_only.run(1)
+        assert (run.mode, run.captures, run.outcome, run.problems) == ("steps", (), "finished", ())
+        assert (run.strategies, run.batch_shape) == (("ddp",), (1, 8))
+        assert run.dataloaders[0].dataset == "Samples"
+
+    def test_what_was_planted_is_found(self, steps_only: Recording) -> None:
+        summary = analyze(steps_only.folder)
+        assert summary.history is not None
+        assert (summary.time_breakdown, summary.stragglers, summary.findings) == ((), (), ())
+        assert [(row.rank, row.steps + row.disturbed_steps) for row in summary.history.ranks] == [(0, 149), (1, 149)]
+        assert all(set(row.stages_us) == STAGES for row in summary.history.ranks)
+        slow = summary.history.slow_ranks[0]
+        assert (slow.rank, slow.stage) == (1, "dataloader")
+        assert 7000 <= slow.excess_us <= 24000  # 8 ms of sleep; its peers load too, and the machine is busy
+        planted = next(row for row in summary.history.outliers if row.step == 60)
+        assert (planted.rank, planted.stage) == (1, "forward")
+        assert planted.us >= 60000
+        assert "rank 1 spends" in summary.verdict.headline
+        assert "loading data" in summary.verdict.headline
+
+    def test_the_command_line_shows_it(self, steps_only: Recording, tmp_path: Path) -> None:
+        target = ["--output", str(tmp_path / "page.html"), "--json", str(tmp_path / "result.json")]
+        result = CliRunner().invoke(main, ["analyze", str(steps_only.folder), *target])
+        assert result.exit_code == 0, result.output
+        assert "Steps take" in result.output
+        history = json.loads((tmp_path / "result.json").read_text())["history"]
+        assert [row["rank"] for row in history["ranks"]] == [0, 1]
+        assert (tmp_path / "page.html").stat().st_size > 10_000
+
+
+def test_planned_captures_come_with_the_history_of_all_steps(tmp_path: Path) -> None:
+    options = ("--wait", "4", "--warmup", "1", "--active", "3")
+    recording = paced(tmp_path / "r", "--steps", "30", "--ms", "2", options=options, ranks=1)
+    assert [(each.first_step, each.last_step) for each in recording.run().captures] == [(5, 7)]
+    steps = read(steps_file(recording.folder, 0))
+    assert steps.number.tolist() == list(range(1, 30))
+    assert steps.stages == ("optimizer",)  # more would need names replaced for the whole run
+    disturbed = steps.number[steps.disturbed].tolist()
+    assert set(range(4, 9)) <= set(disturbed)
+    assert not {1, 2, 3, 29} & set(disturbed)
+    summary = analyze(recording.folder)
+    assert summary.history is not None
+    assert summary.job.steps == (5, 6, 7)
+    assert summary.history.ranks[0].steps == 29 - len(disturbed)
+
+
+def test_a_slow_step_has_every_rank_record_the_same_steps(tmp_path: Path) -> None:
+    options = ("--trigger", "4", "--warmup", "1", "--active", "3")
+    arguments = ("--steps", "450", "--ms", "15", "--slow-at", "40", "--slow-factor", "80", "--slow-rank", "1")
+    recording = paced(tmp_path / "r", *arguments, options=options)
+    assert recording.exit_code == 0, recording.err
+    captures = [recording.run(rank).captures for rank in (0, 1)]
+    assert [len(each) for each in captures] == [1, 1]
+    assert captures[0][0].first_step == captures[1][0].first_step
+    assert captures[0][0].first_step > 40
+    assert re.match(r"step 40 took \d+\.\dx the median on rank [01]$", captures[0][0].reason)
+    assert recording.trace(0).recorded_steps() == recording.trace(1).recorded_steps() == list(_steps_of(captures[0][0]))
+    assert recording.out.count("left behind: [] []") == 2
+    summary = analyze(recording.folder)
+    assert any("not planned: step 40 took" in note.text for note in summary.notes)
+    assert len(summary.time_breakdown) == 2
+
+
+def test_without_a_slow_step_there_is_no_capture(tmp_path: Path) -> None:
+    recording = paced(tmp_path / "r", "--steps", "60", "--ms", "4", options=("--trigger", "30"), ranks=1)
+    assert recording.traces() == []
+    assert "no step took 30x the median" in recording.messages
+
+
+def test_a_running_job_records_on_demand(tmp_path: Path) -> None:
+    training = Running(tmp_path / "r", "--steps-only", "--warmup", "1", ranks=2)
+    training.wait_for("rank-00000.steps.bin", "rank-00001.steps.bin")
+    asked = CliRunner().invoke(main, ["trigger", str(training.folder), "--steps", "2"])
+    assert asked.exit_code == 0, asked.output
+    training.wait_for(*(f"rank-0000{rank}.capture-0.trace.json.gz" for rank in (0, 1)))
+    recording = training.stop()
+    captures = [recording.run(rank).captures for rank in (0, 1)]
+    assert captures[0][0].reason == "requested with perfscope trigger (request 0)"
+    assert [list(_steps_of(each[0])) for each in captures] == [
+        recording.trace(rank).recorded_steps() for rank in (0, 1)
+    ]
+    assert captures[0][0].first_step == captures[1][0].first_step
+    assert captures[0][0].last_step == captures[0][0].first_step + 1
+    ended = CliRunner().invoke(main, ["trigger", str(training.folder)])
+    assert (ended.exit_code, "the job has ended" in ended.output) == (2, True)
+
+
+def test_planned_captures_and_one_on_demand_have_numbers_of_their_own(tmp_path: Path) -> None:
+    training = Running(tmp_path / "r", "--wait", "2", "--warmup", "1", "--active", "2")
+    training.wait_for("rank-00000.capture-0.trace.json.gz", "rank-00000.steps.bin")
+    assert CliRunner().invoke(main, ["trigger", str(training.folder)]).exit_code == 0
+    training.wait_for("rank-00000.capture-1.trace.json.gz")
+    captures = training.stop().run().captures
+    assert captures[0].first_step == 3
+    assert [bool(each.reason) for each in captures] == [False, True]
+
+
+@pytest.mark.parametrize("receiver", ["perfscope run", "a rank"])
+def test_a_signal_asks_for_a_capture(tmp_path: Path, receiver: str) -> None:
+    training = Running(tmp_path / "r", "--steps-only", "--warmup", "0", "--active", "2")
+    training.wait_for("rank-00000.steps.bin")
+    os.kill(training.process.pid if receiver == "perfscope run" else training.pids[0], signal.SIGUSR2)
+    training.wait_for("rank-00000.capture-0.trace.json.gz")
+    recording = training.stop()
+    assert recording.exit_code == 0
+    assert ("by a signal to rank 0" in recording.run().captures[0].reason) == (receiver == "a rank")
+
+
+def test_the_scripts_own_handler_of_the_signal_stays(tmp_path: Path) -> None:
+    training = Running(tmp_path / "r", "--steps-only", arguments=("--own-signal",))
+    training.wait_for("rank-00000.steps.bin")
+    os.kill(training.pids[0], signal.SIGUSR2)
+    time.sleep(2.5)
+    recording = training.stop()
+    assert "the script's own handler ran" in recording.out
+    assert (recording.folder / BOOTSTRAP_FOLDER / PLANS_FILE).read_bytes() == b""
+    assert recording.traces() == []
+
+
+@pytest.mark.parametrize("options", [("--with", "nvtx"), ()])
+def test_ranges_alone_are_for_a_profiler_of_the_users_own(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """As asked for, and because the process finds itself below ``nsys``."""
+    code = (
+        "import runpy, sys, torch.profiler as p\n"
+        "sys.argv[1:] = ['--steps', '8', '--ms', '1']\n"
+        "with p.profile(activities=[p.ProfilerActivity.CPU]) as mine:\n"
+        f"    runpy.run_path({PACED!r}, run_name='__main__')\n"
+        "names = [event.name for event in mine.events() if event.name.startswith('perfscope::')]\n"
+        "print({name: names.count(name) for name in sorted(set(names))})\n"
+    )
+    environment = {} if options else {SESSION_VARIABLE: "1"}
+    recording = record(tmp_path / "r", sys.executable, "-c", code, options=options, environment=environment)
+    assert recording.exit_code == 0, recording.err
+    seen = json.loads(recording.out.splitlines()[-2].replace("'", '"'))
+    assert {name: count for name, count in seen.items() if name.count("::") == 1 and "#" not in name} == {
+        # From the end of the first step; the loop draws a batch more before it breaks.
+        "perfscope::dataloader": 8, "perfscope::forward": 7, "perfscope::backward": 7, "perfscope::optimizer": 7,
+    }  # fmt: skip
+    assert recording.out.splitlines()[-1] == "rank 0 left behind: [] []"
+    assert recording.traces() == []
+    assert recording.run().mode == "nvtx"
+    if options:
+        assert "ranges were written in 1 rank, 8 steps, for your own profiler" in recording.messages
+    else:
+        assert "runs under Nsight Systems" in recording.run().problems[0]
+
+
+def test_nsys_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    recording = record(
+        tmp_path / "r", "true", options=("--with", "nsys"), environment={"PERFSCOPE_NSYS": "", "PATH": "/bin"}
+    )
+    assert recording.exit_code == 2
+    assert "install Nsight Systems, or set PERFSCOPE_NSYS to the path of nsys" in recording.err
+    assert not recording.folder.exists()
+
+
+def test_nsys_wraps_the_command_and_its_report_is_analyzed(tmp_path: Path) -> None:
+    if find_nsys(os.environ) is None:
+        pytest.skip("no nsys: neither PERFSCOPE_NSYS nor the path names one")
+    environment = {"PYTHONPATH": os.environ.get("PERFSCOPE_TEST_NVTX", "")}
+    recording = record(
+        tmp_path / "r", *TORCHRUN, PACED, "--steps", "12", "--ms", "10",
+        options=("--with", "nsys"), environment=environment,
+    )  # fmt: skip
+    assert recording.exit_code == 0, recording.err
+    assert "PerfScope's own profiler stays off" in recording.messages
+    assert "Nsight Systems recorded 1 report" in recording.messages
+    assert recording.traces() == []
+    assert [recording.run(rank).mode for rank in (0, 1)] == ["nsys", "nsys"]
+    if not environment["PYTHONPATH"]:
+        pytest.skip("releases of nvtx above 0.2.10 leave no range: put 0.2.10 into a folder for PERFSCOPE_TEST_NVTX")
+    summary = analyze(recording.folder)
+    assert (summary.job.ranks, summary.job.strategy) == ((0, 1), "ddp")
+    assert summary.job.steps == tuple(range(1, 12))
+    assert summary.history is not None
+
+
+@pytest.mark.parametrize("options", [("--steps-only", "--trigger", "2"), ("--with", "nvtx", "--steps-only")])
+def test_one_mode_at_a_time(tmp_path: Path, options: tuple[str, ...]) -> None:
+    recording = record(tmp_path / "r", "true", options=options)
+    assert recording.exit_code == 2
+    assert "give only one of --steps-only, --trigger and --with" in recording.err
+
+
+def test_a_folder_without_a_job_under_way_is_named(tmp_path: Path) -> None:
+    asked = CliRunner().invoke(main, ["trigger", str(tmp_path)])
+    assert asked.exit_code == 2
+    assert f"{tmp_path}: no recording under way" in asked.output
+
+
+def _steps_of(capture: CaptureMetadata) -> range:
+    return range(capture.first_step, capture.last_step + 1)

@@ -1,0 +1,116 @@
+"""The line at the end of ``perfscope run``: what was recorded, or why nothing was."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.launch.recap import _options_for, recap
+from perfscope.recording.metadata import CaptureMetadata, RunMetadata, StepsMetadata, save
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, trace_file
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CollectorConfig:
+    (tmp_path / BOOTSTRAP_FOLDER).mkdir()
+    return CollectorConfig(output=str(tmp_path), package_root="")
+
+
+def leave(config: CollectorConfig, run: RunMetadata) -> None:
+    """As if a rank had written its metadata and its traces."""
+    save(run, run_file(config.folder, run.rank))
+    for number, _ in enumerate(run.captures):
+        trace_file(config.folder, run.rank, number).write_bytes(b"x" * 1500)
+
+
+def seen(config: CollectorConfig, *what: str) -> None:
+    for name in what:
+        (config.folder / BOOTSTRAP_FOLDER / f"seen-{name}").touch()
+
+
+def rank(number: int, *, complete: bool = True) -> RunMetadata:
+    captures = (CaptureMetadata(file="f", first_step=8, last_step=15, complete=complete),)
+    return RunMetadata(rank=number, world_size=4, captures=captures, outcome="finished")
+
+
+def test_a_whole_recording(config: CollectorConfig) -> None:
+    for number in range(4):
+        leave(config, rank(number))
+    assert recap(config, 0) == [
+        f"recorded all 4 ranks, steps 8-15, 5.86 KiB in {config.folder}",
+        f"next: perfscope analyze {config.folder}",
+    ]
+
+
+def test_missing_and_cut_ranks_are_named(config: CollectorConfig) -> None:
+    leave(config, rank(1, complete=False))
+    lines = recap(config, 0)
+    assert lines[0].startswith("recorded 1 of 4 ranks, steps 8-15")
+    assert lines[1] == "a capture was cut short on 1 rank"
+    assert lines[2] == "no trace of ranks 0, 2, 3 here; if other nodes wrote it, see perfscope gather"
+
+
+def test_a_rank_that_began_here_and_left_no_trace_was_stopped(config: CollectorConfig) -> None:
+    leave(config, rank(1, complete=False))
+    leave(config, dataclasses.replace(rank(0), captures=()))
+    lines = recap(config, 1)
+    assert lines[2] == "no trace of rank 0: stopped before it was written"
+    assert lines[3] == "no trace of ranks 2, 3 here; if other nodes wrote it, see perfscope gather"
+
+
+def test_ranks_that_were_not_chosen_are_not_missing(config: CollectorConfig) -> None:
+    chosen = dataclasses.replace(config, ranks="1")
+    leave(chosen, rank(1))
+    lines = recap(chosen, 0)
+    assert lines[0].startswith("recorded 1 rank (1 of 4 chosen), steps 8-15")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("marks", "exit_code", "reason"),
+    [
+        ((), 0, "no Python process of the command loaded the collector"),
+        (("python",), 0, "never imported torch"),
+        (("python",), 3, "never imported torch (exit code 3)"),
+        (("python", "torch"), 0, "call perfscope.step()"),
+        (("python", "torch"), -11, "no optimizer step was completed (signal 11)"),
+    ],
+)
+def test_why_nothing_was_recorded(config: CollectorConfig, marks: tuple[str, ...], exit_code: int, reason: str) -> None:
+    seen(config, *marks)
+    (line,) = recap(config, exit_code)
+    assert line.startswith("nothing was recorded: ")
+    assert reason in line
+
+
+def test_a_collector_that_could_not_start_reports_why(config: CollectorConfig) -> None:
+    seen(config, "python", "torch")
+    (config.folder / BOOTSTRAP_FOLDER / "failures.txt").write_text("ImportError: x\nImportError: x\n")
+    assert recap(config, 0) == ["nothing was recorded: the collector could not start: ImportError: x"]
+
+
+def test_a_crash_before_the_first_capture_reports_how_to_record_it(config: CollectorConfig) -> None:
+    leave(config, RunMetadata(world_size=2, steps=StepsMetadata(seen=3), outcome="exception"))
+    leave(config, RunMetadata(rank=1, world_size=2, steps=StepsMetadata(seen=1), outcome="running"))
+    (line,) = recap(config, 1)
+    assert "the command failed (exit code 1) after 3 steps, and a capture begins after 8" in line
+    assert line.endswith("to record those, use --wait 1 --warmup 0 --active 2")
+
+
+def test_a_problem_is_repeated_where_it_prevented_recording(config: CollectorConfig) -> None:
+    leave(config, RunMetadata(steps=StepsMetadata(seen=30), problems=("the profiler failed",), outcome="finished"))
+    (line,) = recap(config, 0)
+    assert line.endswith("yet no capture was written. A rank reported: the profiler failed")
+
+
+@given(st.integers(2, 200))
+def test_the_options_suggested_record_a_job_of_that_length(steps: int) -> None:
+    wait, warmup, active = map(int, re.findall(r"\d+", _options_for(steps)))
+    config = CollectorConfig(output="", package_root="", wait=wait, warmup=warmup, active=active)
+    assert config.cycle <= steps

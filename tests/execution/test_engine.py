@@ -1,0 +1,203 @@
+"""The engine's promise: whatever runs the work, the outcomes are the same, one an item, and a dead worker costs one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from perfscope.errors import PerfscopeError, TraceError
+from perfscope.execution import engine
+from tests.clusters import dask_cluster
+
+ITEMS = list(range(12))
+
+
+def double_or_fail(item: int) -> int:
+    if item == 3:
+        raise TraceError("rank3.json: not a trace")
+    return 2 * item
+
+
+def double_or_die(item: int) -> int:
+    if item == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item
+
+
+def double_or_die_twice(item: int) -> int:
+    time.sleep(0.05)
+    if item in (3, 9):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item
+
+
+def outcomes(function: Callable[[int], int], executor: Executor) -> list[engine.Outcome[int, int]]:
+    found = sorted(engine.map_items(function, ITEMS, executor), key=lambda outcome: outcome.item)
+    assert [outcome.item for outcome in found] == ITEMS
+    assert all((outcome.result is None) != (outcome.error is None) for outcome in found)
+    return found
+
+
+@pytest.mark.parametrize("kind", [engine.Serial, ThreadPoolExecutor, ProcessPoolExecutor])
+def test_results_are_the_same_on_every_executor(kind):
+    with kind() as executor:
+        found = outcomes(double_or_fail, executor)
+    assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
+    assert [outcome.error for outcome in found if outcome.error] == ["rank3.json: not a trace"]
+
+
+def test_a_worker_that_is_killed_costs_its_item_only():
+    with ProcessPoolExecutor(2) as executor:
+        found = outcomes(double_or_die, executor)
+    assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
+    assert found[3].error == engine.WORKER_DIED
+
+
+def test_so_does_every_further_one():
+    with engine.local_executor([1] * 12, 1, workers=3) as executor:
+        found = outcomes(double_or_die_twice, executor)
+    assert {outcome.item: outcome.error for outcome in found if outcome.error} == {
+        3: engine.WORKER_DIED,
+        9: engine.WORKER_DIED,
+    }
+
+
+def test_an_executor_that_was_shut_down_is_an_error_of_each_item():
+    class Cancelling(ThreadPoolExecutor):
+        def submit(self, fn, /, *args, **kwargs):
+            future = super().submit(time.sleep, 0)
+            future.result()
+            cancelled = type(future)()
+            cancelled.cancel()
+            cancelled.set_running_or_notify_cancel()
+            return cancelled
+
+    with Cancelling(2) as executor:
+        assert {outcome.error for outcome in outcomes(double_or_fail, executor)} == {engine.WORK_LOST}
+
+
+def test_errors_of_other_kinds_carry_their_type():
+    assert engine.describe(KeyError("x")) == "KeyError: 'x'"
+    assert engine.describe(TraceError("x")) == "x"
+
+
+class TestLocalExecutor:
+    @pytest.fixture(autouse=True)
+    def machine(self, monkeypatch):
+        monkeypatch.setattr(engine, "available_cores", lambda: 8)
+        monkeypatch.setattr(engine, "available_memory", lambda: 1000)
+
+    @staticmethod
+    def width(memory: list[int], input_bytes: int = 1 << 40, workers: int | None = None) -> int:
+        """Worker processes; 0 is the caller's own."""
+        with engine.local_executor(memory, input_bytes, workers) as executor:
+            return 0 if isinstance(executor, engine.Serial) else executor._max_workers
+
+    def test_as_many_workers_as_cores(self):
+        assert self.width([10] * 100) == 8
+
+    def test_not_more_than_items(self):
+        assert self.width([10] * 3) == 3
+
+    def test_the_largest_items_fit_into_memory_side_by_side(self):
+        assert self.width([10] * 50 + [300] * 3) == 2
+        assert self.width([2000] * 3) == 1
+
+    def test_small_work_stays_in_the_caller_s_process(self):
+        assert self.width([10] * 8, input_bytes=1000) == 0
+        assert self.width([2000]) == 0
+
+    def test_the_user_decides(self):
+        assert self.width([2000] * 8, input_bytes=1, workers=5) == 5
+        assert self.width([10] * 8, workers=1) == 0
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with dask_cluster(tmp_path_factory.mktemp("dask"), workers=2) as address:
+        yield address
+
+
+class TestCluster:
+    def test_the_same_results(self, scheduler):
+        with engine.cluster(scheduler) as executor, engine.Serial() as serial:
+            assert outcomes(double_or_fail, executor) == outcomes(double_or_fail, serial)
+
+    def test_a_worker_that_is_killed_costs_its_item_only(self, scheduler):
+        with engine.cluster(scheduler) as executor:
+            found = outcomes(double_or_die, executor)
+        assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
+        assert found[3].error == engine.WORKER_DIED
+
+    def test_nothing_answers(self):
+        pytest.importorskip("distributed", reason="dask.distributed is not installed (the dask extra)")
+        with (
+            pytest.raises(PerfscopeError, match=r"tcp://127\.0\.0\.1:9: no dask scheduler answers there"),
+            engine.cluster("tcp://127.0.0.1:9", timeout_s=1),
+        ):
+            pass
+
+    def test_a_cluster_without_workers_is_given_up(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(engine, "_POLL_S", 0.1)
+        with dask_cluster(tmp_path, workers=0) as address, engine.cluster(address) as executor:
+            executor.patience_s = 0.3
+            assert {outcome.error for outcome in outcomes(double_or_fail, executor)} == {
+                engine.NO_WORKERS.format(seconds=0)
+            }
+
+    def test_workers_of_another_version_are_refused(self, scheduler, monkeypatch):
+        monkeypatch.setattr(engine, "__version__", "0.0.other")
+        with pytest.raises(PerfscopeError, match=r"must have this version, 0\.0\.other"), engine.cluster(scheduler):
+            pass
+
+
+def test_without_dask_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(PerfscopeError, match=r"pip install 'perfscope-profiler\[dask\]'"),
+        engine.cluster("tcp://127.0.0.1:9"),
+    ):
+        pass
+
+
+WORKING = """
+import os, sys, time
+from perfscope.execution import engine
+
+def work(item):
+    os.write(1, f"{os.getpid()}\\n".encode())  # at once, whatever the other writes
+    time.sleep(600)
+
+list(engine.map_items(work, [0, 1], engine.local_executor([1, 1], 0, workers=2)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_workers_end_with_a_killed_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        workers = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [pid for pid in workers if _runs(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def _runs(pid: int) -> bool:
+    """Is there such a process, and is it no zombie that nobody has asked after?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,49 @@
+"""The first screen: its tiles, and in which steps the job was limited."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from perfscope.reports.page import overview, tiles
+from tests.reports.examples import gpu, healthy, starved, straggler
+
+
+def test_since_counts_the_steps_that_were_delayed() -> None:
+    summary = straggler()
+    every, some = summary.job.steps, summary.job.steps[2:5]
+    row = summary.stragglers[0]
+    finding = dataclasses.replace(summary.findings[0], rule="straggling-rank")
+
+    def since(steps: tuple[int, ...]) -> str:
+        stragglers = (dataclasses.replace(row, steps=steps),)
+        return overview.since(dataclasses.replace(summary, stragglers=stragglers, findings=(finding,)))
+
+    assert since(every).startswith("In every recorded step")
+    assert since(some) == f"In 3 of {len(every)} recorded steps, first in step {some[0]}, last in step {some[-1]}."
+    assert overview.since(healthy()) == ""
+
+
+def test_throughput_counts_every_ranks_batches_outside_the_recording() -> None:
+    summary = starved()
+    job = dataclasses.replace(summary.job, batches_per_step=2.0, batch_shape=(16, 128), unprofiled_step_us=100_000.0)
+
+    def by_label(**changes: object) -> dict[str, tiles.Tile]:
+        changed = dataclasses.replace(summary, job=dataclasses.replace(job, **changes))
+        return {tile.label: tile for tile in tiles.tiles(changed)}
+
+    ranks = job.world_size or 0
+    tile = by_label()["Throughput"]
+    assert tile.value == f"{16 * 2 * ranks / 0.1:,.0f} samples/s"
+    assert f"{16 * 2 * ranks} per step, 32 per rank, without profiling" in tile.detail
+    assert "Throughput" not in by_label(strategy=("ddp", "tensor"))
+    assert "Throughput" not in by_label(batches_per_step=None)
+
+
+def test_a_mix_of_types_is_called_one():
+    found = gpu().utilisation
+    assert (
+        tiles.peak_type(dataclasses.replace(found, dtype="bfloat16", flops_by_dtype={"bfloat16": 0.995})) == "bfloat16"
+    )
+    mixed = dataclasses.replace(found, dtype="tf32", flops_by_dtype={"tf32": 0.8, "float32": 0.2})
+    assert tiles.peak_type(mixed) == "mixed, mostly tf32"
+    assert tiles.peak_type(dataclasses.replace(found, dtype=None)) == ""

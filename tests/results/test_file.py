@@ -1,0 +1,100 @@
+"""A summary written as JSON and read back is the same summary."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfscope
+from perfscope.errors import UnusableInput
+from perfscope.results.summary import Summary
+from tests.reports.examples import EXAMPLES, straggler
+from tests.results.test_frames import full
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    """A summary's JSON."""
+    loaded: dict[str, Any] = json.loads(json.dumps(straggler().to_dict()))
+    return loaded
+
+
+@pytest.mark.parametrize("summary", [*(make() for make in EXAMPLES.values()), full()], ids=[*EXAMPLES, "full"])
+def test_read_back_it_is_the_same(summary: Summary) -> None:
+    written = json.loads(json.dumps(summary.to_dict()))
+    again = Summary.from_dict(written)
+    assert again == summary
+    assert json.loads(json.dumps(again.to_dict())) == written
+    for name in summary.frames:
+        assert again.frames[name].equals(summary.frames[name]), name
+
+
+def test_what_analyze_writes_is_read(samples: Path, tmp_path: Path) -> None:
+    summary = perfscope.analyze(samples / "slow_rank")
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(summary.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    assert perfscope.load_summary(path) == summary
+
+
+def test_keys_of_later_versions_are_left_aside_and_later_fields_take_their_default(document: dict[str, Any]) -> None:
+    document["invented_later"] = {"x": 1}
+    document["job"]["invented_later"] = [1, 2]
+    document["findings"][0]["action"]["invented_later"] = None
+    del document["memory_timeline"], document["time_breakdown"][0]["wait_is_bound"]
+    assert Summary.from_dict(document) == straggler()
+
+
+def test_ranks_that_are_keys_are_numbers_again(document: dict[str, Any]) -> None:
+    assert document["collectives"][1]["last_arriver"] == {"2": 0.83, "1": 0.17}
+    assert Summary.from_dict(document).collectives[1].last_arriver == {2: 0.83, 1: 0.17}
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (
+            ("schema",),
+            "perfscope.summary/9",
+            "expected 'perfscope.summary/1', found 'perfscope.summary/9'; write it again",
+        ),
+        (("job",), None, r"Expected `object`, got `null` - at `\$.job`"),
+        (("time_breakdown", 1, "rank"), "one", r"Expected `int`, got `str` - at `\$.time_breakdown\[1\].rank`"),
+        (("findings",), 7, r"Expected `array`, got `int` - at `\$.findings`"),
+        (("findings", 0), 7, r"at `\$.findings\[0\]`"),
+        (("findings", 0, "action"), "stop", r"at `\$.findings\[0\].action`"),
+    ],
+)
+def test_what_is_wrong_and_where(document: dict[str, Any], where: tuple[Any, ...], value: Any, message: str) -> None:
+    place = document
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    with pytest.raises(UnusableInput, match=message):
+        Summary.from_dict(document)
+
+
+def test_a_key_that_is_missing_is_named(document: dict[str, Any]) -> None:
+    del document["stragglers"][0]["cause"]
+    with pytest.raises(UnusableInput, match=r"missing required field `cause` - at `\$.stragglers\[0\]`"):
+        Summary.from_dict(document)
+
+
+def test_errors_name_the_file(tmp_path: Path, document: dict[str, Any]) -> None:
+    path = tmp_path / "result.json"
+    with pytest.raises(UnusableInput, match=r"result.json: cannot be read \(No such file"):
+        perfscope.load_summary(path)
+    path.write_text("<html>")
+    with pytest.raises(UnusableInput, match=r"result.json: is not JSON .* --json"):
+        perfscope.load_summary(path)
+    path.write_text("[]")
+    with pytest.raises(UnusableInput, match=r"result.json: expected 'perfscope.summary/1', found 'list'"):
+        perfscope.load_summary(path)
+    broken = copy.deepcopy(document)
+    del broken["job"]
+    path.write_text(json.dumps(broken))
+    with pytest.raises(UnusableInput, match=r"result.json: is no summary of schema .* `job`"):
+        perfscope.load_summary(path)
