@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.analyze import analyze
-from perfscope.analyzers.history.of_rank import read
-from perfscope.collectors.history import BLOCK_S
-from perfscope.paths import steps_file
+from perfscope.analyzers.history.rank_history import read
+from perfscope.collectors.capture.history import BLOCK_S
+from perfscope.recording.paths import steps_file
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, Recording, needs_torch, record
 
 pytestmark = [pytest.mark.training, needs_torch]
@@ -38,7 +38,7 @@ def ending(folder: Path, how: str, *arguments: str, launcher: tuple[str, ...] = 
 
 def holds(recording: Recording, rank: int, *, to_the_last: bool) -> None:
     """The rank's capture is whole, and so is its history up to its end, or up to its last block."""
-    assert recording.trace(rank).kept() == [2, 3]
+    assert recording.trace(rank).recorded_steps() == [2, 3]
     steps = read(steps_file(recording.folder, rank))
     number = steps.number[steps.number < END_AT]
     assert number.tolist() == list(range(1, len(number) + 1))
@@ -47,7 +47,7 @@ def holds(recording: Recording, rank: int, *, to_the_last: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said", "outcome"),
+    ("how", "message", "outcome"),
     [
         # `os._exit` and a kill run nothing of ours; the peers fail in their next collective or are terminated.
         ("exit", "exitcode  : 3", "running"),
@@ -55,10 +55,10 @@ def holds(recording: Recording, rank: int, *, to_the_last: bool) -> None:
         ("raise", "RuntimeError: the training crashed", "exception"),
     ],
 )
-def test_a_rank_that_ends_leaves_what_was_whole(tmp_path: Path, how: str, said: str, outcome: str) -> None:
+def test_a_rank_that_ends_leaves_what_was_complete(tmp_path: Path, how: str, message: str, outcome: str) -> None:
     recording = ending(tmp_path / "r", how)
     assert recording.exit_code == 1
-    assert said in recording.err
+    assert message in recording.err
     for rank in (0, 1):
         holds(recording, rank, to_the_last=rank == 1 and how == "raise")
     assert recording.run(1).outcome == outcome
@@ -85,7 +85,7 @@ def test_an_elastic_restart_keeps_both_attempts(tmp_path: Path) -> None:
     assert recording.exit_code == 0, recording.err
     for rank in (0, 1):
         assert recording.run(rank).attempt == 1
-        assert recording.trace(rank).kept() == [2, 3]
+        assert recording.trace(rank).recorded_steps() == [2, 3]
         steps = read(steps_file(recording.folder, rank))
         assert (steps.attempt, steps.number.tolist()) == (1, list(range(1, END_AT + 60)))
         assert steps.earlier_steps > END_AT / 4
@@ -102,9 +102,10 @@ def test_a_signal_ends_the_job_as_without_us(tmp_path: Path, number: signal.Sign
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    file = steps_file(tmp_path / "r", 1)
+    # SIGTERM ends a rank at once: what a rank has not written by then is not there.
+    files = [steps_file(tmp_path / "r", rank) for rank in (0, 1)]
     deadline = time.monotonic() + 60
-    while not (file.exists() and file.stat().st_size) and time.monotonic() < deadline:
+    while not all(file.exists() and file.stat().st_size for file in files) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -112,7 +113,7 @@ def test_a_signal_ends_the_job_as_without_us(tmp_path: Path, number: signal.Sign
     assert recording.exit_code == 1
     assert "SignalException" in recording.err  # torchrun's own words
     for rank in (0, 1):
-        assert recording.trace(rank).kept() == [2, 3]
+        assert recording.trace(rank).recorded_steps() == [2, 3]
         assert len(read(steps_file(recording.folder, rank)).number) > 50
     # A rank that SIGTERM kills runs nothing more; SIGINT raises KeyboardInterrupt in it, where torchrun passes it on.
     assert recording.run(0).outcome in {signal.SIGTERM: ("running",), signal.SIGINT: ("running", "exception")}[number]
@@ -141,7 +142,7 @@ def test_a_full_disk_costs_the_trace_and_not_the_training(small_disk: Path) -> N
     assert "rank 0 done after 80 steps" in recording.out
     assert "rank 0 left behind: [] []" in recording.out
     assert recording.traces() == []
-    assert "is the disk full?" in recording.said
+    assert "is the disk full?" in recording.messages
 
 
 def test_a_disk_that_fills_up_later_costs_only_what_comes_later(small_disk: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_disk_that_fills_up_later_costs_only_what_comes_later(small_disk: Path
     assert recording.exit_code == 0, recording.err
     assert "the disk is full" in recording.out
     assert "rank 0 done after 700 steps" in recording.out
-    assert recording.said.count("part of the step history could not be written") == 1  # said once, tried on
+    assert recording.messages.count("part of the step history could not be written") == 1  # printed once, tried again
     assert len(read(steps_file(recording.folder, 0)).number) > 50
 
 
@@ -171,22 +172,22 @@ def test_files_that_may_not_grow_cost_the_trace_and_not_the_training(tmp_path: P
     assert "rank 0 done after 40 steps" in done.stdout
     recording = Recording(tmp_path / "r", done.returncode, done.stdout, done.stderr)
     assert recording.traces() == []
-    assert "this process is recorded no further" in recording.run().problems[0]
+    assert "this process records nothing more" in recording.run().problems[0]
     assert len(read(steps_file(recording.folder, 0)).number) == 39
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
-        ("perfscope.collectors.stages:Stages._patch_loader", "timing data loading failed"),
-        ("perfscope.collectors.stages:Stages._hook", "timing the forward failed"),
-        ("perfscope.collectors.trigger:Trigger.look", "hearing of captures to make failed"),
-        ("perfscope.collectors.background:Background.start", "the background thread failed"),
-        ("perfscope.collectors.history:pack", "writing the step history failed"),
-        ("perfscope.collectors.stages:Stages.begin", "timing the stages failed"),
+        ("perfscope.collectors.phases.phases:StepPhases._patch_loader", "patching data loading failed"),
+        ("perfscope.collectors.phases.phases:StepPhases._patch_forwards", "patching the forward failed"),
+        ("perfscope.collectors.capture.trigger:Trigger.look", "agreeing on captures failed"),
+        ("perfscope.collectors.capture.watch:Background.start", "the background thread failed"),
+        ("perfscope.collectors.capture.history:pack", "writing the step history failed"),
+        ("perfscope.collectors.phases.clock:PhaseClock.begin", "timing the phases failed"),
     ],
 )
-def test_a_fault_of_ours_is_said_once_and_switches_off_itself_alone(tmp_path: Path, fault: str, said: str) -> None:
+def test_a_fault_of_ours_is_reported_once_and_disables_itself_alone(tmp_path: Path, fault: str, message: str) -> None:
     """In always-on mode, where most of ours is at work."""
     code = (
         "import importlib, runpy, sys\n"
@@ -209,9 +210,9 @@ def test_a_fault_of_ours_is_said_once_and_switches_off_itself_alone(tmp_path: Pa
     assert recording.exit_code == 0, recording.err
     assert "rank 0 done after 30 steps" in recording.out
     assert "rank 0 left behind: [] []" in recording.out
-    lines = [line for line in recording.err.splitlines() if line.startswith(f"perfscope: {said}")]
+    lines = [line for line in recording.err.splitlines() if line.startswith(f"perfscope: {message}")]
     assert len(lines) == len(set(lines)) == 1
-    (problem,) = (problem for problem in recording.run().problems if said in problem)
+    (problem,) = (problem for problem in recording.run().problems if message in problem)
     assert problem.endswith("(RuntimeError: injected)")
     if "history" not in fault:
         assert len(read(steps_file(recording.folder, 0)).number) == 29
@@ -299,16 +300,16 @@ def test_a_forked_worker_of_an_always_on_rank_is_left_alone(tmp_path: Path) -> N
     assert recording.out == "rank 5 worker [0]\n"
 
 
-def test_metadata_are_written_when_there_is_something_to_tell_and_not_at_every_step(tmp_path: Path) -> None:
+def test_metadata_are_written_when_they_change_and_not_at_every_step(tmp_path: Path) -> None:
     code = (
         "import runpy, sys, torch\n"
         "torch.optim.SGD([torch.zeros(1)])\n"
-        "from perfscope.collectors import record\n"
-        "written, save = [], record.save\n"
-        "record.save = lambda *given: written.append(given[0].outcome) or save(*given)\n"
+        "from perfscope.collectors.capture import run_file\n"
+        "written, save = [], run_file.save\n"
+        "run_file.save = lambda *given: written.append(given[0].outcome) or save(*given)\n"
         "sys.argv[1:] = ['--ms', '1', '--steps', '60']\n"
         f"runpy.run_path({PACED!r}, run_name='__main__')\n"
-        "print('written', written, 'perfscope.collectors.recorder' in sys.modules)\n"
+        "print('written', written, 'perfscope.collectors.capture.capturer' in sys.modules)\n"
     )
     for options, written, recorder in ((CAPTURED, 2, True), (("--no-sampler", "--wait", "100"), 1, False)):
         recording = record(tmp_path / f"r{written}", sys.executable, "-c", code, options=options)
