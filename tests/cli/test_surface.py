@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import click
 import pytest
@@ -158,3 +160,11 @@ def test_the_group_has_version_and_help_only() -> None:
 
 def test_an_unknown_verb_is_refused() -> None:
     assert main.get_command(click.Context(main), "no-such-verb") is None
+
+
+def test_the_module_is_the_command() -> None:
+    """``python -m perfscope``, for environments whose scripts are not on the path."""
+    done = subprocess.run(
+        [sys.executable, "-m", "perfscope", "analyze", "--help"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("Usage: perfscope analyze")
