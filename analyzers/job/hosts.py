@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,9 +14,10 @@ from perfscope.recording.metadata import RunMetadata
 _NAMELESS: Final = re.compile(r"^(localhost(\..*)?|127\..*|::1|\(none\))?$")
 """Names that every machine has for itself."""
 
-_HANDLER: Final = re.compile(r"^(?P<host>.+)_\d+\.\d{10,}\.pt\.trace\.json(?:\.\w+)?$")
+_HANDLER: Final = re.compile(r"^(?P<host>.+)_(?P<process>\d+)\.\d{10,}\.pt\.trace\.json(?:\.\w+)?$")
 """torch.profiler.tensorboard_trace_handler writes ``{host}_{process id}.{time}.pt.trace.json``, unless its user names
-the worker."""
+the worker: ``worker0_step_12.{time}.pt.trace.json`` has the same form. So the name counts only where the trace's own
+events come from that process."""
 
 _NO_HOST: Final = re.compile(r"(.*[-_.])?rank[-_.]?\d*|worker|r", re.IGNORECASE)
 """Names that users give to workers: ``rank3``, ``worker_3``. A host may be called ``job-worker-3``."""
@@ -36,13 +37,13 @@ def find_hosts(partials: Mapping[int, RankPartial], runs: Mapping[int, RunMetada
     recorded = {rank: _name(rank, partial, runs) for rank, partial in partials.items()}
     if all(recorded.values()):
         return Hosts(recorded, "recorded")
-    by_file = {rank: host_in_file_name(partial.source) for rank, partial in partials.items()}
-    if all(by_file.values()):
+    devices = {rank: partial.devices[0].index for rank, partial in partials.items() if len(partial.devices) == 1}
+    numbered = hosts_by_device(devices, world_size) if len(devices) == len(partials) else {}
+    by_file = {rank: host_in_file_name(partial.source, partial.processes) for rank, partial in partials.items()}
+    if all(by_file.values()) and not _splits(by_file, numbered):
         return Hosts(by_file, "file names")
-    if not any(recorded.values()):
-        devices = {rank: partial.devices[0].index for rank, partial in partials.items() if len(partial.devices) == 1}
-        if len(devices) == len(partials) and (numbered := hosts_by_device(devices, world_size)):
-            return Hosts(numbered, "device numbers")
+    if numbered and not any(recorded.values()):
+        return Hosts(numbered, "device numbers")
     named = {rank: host for rank, host in recorded.items() if host}
     return Hosts(named, "recorded" if named else "")
 
@@ -52,10 +53,20 @@ def _name(rank: int, partial: RankPartial, runs: Mapping[int, RunMetadata]) -> s
     return "" if _NAMELESS.match(recorded) else recorded
 
 
-def host_in_file_name(path: str) -> str:
-    """The host in a file's name as torch's own handler writes it; empty where it has another form, or names no host."""
+def _splits(by_file: Mapping[int, str], numbered: Mapping[int, str]) -> bool:
+    """Do the names of files part ranks whose devices count up as on one host? Then they name workers, not hosts."""
+    return len(set(zip(numbered.values(), (by_file[rank] for rank in numbered), strict=True))) > len(
+        set(numbered.values())
+    )
+
+
+def host_in_file_name(path: str, processes: Collection[int]) -> str:
+    """The host in a file's name as torch's own handler writes it; ``processes`` are the ids of those in the trace.
+
+    Empty where the name has another form, its process is none of them, or it names no host.
+    """
     match = _HANDLER.match(Path(path).name)
-    host = match["host"] if match else ""
+    host = match["host"] if match is not None and int(match["process"]) in processes else ""
     return "" if _NAMELESS.match(host) or _NO_HOST.fullmatch(host) else host
 
 

@@ -56,6 +56,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         world_size=trace.world_size,
         backend=trace.backend,
         host=trace.host,
+        processes=_processes(trace),
         devices=tuple(device for device in trace.devices if device.index in used),
         lists_devices=len(trace.devices) > 0,
         has_device_work=len(work) > 0,
@@ -79,6 +80,12 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         versions=trace.versions,
         parse_report=trace.parse_report,
     )
+
+
+def _processes(trace: Trace) -> frozenset[int]:
+    rows = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.RUNTIME)
+    ids = {trace.threads[thread].pid for thread in np.unique(trace.thread[rows]).tolist()}
+    return frozenset(int(text) for text in ids if text.isdecimal())
 
 
 def _collectives(trace: Trace, work: DeviceWork, steps: Steps) -> Collectives:

@@ -129,6 +129,8 @@ class RankPartial:
     world_size: int | None
     backend: str
     host: str
+    processes: frozenset[int]
+    """Process ids of the threads with host events; empty where they are not recorded as numbers."""
     devices: tuple[Device, ...]
     """The devices that this rank's work ran on; empty on a rank without device work."""
     lists_devices: bool

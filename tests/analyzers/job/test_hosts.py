@@ -14,10 +14,12 @@ from perfscope.trace.trace import Device
 from tests.traces import TraceBuilder
 
 
-def partial(rank: int, host: str = "", source: str = "rank.json", device: int | None = None) -> RankPartial:
+def partial(
+    rank: int, host: str = "", source: str = "rank.json", device: int | None = None, process: int = 1
+) -> RankPartial:
     built = analyze_rank(TraceBuilder(rank=rank, host=host).step(0, 0, 100).op("aten::mm", 10, 50).build())
     devices = () if device is None else (Device(device, "H100", None),)
-    return replace(built, source=source, devices=devices)
+    return replace(built, source=source, devices=devices, processes=frozenset({process}))
 
 
 def test_the_run_s_own_word_goes_first() -> None:
@@ -34,7 +36,8 @@ def test_torch_s_handler_names_the_host() -> None:
     sources = {
         rank: f"/traces/gpu-{rank // 2}.cluster_{4000 + rank}.1717000000123.pt.trace.json.gz" for rank in range(4)
     }
-    found = find_hosts({rank: partial(rank, source=source) for rank, source in sources.items()}, {}, 4)
+    ranks = {rank: partial(rank, source=source, process=4000 + rank) for rank, source in sources.items()}
+    found = find_hosts(ranks, {}, 4)
     assert found == Hosts(
         {0: "gpu-0.cluster", 1: "gpu-0.cluster", 2: "gpu-1.cluster", 3: "gpu-1.cluster"}, "file names"
     )
@@ -46,11 +49,44 @@ def test_torch_s_handler_names_the_host() -> None:
      "localhost_12.1717000000123.pt.trace.json", "gpu-0.1717000000123.pt.trace.json"],
 )  # fmt: skip
 def test_other_names_of_files_name_no_host(name: str) -> None:
-    assert host_in_file_name(name) == ""
+    assert host_in_file_name(name, {0, 12, 17}) == ""
 
 
 def test_a_pod_may_be_called_a_worker() -> None:
-    assert host_in_file_name("job-worker-0_71.1717000000123.pt.trace.json") == "job-worker-0"
+    assert host_in_file_name("job-worker-0_71.1717000000123.pt.trace.json", {71}) == "job-worker-0"
+
+
+@pytest.mark.parametrize("devices", [None, 0, 1])
+def test_a_name_that_the_user_gave_the_worker_is_no_host(devices: int | None) -> None:
+    """Its number is a step, not the process whose events the trace holds."""
+    ranks = {
+        rank: partial(rank, source=f"worker{rank}_step_12.1717000000123.pt.trace.json", device=devices, process=900)
+        for rank in range(4)
+    }
+    assert find_hosts(ranks, {}, 4) == Hosts()
+
+
+@pytest.mark.parametrize("name", ["worker{rank}", "trainer-{rank}", "gpu{rank}"])
+def test_devices_that_count_up_contradict_a_host_for_each_rank(name: str) -> None:
+    """A worker's name with its process id; rank 3 alone on its host would not run on device 3."""
+    ranks = {
+        rank: partial(
+            rank, source=f"{name.format(rank=rank)}_{71 + rank}.1717000000123.pt.trace.json", device=rank,
+            process=71 + rank,
+        )
+        for rank in range(4)
+    }  # fmt: skip
+    assert find_hosts(ranks, {}, 4) == Hosts(dict.fromkeys(range(4), "host of ranks 0-3"), "device numbers")
+
+
+def test_names_that_agree_with_the_devices_are_better_than_numbers() -> None:
+    ranks = {
+        rank: partial(
+            rank, source=f"node{rank // 2}_{71 + rank}.1717000000123.pt.trace.json", device=rank % 2, process=71 + rank
+        )
+        for rank in range(4)
+    }
+    assert find_hosts(ranks, {}, 4) == Hosts({0: "node0", 1: "node0", 2: "node1", 3: "node1"}, "file names")
 
 
 class TestDevices:
