@@ -37,14 +37,15 @@ _DIMENSIONS: Final = {
 _MOST: Final = 0.5
 """Share of a group's time that a kind must take to decide the role."""
 
-EARLY: Final = 0.3
-"""Part of a step in which there are no gradients yet, unless they are reduced after every micro-batch."""
+EARLY: Final = 0.15
+"""Part of a step's compute in which there are no gradients yet, unless they are reduced after every micro-batch: the
+forward alone is a third of forward and backward."""
 
 _EARLY_SHARE: Final = 0.1
 """Share of the bytes of a group's all-reduces above which those early in the step are systematic."""
 
-_EXPOSED_SHARE: Final = 0.5
-"""Communication that the next layer needs can hardly be overlapped; that of gradients can."""
+_IN_TURN: Final = 0.5
+"""Share of the step's compute, and of the group's bytes, that must take turns with one another in tensor parallelism."""
 
 _OFTEN: Final = 8
 """Collectives in a step below which a group does not serve every layer."""
@@ -59,10 +60,13 @@ class GroupTraffic:
     per_step: float
     """Instances."""
     early_reduced: float | None
-    """Share of the bytes of its all-reduces that are moved in the first part (``EARLY``) of a step; None where nothing
-    marks steps."""
-    exposed: float
-    """Share of its time on the lowest rank present in which nothing was computed."""
+    """Share of the bytes of its all-reduces that are moved in the first part (``EARLY``) of a step's compute; None
+    where nothing marks steps."""
+    in_turn: float
+    """How far its all-reduces and the step's compute take turns on the lowest rank present, 0..1: the share of compute
+    between two all-reduces during which nothing is computed, or the share of the bytes of such, if less."""
+    replicas: bool
+    """Its ranks are all of the job's, and run DistributedDataParallel."""
     gathers_first: float | None
     """All-gathers before the first reduce-scatter of a step, median; None without either."""
     uneven: bool
@@ -114,9 +118,17 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
 
 
 def _reducing(traffic: GroupTraffic) -> tuple[str, str]:
+    """Gradients or activations? The next layer needs its activations: compute stops for them all through the step.
+
+    Neither the time of day nor exposure decides: where communication takes most of a step, gradients are reduced early
+    and without overlap too, but one after another.
+    """
+    if traffic.replicas:
+        return "data", "all-reduces of DistributedDataParallel"
     if traffic.early_reduced is None:
         return "unknown", "all-reduces, but nothing marks steps"
-    early, often = traffic.early_reduced >= _EARLY_SHARE, traffic.per_step >= _OFTEN
-    if early and often and traffic.exposed >= _EXPOSED_SHARE:
-        return "tensor", "exposed all-reduces from the beginning of the step on"
+    if traffic.in_turn >= _IN_TURN and traffic.per_step >= _OFTEN:
+        return "tensor", "compute and all-reduces in turn, all through the step"
+    if traffic.early_reduced >= _EARLY_SHARE:
+        return "unknown", "all-reduces before there are gradients, though compute does not wait for them"
     return "data", "all-reduces of gradients"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,10 +14,12 @@ from perfscope.analyzers.job.collectives.group_roles import EARLY, GroupTraffic,
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
-from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.results.categories import TimeCategory
 from perfscope.results.tables import GroupRow
-from perfscope.trace.trace import Float64, Int64
+from perfscope.trace.trace import Bool, Float64, Int64
+
+_OVERLAPPED: Final = 0.1
+"""Share of an all-reduce up to which compute under it is left over from before: kernels end a little late."""
 
 _AT_WORK: Final = 0.1
 """Share of the job's communication below which the group of all ranks, among others, serves minor purposes only."""
@@ -29,7 +32,6 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     transfer = instance_transfer_ns(matched)
     alike = Blocks.of(instances.group)
     lines = Blocks.of(instances.group[matched.instance]) if len(instances) else alike
-    begins = _position_in_step(result)
     total = float(transfer.sum())
     everyone = set(result.partials).union(*(group.ranks for group in instances.groups))
     rows = []
@@ -37,7 +39,7 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
         chosen, own = alike.rows(label), lines.rows(label)
         group = instances.groups[int(instances.group[chosen[0]])]
         ranks = np.unique(matched.rank[own])
-        role, how = _role(result, group, chosen, own, transfer, begins)
+        role, how = _role(result, group, chosen, own, transfer)
         of_all = len(alike) > 1 and set(group.ranks) == everyone and role_by_description(group.description) is None
         if of_all and float(transfer[chosen].sum()) < _AT_WORK * total:
             role, how = "world", "all ranks, and little of the communication"
@@ -54,13 +56,11 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.comm_us))
 
 
-def _role(
-    result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64, position: Float64 | None
-) -> tuple[str, str]:
+def _role(result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64) -> tuple[str, str]:
     described = role_by_description(group.description)
     if group == UNKNOWN_GROUP:
         return "unknown", "the recording does not say which ranks take part"
-    role, how = role_by_traffic(_traffic(result, chosen, own, transfer, position))
+    role, how = role_by_traffic(_traffic(result, group, chosen, own, transfer))
     if described is None:
         return role, f"its collectives: {how}"
     if (described, role) == ("data", "shard"):
@@ -69,44 +69,79 @@ def _role(
     return described, f"its description, {group.description}"
 
 
-def _traffic(result: AlignedJob, chosen: Int64, own: Int64, transfer: Int64, position: Float64 | None) -> GroupTraffic:
+def _traffic(result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64) -> GroupTraffic:
     instances = result.matched.instances
     kind = instances.kind[chosen]
     time = np.bincount(kind, weights=transfer[chosen], minlength=len(instances.kinds))
     share = dict(zip(instances.kinds, (time / max(time.sum(), 1.0)).tolist(), strict=True))
-    size = np.maximum(instances.bytes[chosen], 1).astype(np.float64)
-    reduced = instances.is_kind(("all_reduce",))[chosen]
     exchanged = instances.is_kind(("send_recv",))[chosen]
     swapped = instances.bytes[chosen][instances.is_kind(("all_to_all",))[chosen]]
-    early = None
-    if position is not None:
-        early = float(size[reduced & (position[chosen] < EARLY)].sum() / max(size[reduced].sum(), 1.0))
+    reductions = _reductions(result, own)
     present = instances.participants[chosen]
-    expected = len(instances.groups[int(instances.group[chosen[0]])].ranks)
+    expected = len(group.ranks)
     return GroupTraffic(
         share=share,
         per_step=len(chosen) / len(result.steps),
-        early_reduced=early,
-        exposed=_exposed(result, own),
+        early_reduced=_early(reductions) if result.is_marked else None,
+        in_turn=_in_turn(reductions),
+        replicas=set(group.ranks) >= set(result.partials)
+        and all("ddp" in partial.strategies for partial in result.partials.values()),
         gathers_first=_gathers_first(result, chosen),
         uneven=len(np.unique(swapped[swapped > 0])) > 1,
         rings=bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 
 
-def _position_in_step(result: AlignedJob) -> Float64 | None:
-    """When each instance began to transfer, as a share (0..1) of its step; None where nothing marks steps."""
-    if not result.is_marked:
-        return None
-    starts, ends = (
-        np.stack([result.clocks.to_common(rank, window[edge]) for rank, window in result.windows.items()])
-        for edge in (0, 1)
+@dataclass(frozen=True, eq=False)
+class _Reductions:
+    """A group's all-reduces on its lowest rank present, in order of their starts: parallel arrays.
+
+    ``before`` and ``after`` are the compute of that rank, ns, from the start of the recorded steps to the start and to
+    the end of each; ``edges`` the same at the steps' starts and the last one's end.
+    """
+
+    step: Int64
+    """Index into the used steps."""
+    bytes: Float64
+    before: Int64
+    after: Int64
+    waits: Bool
+    """Next to nothing is computed while it runs."""
+    edges: Int64
+
+
+def _reductions(result: AlignedJob, lines: Int64) -> _Reductions:
+    matched = result.matched
+    rank = int(matched.rank[lines].min())
+    mine = lines[matched.rank[lines] == rank]
+    mine = mine[matched.instances.is_kind(("all_reduce",))[matched.instance[mine]]]
+    mine = mine[np.argsort(matched.start_ns[mine], kind="stable")]
+    start, end = (matched.clocks.to_own(rank, times[mine]) for times in (matched.start_ns, matched.end_ns))
+    compute = result.timelines[rank].where(TimeCategory.COMPUTE)
+    before, after = compute.before(start), compute.before(end)
+    begin, finish = result.windows[rank]
+    return _Reductions(
+        step=np.searchsorted(result.steps, matched.instances.step[matched.instance[mine]]),
+        bytes=np.maximum(matched.instances.bytes[matched.instance[mine]], 1).astype(np.float64),
+        before=before,
+        after=after,
+        waits=after - before <= _OVERLAPPED * (end - start),
+        edges=compute.before(np.append(begin, finish[-1:])),
     )
-    begin, end = np.median(starts, axis=0), np.median(ends, axis=0)
-    instances = result.matched.instances
-    at = np.searchsorted(result.steps, instances.step)
-    position: Float64 = (instances.last_arrival_ns - begin[at]) / np.maximum(end[at] - begin[at], 1.0)
-    return position
+
+
+def _early(of: _Reductions) -> float:
+    """Share of their bytes that begin in the first part (``EARLY``) of a step's compute."""
+    done = of.before - of.edges[of.step]
+    return float(of.bytes[done < EARLY * np.diff(of.edges)[of.step]].sum() / max(of.bytes.sum(), 1.0))
+
+
+def _in_turn(of: _Reductions) -> float:
+    """Share of the compute between two that nothing overlaps, of one step; or of the bytes of such, if less."""
+    pairs = of.waits[1:] & of.waits[:-1] & (of.step[1:] == of.step[:-1])
+    between = np.maximum(of.before[1:] - of.after[:-1], 0)[pairs].sum()
+    compute = max(int(of.edges[-1] - of.edges[0]), 1)
+    return float(min(between / compute, of.bytes[of.waits].sum() / max(of.bytes.sum(), 1.0)))
 
 
 def _gathers_first(result: AlignedJob, chosen: Int64) -> float | None:
@@ -119,17 +154,6 @@ def _gathers_first(result: AlignedJob, chosen: Int64) -> float | None:
         # Instances are in the order of their last arrivals.
         counts.append(int(gathers[inside][: int(np.argmax(scatters[inside]))].sum()))
     return float(np.median(counts)) if counts and gathers.any() else None
-
-
-def _exposed(result: AlignedJob, lines: Int64) -> float:
-    """Share of a group's time on its lowest rank present in which that rank computed nothing."""
-    matched = result.matched
-    rank = int(matched.rank[lines].min())
-    mine = lines[matched.rank[lines] == rank]
-    start, end = (matched.clocks.to_own(rank, times[mine]) for times in (matched.start_ns, matched.end_ns))
-    busy = Intervals.of(start, end)
-    bare = result.timelines[rank].where(TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER).intersect(busy)
-    return bare.measure() / max(busy.measure(), 1)
 
 
 def _busy_ns(matched: MatchedCollectives, lines: Int64) -> float:

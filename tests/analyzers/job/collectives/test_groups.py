@@ -13,7 +13,7 @@ from perfscope.analyzers.job.tables.groups import group_rows
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
 from perfscope.results.tables import GroupRow
-from tests.analyzers.job.collectives.matching_jobs import Rank
+from tests.analyzers.job.collectives.matching_jobs import STEP, Rank
 
 
 def group(name: str, *ranks: int, description: str = "", size: int | None = None) -> Group:
@@ -105,7 +105,8 @@ DDP = GroupTraffic(
     share={"all_reduce": 1.0},
     per_step=20,
     early_reduced=0.0,
-    exposed=0.2,
+    in_turn=0.0,
+    replicas=False,
     gathers_first=None,
     uneven=False,
     rings=False,
@@ -116,10 +117,13 @@ DDP = GroupTraffic(
     ("traffic", "role"),
     [
         (DDP, "data"),
-        (replace(DDP, early_reduced=0.3, exposed=0.9), "tensor"),
-        # Gradients that are reduced after every micro-batch, behind the next one's compute.
-        (replace(DDP, early_reduced=0.3, exposed=0.1), "data"),
-        (replace(DDP, early_reduced=0.3, exposed=0.9, per_step=2), "data"),
+        (replace(DDP, early_reduced=0.3, in_turn=0.9), "tensor"),
+        # Layers that fill less than a step, beside a large optimizer.
+        (replace(DDP, early_reduced=0.0, in_turn=0.6), "tensor"),
+        (replace(DDP, early_reduced=0.3, in_turn=0.9, per_step=2), "unknown"),
+        # Gradients that are reduced after every micro-batch, behind the next one's compute: or something else.
+        (replace(DDP, early_reduced=0.3), "unknown"),
+        (replace(DDP, early_reduced=0.3, in_turn=0.9, replicas=True), "data"),
         (replace(DDP, early_reduced=None), "unknown"),
         (replace(DDP, share={"all_gather": 0.6, "reduce_scatter": 0.4}, gathers_first=12.0), "shard"),
         (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0), "tensor"),
@@ -162,6 +166,60 @@ def test_rows_name_ranks_role_time_and_reach() -> None:
     assert (data.role, data.comm_us, data.across_hosts) == ("data", 100.0, True)
     assert world.role == "world"
     assert rows_of(ranks)[0].comm_us == 300.0
+
+
+def all_reduces_of(
+    compute: list[tuple[int, int]], reduced: list[tuple[int, int]], *, ddp: bool = False, elements: int = 100
+) -> GroupRow:
+    """The group of two ranks on two hosts that compute and reduce as given (µs of the step of 1000), undescribed."""
+    ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": "default_pg"}, steps=2, host=f"node{rank}") for rank in (0, 1)]
+    for rank in ranks:
+        for step in (0, 1):
+            at = step * STEP
+            if ddp:
+                rank.builder.note("DistributedDataParallel.forward", at + 60, at + 90)
+            for start, end in compute:
+                rank.builder.launched("gemm", at + 55, at + 1000 * start, at + 1000 * end)
+            for start, end in reduced:
+                rank.kernel("allreduce", "0", 1000 * start, 1000 * end, elements, step=step, launch=57)
+    (row,) = rows_of(ranks)
+    return row
+
+
+def buckets(first: int, last: int, count: int) -> list[tuple[int, int]]:
+    """All-reduces one after another over these µs."""
+    length = (last - first) // count
+    return [(first + place * length, first + (place + 1) * length - 1) for place in range(count)]
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+def test_gradients_reduced_most_of_the_step_are_no_activations(ddp: bool) -> None:
+    """Forward to 100 µs, backward to 250; nine buckets from 150 to 960, of which only the first overlaps compute."""
+    row = all_reduces_of([(1, 100), (100, 250)], buckets(150, 960, 9), ddp=ddp)
+    assert row.across_hosts is True
+    assert row.role == "data"
+
+
+@pytest.mark.parametrize("layers", [2, 4, 24])
+def test_layers_that_wait_for_all_reduces_are_tensor_parallel(layers: int) -> None:
+    """Two halves of each layer, forward and backward: compute, then its sum, then the next; the optimizer at the end."""
+    turn = 900 // (4 * layers)
+    compute = [(1 + turn * place, 1 + turn * place + turn // 2) for place in range(4 * layers)]
+    row = all_reduces_of([*compute, (910, 990)], [(end, end + turn // 2) for _, end in compute])
+    assert row.role == "tensor"
+
+
+def test_gradients_reduced_by_hand_are_no_activations() -> None:
+    """Forward and backward to 500 µs; then all_reduce and a division by the number of ranks, for each of 40."""
+    reduced = [(500 + 10 * place, 508 + 10 * place) for place in range(40)]
+    row = all_reduces_of([(1, 500), *((end, end + 1) for _, end in reduced)], reduced)
+    assert row.role == "data"
+
+
+def test_one_bucket_after_each_micro_batch_is_of_ddp() -> None:
+    """Eight micro-batches without no_sync: compute and all-reduce in turn, as layers would."""
+    compute = [(1 + 120 * place, 80 + 120 * place) for place in range(8)]
+    assert all_reduces_of(compute, [(end, end + 40) for _, end in compute], ddp=True).role == "data"
 
 
 def test_data_parallel_ranks_that_divide_parameters_are_sharded() -> None:
