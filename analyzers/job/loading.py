@@ -35,6 +35,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                 blocking_us=blocking_us,
                 batch_us=_batch_us(partial, used, batches, workers, blocking_us, result.mean_step_ns(rank) / 1e3),
                 num_workers=workers,
+                batches_per_step=batches / len(used),
             )
         )
     return tuple(rows)

@@ -40,7 +40,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
     rows = {row.rank: row for row in dataloader_rows(context.result, context.runs)}
     if not rows:
         raise CannotReplay(f"{name}: the recorded steps draw no batch from a DataLoader")
-    batches = {rank: _batches_per_step(context, rank) for rank in rows}
+    batches = {rank: row.batches_per_step for rank, row in rows.items()}
     needs = demands(context.runs, batches)
     sure: list[Uncertainty] = []
     for rank in schedules.ops:
@@ -123,11 +123,6 @@ def _unknown(context: Context, rank: int, workers: int) -> Uncertainty:
     run = context.runs.get(rank)
     fits = run is not None and run.cpu_count is not None and (workers + 1) * run.local_world_size <= run.cpu_count
     return Uncertainty(less=0.20 if fits else _ANYTHING, more=0.0)
-
-
-def _batches_per_step(context: Context, rank: int) -> float:
-    partial = context.result.partials[rank]
-    return float(partial.loading.batches[partial.steps.indices_of(context.result.steps)].mean())
 
 
 def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float) -> None:

@@ -220,6 +220,9 @@ class DataLoaderRow:
     ]
     batch_us: Annotated[Us | None, "Time that one worker needs to load one batch; None where it is not known."]
     num_workers: int | None
+    batches_per_step: Annotated[
+        Count, "Calls of ``__next__`` per step, the mean: more than one where gradients accumulate over micro-batches."
+    ] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,10 +80,10 @@ def _need(job: RuleContext, row: DataLoaderRow, without_us: float) -> _Need | No
     """None where the time to load a batch is not known, or nothing else fills the step."""
     if row.batch_us is None or without_us <= 0:
         return None
-    load_us = row.batch_us * _batches_per_step(row)
+    load_us = row.batch_us * row.batches_per_step
     known = cores_of(job.runs, row.rank) if row.rank in job.runs else None
     cores = max(int(known), 1) if known else None
-    batches = {other.rank: _batches_per_step(other) for other in job.summary.dataloader}
+    batches = {other.rank: other.batches_per_step for other in job.summary.dataloader}
     needs = demands(job.runs, batches)
     demand = needs.get(row.rank)
     if demand is None:
@@ -103,13 +103,6 @@ def _expected_us(job: RuleContext, workers: int, least_us: float) -> float:
     """The step with so many workers, replayed where possible: they take cores from the training."""
     step = job.predict({"dataloader.num_workers": str(workers)}) if job.predict is not None else None
     return max(least_us, step.mid) if step is not None else least_us
-
-
-def _batches_per_step(row: DataLoaderRow) -> float:
-    """Batches per step: more than one under gradient accumulation."""
-    if row.num_workers == 0 and row.batch_us:
-        return max(row.wait_us / row.batch_us, 1.0)
-    return 1.0
 
 
 def _evidence(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import straggling_rank
+from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction, Severity
 from perfscope.results.rows import DataLoaderRow, StragglerRow
-from tests.analyzers.rules.jobs import breakdown, context, runs, starved
+from tests.analyzers.rules.jobs import analyze, breakdown, changed, context, runs, starved
+from tests.generator import MS, JobSpec, LoaderSpec, simulate
 
 
 def test_recommends_the_smallest_number_that_keeps_up():
@@ -162,3 +167,20 @@ def test_other_processes_on_the_cores_make_it_less_sure(waited_ms, confidence):
     found = loading(80, 0.5, cores=2, waited_ms=waited_ms)
     assert found is not None
     assert found.confidence is confidence
+
+
+def test_workers_that_load_several_batches_for_a_step(tmp_path):
+    # The simulated worker loads 4 batches of 20 ms for each step; the device needs some 44 ms for them.
+    spec = JobSpec(ranks=2, steps=6, microbatches=4, loader=LoaderSpec(workers=1, load_ns=20 * MS), end_sync=True)
+    analyzed = analyze(spec, tmp_path).context
+    job = context_of(str(tmp_path))
+    known = {rank: RunMetadata(rank=rank, dataloaders=(DataLoaderMetadata(num_workers=1),)) for rank in (0, 1)}
+    rows = dataloader_rows(job.result, known)
+    assert [row.batches_per_step for row in rows] == [4.0, 4.0]
+    assert [row.batch_us for row in rows] == pytest.approx([20_000, 20_000], rel=0.05)
+    finding = dataloader_workers.evaluate(changed(analyzed, dataloader=rows, runs=known))
+    assert finding is not None
+    with_them = replace(spec, loader=replace(spec.loader, workers=int(finding.action.new)))
+    took_us = simulate(with_them).truth.step_time_ns / 1e3
+    assert took_us < 0.6 * analyzed.step_time_us
+    assert finding.ceiling == pytest.approx(analyzed.step_time_us / took_us - 1, rel=0.05)
