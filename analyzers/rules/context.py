@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,10 @@ from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
+
+_NVIDIA: Final = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID")
+_AMD: Final = re.compile(r"AMD|Instinct|Radeon")
+"""Makers in the names of devices, as drivers write them."""
 
 TORCH: Final = "torch"
 """Plain torch, and whatever is not known."""
@@ -77,6 +82,19 @@ class RuleContext:
     def on_devices(self) -> bool:
         """Does the job train on accelerators? Ranks without device work are listed as ``CPU``."""
         return "CPU" not in self.info.devices
+
+    @property
+    def graphs(self) -> str | None:
+        """What torch's CUDA graphs are called on the job's devices; None where there are none, or none are known.
+
+        Only NVIDIA's and AMD's devices (HIP graphs) have them under ``torch.compile``.
+        """
+        devices = self.info.devices
+        if not devices:
+            return "CUDA graphs" if "nccl" in (self.info.backend or "") else None
+        if all(_AMD.search(name) for name in devices):
+            return "HIP graphs"
+        return "CUDA graphs" if all(_NVIDIA.search(name) for name in devices) else None
 
     @property
     def torch_ddp(self) -> bool:

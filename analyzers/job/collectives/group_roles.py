@@ -45,7 +45,7 @@ _EARLY_SHARE: Final = 0.1
 """Share of the bytes of a group's all-reduces above which those early in the step are systematic."""
 
 _IN_TURN: Final = 0.5
-"""Share of the step's compute, and of the group's bytes, that must take turns with one another in tensor parallelism."""
+"""Share of the step's compute, and of the group's bytes, that takes turns with the other in tensor parallelism."""
 
 _OFTEN: Final = 8
 """Collectives in a step below which a group does not serve every layer."""

@@ -192,7 +192,7 @@ def _of_compute(row: KernelRow, share: float, peaks: DevicePeaks | None) -> Iter
         yield f"multiplies in float32 without tensor cores: TF32 has {gain:.0f} times the peak here, bfloat16 more"
     if row.mean_us < SHORT_US and row.count_per_step >= SHORT_COUNT and share >= SHORT_SHARE:
         count = f"{row.count_per_step:.0f} launches per step of {row.mean_us:.1f} µs each"
-        yield f"{count}: fusing or CUDA graphs would help"
+        yield f"{count}: fusing them would help"
     if row.slowest_over_median is not None and row.slowest_over_median >= SLOW_RANK and share >= SLOW_RANK_SHARE:
         yield f"rank {row.slowest_rank} takes {row.slowest_over_median:.2f} times as long as the median rank"
     if COPY in (row.operator_class, class_of_kernel(row.name)) and share >= COPY_SHARE:

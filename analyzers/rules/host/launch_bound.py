@@ -1,8 +1,9 @@
 """Launch-bound: fires when devices of most ranks wait for the host to launch their next kernel.
 
-Fused optimizers make one kernel of many; ``torch.compile`` fuses elementwise kernels, and its CUDA graphs launch a
-whole step at once. The replay without any launch and operator cost shows their joint effect. One rank alone that
-launches slowly is a straggler. Source: PyTorch performance tuning guide, "Fuse operations" and "Use CUDA Graphs".
+Fused optimizers make one kernel of many; ``torch.compile`` fuses elementwise kernels, and on devices that have them its
+CUDA (HIP) graphs launch a whole step at once. The replay without any launch and operator cost shows their joint effect.
+One rank alone that launches slowly is a straggler. Source: PyTorch performance tuning guide, "Fuse operations" and "Use
+CUDA Graphs".
 """
 
 from __future__ import annotations
@@ -79,11 +80,11 @@ def _optimizer_share(job: RuleContext) -> float:
 
 
 _OPTIMIZER: Final = "perfscope::optimizer"
-_COMPILING: Final = "Compilation takes minutes at the start and again for new shapes; CUDA graphs hold their memory."
+_COMPILING: Final = "Compilation takes minutes at the start and again for new shapes"
 
 
 def _action(job: RuleContext) -> Action:
-    """The optimizer where it launches much and is not fused, else graphs of the step."""
+    """The optimizer where it launches much and is not fused, else compiling, with graphs of the step where possible."""
     optimizer = job.settings("optimizer")
     classes = [name for name in optimizer.get("classes", ()) if name in FUSED]
     used = job.framework
@@ -96,28 +97,47 @@ def _action(job: RuleContext) -> Action:
             old, new = None, "adamw_torch_fused"
         else:
             old, new = "False", "True"
-        return Action(setting=setting, old=old, new=new, how=f"{how}\nThen: {_graphs(used, compiled)}")
-    if compiled.get("mode") in _GRAPHS:
+        return Action(setting=setting, old=old, new=new, how=f"{how}\nThen: {_compile(job)}")
+    mode = str(compiled.get("mode") or "default") if compiled else None
+    if mode in _GRAPHS or (mode is not None and job.graphs is None):
+        logs = "graph_breaks,recompiles,cudagraphs" if job.graphs else "graph_breaks,recompiles"
         how = (
-            f"The model is compiled with mode={compiled['mode']!r} already: look for what runs outside its "
-            "graphs (TORCH_LOGS=graph_breaks,recompiles,cudagraphs). A larger batch per rank makes kernels longer."
+            f"The model is compiled with mode={mode!r} already: look for what runs outside its "
+            f"graphs (TORCH_LOGS={logs}). {_LONGER}"
         )
-        return Action(setting="torch.compile", old=None, new=None, how=how, costs=_COMPILING)
-    old = str(compiled.get("mode") or "default") if compiled else None
-    how = _graphs(used, compiled)
-    return Action(setting="torch.compile(mode=…)", old=old, new='"reduce-overhead"', how=how, costs=_COMPILING)
+        return Action(setting="torch.compile", old=None, new=None, how=how, costs=f"{_COMPILING}.")
+    if job.graphs is None:
+        return Action(setting="torch.compile", old=None, new="on", how=_compile(job), costs=f"{_COMPILING}.")
+    costs = f"{_COMPILING}; {job.graphs} hold their memory."
+    return Action(setting="torch.compile(mode=…)", old=mode, new='"reduce-overhead"', how=_compile(job), costs=costs)
 
 
-def _graphs(used: str, compiled: object) -> str:
-    line = {
-        "transformers": "--torch_compile True --torch_compile_mode reduce-overhead",
-        "accelerate": "dynamo_config: {dynamo_backend: INDUCTOR, dynamo_mode: reduce-overhead} in the file of "
-        "accelerate config",
-        "deepspeed": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
-        "megatron": "--enable-cuda-graph (in newer releases --cuda-graph-impl local)",
-        "lightning": 'model = torch.compile(model, mode="reduce-overhead") before trainer.fit',
-    }.get(used, 'model = torch.compile(model, mode="reduce-overhead")')
-    again = " instead of its present mode" if compiled and used in ("torch", "lightning") else ""
-    return (
-        f"{line}{again}: fuses kernels and launches them as CUDA graphs. A larger batch per rank makes kernels longer."
+_LONGER: Final = "A larger batch per rank makes kernels longer."
+_PLAIN: Final = {
+    "transformers": "--torch_compile True",
+    "accelerate": "dynamo_config: {dynamo_backend: INDUCTOR} in the file of accelerate config",
+    "deepspeed": "engine.compile()",
+    "lightning": "model = torch.compile(model) before trainer.fit",
+}
+"""Framework -> how to compile."""
+_WITH_GRAPHS: Final = {
+    "transformers": "--torch_compile True --torch_compile_mode reduce-overhead",
+    "accelerate": "dynamo_config: {dynamo_backend: INDUCTOR, dynamo_mode: reduce-overhead} in the file of "
+    "accelerate config",
+    "deepspeed": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
+    "megatron": "--enable-cuda-graph (in newer releases --cuda-graph-impl local)",
+    "lightning": 'model = torch.compile(model, mode="reduce-overhead") before trainer.fit',
+}
+"""Framework -> how to compile with graphs."""
+
+
+def _compile(job: RuleContext) -> str:
+    """How to compile: with graphs where the devices have them."""
+    if job.graphs is None:
+        line = _PLAIN.get(job.framework, "model = torch.compile(model)")
+        return f"{line}: fuses kernels. {_LONGER}"
+    line = _WITH_GRAPHS.get(job.framework, 'model = torch.compile(model, mode="reduce-overhead")')
+    again = (
+        " instead of its present mode" if job.settings("compile") and job.framework in ("torch", "lightning") else ""
     )
+    return f"{line}{again}: fuses kernels and launches them as {job.graphs}. {_LONGER}"

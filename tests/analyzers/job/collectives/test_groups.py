@@ -202,7 +202,7 @@ def test_gradients_reduced_most_of_the_step_are_no_activations(ddp: bool) -> Non
 
 @pytest.mark.parametrize("layers", [2, 4, 24])
 def test_layers_that_wait_for_all_reduces_are_tensor_parallel(layers: int) -> None:
-    """Two halves of each layer, forward and backward: compute, then its sum, then the next; the optimizer at the end."""
+    """Two halves of each layer, forward and backward: compute, its sum, the next; the optimizer at the end."""
     turn = 900 // (4 * layers)
     compute = [(1 + turn * place, 1 + turn * place + turn // 2) for place in range(4 * layers)]
     row = all_reduces_of([*compute, (910, 990)], [(end, end + turn // 2) for _, end in compute])

@@ -82,6 +82,35 @@ def test_a_model_that_is_compiled_gets_graphs_and_one_with_graphs_gets_neither()
     assert "TORCH_LOGS" in found.action.how
 
 
+@pytest.mark.parametrize(
+    ("devices", "backend", "graphs"),
+    [
+        (("Tesla V100-DGXS-32GB",), None, "CUDA graphs"),
+        (("AMD Instinct MI300X",), "nccl", "HIP graphs"),
+        ((), "nccl", "CUDA graphs"),
+        (("CPU",), "gloo", None),
+        (("NVIDIA H100 80GB HBM3", "CPU"), None, None),
+        (("Intel(R) Data Center GPU Max 1550",), "xccl", None),
+        (("GAUDI2",), "hccl", None),
+        ((), None, None),
+    ],
+)
+def test_graphs_are_advised_only_on_devices_that_have_them(devices, backend, graphs):
+    finding = launch_bound.evaluate(by_hand(devices=devices, backend=backend))
+    assert finding is not None
+    said = f"{finding.action.setting} {finding.action.new} {finding.action.how} {finding.action.costs}"
+    assert "torch.compile(model" in said
+    assert graphs in said if graphs else "graphs" not in said and "reduce-overhead" not in said
+
+
+def test_a_compiled_model_on_a_device_without_graphs_has_no_further_mode():
+    recorded = runs(1, compile={"mode": "default"})
+    finding = launch_bound.evaluate(by_hand(devices=("Intel(R) Data Center GPU Max 1550",), runs=recorded))
+    assert finding is not None
+    assert finding.action.new is None
+    assert "cudagraphs" not in finding.action.how
+
+
 def test_the_framework_s_own_words():
     found = launch_bound.evaluate(by_hand(runs=runs(1, transformers={"optim": "adamw_torch"})))
     assert found is not None
