@@ -8,6 +8,7 @@ and schedules changed for a question. The work passes through:
 3. ``schedules``: every rank's ops in order, with its own time between them (``RecordedSchedules``)
 4. ``engine``: replays schedules; knows nothing of training
 5. ``job_replay``: ranks aligned, schedules made and replayed unchanged: what the summary and what-ifs start from
-6. ``pace``: which ranks do the same work; schedules with some ranks at their peers' pace
-7. ``stragglers``: which ranks the others wait for, found by such replays
+6. ``peers``: which ranks do the same work, and where each is in it
+7. ``pace``: schedules with some ranks at their peers' pace
+8. ``stragglers``: which ranks the others wait for, found by such replays
 """

@@ -1,109 +1,21 @@
 """Schedules with some ranks at their peers' pace: what stragglers cost is found by replaying these.
 
-Ranks that do the same work issue the same collectives in the same order. These cut the ranks' own time into segments
-that can be compared. A rank at its peers' pace takes, for every segment, the median of its peers' own time in it; its
-waits and the collectives themselves stay as recorded.
+``peers`` cuts the own time of ranks that do the same work into segments that can be compared. A rank at its peers' pace
+takes for every segment what its peers usually take; its waits, the collectives and the order of all it does stay as
+recorded, so what could be replayed before can be replayed then.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.pipelines.stages import stages
-from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, Schedules
+from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
-from perfscope.trace.trace import NONE, Int64
-
-StepSignature = tuple[tuple[str, ...], tuple[tuple[str, int], ...]]
-
-POINT_TO_POINT: Final = ("send", "recv", "send_recv")
-
-
-@dataclass(frozen=True, eq=False)
-class Peers:
-    """Two ranks or more that do the same work, with their own time cut into the same segments.
-
-    ``anchors`` are, for each rank (line), the ops that bound the segments (columns, one more than segments; -1 is the
-    schedule's begin); ``own_ns`` [rank, segment] is its own time in each; ``rows_ns`` [rank, segment, category] the
-    same by category; ``step`` the index of the recorded step that each segment leads into.
-    """
-
-    ranks: tuple[int, ...]
-    anchors: Int64
-    own_ns: Int64
-    rows_ns: Int64
-    step: Int64
-
-    def others(self, rank: int, without: Collection[int] = ()) -> list[int]:
-        """Lines of the peers that ``rank`` is compared with: all but itself and ``without``; all where that leaves none
-        (each is slow now and then, so the median of each segment, of three or more, is a usual one).
-        """
-        others = [index for index, peer in enumerate(self.ranks) if peer != rank and peer not in without]
-        return others or list(range(len(self.ranks)))
-
-    def target_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
-        """Own time of each segment at the peers' pace: the median over the others."""
-        return np.asarray(np.median(self.own_ns[self.others(rank, without)], axis=0), dtype=np.int64)
-
-    def excess_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
-        """[segment, category]: own time beyond the others' median, by category; negative where it is quicker."""
-        mine, others = self.rows_ns[self.ranks.index(rank)], self.rows_ns[self.others(rank, without)]
-        return np.asarray(mine - np.median(others, axis=0), dtype=np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class _Anchors:
-    """What may bound one rank's segments: ops of its schedule.
-
-    ``issue`` issue collectives, each in the recorded step of index ``step``; ``begin`` begin the steps; ``end`` ends
-    the last. Ranks of unlike work have unlike ``signature``.
-    """
-
-    issue: Int64
-    step: Int64
-    begin: Int64
-    end: int
-    signature: tuple[StepSignature, ...]
-
-    def issued_before_steps(self) -> list[int]:
-        """How many collectives were issued before each step began."""
-        return [int(count) for count in np.searchsorted(self.issue, self.begin)]
-
-    def bounds(self, *, with_begins: bool) -> tuple[Int64, Int64]:
-        """Positions that bound the segments (-1: the schedule's begin), and the step that each segment leads into."""
-        inner, step = np.minimum(self.issue, self.end), self.step
-        last = len(self.begin) - 1
-        if with_begins:
-            inner = np.concatenate((inner, self.begin[1:]))
-            step = np.concatenate((step, np.arange(last)))
-            order = np.argsort(inner, kind="stable")
-            inner, step = inner[order], step[order]
-        return np.concatenate(([-1], inner, [self.end])), np.maximum.accumulate(np.append(step, last))
-
-
-def find_peers(result: AlignedJob, recorded: RecordedSchedules) -> tuple[Peers, ...]:
-    """Group the ranks by the work they do. Peers issue as many collectives of each kind in every step, and hold the
-    same pipeline stage; where the stages are not known, they send and receive in the same order.
-    """
-    stage_of = stages(result)
-    alike: dict[tuple[int | None, tuple[StepSignature, ...]], list[int]] = {}
-    anchors = {}
-    for index, rank in enumerate(recorded.schedules.ranks):
-        anchors[rank] = _anchors(result, recorded, index, rank)
-        stage, signature = stage_of.get(rank), anchors[rank].signature
-        if stage is not None:  # replicas of a stage send and receive on streams that race
-            signature = tuple(((), counts) for _, counts in signature)
-        alike.setdefault((stage, signature), []).append(rank)
-    return tuple(
-        _peers(result, recorded, ranks, [anchors[rank] for rank in ranks]) for ranks in alike.values() if len(ranks) > 1
-    )
+from perfscope.trace.trace import Int64
 
 
 def at_peers_pace(recorded: RecordedSchedules, peers: Mapping[int, Peers], paced: Sequence[int]) -> Schedules:
@@ -171,69 +83,12 @@ def scaled(schedules: Schedules, ranks: Sequence[int], factor: float) -> Schedul
     return replace(schedules, own_ns=own)
 
 
-def _anchors(result: AlignedJob, recorded: RecordedSchedules, index: int, rank: int) -> _Anchors:
-    """What may bound the segments of one rank."""
-    schedules, span = recorded.schedules, recorded.schedules.slice_of(rank)
-    kind, operand = schedules.kind[span], schedules.operand[span]
-    end = int(np.flatnonzero((kind == OpKind.MARK) & (operand == recorded.end[index, -1]))[0])
-    issues = np.flatnonzero(kind == OpKind.ISSUE)
-    partial = result.partials[rank]
-    row = recorded.row[operand[issues]]
-    step = _step_index(partial, recorded.steps, row)
-    issues, row, step = (column[step >= 0] for column in (issues, row, step))
-    kinds = np.array(partial.collectives.kinds or ("",))[partial.collectives.kind[row]]
-    return _Anchors(
-        issue=issues,
-        step=step,
-        begin=np.flatnonzero((kind == OpKind.MARK) & np.isin(operand, recorded.begin[index])),
-        end=end,
-        signature=tuple(_signature(kinds[step == number].tolist()) for number in range(len(recorded.steps))),
-    )
-
-
-def _step_index(partial: RankPartial, steps: Int64, row: Int64) -> Int64:
-    """Index in ``steps`` of the step in which each of a rank's collectives was issued; NONE where in none of them."""
-    own = partial.collectives.step[row]
-    number = np.where(own >= 0, partial.steps.number[np.maximum(own, 0)], NONE)
-    index = np.minimum(np.searchsorted(steps, number), len(steps) - 1)
-    return np.asarray(np.where(steps[index] == number, index, NONE), dtype=np.int64)
-
-
-def _signature(kinds: list[str]) -> StepSignature:
-    """Point-to-point operations in their order, which is a pipeline stage's own; of the rest how many of each, since
-    independent streams may race.
-    """
-    between_two = tuple(kind for kind in kinds if kind in POINT_TO_POINT)
-    return between_two, tuple(sorted(Counter(kinds).items()))
-
-
-def _peers(result: AlignedJob, recorded: RecordedSchedules, ranks: Sequence[int], anchors: Sequence[_Anchors]) -> Peers:
-    """Segments are bounded by collectives, and by the steps' beginnings where those lie between the same collectives on
-    all these ranks (a late rank may begin a step before it issues what the others issue first).
-    """
-    first = anchors[0].issued_before_steps()
-    with_begins = all(mine.issued_before_steps() == first for mine in anchors)
-    own, rows, positions = [], [], []
-    for rank, mine in zip(ranks, anchors, strict=True):
-        position, step = mine.bounds(with_begins=with_begins)
-        bounds = _bounds(recorded.schedules.own_ns[recorded.schedules.slice_of(rank)], position)
-        positions.append(position)
-        own.append(np.diff(bounds))
-        rows.append(recorded.rows_between(result, rank, bounds))
-    return Peers(tuple(ranks), np.stack(positions), np.stack(own), np.stack(rows), step)
-
-
-def _bounds(own_ns: Int64, anchors: Int64) -> Int64:
-    """Own progress at each anchor, ns; the first is the schedule's begin."""
-    return np.concatenate(([0], np.cumsum(own_ns)[anchors[1:]]))
-
-
 def _repaced(own_ns: Int64, anchors: Int64, target_ns: Int64) -> Int64:
     """Own time before each op, once the segments between ``anchors`` take ``target_ns``.
 
     Inside a segment the ops stay where they are relative to its length; outside all segments nothing changes.
     """
-    progress, bounds = np.cumsum(own_ns), _bounds(own_ns, anchors)
+    progress, bounds = np.cumsum(own_ns), progress_at(own_ns, anchors)
     paced = np.concatenate(([0], np.cumsum(target_ns)))
     segment = np.clip(np.searchsorted(anchors, np.arange(len(own_ns)), side="right") - 1, 0, len(target_ns) - 1)
     length = bounds[segment + 1] - bounds[segment]

@@ -18,7 +18,8 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import CostModel
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules
 from perfscope.analyzers.replay.engine import replay as replay_schedules
-from perfscope.analyzers.replay.pace import Peers, at_peers_pace, find_peers
+from perfscope.analyzers.replay.pace import at_peers_pace
+from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp

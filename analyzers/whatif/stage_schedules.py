@@ -12,8 +12,8 @@ import numpy as np
 
 from perfscope.analyzers.job.pipelines.schedule import find_schedule
 from perfscope.analyzers.job.pipelines.stages import PipelineMessages, pipeline_messages, place
+from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.replay.pace import POINT_TO_POINT
 from perfscope.analyzers.whatif.change import CannotReplay, Context
 from perfscope.analyzers.whatif.pipeline_turns import CONSTRUCTED, Work, turns
 from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp, ScheduleOp, without

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.replay.pace import Peers
+from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.medians import SIGMA_OF_MAD
@@ -30,8 +30,7 @@ busy all the time too, inside its launches."""
 
 def own_in_step(recorded: RecordedSchedules, peers: Peers) -> Int64:
     """Own time of each rank (lines) in each used step (columns)."""
-    steps = np.flatnonzero(recorded.used)
-    return np.stack([peers.own_ns[:, peers.step == step].sum(axis=1) for step in steps], axis=1)
+    return peers.in_step_ns[:, recorded.used]
 
 
 def excess(peers: Peers, own: Int64) -> dict[int, Int64]:

@@ -28,7 +28,8 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
-from perfscope.analyzers.replay.pace import at_peers_pace, find_peers
+from perfscope.analyzers.replay.pace import at_peers_pace
+from perfscope.analyzers.replay.peers import find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.own_time import (
     NOISE,
@@ -278,7 +279,7 @@ class _Search:
             peers = self._peers[rank]
             slower = self._recorded.used.copy()
             slower[slower] = self._excess[rank] > 0
-            total += peers.excess_ns(rank, ranks)[slower[peers.step]].sum(axis=0)
+            total += peers.excess_ns(rank, ranks)[slower].sum(axis=0)
         return CAUSES[TimeCategory(int(_OWN[np.argmax(total[_OWN])]))]
 
 
