@@ -30,27 +30,33 @@ OPERATORS: Final = (
 """Classes by the name of an operator or of one around it, the first that matches; as the dispatcher spells them."""
 
 KERNELS: Final = (
-    (ATTENTION, r"flash_(fwd|bwd)|fmha|attn_(fwd|bwd)|flash_attention|_sdpa_|flex_attention|attention"),
+    (ATTENTION, r"flash_(fwd|bwd)|FlashAttn|fmha|attn_(fwd|bwd)|flash_attention|_sdpa_|flex_attention|attention"),
     # FlashAttention, xFormers/CUTLASS fmha, AOTriton (attn_fwd), cuDNN (…_sdpa_…), Triton templates.
+    (COPY, r"[nN](chw|hwc)To[nN](hwc|chw)|[nN]cdhwTo|[nN]dhwcTo"),
+    # cuDNN's changes of layout around its convolutions.
     (
         CONVOLUTION,
-        r"fprop|dgrad|wgrad|convolve|[Cc]onvolution|winograd|conv2d|grouped_conv|^igemm_(fwd|bwd|wrw)|^naive_conv",
+        r"fprop|dgrad|wgrad|[cC]onv(?!er)|[wW]inograd|_[hsi]\d*cudnn_|im2col|fft2d_[rc]2[rc]|bwd_weight|^igemm_[fbw][wr]",
     ),
-    # cuDNN, CUTLASS, MIOpen (igemm_…, naive_conv), Composable Kernel.
+    # cuDNN (volta_scudnn_…, turing_h1688cudnn_…: type, instruction, cudnn), CUTLASS, MIOpen (igemm_…, naive_conv,
+    # miopenSp3AsmConv, gridwise_convolution), Composable Kernel (grouped_conv, …_bwd_weight).
     (COMMUNICATION, r"^nccl|nvshmem"),
-    (NORMALISATION, r"[sS]oft_?[mM]ax|(layer|group|batch|rms)_?norm|_?norm_(fwd|bwd)|RowwiseMoments|GammaBeta|welford"),
+    (
+        NORMALISATION,
+        r"[sS]oft_?[mM]ax|(layer|[gG]roup|[bB]atch|rms)_?[nN]orm|norm_[fb]wd|bn_[fb]w_|RowwiseMoments|GammaBeta|welford",
+    ),
     (OPTIMIZER, r"multi_tensor_apply|adam|sgd_kernel|lamb_"),
-    (EMBEDDING, r"embedding|indexSelect|split_tbe"),
+    (EMBEDDING, r"embedding|indexSelect|split_tbe|pooled_embs|bounds_check_indices"),
     (MATRIX, r"^C[a-z]{3}_A[a-z]{3}_B[a-z]{3}|^Custom_C[a-z]{3}_"),
     # Tensile, in rocBLAS and hipBLASLt.
     (
         MATRIX,
-        r"(?<!fb)gemm|gemv|^nvjet|xmma|wgmma|cutlass.*(Kernel|gemm)|^gemvx|dot_kernel|triton_tem_fused_\w*mm|matmul",
+        r"(?<!fb)gemm|gemv|^nvjet|xmma|wgmma|cutlass.*(Kernel|gemm)|^gemvx|dot_kernel|triton_tem_fused_\w*mm|matmul|arlin",
     ),
-    # cuBLAS, cuBLASLt (nvjet), CUTLASS, Composable Kernel; inductor's templates.
+    # cuBLAS, cuBLASLt (nvjet), CUTLASS, Composable Kernel, Marlin; inductor's templates.
     (COPY, r"direct_copy_kernel|copy_kernel_cuda|CatArrayBatchedCopy|batched_transpose|transpose|_copy_kernel"),
     (REDUCTION, r"splitKreduce|reduce_kernel|^triton_(red|per)_|[Rr]educe|cub::|argm(in|ax)|arg_m(in|ax)|cumsum|Sort"),
-    (ELEMENTWISE, r"element[wW]ise|^triton_poi_|[Ff]ill|index_|scatter|gather|dropout|SubTensorOp"),
+    (ELEMENTWISE, r"element[wW]ise|^void epilogue::|^triton_poi_|[Ff]ill|index_|scatter|gather|dropout|SubTensorOp"),
 )
 """Classes by a kernel's name, the first that matches: PyTorch's native kernels (aten/src/ATen/native/cuda), inductor's
 (triton_poi pointwise, triton_red and triton_per reductions), and the libraries' named beside each."""
@@ -70,10 +76,15 @@ ALONE: Final = (
 )
 """Classes of operators that launch nothing, as on a host: there is no kernel's name to look at."""
 
+_INDUCTOR: Final = re.compile(r"^triton_(poi|red|per)_")
+"""Inductor names a kernel after all operators that it has a part of, such as the bias after a convolution; its products
+are other kernels."""
+
 _COPY_OPERATOR: Final = re.compile(r"^aten::(copy_|_to_copy|clone|contiguous|cat)$")
 _OPERATORS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in OPERATORS)
 _ALONE: Final = tuple((kind, re.compile(pattern)) for kind, pattern in ALONE)
 _KERNELS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in KERNELS)
+_NO_PRODUCTS: Final = tuple((kind, pattern) for kind, pattern in _KERNELS if kind not in PRODUCTS)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -97,7 +108,8 @@ def copies(operator: str) -> bool:
 @functools.lru_cache(maxsize=1 << 16)
 def class_of_kernel(name: str) -> str:
     """The class of a kernel by its name alone; ``other`` where that does not decide it."""
-    return next((kind for kind, pattern in _KERNELS if pattern.search(name)), OTHER)
+    kernels = _NO_PRODUCTS if _INDUCTOR.match(name) else _KERNELS
+    return next((kind for kind, pattern in kernels if pattern.search(name)), OTHER)
 
 
 @dataclass(frozen=True)
@@ -121,8 +133,8 @@ _WORDS: Final = tuple(
         (r"e5m2", "float8_e5m2"),
         (r"(?<![a-z0-9])fp?16(?=[a-z0-9]*(_|$))|half|Half|hgemm|_h(16816|1688|884)", "float16"),
         (r"(?<![a-z0-9])u?int8|(?<![a-z0-9])[is]8(?=[a-z0-9]*(_|$))|_i(16832|8816)|imma", "int8"),
-        (r"dgemm|(?<![a-z0-9])f64|double|_d884", "float64"),
-        (r"f32|fp32|sgemm|float", "float32"),
+        (r"dgemm|(?<![a-z0-9])f64|double(?!_buffer)|_d884", "float64"),
+        (r"f32|fp32|sgemm|scudnn|float", "float32"),
     )
 )
 """Types as CUTLASS, cuBLAS, cuDNN, MIOpen and template arguments write them, the narrowest first: an accumulator of
@@ -136,8 +148,8 @@ tensor16x8x8, Hopper's warp groups; FlashAttention and xFormers' attention, whic
 _MATRIX_CORE: Final = re.compile(r"xdl|mfma|_gtcx")
 """Marks of AMD's matrix instructions in Composable Kernel (XDL) and MIOpen (gtcx)."""
 _NO_TENSOR: Final = re.compile(
-    r"simt|^(maxwell|volta|turing|ampere)_(sgemm|dgemm)|_ffma_|gemv|gemmSN|gemmk1|magma_[sd]gemm|[sd]gemm_largek"
-    r"|(implicit|precomputed)_convolve_sgemm|fmha_cutlass[FB]_f32\w*_sm[567]"
+    r"simt|^(maxwell|volta|turing|ampere)_(fp16_)?([sd]gemm)|_ffma_|gemv|gemmSN|gemmk1|magma_[sd]gemm|[sd]gemm_largek"
+    r"|_scudnn_|convolve_sgemm|(dgrad|wgrad|fprop)\w*_engine|cudnn::winograd|fmha_cutlass[FB]_f32\w*_sm[567]"
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from perfscope.analyzers.job.utilisation import resolved_type
 from perfscope.analyzers.rank.kernel_classes import PRODUCTS
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32
 from perfscope.analyzers.rules.context import RuleContext
@@ -46,7 +47,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     products = _products(job, peaks, half)
     if products.saved_us < SHARE * job.step_time_us:
         return None
-    single = sorted({_type(job, kernel) or "" for kernel in products.kernels})
+    single = sorted({_type(job, kernel, peaks) or "" for kernel in products.kernels})
     old = " and ".join(single)
     setting, new = (text.format(half=half, short=_SHORT[half]) for text in _SETTINGS[job.framework])
     return job.finding(
@@ -71,14 +72,16 @@ def _products(job: RuleContext, peaks: DevicePeaks, half: str) -> _Products:
     kernels = tuple(
         kernel
         for kernel in job.summary.kernels
-        if kernel.operator_class in PRODUCTS and _type(job, kernel) in peaks.tflops and kernel.category == "compute"
-        if _type(job, kernel) in ("float32", "tf32")
+        if kernel.operator_class in PRODUCTS
+        and _type(job, kernel, peaks) in peaks.tflops
+        and kernel.category == "compute"
+        if _type(job, kernel, peaks) in ("float32", "tf32")
     )
     alone = _not_overlapping(job)
 
     def saved(to: str) -> float:
         speeds: Mapping[str, float] = peaks.tflops
-        shares = ((kernel, 1 - speeds[_type(job, kernel) or ""] / speeds.get(to, 1e-9)) for kernel in kernels)
+        shares = ((kernel, 1 - speeds[_type(job, kernel, peaks) or ""] / speeds.get(to, 1e-9)) for kernel in kernels)
         return sum(kernel.us_per_step * max(share, 0.0) for kernel, share in shares) * alone
 
     return _Products(kernels, sum(kernel.us_per_step for kernel in kernels) * alone, saved(half), saved("tf32"))
@@ -90,10 +93,11 @@ def _not_overlapping(job: RuleContext) -> float:
     return min(job.typical_us("compute") / durations, 1.0) if durations else 0.0
 
 
-def _type(job: RuleContext, kernel: KernelRow) -> str | None:
-    """The kernel's type. Where its name leaves TF32 open, the recorded setting decides; None without one."""
-    if kernel.dtype != SINGLE_OR_TF32:
-        return kernel.dtype
+def _type(job: RuleContext, kernel: KernelRow, peaks: DevicePeaks) -> str | None:
+    """The kernel's type. Where name and device leave TF32 open, the recorded setting decides; None without one."""
+    dtype = resolved_type(kernel.dtype, peaks)
+    if dtype != SINGLE_OR_TF32:
+        return dtype
     precision = job.settings("precision")
     if kernel.operator_class == "convolution":
         allowed = precision.get("cudnn_allow_tf32", precision.get("cudnn_conv_fp32_precision", "") in ("tf32",))
@@ -154,7 +158,7 @@ def _how(job: RuleContext, products: _Products, half: str) -> str:
 
 def _evidence(job: RuleContext, products: _Products, peaks: DevicePeaks, half: str) -> tuple[Evidence, ...]:
     longest = max(products.kernels, key=lambda kernel: kernel.us_per_step)
-    dtype = _type(job, longest) or ""
+    dtype = _type(job, longest, peaks) or ""
     return (
         Evidence("matrix kernels in single precision, per step", products.us, "us", job.ranks),
         Evidence(f"the longest: {longest.name[:80]}", longest.us_per_step, "us"),

@@ -176,6 +176,35 @@ def test_a_class_comes_from_the_operators_around_but_not_from_autograd_s_nodes()
         ("triton_red_fused_add_mul_sum_7", "reduction", None, None),
         ("triton_poi_fused_native_layer_norm_2", "normalisation", None, None),
         ("void fbgemm_gpu::permute_2D_data_kernel<false>(int)", "other", None, None),
+        # cuDNN: of Volta (in the recordings of tests/real), of Turing, with and without tensor cores.
+        ("volta_scudnn_128x128_stridedB_splitK_small_nn_v1", "convolution", "float32", False),
+        ("volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", "convolution", "float32", False),
+        ("volta_scudnn_128x32_sliced1x4_ldg4_relu_exp_medium_nhwc_tn_v1", "convolution", "float32", False),
+        ("maxwell_scudnn_128x64_relu_interior_nn", "convolution", "float32", False),
+        ("maxwell_fp16_scudnn_fp16_128x128_relu_small_nn_v1", "convolution", "float16", False),
+        ("volta_fp16_s884cudnn_fp16_256x128_ldg8_relu_f2f_exp_small_nhwc_tn_v1", "convolution", "float16", True),
+        ("turing_fp16_s1688cudnn_fp16_128x128_ldg8_relu_f2f_exp_interior_nhwc_tn_v1", "convolution", "float16", True),
+        ("volta_h884cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1", "convolution", "float16", True),
+        ("void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)", "convolution", "float32", False),
+        ("void cudnn::cnn::wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false>(int)", "convolution", "float32", False),
+        ("void explicit_convolve_sgemm<float, int, 1024, 5, 5, 3, 3, 3>(int)", "convolution", "float32", False),
+        ("void fft2d_r2c_32x32<float, false, 1u, false>(float2*)", "convolution", "float32", None),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(int)", "copy", "float32", None),
+        ("void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512>(float)", "normalisation", "float32", None),
+        # MIOpen and Composable Kernel.
+        ("miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1", "convolution", "float32", None),
+        ("gridwise_convolution_implicit_gemm_v4r1_nchw_kcyx_nkhw_lds_double_buffer", "convolution", None, None),
+        ("_ZN2ck16tensor_operation6device37kernel_batched_gemm_xdlops_bwd_weightINS_47Grid", "convolution", None, True),
+        ("MIOpenBatchNormFwdTrainSpatial", "normalisation", None, None),
+        # Native depthwise convolutions, Mamba's; but not what converts.
+        ("void at::native::conv_depthwise2d_forward_kernel<1, float, int>(int)", "convolution", "float32", None),
+        ("void causal_conv1d_fwd_kernel<Causal_conv1d_fwd_kernel_traits<128, 4>>", "convolution", None, None),
+        ("void at::native::convert_indices_from_coo_to_csr_cuda_kernel<long, int>(int)", "other", None, None),
+        # FlashAttention 3; inductor's kernels, which are named after products but do none.
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int>>>", "attention", None, None),
+        ("triton_poi_fused_convolution_0", "elementwise", None, None),
+        ("triton_red_fused_native_layer_norm_convolution_4", "normalisation", None, None),
+        ("triton_poi_fused__scaled_dot_product_attention_mul_3", "elementwise", None, None),
     ],
 )  # fmt: skip
 def test_what_names_of_kernels_say(name, kind, dtype, tensor_cores):

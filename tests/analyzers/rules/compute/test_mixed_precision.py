@@ -84,6 +84,14 @@ def test_a_name_that_leaves_tf32_open_is_settled_by_the_run_or_not_at_all():
     assert found.action.old == "tf32"
 
 
+@pytest.mark.parametrize("device", [V100, "Tesla V100-DGXS-32GB"])
+def test_a_device_without_tf32_leaves_nothing_open(device):
+    finding = mixed_precision.evaluate(by_hand(SINGLE_OR_TF32, device=device))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("float32", "float16")
+    assert finding.ceiling == pytest.approx(1 / (1 - 0.4 * (1 - 15.7 / 125.0)) - 1)
+
+
 def test_little_of_the_step_and_unknown_devices_are_silent():
     assert mixed_precision.evaluate(by_hand("float32", us=5_000.0)) is None
     assert mixed_precision.evaluate(by_hand("float32", device="NVIDIA A7000")) is None
