@@ -1,0 +1,112 @@
+"""The product on randomly drawn emulated jobs (``tests.emulator``): causes, predictions, the first advice.
+
+    python -m tests.benchmarks.emulated [--seeds 20] [--first 0] [--only 7,12] [--show] [--processes 1]
+
+Each job is run, recorded and analyzed; then it is run again without each planted cause, with each setting of
+``perfscope whatif`` changed, and with the first advice taken. Prints how often the analysis was right, and with
+``--show`` a line for each miss with its seed. ``--only`` takes seeds from earlier output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from statistics import median
+
+import click
+
+from perfscope.execution.cache import FOLDER_VARIABLE, OFF
+from tests.emulator.draw import draw
+from tests.emulator.judge import DUE, Answer, Judged, judge
+
+
+def _judged(seed: int) -> Judged | str:
+    try:
+        return judge(draw(seed))
+    except Exception:
+        return f"seed {seed}: {traceback.format_exc()}"
+
+
+def report(found: list[Judged]) -> list[str]:
+    """Markdown: causes, advice, predictions by setting."""
+    due, named, sized = (sum(getattr(one, name) for one in found) for name in ("due", "named", "sized"))
+    healthy = [one for one in found if one.healthy]
+    advised = Counter(one.advice for one in found)
+    answers = [answer for one in found for answer in one.answers]
+    lines = [
+        f"{len(found)} jobs",
+        f"causes of 5 % and more: {due}, named {_of(named, due)}, cost within 5 % of the step {_of(sized, due)}",
+        (
+            f"healthy jobs: {len(healthy)}, somebody accused in {sum(one.accused > 0 for one in healthy)}; "
+            f"accused without cause in {sum(one.accused > 0 for one in found)} of all"
+        ),
+        f"first advice right: {_of(advised['right'], advised['right'] + advised['wrong'])}",
+        "",
+        "| setting | asked | within 5 % | in range | median error | worst error | refused | defects |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    by_setting: defaultdict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_setting[answer.setting].append(answer)
+    return lines + [_row(name, rows) for name, rows in sorted(by_setting.items())] + [_row("all", answers)]
+
+
+def _row(name: str, answers: list[Answer]) -> str:
+    errors = [answer.error for answer in answers if answer.found is not None]
+    inside = sum(answer.inside for answer in answers if answer.found is not None)
+    cells = [
+        name, len(answers), _of(sum(abs(error) <= DUE for error in errors), len(errors)), _of(inside, len(errors)),
+        f"{median(map(abs, errors)):.1%}" if errors else "", f"{max(errors, key=abs):+.1%}" if errors else "",
+        len(answers) - len(errors), sum("defect" in answer.refused for answer in answers),
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.0%})" if whole else ""
+
+
+def misses(found: Iterable[Judged]) -> list[str]:
+    """A line for each miss, by class."""
+    by_kind: defaultdict[str, list[str]] = defaultdict(list)
+    for one in found:
+        for miss in one.misses:
+            by_kind[miss.kind].append(f"- seed {one.drawn.seed}: {miss.words}")
+    lines = []
+    for kind, words in sorted(by_kind.items(), key=lambda item: -len(item[1])):
+        lines += ["", f"## {kind}: {len(words)}", *words]
+    return lines
+
+
+@click.command()
+@click.option("--seeds", default=20, show_default=True, help="How many.")
+@click.option("--first", default=0, show_default=True, help="The first of them.")
+@click.option("--only", default="", help="These seeds, with commas.")
+@click.option("--show", is_flag=True, help="A line for each miss.")
+@click.option("--processes", default=1, show_default=True)
+def main(seeds: int, first: int, only: str, show: bool, processes: int) -> None:
+    """Print how often the analysis is right."""
+    os.environ[FOLDER_VARIABLE] = OFF
+    chosen = [int(seed) for seed in only.split(",")] if only else list(range(first, first + seeds))
+    found = []
+    with ProcessPoolExecutor(processes) as pool:
+        for one in pool.map(_judged, chosen):
+            if isinstance(one, str):
+                click.echo(one)
+                continue
+            found.append(one)
+            print(f"\r{len(found)} of {len(chosen)} jobs", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    if only:
+        click.echo("\n".join(str(one.drawn) for one in found))
+    click.echo("\n".join(report(found)))
+    if show:
+        click.echo("\n".join(misses(found)))
+
+
+if __name__ == "__main__":
+    main()

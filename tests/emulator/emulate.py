@@ -1,0 +1,52 @@
+"""``emulate(job)``: run the programs of all ranks on one machine; what a step takes, and the traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.emulator import trace
+from tests.emulator.machine import Machine
+from tests.emulator.nccl import communicators
+from tests.emulator.rank import Rank
+from tests.emulator.spec import Job
+from tests.emulator.training import Script
+
+GAP_NS = 900
+"""Between two kernels of a stream that follow each other."""
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A job that has run."""
+
+    job: Job
+    ranks: list[Rank]
+
+    @property
+    def step_ns(self) -> float:
+        """Mean period of the recorded steps: from the last rank's end of the last step before them to that of the
+        last of them."""
+        ends = self.ends_ns
+        return (ends[-1] - ends[-1 - self.job.recording.steps]) / self.job.recording.steps
+
+    @property
+    def ends_ns(self) -> list[int]:
+        """When each step has ended on all ranks, host and device."""
+        found = []
+        for step in range(self.job.warmup + self.job.recording.steps):
+            last = [work.end_ns or 0 for rank in self.ranks for work in rank.final if work.step == step]
+            found.append(max(last + [rank.bounds[step + 1] for rank in self.ranks]))
+        return found
+
+    def write(self, folder: Path) -> None:
+        """The traces of the recorded ranks."""
+        trace.write(self.job, self.ranks, folder)
+
+
+def emulate(job: Job) -> Emulation:
+    """Run it."""
+    machine = Machine(GAP_NS)
+    ranks = [Rank(job, number, machine, mine) for number, mine in enumerate(communicators(job))]
+    machine.run([Script(rank).run() for rank in ranks])
+    return Emulation(job, ranks)

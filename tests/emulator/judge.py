@@ -1,0 +1,259 @@
+"""Judges the product on an emulated job: causes, predictions and the first advice, each against the job run again."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfscope.analyzers.analyze import analyze
+from perfscope.analyzers.whatif.change import CannotReplay, Context
+from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.results.findings import Finding, Severity
+from perfscope.results.rows import StragglerRow
+from perfscope.results.summary import Summary
+from tests.emulator.changes import advisable, apply, questions
+from tests.emulator.draw import Drawn, Plant
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Job
+
+DUE = 0.05
+"""Share of the step from which a cause must be named, and by which a lost time or a prediction may be off."""
+SMALL = 0.02
+"""Share of the step below which nobody is accused of anything."""
+BEST = 0.10
+"""How much longer a step may be with the first advice than with the best single change."""
+
+ROWS = {
+    "slow compute": ("compute",),
+    "slow host": ("launch", "host"),
+    "slow loader": ("dataloader",),
+    "pause": ("host", "sync"),
+    "sync": ("sync", "launch", "host"),
+}
+"""What a straggler's cause is called."""
+RULES = {
+    "slow loader": ("dataloader-workers", "loader-stalls"),
+    "pause": ("garbage-collection",),
+    "sync": ("host-syncs", "launch-bound"),
+    "small buckets": ("ddp-bucket-size",),
+    "by hand": ("gradients-by-hand",),
+    "reduces every batch": ("ddp-no-sync",),
+    "gathers late": ("fsdp-gathers",),
+    "uneven work": ("uneven-work", "straggling-rank"),
+    "loops over parameters": ("launch-bound",),
+}
+"""Rules that name what all ranks suffer from; nothing can name a slow link that all use."""
+
+
+@functools.lru_cache(maxsize=4096)
+def step_ns(job: Job) -> float:
+    """What a step of a job takes."""
+    return emulate(job).step_ns
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Something that is wrong: its class, and a line that tells it."""
+
+    kind: str
+    words: str
+
+
+@dataclass
+class Judged:
+    """One job. ``due`` counts causes that had to be named; ``named`` those that were, ``sized`` those with the right
+    cost."""
+
+    drawn: Drawn
+    due: int = 0
+    named: int = 0
+    sized: int = 0
+    healthy: bool = False
+    accused: int = 0
+    advice: str = ""
+    """``right``, ``wrong`` or empty where nothing could be gained."""
+    answers: list[Answer] = field(default_factory=list)
+    misses: list[Miss] = field(default_factory=list)
+
+    def miss(self, kind: str, words: str) -> None:
+        """Note one."""
+        self.misses.append(Miss(kind, words))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prediction and what the change brings, ns; ``refused`` is why there is none."""
+
+    settings: dict[str, str]
+    found: WhatIfAnswer | None
+    before_ns: float
+    truth_ns: float
+    refused: str = ""
+
+    @property
+    def setting(self) -> str:
+        """Its name, the rank's number apart."""
+        name = next(iter(self.settings))
+        return "rank.N" if name.startswith("rank.") else name
+
+    @property
+    def error(self) -> float:
+        """Relative, of the predicted step against the step with the change."""
+        assert self.found is not None
+        return self.found.mid_ns / self.truth_ns - 1
+
+    @property
+    def inside(self) -> bool:
+        """Does the range hold the truth (but for a thousandth)?"""
+        assert self.found is not None
+        return self.found.low_ns * 0.999 <= self.truth_ns <= self.found.high_ns * 1.001
+
+    def __str__(self) -> str:
+        asked = " ".join(f"{name}={value}" for name, value in self.settings.items())
+        if self.found is None:
+            return f"{asked} (truth {self.before_ns / 1e6:.2f} -> {self.truth_ns / 1e6:.2f} ms) refused: {self.refused}"
+        found = self.found
+        return (
+            f"{asked} measured {found.measured_ns / 1e6:.2f} -> {found.low_ns / 1e6:.2f} .. {found.mid_ns / 1e6:.2f} "
+            f".. {found.high_ns / 1e6:.2f} ms, truth {self.before_ns / 1e6:.2f} -> {self.truth_ns / 1e6:.2f} "
+            f"({self.error:+.1%}{'' if self.inside else ', outside'})"
+        )
+
+
+def judge(drawn: Drawn, predictions: bool = True) -> Judged:
+    """Run, write, analyze, compare."""
+    judged = Judged(drawn)
+    emulation = emulate(drawn.job)
+    with tempfile.TemporaryDirectory() as folder:
+        emulation.write(Path(folder))
+        summary = analyze(folder, workers=1)
+        context = context_of(folder, workers=1) if predictions else None
+    _causes(judged, summary, emulation.step_ns)
+    _first_advice(judged, summary, emulation.step_ns)
+    if context is not None:
+        judged.answers = list(_answers(drawn.job, context, emulation.step_ns))
+        for answer in judged.answers:
+            _note(judged, answer)
+    return judged
+
+
+def _note(judged: Judged, answer: Answer) -> None:
+    if answer.found is None:
+        kind = "defect" if "defect" in answer.refused else "refused"
+        judged.miss(f"{kind} {answer.setting}", str(answer))
+    elif abs(answer.error) > DUE:
+        judged.miss(f"prediction off {answer.setting}", str(answer))
+    elif not answer.inside:
+        judged.miss(f"outside {answer.setting}", str(answer))
+
+
+def _answers(job: Job, context: Context, before_ns: float) -> Iterator[Answer]:
+    for settings in questions(job):
+        changed = apply(job, settings)
+        if changed is None:
+            continue
+        truth = step_ns(changed.job) / changed.batches
+        try:
+            yield Answer(settings, predict(context, settings), before_ns, truth)
+        except CannotReplay as reason:
+            yield Answer(settings, None, before_ns, truth, str(reason))
+
+
+def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
+    """Who costs 5 % must be named with that cost; who costs nothing must not."""
+    drawn = judged.drawn
+    costs = {plant: before_ns - step_ns(plant.cure(drawn.job)) for plant in drawn.plants}
+    judged.healthy = all(cost < SMALL * before_ns for cost in costs.values())
+    rows = list(summary.stragglers)
+    serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
+    told = [f"{row.cause} of {row.scope} {row.rank} {row.lost_us / 1e3:.2f}" for row in rows]
+    told += [finding.rule for finding in serious]
+    for plant, cost in costs.items():
+        if cost < DUE * before_ns or (plant.ranks is None and plant.kind not in RULES):
+            continue
+        judged.due += 1
+        lost_us = _named(plant, rows, serious, summary)
+        words = f"{plant} costs {cost / 1e6:.2f} of {before_ns / 1e6:.2f} ms"
+        if lost_us is None:
+            judged.miss("not named " + plant.kind, f"{words}; told {told}; {summary.verdict.headline}")
+            continue
+        judged.named += 1
+        if abs(lost_us * 1e3 - cost) > DUE * before_ns and not math.isnan(lost_us):
+            judged.miss("cost of " + plant.kind, f"{words}, said {lost_us / 1e3:.2f}; told {told}")
+        else:
+            judged.sized += 1
+    uneven = any(plant.kind == "uneven work" for plant in drawn.plants)
+    for row in rows:
+        cost = max((cost for plant, cost in costs.items() if _is(plant, row)), default=0.0)
+        if uneven or row.lost_us * 1e3 - max(cost, 0.0) <= max(SMALL, drawn.job.noise) * before_ns:
+            continue
+        if cost < SMALL * before_ns:
+            judged.accused += 1
+            judged.miss(
+                "accused " + row.cause,
+                f"{row.scope} {row.ranks or row.rank} {row.lost_us / 1e3:.2f} of {before_ns / 1e6:.2f} ms",
+            )
+
+
+def _is(plant: Plant, row: StragglerRow) -> bool:
+    """Whether a row is about a plant's ranks and kind."""
+    if plant.ranks is None or row.cause not in ROWS.get(plant.kind, ()):
+        return False
+    return bool({row.rank, *row.ranks} & set(plant.ranks))
+
+
+def _named(plant: Plant, rows: list[StragglerRow], serious: list[Finding], summary: Summary) -> float | None:
+    """What the analysis says that a plant costs, us (NaN where it says no number); None where it does not name it."""
+    if plant.ranks is not None:
+        return max((row.lost_us for row in rows if _is(plant, row)), default=None)
+    for finding in serious:
+        if finding.rule in RULES[plant.kind]:
+            predicted = finding.predicted_step_us
+            return float("nan") if predicted is None else summary.job.step_time_us - predicted.mid
+    return None
+
+
+def _first_advice(judged: Judged, summary: Summary, before_ns: float) -> None:
+    """What the first finding advises, made; against the best single change."""
+    job = judged.drawn.job
+    tried = {}
+    for settings in advisable(job):
+        changed = apply(job, settings)
+        if changed is not None:
+            tried[str(settings)] = step_ns(changed.job) / changed.batches
+    for plant in judged.drawn.plants:
+        if plant.kind != "slow link":
+            tried[str(plant)] = step_ns(plant.cure(job))
+    best, best_ns = min(tried.items(), key=lambda item: item[1], default=("", before_ns))
+    serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
+    first = serious[0] if serious else None
+    truth = before_ns
+    words = "nothing"
+    off = False
+    if first is not None:
+        changed = apply(job, first.whatif) if first.whatif else None
+        plants = [
+            plant for plant in judged.drawn.plants if plant.ranks is None and first.rule in RULES.get(plant.kind, ())
+        ]
+        if changed is None and not plants:
+            return  # an advice that the emulator cannot make
+        truth = step_ns(changed.job) / changed.batches if changed is not None else step_ns(plants[0].cure(job))
+        words = f"{first.rule} {first.whatif}"
+        predicted = first.predicted_step_us
+        if predicted is not None:
+            gain = 1 - predicted.mid / summary.job.step_time_us
+            off = abs(gain - (1 - truth / before_ns)) > DUE
+            words += f" predicted {gain:.1%}"
+    words += f" brings {1 - truth / before_ns:.1%}; best {best} {1 - best_ns / before_ns:.1%}"
+    judged.advice = "right"
+    if off:
+        judged.advice = "wrong"
+        judged.miss("advice off " + (first.rule if first is not None else ""), words)
+    elif truth > (1 + BEST) * best_ns:
+        judged.advice = "wrong"
+        judged.miss("not the best advice", f"{words}; {summary.verdict.headline}")

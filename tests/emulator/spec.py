@@ -1,0 +1,202 @@
+"""A training job as its user would describe it: machines, model, loop, and what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+US = 1_000
+MS = 1_000_000
+MIB = 1 << 20
+
+RANK_CAUSES = ("slow compute", "slow host", "slow loader", "pause", "sync")
+"""Causes that strike some ranks and not the others."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that is wrong. What ``value`` means depends on ``kind``:
+
+    ``slow compute``, ``slow host``, ``slow loader``: times as long; ``pause``: ns that the host does something else
+    (``how``: ``gc``, ``checkpoint``, ``log``) in every ``every``-th step; ``sync``: the loss is read in every step,
+    after the forward; ``slow link``: every transfer takes times as long.
+    """
+
+    kind: str
+    value: float = 1.0
+    ranks: tuple[int, ...] | None = None
+    """None: all."""
+    every: int = 1
+    how: str = ""
+
+    def strikes(self, rank: int) -> bool:
+        """Whether it is this rank's."""
+        return self.ranks is None or rank in self.ranks
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer of equal blocks, an embedding and a head; attention counts as one kernel."""
+
+    blocks: int = 8
+    tokens: int = 2048
+    width: int = 1024
+    expansion: int = 4
+    small_kernels: int = 3
+    """Element-wise kernels beside each block's five large ones."""
+    flops_per_ns: float = 180_000.0
+    small_gbps: float = 1200.0
+    """What element-wise kernels move."""
+    least_ns: int = 2_500
+    element_bytes: int = 2
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """What host code costs."""
+
+    python_ns: int = 6 * US
+    """Between two operators of the forward."""
+    engine_ns: int = 3 * US
+    """The same in autograd's engine."""
+    operator_ns: int = 7 * US
+    launch_ns: int = 4 * US
+    latency_ns: int = 5 * US
+    """From a launch to its kernel's earliest begin."""
+    wake_ns: int = 9 * US
+    """From the end of work to the return of the call that waited for it."""
+    collective_ns: int = 45 * US
+    """Issuing a collective through Python and c10d."""
+    profiler_ns: int = 0
+    """What the profiler adds to each operator and launch, while it records."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Latency and bus bandwidth, within a host and between hosts."""
+
+    latency_ns: int = 25 * US
+    gbps: float = 120.0
+    between_latency_ns: int = 45 * US
+    between_gbps: float = 40.0
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A DataLoader; ``load_ns`` is what one batch takes one worker."""
+
+    workers: int = 4
+    prefetch: int = 2
+    load_ns: int = 4 * MS
+    jitter: float = 0.1
+    fetch_ns: int = 120 * US
+    """Taking a finished batch from the queue."""
+    pinned: bool = True
+    batch_bytes: int = 4 * MIB
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How the traces are written."""
+
+    steps: int = 6
+    first: int = 5
+    """Number of the first recorded step."""
+    annotated: bool = True
+    """``ProfilerStep#N``."""
+    metadata: str = "kernel"
+    """Where collectives are described: ``kernel``, ``operator`` or ``none``."""
+    described: bool = True
+    """Process groups are listed in ``distributedInfo``."""
+    shapes: bool = True
+    old: bool = False
+    """Whole µs since the epoch, as kineto wrote until 2024."""
+    names: str = "rank{rank}.json"
+    missing: tuple[int, ...] = ()
+    start_skew_ns: int = 0
+    clock_ns: int = 0
+    """Hosts' clocks are up to this far apart."""
+    drift_ppm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """The whole job."""
+
+    seed: int = 0
+    strategy: str = "ddp"
+    """``ddp``, ``fsdp``, ``manual`` (gradients all-reduced one by one after the backward), ``tensor``, ``pipeline``."""
+    ranks: int = 4
+    ranks_per_host: int = 4
+    tensor: int = 1
+    stages: int = 1
+    microbatches: int = 1
+    no_sync: bool = True
+    bucket_mb: float = 25.0
+    one_bucket_limit: bool = False
+    """The first bucket has the limit of the others, as where a script sets it since torch 2.5; else 1 MiB."""
+    gradient_bytes: int = 4
+    """Of an element of a reduced gradient."""
+    reshard: bool = True
+    """FSDP frees a unit's parameters after its forward."""
+    backward_prefetch: bool = True
+    version: int = 1
+    """Of FSDP."""
+    in_flight: int = 2
+    """Gathers that FSDP's rate limiter allows."""
+    optimizer_kernels: int = 6
+    """Per step if ``foreach``, else per parameter."""
+    foreach: bool = True
+    item_every: int = 0
+    """The loss is read (and printed) in every so many steps; 0 never."""
+    imbalance: float = 0.0
+    """Standard deviation of a batch's tokens, as a share, by rank and step."""
+    noise: float = 0.01
+    """Of every kernel, every launch and every Python statement, as a share."""
+    model: Model = field(default_factory=Model)
+    cpu: Cpu = field(default_factory=Cpu)
+    network: Network = field(default_factory=Network)
+    loader: Loader = field(default_factory=Loader)
+    recording: Recording = field(default_factory=Recording)
+    causes: tuple[Cause, ...] = ()
+    compute_speed: float = 1.0
+    warmup: int = 8
+
+    def factor(self, kind: str, rank: int) -> float:
+        """How many times as long something takes on a rank because of the causes of a kind."""
+        return math.prod(cause.value for cause in self.causes if cause.kind == kind and cause.strikes(rank))
+
+    def struck(self, kind: str, rank: int) -> list[Cause]:
+        """A rank's causes of a kind."""
+        return [cause for cause in self.causes if cause.kind == kind and cause.strikes(rank)]
+
+    def host_of(self, rank: int) -> int:
+        """Number of a rank's host."""
+        return rank // self.ranks_per_host
+
+    def without(self, *causes: Cause) -> Job:
+        """The same job with these causes removed."""
+        return replace(self, causes=tuple(cause for cause in self.causes if cause not in causes))
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that share neither layers nor stages: the data parallel ones."""
+        return self.ranks // (self.tensor * self.stages)
+
+    def groups_of(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """A rank's groups of more than one rank by role: ``world``, ``data``, ``tensor``; ranks are numbered tensor
+        first, then data, then stage, as Megatron does."""
+        tensor, data = rank % self.tensor, rank // self.tensor % self.replicas
+        stage = rank // (self.tensor * self.replicas)
+        first = stage * self.tensor * self.replicas
+        groups = {
+            "world": tuple(range(self.ranks)),
+            "data": tuple(first + tensor + self.tensor * i for i in range(self.replicas)),
+            "tensor": tuple(first + data * self.tensor + i for i in range(self.tensor)),
+        }
+        return {role: ranks for role, ranks in groups.items() if len(ranks) > 1}
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline stage of a rank."""
+        return rank // (self.tensor * self.replicas)

@@ -1,0 +1,143 @@
+"""The training scripts: one program for each rank."""
+
+from __future__ import annotations
+
+from tests.emulator import model as layers
+from tests.emulator.chance import normal
+from tests.emulator.loader import Batches
+from tests.emulator.machine import Waits
+from tests.emulator.nccl import Issue, collective
+from tests.emulator.pipeline import one_forward_one_backward
+from tests.emulator.rank import Rank
+from tests.emulator.reducers import ByHand, Reducer, Units
+from tests.emulator.spec import Cause
+
+_CROSS_ENTROPY = (
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true>(float*, float const*, int)"
+)
+_ADAM = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>, FusedAdam>(params)"
+
+
+class Script:
+    """``for batch in loader: forward, backward, optimizer.step()``."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        job = rank.job
+        shares = "data" in rank.communicators
+        self.reducer = Reducer(rank) if shares and job.strategy in ("ddp", "tensor", "pipeline") else None
+        self.units = Units(rank) if shares and job.strategy == "fsdp" else None
+        self.by_hand = ByHand(rank) if shares and job.strategy == "manual" else None
+
+    def run(self) -> Waits:
+        """The whole job."""
+        rank, job = self.rank, self.rank.job
+        batches = Batches(rank)
+        for step in range(job.warmup + job.recording.steps):
+            rank.begin_step(step)
+            name = f"ProfilerStep#{step - job.warmup + job.recording.first}"
+            with rank.annotation(name):
+                yield from self._step(step, batches)
+        rank.end()
+        yield from rank.wait(next(iter(rank.last()), None))
+
+    def _step(self, step: int, batches: Batches) -> Waits:
+        rank, job = self.rank, self.rank.job
+        if job.stages > 1:
+            yield from batches.draw()
+            yield from one_forward_one_backward(rank, self.reducer)
+        else:
+            for micro in range(job.microbatches):
+                rank.micro = micro
+                yield from batches.draw()
+                yield from self._forward(micro)
+                yield from self._backward()
+        if self.by_hand is not None:
+            yield from self.by_hand.reduce()
+        yield from self._optimizer()
+        if job.item_every and step % job.item_every == 0:
+            yield from rank.item()
+            rank.spend(30_000)
+        for cause in job.struck("pause", rank.number):
+            if (step + 1) % cause.every == 0:
+                self._pause(cause)
+
+    def _pause(self, cause: Cause) -> None:
+        rank = self.rank
+        ns = cause.value * (1 + 0.1 * normal(rank.job.seed, rank.number, rank.step, cause.how))
+        if cause.how == "log":
+            rank.idle(ns)
+            return
+        with rank.annotation({"gc": "perfscope::gc", "checkpoint": "perfscope::save_checkpoint"}[cause.how]):
+            rank.idle(ns)
+
+    def _forward(self, micro: int) -> Waits:
+        rank, job = self.rank, self.rank.job
+        if self.reducer is not None:
+            self.reducer.prepare(not job.no_sync or micro == job.microbatches - 1)
+        if self.units is not None:
+            self.units.begin()
+        title = {"ddp": "DistributedDataParallel.forward", "fsdp": "FullyShardedDataParallel.forward"}
+        with rank.annotation(title.get(job.strategy, "Module.forward")):
+            for unit in range(job.model.blocks):
+                if self.units is not None:
+                    yield from self.units.forward(unit)
+                    continue
+                yield from layers.forward(rank, unit)
+                yield from all_reduce_activations(rank, f"forward{unit}")
+        with rank.operator("aten::cross_entropy_loss"):
+            rank.spend(job.cpu.operator_ns)
+            yield from rank.kernel(_CROSS_ENTROPY, 8_000, "loss")
+        if job.struck("sync", rank.number):
+            yield from rank.item()
+            rank.spend(20_000)
+
+    def _backward(self) -> Waits:
+        rank, job = self.rank, self.rank.job
+        rank.spend(15_000)
+        rank.thread = "autograd"
+        for unit in reversed(range(job.model.blocks)):
+            if self.units is not None:
+                yield from self.units.backward(unit)
+                continue
+            for step in layers.backward(rank, unit):
+                if not isinstance(step, int):
+                    yield step
+                elif self.reducer is not None:
+                    yield from self.reducer.ready((unit, step))
+            yield from all_reduce_activations(rank, f"backward{unit}")
+        if self.reducer is not None:
+            rank.depend(self.reducer.finish())
+        if self.units is not None:
+            rank.depend(self.units.finish())
+        rank.thread = "main"
+        rank.spend(10_000)
+
+    def _optimizer(self) -> Waits:
+        rank, job = self.rank, self.rank.job
+        sizes = layers.parameters(job) * (job.model.blocks // job.stages)
+        shard = 1 / job.replicas if job.strategy == "fsdp" else 1.0
+        with rank.annotation("Optimizer.step#AdamW.step"):
+            if job.foreach:
+                pieces = [("aten::_foreach_mul_", sum(sizes) / job.optimizer_kernels)] * job.optimizer_kernels
+            else:
+                each = job.optimizer_kernels
+                pieces = [("aten::addcdiv_", size / each) for size in sizes for _ in range(each)]
+            for number, (name, elements) in enumerate(pieces):
+                rank.spend(job.cpu.python_ns)
+                with rank.operator(name):
+                    rank.spend(job.cpu.operator_ns)
+                    yield from rank.kernel(_ADAM, 2_500 + 24 * elements * shard / 1_500, f"adam{number}")
+        with rank.annotation("Optimizer.zero_grad#AdamW.zero_grad"):
+            rank.spend(20_000)
+
+
+def all_reduce_activations(rank: Rank, label: str) -> Waits:
+    """Tensor parallel: after each block's forward and backward, and nothing goes on before."""
+    group = rank.communicators.get("tensor")
+    if group is None:
+        return
+    model = rank.job.model
+    issue = Issue("allreduce", model.tokens // rank.job.microbatches * model.width, model.element_bytes)
+    work = yield from collective(rank, group, issue, f"{label}.{rank.micro}")
+    rank.depend([work])
