@@ -119,6 +119,8 @@ def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
     names = {trace.name_of(row) for row in rows}
     single = {"_SingleProcess" in name for name in names if "Process" in name}
     return Loading(
+        start_ns=trace.start_ns[rows],
+        end_ns=trace.end_ns[rows],
         waited_ns=host.loading.within(steps.host_start_ns, steps.host_end_ns),
         batches=steps.count(steps.of_host_time(trace.start_ns[rows])),
         single_process=single.pop() if len(single) == 1 else None,

@@ -22,8 +22,14 @@ FORWARD, BACKWARD, WEIGHTS = range(3)
 
 @dataclass(frozen=True, eq=False)
 class Loading:
-    """One rank's data loading. Arrays have one entry per step."""
+    """One rank's data loading.
 
+    ``start_ns`` and ``end_ns`` have one entry for each call of ``__next__``, in order; own clock. The other arrays have
+    one entry per step.
+    """
+
+    start_ns: Int64
+    end_ns: Int64
     waited_ns: Int64
     """Time inside ``__next__`` in the step's host window."""
     batches: Int64

@@ -3,12 +3,11 @@
 In come the aligned ranks (``job.aligned.AlignedJob``); out come their schedules, when everything in a replay happens,
 and schedules changed for a question. The work passes through:
 
-1. ``deliveries``: stalls of the data loader that end when busy workers deliver, whatever the training does
-2. ``rank_ops``: each rank's part in the collectives: what it follows, how long after it could start, how long it takes
-3. ``schedules``: every rank's ops in order, with its own time between them (``RecordedSchedules``)
-4. ``engine``: replays schedules; knows nothing of training
-5. ``job_replay``: ranks aligned, schedules made and replayed unchanged: what the summary and what-ifs start from
-6. ``peers``: which ranks do the same work, and where each is in it
-7. ``pace``: schedules with some ranks at their peers' pace
-8. ``stragglers``: which ranks the others wait for, found by such replays
+1. ``rank_ops``: each rank's part in the collectives: what it follows, how long after it could start, how long it takes
+2. ``schedules``: every rank's ops in order, with its own time between them (``RecordedSchedules``)
+3. ``engine``: replays schedules; knows nothing of training
+4. ``job_replay``: ranks aligned, schedules made and replayed unchanged: what the summary and what-ifs start from
+5. ``peers``: which ranks do the same work, and where each is in it
+6. ``pace``: schedules with some ranks at their peers' pace
+7. ``stragglers``: which ranks the others wait for, found by such replays
 """

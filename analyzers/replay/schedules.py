@@ -6,15 +6,16 @@ before which on a stream, and when each could start. Replayed unchanged, the sch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.deliveries import Deliveries, deliveries
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
-from perfscope.analyzers.replay.deliveries import deliveries, deliveries_under_work
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
 from perfscope.results.categories import TimeCategory
@@ -28,7 +29,8 @@ class RecordedSchedules:
     ``begin`` and ``end`` hold the mark at which each rank (line) begins and ends each recorded step (column);
     ``steps`` are the steps' numbers, ``used`` marks those that the analysis uses. ``row`` is each rank op's row in its
     rank's ``Collectives``; ``begin_ns`` [rank, step] when each rank began each step, aligned; ``lead_ns`` and ``late``
-    are each rank's ``Progress.lead_ns`` and ``Progress.late`` of the first step.
+    are each rank's ``Progress.lead_ns`` and ``Progress.late`` of the first step. ``deliveries`` are those of each rank
+    that the schedules hold it up for.
     """
 
     schedules: Schedules
@@ -40,6 +42,7 @@ class RecordedSchedules:
     begin_ns: Int64
     lead_ns: Int64
     late: Bool
+    deliveries: Mapping[int, Deliveries]
 
     def windows_ns(self, replayed: ReplayResult) -> Int64:
         """Length of each rank's (lines) window in each used step (columns)."""
@@ -60,15 +63,18 @@ class RecordedSchedules:
         return own.unblocked().totals(progress_ns[:-1] + passed, progress_ns[1:] + passed)
 
 
-def record_schedules(result: AlignedJob) -> RecordedSchedules:
-    """The schedules of all ranks over all recorded steps that they share."""
+def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = None) -> RecordedSchedules:
+    """The schedules of all ranks over all recorded steps that they share. ``workers``: how many load data, of the ranks
+    of which that is known.
+    """
     steps = np.unique(np.concatenate((result.matched_before.instances.step, result.steps)))
     for partial in result.partials.values():
         steps = steps[np.isin(steps, partial.steps.number)]
     ranks = tuple(sorted(result.partials))
     begin = np.arange(len(ranks) * len(steps), dtype=np.int64).reshape(len(ranks), len(steps))
     end = begin + begin.size
-    builder = _ScheduleBuilder(result, steps)
+    found = {rank: deliveries(result.partials[rank], (workers or {}).get(rank)) for rank in ranks}
+    builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):
         builder.add(rank, begin[index], end[index])
     firsts = [(own.progress, int(own.steps.indices_of(steps[:1])[0])) for _, own in sorted(result.partials.items())]
@@ -82,6 +88,7 @@ def record_schedules(result: AlignedJob) -> RecordedSchedules:
         begin_ns=np.stack(builder.begin_ns),
         lead_ns=np.array([progress.lead_ns[index] for progress, index in firsts], dtype=np.int64),
         late=np.array([progress.late[index] for progress, index in firsts], dtype=np.bool_),
+        deliveries=found,
     )
 
 
@@ -134,8 +141,9 @@ _AT_ONE_MOMENT: Final = np.array(
 class _ScheduleBuilder:
     """Collects the ranks' schedules."""
 
-    def __init__(self, result: AlignedJob, steps: Int64) -> None:
+    def __init__(self, result: AlignedJob, steps: Int64, found: Mapping[int, Deliveries]) -> None:
         self._result = result
+        self._deliveries = found
         self._steps = steps
         self._numbers = RankOpNumbers(result.matched_before)
         self._holds: list[int] = []
@@ -154,21 +162,19 @@ class _ScheduleBuilder:
         opens, closes = partial.steps.start_ns[chosen], partial.steps.end_ns[chosen]
         first, last = int(opens[0]), int(closes[-1])
         mine = self._numbers.of(rank, partial, first, last)
-        held = deliveries(partial)
-        begun, launched = deliveries_under_work(partial)
+        held = self._deliveries[rank]
         ops = _Ops.in_order(
             _Ops.of(OpKind.ISSUE, mine.ready_ns, mine.number),
             _waits(partial, mine, first, last),
             _Ops.of(OpKind.MARK, opens, begin),
             _Ops.of(OpKind.MARK, closes, end),
-            _Ops.of(OpKind.HOLD, held.end_ns, len(self._holds) + np.arange(len(held)), held.start_ns - held.end_ns),
-            _Ops.of(OpKind.HOLD, begun, len(self._holds) + len(held) + np.arange(len(begun))),
+            _Ops.of(OpKind.HOLD, held.on_ns, len(self._holds) + np.arange(len(held)), -held.stall_ns),
         )
         own, lag = ops.own_and_lag(first, partial.progress.blocked)
         self._columns.append((ops.kind, ops.operand, own, lag))
         self.rank_ops.append(mine)
         self.begin_ns.append(clocks.to_common(rank, opens))
-        self._holds += clocks.to_common(rank, np.concatenate((held.end_ns, launched))).tolist()
+        self._holds += clocks.to_common(rank, held.not_before_ns).tolist()
         self._starts.append(clocks.to_common(rank, first))
         self._first.append(self._first[-1] + len(own))
 

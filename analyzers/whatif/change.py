@@ -146,7 +146,7 @@ def keep_host_pace(schedules: EditableSchedules, context: Context, times: float 
         behind = steps.start_ns[chosen] - steps.host_start_ns[chosen] - partial.progress.lead_ns[chosen]
         if rank not in context.paced and np.median(behind) < _FULL_QUEUE_NS:
             floor = times * context.host_busy_ns(rank)
-            schedules.floor_step_ns[rank] = max(schedules.floor_step_ns.get(rank, 0.0), floor)
+            schedules.at_least(rank, floor)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
-from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
-from perfscope.analyzers.whatif.schedules import NEVER, EditableSchedules, ScheduleOp
+from perfscope.analyzers.whatif.schedules import EditableSchedules, ScheduleOp
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import DataLoaderRow
 
@@ -55,7 +54,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
                 "of a batch is not known; record a run with num_workers=0, or with perfscope run"
             )
         load = row.batch_us * 1e3 * batches[rank]
-        schedules.floor_step_ns[rank] = max(schedules.floor_step_ns.get(rank, 0.0), load / workers if workers else 0.0)
+        schedules.at_least(rank, load / workers if workers else 0.0)
         taking = _TAKING_NS * batches[rank] if workers else load
         need = needs.get(rank)
         if need is None:
@@ -69,7 +68,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             min(needed_ns(needs, rank, batches) * longer, context.result.mean_step_ns(rank))
             for longer in (1.0, need.slowdown)
         )
-        schedules.floor_step_ns[rank] = max(schedules.floor_step_ns[rank], floor)
+        schedules.at_least(rank, floor)
         sure.append(
             Uncertainty(
                 less=min(_SURE.less + _CROWDED_BY_OTHERS * (need.slowdown - 1), _ANYTHING),
@@ -128,9 +127,8 @@ def _unknown(context: Context, rank: int, workers: int) -> Uncertainty:
 def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float) -> None:
     """Set the loader's time in every step of one rank, at the op that had most; outside the steps there is none."""
     by_step: dict[int, list[ScheduleOp]] = {}
+    schedules.free_loading([rank])
     for op in schedules.ops[rank]:
-        if op.kind is OpKind.HOLD:
-            op.hold_ns, op.lag_ns = NEVER, 0.0
         if op.step is not None:
             by_step.setdefault(op.step, []).append(op)
     for ops in by_step.values():

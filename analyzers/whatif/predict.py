@@ -119,17 +119,28 @@ class _ChangedStep:
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
     schedules = editable_schedules(context.result, context.recorded)
+    doubtful = schedules.has_doubtful_loading
+    if leaning < 0:
+        schedules.free_loading(schedules.ops, doubtful=True)
     paced = tuple(sorted(int(name[5:]) for name in settings if name.startswith("rank.") and name[5:].isdecimal()))
     question = context.for_question(paced, leaning)
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
-    sure = Uncertainty.worst([setting.apply(schedules, question, name, value) for setting, name, value in asked])
+    applied = [setting.apply(schedules, question, name, value) for setting, name, value in asked]
+    sure = Uncertainty.worst([*applied, _turns(context)])
     replayed = replay(schedules.compiled())
     if not replayed.complete:
         raise CannotReplay(
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
     step_ns = schedules.step_ns(replayed, context.unchanged)
-    return _ChangedStep(step_ns, sure, bool(question.unsure), question.assumptions())
+    return _ChangedStep(step_ns, sure, bool(question.unsure) or doubtful, question.assumptions())
+
+
+def _turns(context: Context) -> Uncertainty:
+    """Where loader workers set the pace, as many steps may hold a stall more or one less."""
+    stalls = [found.longest_ns for found in context.recorded.deliveries.values()]
+    one = max(stalls, default=0) / max(len(context.result.steps), 1)
+    return Uncertainty(0.0, 0.0, slower_ns=one, faster_ns=one)
 
 
 def predictor(job: JobReplay) -> Predict | None:

@@ -7,7 +7,7 @@ them, ``StepOps`` one step of one rank at a time, and ``compiled`` makes arrays 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -81,6 +81,8 @@ class ScheduleOp:
     rank_op: RankOp | None = None
     mark: int = NONE
     hold_ns: int = NEVER
+    doubtful: bool = False
+    """A HOLD for a delivery of which it is not sure that its moment is fixed."""
     step: int | None = None
     """The job's step number in which this happens; None before the first."""
 
@@ -107,6 +109,8 @@ class EditableSchedules:
     """Lanes in use: a new one takes this number."""
     floor_step_ns: dict[int, float] = field(default_factory=dict)
     """Rank -> host time per step that does not depend on the rest; the step cannot be shorter."""
+    loading_step_ns: dict[int, float] = field(default_factory=dict)
+    """Rank -> time in which its loader workers deliver the batches of a step, where they set its pace."""
     settling: int = 0
     """Steps until ranks have found a new rhythm: the first one starts as far apart on them as it was recorded."""
 
@@ -199,7 +203,27 @@ class EditableSchedules:
         """
         measured = float(self.recorded.slowest_ns(unchanged).mean())
         predicted = self._settled_ns(replayed) * (measured / self._settled_ns(unchanged))
-        return max([predicted, *self.floor_step_ns.values()])
+        return max([predicted, *self.floor_step_ns.values(), *self.loading_step_ns.values()])
+
+    @property
+    def has_doubtful_loading(self) -> bool:
+        """Is it of some rank not sure whether its loader workers set its pace?"""
+        return any(len(found) and not found.sure for found in self.recorded.deliveries.values())
+
+    def at_least(self, rank: int, step_ns: float) -> None:
+        """Host time per step of a rank that does not depend on the rest."""
+        self.floor_step_ns[rank] = max(self.floor_step_ns.get(rank, 0.0), step_ns)
+
+    def free_loading(self, ranks: Iterable[int], *, doubtful: bool = False) -> None:
+        """Workers do not set the pace of these ranks any more (``doubtful``: nor where that was not sure). Their stalls
+        are own time as all other.
+        """
+        for rank in ranks:
+            if not doubtful or not self.recorded.deliveries[rank].sure:
+                self.loading_step_ns.pop(rank, None)
+            for op in self.ops[rank]:
+                if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
+                    op.hold_ns, op.lag_ns = NEVER, 0.0
 
     def _settled_ns(self, replayed: ReplayResult) -> float:
         """Mean step of the slowest rank, without the steps in which ranks still settle."""
@@ -319,10 +343,28 @@ def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> Edita
                 step = begins.get(operand, step)
             else:
                 op.hold_ns = int(schedules.hold_ns[operand])
+                op.doubtful = not recorded.deliveries[rank].sure
             op.step = step
             ops[rank].append(op)
     starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
-    return EditableSchedules(recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1)
+    return EditableSchedules(
+        recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
+        loading_step_ns=_loading_step_ns(result, recorded),
+    )  # fmt: skip
+
+
+def _loading_step_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, float]:
+    """Of the batches that were taken inside the windows. The recorded steps show less where they hold fewer of the
+    workers' turns than usual: then they are believed.
+    """
+    steps = {}
+    for rank, found in recorded.deliveries.items():
+        partial, (start, end) = result.partials[rank], result.windows[rank]
+        if found.batch_ns is not None:
+            taken = partial.loading.end_ns
+            batches = int(((taken > start[0]) & (taken <= end[-1])).sum())
+            steps[rank] = min(found.batch_ns * batches / len(start), result.mean_step_ns(rank))
+    return steps
 
 
 def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:

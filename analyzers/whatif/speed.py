@@ -17,7 +17,7 @@ from perfscope.analyzers.whatif.change import (
     keep_host_pace,
     number,
 )
-from perfscope.analyzers.whatif.schedules import NEVER, Collective, EditableSchedules
+from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
 
@@ -45,7 +45,9 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
         else:
             op.own_ns[TimeCategory.COMPUTE] += float(after[place])
         if op.kind is OpKind.HOLD:
-            op.hold_ns, op.lag_ns = NEVER, 0
+            at = span.start + place
+            op.hold_ns, op.lag_ns = int(paced.hold_ns[paced.operand[at]]), int(paced.lag_ns[at])
+    schedules.loading_step_ns.pop(rank, None)  # that of the peers stays
     schedules.start_ns[rank] = int(paced.start_ns[paced.ranks.index(rank)])
     return Uncertainty(less=0.15, more=0.05)
 
@@ -58,7 +60,7 @@ def _compute(schedules: EditableSchedules, context: Context, name: str, value: s
             op.own_ns[TimeCategory.COMPUTE] /= speed
     if speed > 1:
         for rank in schedules.ops:
-            schedules.floor_step_ns[rank] = context.host_busy_ns(rank)
+            schedules.at_least(rank, context.host_busy_ns(rank))
     return Uncertainty(less=0.10, more=0.0)
 
 

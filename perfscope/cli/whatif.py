@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from perfscope.errors import UnusableInput
+from perfscope.results.accuracy import accuracy_in_words
 
 if TYPE_CHECKING:
     from perfscope.analyzers.whatif.change import Context
@@ -50,8 +51,8 @@ def _print_settings(context: click.Context, _parameter: click.Parameter, wanted:
 def command(traces: Path, settings: tuple[str, ...], sweep: str | None, as_json: bool, capture: int | None) -> None:
     """Predict the step time with settings changed.
 
-    The recorded steps of all ranks are replayed with the change; the error of the unchanged replay is shown with every
-    prediction. Several settings are predicted one by one and together.
+    The recorded steps of all ranks are replayed with the change; how accurate such predictions have been is shown
+    with each. Several settings are predicted one by one and together.
 
     \b
     perfscope whatif perfscope-recording --set ddp.bucket_cap_mb=100
@@ -137,8 +138,8 @@ def _values(name: str, span: str) -> Iterator[str]:
 
 def _head(answer: WhatIfAnswer) -> None:
     click.echo(
-        f"measured step {answer.measured_ns / 1e6:.2f} ms; replayed unchanged {answer.replayed_ns / 1e6:.2f} ms "
-        f"(error {answer.error:.1%})"
+        f"measured step {answer.measured_ns / 1e6:.2f} ms "
+        f"(replayed without a change: {answer.replayed_ns / 1e6:.2f} ms)"
     )
     click.echo(f"{'setting':40} {'step ms':>9}  {'low':>9} .. {'high':<9} {'change':>7}")
 
@@ -153,6 +154,8 @@ def _row(what: str, answer: WhatIfAnswer, remark: str = "") -> None:
 def _notes(answer: WhatIfAnswer) -> None:
     for assumed in answer.assumed:
         click.echo(f"note: {assumed}")
+    if answer.settings:
+        click.echo(f"note: {accuracy_in_words(answer.settings)}")
 
 
 def to_json(answer: WhatIfAnswer) -> dict[str, object]:

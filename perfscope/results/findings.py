@@ -104,8 +104,8 @@ class Finding:
     action: Action
     predicted_step_us: Annotated[
         Prediction | None,
-        "The step replayed with the change; None where the change could not be replayed. The error of replaying the "
-        "unchanged step is printed beside it; above 5% predictions are withdrawn.",
+        "The step replayed with the change; None where the change could not be replayed. How accurate predictions of "
+        "this kind have been is printed beside it.",
     ] = None
     ceiling: Annotated[
         float | None,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from perfscope.results.accuracy import accuracy_in_words
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.findings import Finding, Prediction
 from perfscope.results.summary import Summary
@@ -162,9 +163,8 @@ def _prediction(finding: Finding, predicted: Prediction, summary: Summary) -> Sp
     )
     if predicted.mid < step <= predicted.high:
         full += " At the upper end of the range nothing is gained."
-    error = summary.replay.error
-    if finding.obtained == "replayed" and error is not None and known(error):
-        full += f" Replay error for the unchanged step: {percent(abs(error))}."
+    if finding.obtained == "replayed" and finding.whatif:
+        full += f" {accuracy_in_words(finding.whatif)}"
     if finding.ceiling is not None and known(finding.ceiling) and factor(1 + finding.ceiling) != speedup:
         full += f" Upper bound: {factor(1 + finding.ceiling)}."
     return Speedup(f"{how.lower()} {speedup} faster", full, "prediction")

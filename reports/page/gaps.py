@@ -22,7 +22,7 @@ class Gap:
 
 
 def gaps(summary: Summary) -> tuple[Gap, ...]:
-    """Every statement: what is missing, how the job ended, profiler overhead, replay error, then the notes.
+    """Every statement: what is missing, how the job ended, profiler overhead, the replay, then the notes.
 
     What a note reports already, with its remedy, is not repeated.
     """
@@ -51,8 +51,8 @@ def gaps(summary: Summary) -> tuple[Gap, ...]:
         statements.append(
             Gap(
                 "replay",
-                f"The replay of the unchanged step is off by {percent(abs(error))}; predictions cannot be more "
-                "accurate than that.",
+                f"Replayed without a change, the recorded step misses its measured time by {percent(abs(error))}. That "
+                "is a condition of predictions (above 5% there are none), not their accuracy.",
             )
         )
     return (*statements, *(Gap(each.about, _with_ranks(each)) for each in summary.notes))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import gzip
+import math
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,4 +127,9 @@ def _no_garbage_collection() -> Iterator[None]:
 def _load_ns(spec: JobSpec, rank: int, batch: int) -> int:
     """Load time of a rank's ``batch``-th batch, warm-up included."""
     per_step = 1 if spec.strategy == "pipeline" else spec.microbatches
-    return spec.load_ns(rank, spec.first_step - spec.warmup + batch // per_step)
+    load_ns = spec.load_ns(rank, spec.first_step - spec.warmup + batch // per_step)
+    if not spec.loader.spread:
+        return load_ns
+    # A batch takes as long whenever, and however often, it is asked for: jobs with a change load the same batches.
+    drawn = random.Random(f"{spec.seed} {rank} {batch}").gauss(0.0, spec.loader.spread)
+    return round(load_ns * math.exp(drawn - spec.loader.spread**2 / 2))

@@ -90,6 +90,8 @@ class LoaderSpec:
     """Batches each worker is asked for ahead."""
     next_ns: int = 20 * US
     """Cost of ``__next__`` itself when the batch is there."""
+    spread: float = 0.0
+    """Relative standard deviation of the batches' load times, which are drawn from a log-normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,6 +334,7 @@ def straggler() -> Summary:
                 ceiling=0.93,
                 obtained=Obtained.REPLAYED,
                 confidence=Confidence.HIGH,
+                whatif={"rank.2": "peers"},
             ),
             Finding(
                 rule="ddp_buckets",

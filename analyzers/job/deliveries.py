@@ -1,0 +1,141 @@
+"""When loader workers deliver the batches that a rank's steps wait for, and whether they set the pace of its steps.
+
+Workers that are always busy deliver at their own pace, whatever the training does: W of them deliver W batches while
+one batch loads. Were the training quicker, it would stall that much longer, and were it slower, that much less. Any
+other stall (a slow sample now and then, the first batch of an epoch, the loader's own cost in every step) begins when
+the training asks, and moves with it.
+
+A worker that is asked for P batches ahead stays busy for the P batches after one that the training waited for. So
+workers are always busy where the training waits once in every round of all workers. Traces alone do not show how many
+workers there are. There, waits for nearly every batch, or for every k-th, are evidence; fewer of them leave it open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Bool, Int64
+
+_STALL: Final = 0.05
+"""Share of the mean time between batches from which a wait is a stall."""
+
+_OWN_COST_NS: Final = 1_000_000
+"""Taking a batch that is there costs less: unpickling, and the queue. A longer wait for every batch is for workers."""
+
+_MOST_WORKERS: Final = 16
+"""Stalls further apart than this many batches are not workers' turns."""
+
+_NEARLY_ALL: Final = 0.8
+"""Share of the rounds of all workers with a stall from which the workers are always busy."""
+
+_SOME: Final = 0.3
+"""Share of them below which they are not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Deliveries:
+    """Deliveries that hold a rank up: parallel arrays, own clock, ascending.
+
+    ``on_ns``: where the rank goes on; ``stall_ns``: the own time right before it that is a stall; ``not_before_ns``:
+    before which it cannot go on, whatever the training does. ``sure``: the recording shows that the workers set the
+    pace; else it only suggests that. ``batch_ns`` is the mean time between the batches that they deliver, None where
+    fewer than two are known.
+    """
+
+    on_ns: Int64
+    stall_ns: Int64
+    not_before_ns: Int64
+    sure: bool
+    batch_ns: float | None
+    longest_ns: int
+    """The longest of these waits on the host."""
+
+    def __len__(self) -> int:
+        return len(self.on_ns)
+
+
+_EMPTY: Final = np.empty(0, dtype=np.int64)
+_NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, longest_ns=0)
+
+
+def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
+    """Those of one rank; empty where workers do not set its pace. ``workers``: their number, where it is known."""
+    loading, steps = partial.loading, partial.steps
+    inside = (loading.start_ns >= steps.host_start_ns[0]) & (loading.start_ns < steps.host_end_ns[-1])
+    start, end = loading.start_ns[inside], loading.end_ns[inside]
+    if loading.single_process is not False or workers == 0 or len(start) < 2:
+        return _NONE
+    every_ns = (end[-1] - end[0]) / (len(end) - 1)
+    waited = end - start
+    stalled = waited >= _STALL * every_ns
+    sure = _busy(stalled, waited, workers)
+    if sure is None:
+        return _NONE
+    hit = np.flatnonzero(stalled)
+    seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit], round(_STALL * every_ns))
+    begun, launched = _under_work(partial, end[hit[~seen]])
+    order = np.argsort(np.concatenate((on_ns, begun)), kind="stable")
+    between = hit[-1] - hit[0]
+    return Deliveries(
+        on_ns=np.concatenate((on_ns, begun))[order],
+        stall_ns=np.concatenate((stall_ns, np.zeros_like(begun)))[order],
+        not_before_ns=np.concatenate((on_ns, launched))[order],
+        sure=sure,
+        batch_ns=float(end[hit[-1]] - end[hit[0]]) / between if between else None,
+        longest_ns=int(waited[hit].max()),
+    )
+
+
+def _busy(stalled: Bool, waited_ns: Int64, workers: int | None) -> bool | None:
+    """Are the workers always busy? False: the batches for which the training waited only suggest it; None: no."""
+    hit = np.flatnonzero(stalled)
+    if len(hit) == 0:
+        return None
+    if workers is not None:
+        return _share_of_rounds(stalled, workers)
+    if stalled.mean() >= _NEARLY_ALL and len(stalled) >= 3:
+        return bool(np.median(waited_ns[hit]) >= _OWN_COST_NS)
+    apart = np.diff(hit, prepend=-1, append=len(stalled))
+    if apart.max() > _MOST_WORKERS:
+        return None
+    return bool(len(hit) >= 3 and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1])
+
+
+def _share_of_rounds(stalled: Bool, workers: int) -> bool | None:
+    rounds = len(stalled) // workers
+    if rounds == 0:
+        return False
+    with_stall = stalled[: rounds * workers].reshape(rounds, workers).any(axis=1).mean()
+    return None if with_stall < _SOME else bool(with_stall >= _NEARLY_ALL and rounds > 1)
+
+
+def _seen(partial: RankPartial, start_ns: Int64, end_ns: Int64, least_ns: int) -> tuple[Bool, Int64, Int64]:
+    """(which of these waits the rank's own progress shows as stalls, where those end, how long they are)."""
+    stalls = partial.progress.own.where(TimeCategory.DATALOADER)
+    last = np.searchsorted(stalls.start_ns, end_ns, side="left") - 1
+    some = (last >= 0) & (stalls.end_ns[last] > start_ns) if len(stalls) else np.zeros(len(end_ns), dtype=np.bool_)
+    length = np.zeros(len(end_ns), dtype=np.int64)
+    length[some] = (stalls.end_ns - stalls.start_ns)[last[some]]
+    seen = some & (length >= least_ns)
+    return seen, stalls.end_ns[last[seen]] if len(stalls) else length[:0], length[seen]
+
+
+def _under_work(partial: RankPartial, end_ns: Int64) -> tuple[Int64, Int64]:
+    """Waits that end at ``end_ns`` and that the device does not notice, because the host runs ahead of it and the
+    device still has work: (when the device begins their steps, when the host could launch them).
+
+    A quicker device would catch up with the host there and wait. Example: a batch every 6 ms, steps of 7 ms on the
+    device, so that the host launches step k at 6 k ms and the device begins it at 7 k: at its best it takes 6 ms.
+    """
+    steps, progress = partial.steps, partial.progress
+    index = steps.of_host_time(end_ns - 1)
+    index = np.unique(index[index >= 0])
+    launched = steps.host_start_ns + progress.lead_ns
+    hidden = (launched[index] <= steps.start_ns[index]) & ~progress.blocked.covers(steps.start_ns[index])
+    hidden &= partial.has_device_work
+    return steps.start_ns[index[hidden]], launched[index[hidden]]

@@ -1,0 +1,94 @@
+"""How accurate predictions have been so far, by kind of change.
+
+``docs/whatif.md`` has each of these predictions, and how the truth was obtained: from a simulator of training jobs with
+the change made, and from real trainings measured with it. A test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+CLOSE: Final = 0.05
+"""Relative error up to which a prediction counts as close."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Predictions of one kind of change that were compared with the truth: all of them, those within 5 % of it, those
+    with the truth between low and high.
+    """
+
+    made: int
+    close: int
+    inside: int
+
+    def __add__(self, other: Accuracy) -> Accuracy:
+        return Accuracy(self.made + other.made, self.close + other.close, self.inside + other.inside)
+
+
+NONE: Final = Accuracy(0, 0, 0)
+
+SIMULATED: Final = {
+    "batch.accumulation": Accuracy(6, 6, 6),
+    "compute": Accuracy(6, 6, 6),
+    "dataloader.num_workers": Accuracy(2, 2, 2),
+    "ddp.bucket_cap_mb": Accuracy(9, 9, 9),
+    "ddp.comm_dtype": Accuracy(3, 3, 3),
+    "ddp.no_sync": Accuracy(3, 3, 3),
+    "fsdp.prefetch": Accuracy(3, 3, 3),
+    "fsdp.reshard_after_forward": Accuracy(3, 3, 3),
+    "host.launch": Accuracy(3, 3, 3),
+    "host.sync": Accuracy(3, 3, 3),
+    "network.bandwidth": Accuracy(18, 18, 18),
+    "network.latency": Accuracy(18, 15, 18),
+    "pipeline.microbatches": Accuracy(6, 6, 6),
+    "rank.N": Accuracy(3, 3, 3),
+    "zero.overlap_comm": Accuracy(3, 3, 3),
+    "zero.stage": Accuracy(18, 17, 18),
+}
+"""Against random simulated jobs."""
+
+REAL: Final = {
+    "dataloader.num_workers": Accuracy(5, 2, 5),
+    "ddp.bucket_cap_mb": Accuracy(4, 3, 4),
+    "ddp.comm_dtype": Accuracy(1, 0, 1),
+    "ddp.no_sync": Accuracy(1, 0, 1),
+    "env.OMP_NUM_THREADS": Accuracy(2, 0, 2),
+    "network.bandwidth": Accuracy(3, 2, 3),
+    "rank.N": Accuracy(1, 0, 0),
+    "zero.stage": Accuracy(5, 4, 5),
+}
+"""Against real trainings of two ranks on CPUs."""
+
+
+def kind(setting: str) -> str:
+    """The kind of change that a setting is: ``rank.3`` and ``rank.7`` are both ``rank.N``."""
+    return re.sub(r"^rank\.\d+$", "rank.N", setting)
+
+
+def accuracy_in_words(settings: Iterable[str]) -> str:
+    """How accurate predictions of these changes have been; of several, of the kind that did worst."""
+    kinds = sorted({kind(setting) for setting in settings})
+    unknown = [name for name in kinds if not _all(name).made]
+    if unknown:
+        return f"No prediction of {unknown[0]} has been compared with a measured step yet."
+    if not kinds:
+        return ""
+    worst = min(kinds, key=lambda name: _all(name).close / _all(name).made)
+    where = [
+        f"{one.close} of {one.made} {what}"
+        for one, what in ((SIMULATED.get(worst, NONE), "simulated jobs"), (REAL.get(worst, NONE), "real trainings"))
+        if one.made
+    ]
+    every = _all(worst)
+    return (
+        f"Predictions of {worst} so far: within {CLOSE:.0%} of the true step time in {' and '.join(where)}; "
+        f"between low and high in {every.inside} of {every.made}."
+    )
+
+
+def _all(name: str) -> Accuracy:
+    return SIMULATED.get(name, NONE) + REAL.get(name, NONE)

@@ -1,0 +1,111 @@
+"""Jobs whose loader workers set the pace: whatever else gets quicker, the step takes what the workers need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.job.deliveries import _busy
+from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
+
+MODEL = ModelSpec(layers=8, tokens=4096)
+DEVICES = JobSpec(ranks=2, steps=8, warmup=6, model=MODEL, end_sync=True)
+CPUS = cpu_job(ranks=2, steps=8)
+
+
+def paced(spec: JobSpec, pace: float, workers: int, spread: float = 0.0) -> JobSpec:
+    """The job with workers that take ``pace`` times as long for the batches of a step as the training does."""
+    alone = simulate(replace(spec, loader=LoaderSpec(load_ns=1 * US))).truth.step_time_ns
+    load_ns = round(pace * alone * workers / spec.microbatches)
+    return replace(spec, loader=LoaderSpec(workers=workers, load_ns=load_ns, spread=spread))
+
+
+def quicker(spec: JobSpec, times: float) -> JobSpec:
+    model = spec.model
+    return replace(
+        spec,
+        model=replace(
+            model,
+            flops_per_ns=model.flops_per_ns * times,
+            small_kernel_ns=round(model.small_kernel_ns / times),
+            optimizer_kernel_ns=round(model.optimizer_kernel_ns / times),
+        ),
+    )
+
+
+def asked(spec: JobSpec, folder: Path, setting: str, value: str) -> WhatIfAnswer:
+    simulate(spec).write(folder)
+    return predict(context_of(folder), {setting: value})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(paced(DEVICES, 1.5, 1), id="one worker"),
+        pytest.param(paced(replace(DEVICES, steps=17), 1.5, 4), id="four workers"),
+        pytest.param(paced(replace(DEVICES, microbatches=4), 1.5, 1), id="four batches in a step"),
+        pytest.param(paced(replace(DEVICES, microbatches=2), 1.5, 3), id="two batches in a step, three workers"),
+        pytest.param(paced(DEVICES, 1.5, 3, spread=0.2), id="batches that take unequally long"),
+        pytest.param(paced(replace(DEVICES, steps=4), 1.5, 1), id="four steps"),
+        pytest.param(paced(replace(DEVICES, steps=3), 1.5, 1), id="three steps"),
+        pytest.param(paced(replace(DEVICES, end_sync=False), 1.5, 2), id="a host that runs ahead"),
+        pytest.param(paced(CPUS, 1.5, 2), id="on CPUs"),
+        pytest.param(paced(replace(CPUS, microbatches=4), 1.5, 3), id="on CPUs, four batches in a step"),
+    ],
+)
+@pytest.mark.parametrize("times", [0.8, 1.5])
+def test_computation_changes_nothing_where_workers_set_the_pace(spec: JobSpec, times: float, tmp_path: Path) -> None:
+    found = asked(spec, tmp_path, "compute", f"{times}x")
+    truth = simulate(quicker(spec, times)).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+@pytest.mark.parametrize("spec", [DEVICES, CPUS], ids=["devices", "CPUs"])
+def test_a_slow_rank_costs_no_more_than_the_workers_leave(spec: JobSpec, tmp_path: Path) -> None:
+    slow = SlowCompute(ranks=(1,), factor=1.3)
+    healthy = paced(spec, 1.6, 1)
+    found = asked(replace(healthy, causes=(slow,)), tmp_path, "rank.1", "peers")
+    truth = simulate(healthy).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.03)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+def test_loading_in_the_training_process_is_work_like_any_other(tmp_path: Path) -> None:
+    spec = replace(DEVICES, loader=LoaderSpec(workers=0, load_ns=5 * MS))
+    found = asked(spec, tmp_path, "compute", "1.5x")
+    assert found.mid_ns == pytest.approx(simulate(quicker(spec, 1.5)).truth.step_time_ns, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "workers", "busy"),
+    [
+        ([9, 9, 9, 9], None, True),
+        ([9, 9, 9, 9], 1, True),
+        # Every third batch: three workers deliver at once.
+        ([9, 0, 0, 9, 0, 0, 9, 0], None, True),
+        ([9, 0, 0, 9, 0, 0, 9, 0], 3, True),
+        # Once a round, though not in turn: workers whose batches take unequally long.
+        ([0, 9, 0, 9, 0, 0, 0, 9, 9], 3, True),
+        ([0, 9, 0, 9, 0, 0, 0, 9, 9], None, False),
+        # Too few to say.
+        ([0, 0, 9, 0], None, False),
+        ([0, 0, 9, 0], 8, False),
+        # A slow sample now and then holds up workers that keep pace else.
+        ([0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0], 2, None),
+        ([0] * 20 + [9] + [0] * 20, None, None),
+        ([0, 0, 0, 0], None, None),
+        # Less than a millisecond for every batch may be what taking one costs.
+        ([0.8, 0.8, 0.8, 0.8], None, False),
+    ],
+)
+def test_which_waits_show_that_workers_are_always_busy(
+    waits_ms: list[float], workers: int | None, busy: bool | None
+) -> None:
+    waited = (np.array(waits_ms) * MS).astype(np.int64)
+    assert _busy(waited > 0, waited, workers) is busy

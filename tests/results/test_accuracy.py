@@ -1,0 +1,57 @@
+"""What predictions say of their accuracy is what docs/whatif.md lists, prediction by prediction."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from perfscope.results.accuracy import CLOSE, REAL, SIMULATED, Accuracy, accuracy_in_words, kind
+
+
+def _tables(root: Path) -> list[list[list[str]]]:
+    """Cells of every table of the document, its head apart."""
+    tables: list[list[list[str]]] = []
+    before = ""
+    for line in (root / "docs/whatif.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                tables.append([])
+            tables[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        before = line
+    return tables
+
+
+def _of(cell: str) -> tuple[int, int]:
+    part, _, whole = cell.partition(" of ")
+    return (int(part), int(whole)) if whole else (0, 0)
+
+
+def test_simulated_jobs_are_counted_as_documented(root: Path) -> None:
+    (table,) = (rows for rows in _tables(root) if rows[0][:2] == ["setting", "requested"])
+    documented = {}
+    for name, _requested, known, _median, _worst, assumed, inside, _refused in table[2:]:
+        close = _of(known)[0] + _of(assumed)[0]
+        documented[name.strip("`")] = Accuracy(_of(inside)[1], close, _of(inside)[0])
+    assert documented == SIMULATED
+
+
+def test_real_trainings_are_counted_as_documented(root: Path) -> None:
+    (table,) = (rows for rows in _tables(root) if rows[0][0] == "scenario")
+    counted: dict[str, Accuracy] = defaultdict(lambda: Accuracy(0, 0, 0))
+    for _scene, setting, _before, _noise, _predicted, _measured, inside, error in table[2:]:
+        name = kind(setting.strip("`").partition("=")[0])
+        off = abs(float(error.rstrip("%"))) / 100
+        counted[name] += Accuracy(1, int(off <= CLOSE), int("yes" in inside))
+    assert counted == REAL
+
+
+def test_of_several_changes_the_least_accurate_kind_is_named() -> None:
+    text = accuracy_in_words({"compute": "2x", "rank.3": "peers"})
+    assert text.startswith("Predictions of rank.N so far: within 5% of the true step time in")
+    made = SIMULATED["rank.N"] + REAL["rank.N"]
+    assert re.search(rf"between low and high in {made.inside} of {made.made}\.$", text)
+
+
+def test_a_kind_that_was_never_compared_says_so() -> None:
+    assert accuracy_in_words(["host.gc"]) == "No prediction of host.gc has been compared with a measured step yet."
