@@ -123,7 +123,7 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
     """Changes that a user could make."""
     if job.item_every or any(cause.kind == "sync" for cause in job.causes):
         yield {"host.sync": "0"}
-    if any(cause.how == "gc" for cause in job.causes):
+    if job.recording.run and any(cause.how == "gc" for cause in job.causes):
         yield {"host.gc": "0"}
     for rank in sorted({rank for cause in job.causes for rank in cause.ranks or ()}):
         yield {f"rank.{rank}": "peers"}

@@ -45,7 +45,7 @@ class Drawn:
         model, recording = job.model, job.recording
         return (
             f"{self.seed}: {job.strategy} {job.ranks} ranks / {job.ranks_per_host} a host, t{job.tensor} p{job.stages} "
-            f"m{job.microbatches}, {model.blocks} blocks {model.tokens}x{model.width}, {recording.steps} steps, "
+            f"m{job.microbatches}, {model.blocks} blocks {model.tokens}x{model.width}, {recording.steps} steps{' by run' if recording.run else ''}, "
             f"{job.loader.workers} workers, item {job.item_every}, noise {job.noise}: "
             f"{', '.join(map(str, self.plants)) or 'healthy'}"
         )
@@ -103,7 +103,8 @@ def _healthy(rng: random.Random, seed: int) -> Job:
     )  # fmt: skip
     per_host = rng.choice([ranks, ranks, max(ranks // 2, 1)])
     recording = Recording(
-        steps=rng.choice((1, 2, 3, 4, 6, 6, 8)), first=rng.randrange(2, 40), annotated=rng.random() < 0.85,
+        run=rng.random() < 0.35,
+        steps=rng.choice((1, 2, 3, 4, 4, 6, 6, 6, 8, 8)), first=rng.randrange(2, 40), annotated=rng.random() < 0.85,
         metadata=rng.choice(("kernel", "kernel", "kernel", "operator", "none" if tensor == stages == 1 else "kernel")),
         described=rng.random() < 0.6, shapes=rng.random() < 0.7, old=rng.random() < 0.15, names=rng.choice(NAMES),
         start_skew_ns=rng.choice((0, 0, 2 * MS)), clock_ns=rng.choice((0, 2 * MS)),
@@ -119,7 +120,8 @@ def _healthy(rng: random.Random, seed: int) -> Job:
         microbatches=rng.choice((stages, 2 * stages, 4 * stages)) if stages > 1 else rng.choice((1, 1, 1, 2)),
         gradient_bytes=rng.choice((4, 4, 2)), bucket_mb=rng.choice((25, 25, 50, 10)), reshard=rng.random() < 0.8,
         version=rng.choice((1, 2)), optimizer_kernels=rng.choice((4, 10)), item_every=rng.choice((0, 0, 1, 5)),
-        noise=rng.choice((0.0, 0.005, 0.01, 0.03)), model=model, cpu=cpu, network=network, loader=loader, recording=recording,
+        noise=rng.choice((0.0, 0.005, 0.01, 0.03)), model=model, cpu=cpu, network=network, loader=loader,
+        recording=recording,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ class Batches:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._loader = rank.job.loader
+        self._per_step = rank.job.microbatches if rank.job.stages == 1 else 1
         self._drawn = 0
         self._asked = 0
         self._free = [rank.now] * max(self._loader.workers, 1)
@@ -25,7 +26,7 @@ class Batches:
     def _load_ns(self, batch: int) -> float:
         rank, loader = self._rank, self._loader
         jitter = max(0.2, 1 + loader.jitter * normal(rank.job.seed, rank.number, batch, "load"))
-        return loader.load_ns * jitter * rank.job.factor("slow loader", rank.number) / rank.job.microbatches
+        return loader.load_ns * jitter * rank.job.factor("slow loader", rank.number) / self._per_step
 
     def _ask(self) -> None:
         """The worker whose turn it is begins when it is free and has been asked."""
@@ -38,7 +39,7 @@ class Batches:
         """``next(iterator)`` and the copy to the device."""
         rank, loader = self._rank, self._loader
         kind = "_MultiProcessingDataLoaderIter" if loader.workers else "_SingleProcessDataLoaderIter"
-        with rank.annotation(f"enumerate(DataLoader)#{kind}.__next__"):
+        with rank.range("dataloader"), rank.annotation(f"enumerate(DataLoader)#{kind}.__next__"):
             if loader.workers:
                 rank.now = max(rank.now, self._ready[self._drawn])
                 rank.spend(loader.fetch_ns)
@@ -48,4 +49,4 @@ class Batches:
         self._drawn += 1
         with rank.operator("aten::to"), rank.operator("aten::_to_copy"), rank.operator("aten::copy_"):
             rank.spend(rank.job.cpu.operator_ns)
-            yield from rank.copy("HtoD", loader.batch_bytes // rank.job.microbatches, blocking=not loader.pinned)
+            yield from rank.copy("HtoD", loader.batch_bytes // self._per_step, blocking=not loader.pinned)

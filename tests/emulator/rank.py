@@ -134,6 +134,15 @@ class Rank:
         """A range: ``record_function``."""
         return self.call("user_annotation", name, **args)
 
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """A range that only ``perfscope run`` leaves."""
+        if not self.job.recording.run:
+            yield
+            return
+        with self.annotation(f"perfscope::{name}"):
+            yield
+
     # The device.
 
     def launch(

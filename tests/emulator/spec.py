@@ -113,6 +113,8 @@ class Recording:
     old: bool = False
     """Whole µs since the epoch, as kineto wrote until 2024."""
     names: str = "rank{rank}.json"
+    run: bool = False
+    """By ``perfscope run``: with its ranges and its metadata, under its names."""
     missing: tuple[int, ...] = ()
     start_skew_ns: int = 0
     clock_ns: int = 0

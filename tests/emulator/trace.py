@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.emulator.chance import uniform
+from tests.emulator.metadata import DEVICE, metadata
 from tests.emulator.rank import COMPUTE, Rank
 from tests.emulator.spec import Job
 
 EPOCH_NS = 1_751_410_836_000_000_000
 UPTIME_NS = 912_340_000_000_000
-DEVICE = "NVIDIA A100-SXM4-80GB"
 
 
 class TraceWriter:
@@ -32,8 +32,14 @@ class TraceWriter:
 
     def write(self, folder: Path) -> Path:
         """Write it."""
+        recording, number = self._job.recording, self._rank.number
+        if recording.run:
+            path = folder / f"rank-{number:05d}.capture-0.trace.json"
+            (folder / f"rank-{number:05d}.run.json").write_text(json.dumps(metadata(self._rank, path.name)))
+            path.write_text(json.dumps(self.document()), encoding="utf-8")
+            return path
         host = f"node{self._job.host_of(self._rank.number)}"
-        path = folder / self._job.recording.names.format(rank=self._rank.number, host=host, pid=self._pid)
+        path = folder / recording.names.format(rank=number, host=host, pid=self._pid)
         path.write_text(json.dumps(self.document()), encoding="utf-8")
         return path
 

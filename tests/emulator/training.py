@@ -51,7 +51,8 @@ class Script:
                 rank.micro = micro
                 yield from batches.draw()
                 yield from self._forward(micro)
-                yield from self._backward()
+                with rank.range("backward"):
+                    yield from self._backward()
         if self.by_hand is not None:
             yield from self.by_hand.reduce()
         yield from self._optimizer()
@@ -68,7 +69,7 @@ class Script:
         if cause.how == "log":
             rank.idle(ns)
             return
-        with rank.annotation({"gc": "perfscope::gc", "checkpoint": "perfscope::save_checkpoint"}[cause.how]):
+        with rank.range({"gc": "gc", "checkpoint": "save_checkpoint"}[cause.how]):
             rank.idle(ns)
 
     def _forward(self, micro: int) -> Waits:
@@ -78,7 +79,7 @@ class Script:
         if self.units is not None:
             self.units.begin()
         title = {"ddp": "DistributedDataParallel.forward", "fsdp": "FullyShardedDataParallel.forward"}
-        with rank.annotation(title.get(job.strategy, "Module.forward")):
+        with rank.range("forward"), rank.annotation(title.get(job.strategy, "Module.forward")):
             for unit in range(job.model.blocks):
                 if self.units is not None:
                     yield from self.units.forward(unit)
@@ -117,7 +118,7 @@ class Script:
         rank, job = self.rank, self.rank.job
         sizes = layers.parameters(job) * (job.model.blocks // job.stages)
         shard = 1 / job.replicas if job.strategy == "fsdp" else 1.0
-        with rank.annotation("Optimizer.step#AdamW.step"):
+        with rank.range("optimizer"), rank.annotation("Optimizer.step#AdamW.step"):
             if job.foreach:
                 pieces = [("aten::_foreach_mul_", sum(sizes) / job.optimizer_kernels)] * job.optimizer_kernels
             else:
