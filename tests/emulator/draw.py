@@ -41,14 +41,14 @@ class Drawn:
     plants: tuple[Plant, ...]
 
     def __str__(self) -> str:
-        job = self.job
-        model, recording = job.model, job.recording
-        return (
-            f"{self.seed}: {job.strategy} {job.ranks} ranks / {job.ranks_per_host} a host, t{job.tensor} p{job.stages} "
-            f"m{job.microbatches}, {model.blocks} blocks {model.tokens}x{model.width}, {recording.steps} steps{' by run' if recording.run else ''}, "
-            f"{job.loader.workers} workers, item {job.item_every}, noise {job.noise}: "
-            f"{', '.join(map(str, self.plants)) or 'healthy'}"
+        job, model, recording = self.job, self.job.model, self.job.recording
+        parts = (
+            f"{job.strategy} {job.ranks} ranks / {job.ranks_per_host} a host, t{job.tensor} p{job.stages}",
+            f"m{job.microbatches}, {model.blocks} blocks {model.tokens}x{model.width}, {recording.steps} steps",
+            f"{'by run, ' if recording.run else ''}{job.loader.workers} workers, item {job.item_every}",
+            f"noise {job.noise}: {', '.join(map(str, self.plants)) or 'healthy'}",
         )
+        return f"{self.seed}: {' '.join(parts)}"
 
 
 def _between(rng: random.Random, low: float, high: float) -> float:

@@ -83,12 +83,20 @@ def parameters(job: Job) -> list[int]:
     return [kernel.parameter for kernel in block(job, 1) if kernel.parameter]
 
 
+def _block_of(rank: Rank) -> list[Kernel]:
+    """A block's forward for this rank's batch."""
+    tokens = rank.job.model.tokens * rank.tokens / rank.job.microbatches
+    if rank.block[0] != tokens:
+        rank.block = tokens, block(rank.job, tokens)
+    return rank.block[1]
+
+
 def forward(rank: Rank, unit: int) -> Waits:
     """A block's forward."""
-    job, cpu = rank.job, rank.job.cpu
-    for index, kernel in enumerate(block(job, job.model.tokens * rank.tokens / job.microbatches)):
+    cpu = rank.job.cpu
+    for index, kernel in enumerate(_block_of(rank)):
         rank.spend(cpu.python_ns)
-        with rank.operator(kernel.operator, **_shapes(job, kernel)):
+        with rank.operator(kernel.operator, **_shapes(rank, kernel)):
             rank.spend(cpu.operator_ns)
             yield from rank.kernel(kernel.name, kernel.ns, f"f{unit}.{index}.{rank.micro}")
 
@@ -96,9 +104,9 @@ def forward(rank: Rank, unit: int) -> Waits:
 def backward(rank: Rank, unit: int) -> Iterator[Any]:
     """A block's backward: yields what the machine has to wait for, and ``int`` for each parameter (its index in the
     block) of which the gradient is ready on the stream."""
-    job, cpu = rank.job, rank.job.cpu
-    kernels = block(job, job.model.tokens * rank.tokens / job.microbatches)
-    number = len(parameters(job))
+    cpu = rank.job.cpu
+    kernels = _block_of(rank)
+    number = sum(kernel.parameter > 0 for kernel in kernels)
     for index, kernel in reversed(list(enumerate(kernels))):
         rank.spend(cpu.engine_ns)
         with rank.operator(f"autograd::engine::evaluate_function: {kernel.node}"), rank.operator(kernel.node):
@@ -106,7 +114,7 @@ def backward(rank: Rank, unit: int) -> Iterator[Any]:
             rank.spend(cpu.engine_ns)
             for part in range(2 if is_gemm else 1):
                 name = "aten::mm" if is_gemm else kernel.operator + "_backward"
-                with rank.operator(name, **_shapes(job, kernel, part)):
+                with rank.operator(name, **_shapes(rank, kernel, part)):
                     rank.spend(cpu.operator_ns)
                     ns = kernel.ns if is_gemm else 2 * kernel.ns
                     yield from rank.kernel(_backward_name(kernel, part), ns, f"b{unit}.{index}.{part}.{rank.micro}")
@@ -124,8 +132,9 @@ def _backward_name(kernel: Kernel, part: int) -> str:
     return _ATTENTION.format("bwd_dq_dk_dv_loop") if "flash" in kernel.operator else kernel.name
 
 
-def _shapes(job: Job, kernel: Kernel, part: int = -1) -> dict[str, Any]:
-    if not job.recording.shapes or not kernel.dims:
+def _shapes(rank: Rank, kernel: Kernel, part: int = -1) -> dict[str, Any]:
+    job = rank.job
+    if not rank.recording or not job.recording.shapes or not kernel.dims:
         return {}
     dims = [list(dim) for dim in kernel.dims]
     if part >= 0 and len(dims) == 3:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,6 @@ class Call:
     start_ns: int
     number: int
     end_ns: int = -1
-    correlation: int = 0
     launches: bool = False
     args: dict[str, Any] = field(default_factory=dict)
 
@@ -52,6 +50,38 @@ class Communicator:
         return number
 
 
+class _Seen:
+    """Ends a call when its block ends."""
+
+    __slots__ = ("_rank", "call")
+
+    def __init__(self, rank: Rank, call: Call) -> None:
+        self._rank, self.call = rank, call
+
+    def __enter__(self) -> Call:
+        self._rank.open.append(self.call.number)
+        return self.call
+
+    def __exit__(self, *_: object) -> None:
+        self._rank.open.pop()
+        self.call.end_ns = self._rank.now
+
+
+class _Unseen:
+    """No profiler looks."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+_UNSEEN = _Unseen()
+
+
 class Rank:
     """A training process with its device."""
 
@@ -70,12 +100,15 @@ class Rank:
         """When each step's loop body begins."""
         self.tokens = 1.0
         """This step's batch against the usual one."""
-        self._open: list[int] = []
+        self.open: list[int] = []
+        """Numbers of the calls that run."""
         self._launched: list[Work] = []
         self._numbers = 0
         self._pace = 1.0
         self._dependences: list[Work] = []
         self.micro = 0
+        self.block: tuple[float, list[Any]] = (0.0, [])
+        """The kernels of a block's forward for so many tokens."""
         self._host_factor = job.factor("slow host", number)
         self._device_factor = job.factor("slow compute", number) / job.compute_speed
 
@@ -112,36 +145,28 @@ class Rank:
         self.bounds.append(self.now)
         self._close_step()
 
-    @contextmanager
-    def call(self, category: str, name: str, **args: Any) -> Iterator[Call]:
+    def call(self, category: str, name: str, **args: Any) -> _Seen | _Unseen:
         """Something that the profiler sees while it runs."""
+        if not self.recording:
+            return _UNSEEN
         self._numbers += 1
         call = Call(category, name, self.thread, self.now, self._numbers, args=args)
-        if self.recording:
-            self.calls.append(call)
-            if category == "cpu_op":
-                self.now += self.job.cpu.profiler_ns
-        self._open.append(self._numbers)
-        yield call
-        self._open.pop()
-        call.end_ns = self.now
+        self.calls.append(call)
+        if category == "cpu_op":
+            self.now += self.job.cpu.profiler_ns
+        return _Seen(self, call)
 
-    def operator(self, name: str, **args: Any) -> Any:
+    def operator(self, name: str, **args: Any) -> _Seen | _Unseen:
         """A framework operator, whose dispatch is the caller's to ``spend``."""
         return self.call("cpu_op", name, **args)
 
-    def annotation(self, name: str, **args: Any) -> Any:
+    def annotation(self, name: str) -> _Seen | _Unseen:
         """A range: ``record_function``."""
-        return self.call("user_annotation", name, **args)
+        return self.call("user_annotation", name)
 
-    @contextmanager
-    def range(self, name: str) -> Iterator[None]:
+    def range(self, name: str) -> _Seen | _Unseen:
         """A range that only ``perfscope run`` leaves."""
-        if not self.job.recording.run:
-            yield
-            return
-        with self.annotation(f"perfscope::{name}"):
-            yield
+        return self.annotation(f"perfscope::{name}") if self.job.recording.run else _UNSEEN
 
     # The device.
 
@@ -159,13 +184,13 @@ class Rank:
             self.spend(self.job.cpu.launch_ns)
             if self.recording:
                 self.now += self.job.cpu.profiler_ns
-        recorded.launches = True
-        recorded.correlation = work.correlation = recorded.number
-        work.external_id = self._open[-1] if self._open else 0
         work.step = self.step
         work.queued_ns = called_ns
         work.earliest_ns = called_ns + self.job.cpu.latency_ns
-        if self.recording:
+        if recorded is not None:
+            recorded.launches = True
+            work.correlation = recorded.number
+            work.external_id = self.open[-1] if self.open else 0
             self.works.append(work)
         self._launched.append(work)
         self.machine.submit(work, after)
