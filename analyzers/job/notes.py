@@ -30,6 +30,7 @@ def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Itera
         *_about_devices(result),
         *_about_collectives(result),
         *_about_clock(result),
+        *_about_graphs(result),
         *_about_idle(time_breakdown),
         *_about_captures(job),
         *_about_collection(job),
@@ -105,9 +106,20 @@ def _about_clock(result: AlignedJob) -> Iterator[Note]:
 
 
 def _about_idle(time_breakdown: Iterable[TimeBreakdown]) -> Iterator[Note]:
-    unknown = tuple(row.rank for row in time_breakdown if row.idle_unknown_us > UNKNOWN_SHARE * row.step_time_us)
+    shares = {row.rank: row.idle_unknown_us / row.step_time_us for row in time_breakdown if row.step_time_us}
+    unknown = {rank: share for rank, share in shares.items() if share > UNKNOWN_SHARE}
     if unknown:
-        yield note("time_breakdown", "idle_unknown", unknown)
+        yield note("time_breakdown", "idle_unknown", unknown, share=max(unknown.values()))
+
+
+def _about_graphs(result: AlignedJob) -> Iterator[Note]:
+    launches = {}
+    for rank, partial in sorted(result.partials.items()):
+        per_step = partial.tables.launches.unlisted_graphs[partial.steps.indices_of(result.steps)]
+        if per_step.any():
+            launches[rank] = float(per_step.mean())
+    if launches:
+        yield note("time_breakdown", "graphs_unlisted", launches, launches=max(launches.values()))
 
 
 def _about_captures(job: Job) -> Iterator[Note]:

@@ -104,7 +104,7 @@ def _tables(
         operators=operator_times(trace, work, steps, attribution, classed),
         modules=module_times(trace, work, steps),
         launches=launch_times(trace, work, steps),
-        syncs=sync_times(trace, steps, host, timeline, attribution),
+        syncs=sync_times(trace, work, steps, host, timeline, attribution),
         quickest=quickest_times(trace, attribution.operators, steps, host.loading, on_device=len(work) > 0),
     )
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.blocking_calls import blocking_calls
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
@@ -15,11 +16,6 @@ from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
 """torch's own annotation of ``__next__``, PerfScope's, and that of other loaders with such a name."""
-
-_BLOCKING_CALL: Final = re.compile(
-    r"^(cuda|hip)(Stream|Device|Event|Thread)Synchronize|^(cuda|hip)Memcpy(_ptsz|DtoH|HtoD)?$|^cu(Ctx|Stream|Event)Synchronize"
-)
-"""Host synchronizations: calls that return when the device is done. Asynchronous copies are not among them."""
 
 COLLECTING: Final = "garbage collection"
 """Host work: Python's garbage collector runs."""
@@ -46,8 +42,8 @@ class HostActivity:
     """Sets of time on the rank's own clock, over its training threads.
 
     ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
-    ``blocked_start_ns`` and ``blocked_end_ns`` are the single host synchronizations, ascending. ``named`` has host work
-    by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``).
+    ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
+    has host work by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``).
     """
 
     loading: Intervals
@@ -55,7 +51,7 @@ class HostActivity:
     blocked_start_ns: Int64
     blocked_end_ns: Int64
     blocked_row: Int64
-    """Rows of the trace of those synchronizations."""
+    """Rows of the trace of those calls."""
     named: dict[str, Intervals]
     threads: Int64
     """Indices of the training threads: the main one, autograd's, and those that launch device work."""
@@ -69,7 +65,7 @@ class HostActivity:
 def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     """What one rank's training threads do."""
     threads = training_threads(trace, work)
-    blocked = trace.rows(Category.RUNTIME, named=_BLOCKING_CALL.match, threads=threads)
+    blocked = blocking_calls(trace, work, threads)
     return HostActivity(
         loading=Intervals.of_rows(trace, loader_rows(trace, threads)),
         operators=Intervals.of_rows(trace, trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trace
+
+_GRAPH_LAUNCH: Final = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,4 +56,25 @@ def device_work(trace: Trace) -> DeviceWork:
         position = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         known = (ids[position] == wanted) & (wanted != NONE)
         launch[known] = calls[first[position[known]]]
+    _find_graphs(trace, start, launch)
     return DeviceWork(rows, start, start + trace.duration_ns[rows], launch)
+
+
+def graph_launches(trace: Trace) -> Int64:
+    """Rows of the calls that launch a CUDA graph."""
+    return trace.rows(Category.RUNTIME, named=_GRAPH_LAUNCH.match)
+
+
+def unlisted_graphs(trace: Trace) -> Int64:
+    """Rows of those graph launches whose correlation id no device work has."""
+    graphs = graph_launches(trace)
+    return graphs[~np.isin(trace.correlation[graphs], trace.correlation[trace.rows(*DEVICE_WORK)])]
+
+
+def _find_graphs(trace: Trace, start_ns: Int64, launch: Int64) -> None:
+    """Work without a recorded launch after the launch of a graph of which no node is recorded: these are its nodes."""
+    graphs = unlisted_graphs(trace)
+    nameless = np.flatnonzero(launch == NONE)
+    if len(graphs):
+        last = np.searchsorted(trace.start_ns[graphs], start_ns[nameless], side="right") - 1
+        launch[nameless[last >= 0]] = graphs[last[last >= 0]]

@@ -19,10 +19,10 @@ import numpy as np
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.idle import idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
-from perfscope.analyzers.rank.time_breakdown import idle_layers
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
@@ -82,11 +82,12 @@ def _own_timeline(
     begin, end = int(timeline.start_ns[0]), timeline.end_ns
     is_kernel = trace.category[own.row] == Category.KERNEL
     gaps = Intervals.of(own.start_ns, own.end_ns).complement(begin, end)
+    blocked = _blocked(trace, own, host, collectives, gaps)
     layers = [
         (TimeCategory.COMPUTE, own.time_of(is_kernel)),
         (TimeCategory.COPY, own.time_of(~is_kernel)),
-        (TimeCategory.COMM_TRANSFER, _blocked(trace, own, host, collectives, gaps)),
-        *idle_layers(trace, own, host, gaps),
+        (TimeCategory.COMM_TRANSFER, blocked),
+        *idle_layers(trace, own, host, gaps.subtract(blocked)),
     ]
     return Timeline.of(begin, end, layers, TimeCategory.UNKNOWN)
 

@@ -50,7 +50,8 @@ class TimeCategory(enum.IntEnum):
     )  # fmt: skip
     SYNC = (
         5, "idle_sync", "Host synchronization", "sync", "Idle",
-        "The host was blocked in a synchronize or .item(), and the device was out of work before the next launch.",
+        ("The host was blocked in a synchronize, .item() or a copy until the device was done, so its next launches "
+         "came too late, until it was ahead of the device again. Without these calls the device would not be idle here."),
     )  # fmt: skip
     LAUNCH = (
         6, "idle_launch", "Launch-bound time", "launch", "Idle",
@@ -58,16 +59,18 @@ class TimeCategory(enum.IntEnum):
     )  # fmt: skip
     HOST = (
         7, "idle_host", "Host time", "host", "Idle",
-        ("Nothing on the device while the host ran Python or other code between operators; garbage collection and "
-         "checkpoint writing are named where visible."),
+        ("Nothing on the device while the host ran Python or other code between operators, after a synchronization for "
+         "1 ms and more; garbage collection and checkpoint writing are named where visible."),
     )  # fmt: skip
     DEPENDENCY = (
         8, "idle_dependency", "Waiting for a dependency", "dependency", "Idle",
-        "The next kernel was already queued, waiting on an event or another stream.",
+        ("The next kernel was already queued: what it waited for, on another stream or in a CUDA graph, had just "
+         "ended. At most 20 µs at a time."),
     )  # fmt: skip
     UNKNOWN = (
         9, "idle_unknown", "Unknown idle time", "unknown", "Idle",
-        "Nothing on the device and no visible reason, for example because the recording has too few host events.",
+        ("Nothing on the device and no visible reason: the recording has too few host events, or lacks device work for "
+         "which the next kernel was waiting, such as that of CUDA graphs."),
     )  # fmt: skip
 
     @property

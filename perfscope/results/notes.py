@@ -42,8 +42,11 @@ SENTENCES: Final[Mapping[str, str]] = {
     "hosts_by_device_number": "The recording does not name hosts: ranks with increasing device numbers are assumed "
     "to share a host and its clock.",
     "clock_alone": "No collective connects {ranks:ranks} with the lowest rank: their clocks are not aligned.",
-    "idle_unknown": "Part of the idle time has no visible cause: the recording holds too few host events (record "
-    "CPU activities too).",
+    "idle_unknown": "{share:.0%} of the step is idle without a visible cause: the recording holds too few host events "
+    "(record CPU activities too), or the device ran work that is not recorded.",
+    "graphs_unlisted": "CUDA graphs were launched ({launches:.3g} per step) whose kernels are not in the recording, so "
+    "what they compute and communicate is not known: their time counts as unknown idle time, and MFU leaves out their "
+    "work. Record with nsys profile --cuda-graph-trace=node, or once without graphs.",
     "unplanned_capture": "This capture was not planned: {reason}.",
     "collector_problem": "{problem}",
     "job_cut": "The job ended before the last planned step was recorded.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.launches import DeviceWork, unlisted_graphs
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.tables import SHORT_NS, LaunchTimes
 from perfscope.trace.trace import NONE, Category, Float64, Int64, Trace
@@ -23,6 +23,7 @@ def launch_times(trace: Trace, work: DeviceWork, steps: Steps) -> LaunchTimes:
     is_kernel = trace.category[work.row] == Category.KERNEL
     kernel_step = steps.of_device_time(work.start_ns)
     length = work.end_ns - work.start_ns
+    graphs = np.setdiff1d(unlisted_graphs(trace), work.launch)
     return LaunchTimes(
         calls=steps.count(step),
         call_ns=steps.count(step, trace.duration_ns[calls]),
@@ -32,6 +33,7 @@ def launch_times(trace: Trace, work: DeviceWork, steps: Steps) -> LaunchTimes:
         starved=steps.count(step[_starved(work, calls, start)]),
         kernels=steps.count(kernel_step[is_kernel]),
         short=steps.count(kernel_step[is_kernel & (length < SHORT_NS)]),
+        unlisted_graphs=steps.count(steps.of_host_time(trace.start_ns[graphs])),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
 from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.idle import idle_by_sync
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested, taken
@@ -28,6 +29,7 @@ _MODULE: Final = re.compile(r"^nn\.Module: ")
 """torch.profiler's Python event of a module's call, in recordings ``with_stack`` or ``with_modules``."""
 _NO_PART: Final = (PROFILER_STEP_PREFIX, NVTX_STEP_PREFIX, NVTX_RANK_PREFIX, COLLECTIVE_PREFIX)
 """Ranges that are whole steps, or have a name of their own each."""
+_IDLE: Final = tuple(category for category in TimeCategory if category.group == "Idle")
 
 
 def module_times(trace: Trace, work: DeviceWork, steps: Steps) -> ModuleTimes:
@@ -93,15 +95,15 @@ def _unions(cell: Int64, start_ns: Int64, end_ns: Int64, cells: int) -> Int64:
 
 
 def sync_times(
-    trace: Trace, steps: Steps, host: HostActivity, timeline: Timeline, attribution: Attribution
+    trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, timeline: Timeline, attribution: Attribution
 ) -> SyncTimes:
-    """Add up the idle time that each place causes: it belongs to the last synchronization that began before it."""
-    idle = timeline.where(TimeCategory.SYNC)
-    order = np.argsort(host.blocked_start_ns, kind="stable")
-    last = np.searchsorted(host.blocked_start_ns[order], idle.start_ns, side="left") - 1
-    step = steps.of_device_time(idle.start_ns)
-    here = np.flatnonzero((last >= 0) & (step >= 0))
-    row = host.blocked_row[order[last[here]]]
+    """Add up the idle time that each place causes, by the time breakdown and ``idle_by_sync``."""
+    gaps = timeline.where(*_IDLE) if len(work) else Intervals.empty()
+    delays = idle_by_sync(trace, work, host, gaps)
+    counted = timeline.where(TimeCategory.SYNC).within(delays.start_ns, delays.end_ns)
+    step = steps.of_device_time(delays.start_ns)
+    here = np.flatnonzero((counted > 0) & (step >= 0))
+    row = delays.row[here]
     operator, ranges = (
         taken(trace.name[nested.row], nested.around(trace, row))
         for nested in (attribution.operators, Nested.of(trace, _range_rows(trace) if len(row) else row))
@@ -122,5 +124,5 @@ def sync_times(
         operators=texts(places[1]),
         ranges=texts(places[2]),
         count=sums(line[once], step[here][once], *size),
-        idle_ns=sums(line, step[here], *size, (idle.end_ns - idle.start_ns)[here]),
+        idle_ns=sums(line, step[here], *size, counted[here]),
     )

@@ -108,6 +108,7 @@ class LaunchTimes:
     ``delay_median_ns`` and ``delay_p95_ns``: from a call's end to the start of its (first) work, 0 where that starts
     before the call returns. ``depth_median``: pieces of work launched and not yet begun, the median over time.
     ``starved``: calls at whose start all work launched before had ended. ``short``: kernels below ``SHORT_NS``.
+    ``unlisted_graphs``: launches of CUDA graphs of which no node is recorded.
     """
 
     calls: Int64
@@ -118,6 +119,7 @@ class LaunchTimes:
     starved: Int64
     kernels: Int64
     short: Int64
+    unlisted_graphs: Int64
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,8 +92,8 @@ def test_a_sync_that_drained_the_device_is_charged_until_the_next_launch():
     builder = TraceBuilder().step(1, 0, 500)
     builder.launched("a", 10, 50, 100).call("cudaStreamSynchronize", 20, 105)
     builder.op("aten::add", 110, 130).launched("b", 150, 160, 200)
-    # Blocked for 85: the launch would have come 85 earlier, which covers the 50 of waiting for it.
-    assert breakdown_of(builder) == {"COMPUTE": 90, "SYNC": 50, "LAUNCH": 10}
+    # Blocked for 85: launched 85 earlier, at 65, b would have followed a at 100, and none of the 60 would be idle.
+    assert breakdown_of(builder) == {"COMPUTE": 90, "SYNC": 60}
 
 
 def test_a_sync_is_not_charged_more_than_it_blocked():
@@ -103,12 +103,13 @@ def test_a_sync_is_not_charged_more_than_it_blocked():
     assert breakdown_of(builder) == {"COMPUTE": 140, "SYNC": 25, "HOST": 875, "LAUNCH": 10}
 
 
-def test_a_sync_is_charged_only_in_the_gap_that_its_next_launch_ends():
+def test_a_sync_is_charged_until_the_time_that_it_blocked_is_used_up():
     builder = TraceBuilder().step(1, 0, 500)
-    builder.launched("a", 10, 50, 100).call("cudaDeviceSynchronize", 20, 105)
+    builder.launched("a", 10, 50, 100).call("cudaDeviceSynchronize", 45, 105)
     builder.launched("b", 120, 130, 150).launched("c", 190, 200, 250)
-    # The second gap (150 to 200) follows a launch: the host had the device again.
-    assert breakdown_of(builder) == {"COMPUTE": 120, "SYNC": 20, "LAUNCH": 20, "HOST": 40}
+    # Blocked for 60. Launched 60 earlier, b would have run in [100, 120) and c, launched at 130, in [140, 190): of the
+    # idle 80, 60 less. 30 are before b and 30 of the 50 before c, whose last 20 are a pause of 10 and a launch of 10.
+    assert breakdown_of(builder) == {"COMPUTE": 120, "SYNC": 60, "HOST": 10, "LAUNCH": 10}
 
 
 def test_device_work_without_any_host_record_leaves_idle_unknown():
@@ -199,3 +200,112 @@ def test_host_work_with_a_name_is_named(pause):
     builder.launched("a", 10, 50, 100).note(pause, 120, 180).launched("b", 290, 300, 350)
     named = {name: part.measure() for name, part in analyze_rank(builder.build()).named_host.items()}
     assert [time for time in named.values() if time] == [60]
+
+
+MS = 1_000_000
+
+
+def test_a_pause_after_a_sync_is_the_host_s():
+    """A pause of 8 ms after a sync that blocked for 10::
+
+    device  ### 12 ms                                 20.3 ms ###
+    host    [2 sync 12.1)      nothing      [20.1 op) launch at 20.2
+    """
+    builder = TraceBuilder().step(1, 0, 30 * MS)
+    builder.launched("a", MS, 2 * MS, 12 * MS).call("cudaStreamSynchronize", 2 * MS, 12_100_000)
+    builder.op("aten::mm", 20_100_000, 20_250_000).launched("b", 20_200_000, 20_300_000, 25 * MS)
+    # Without the sync b would have been in time; but the host was not in it any more. 0.1 ms to return and 0.2 ms until
+    # b is on the device are the sync's.
+    assert breakdown_of(builder) == {"COMPUTE": 10 * MS + 4_700_000, "HOST": 8 * MS, "SYNC": 300_000}
+
+
+@pytest.mark.parametrize(
+    ("call", "copied"),
+    [
+        ("cudaMemcpyAsync", "Memcpy DtoH (Device -> Pageable)"),
+        ("cudaMemcpyAsync", "Memcpy HtoD (Pageable -> Device)"),
+        ("hipMemcpyWithStream", "Memcpy DtoH (Device -> Host)"),
+        ("hipMemcpyWithStream", "CopyDeviceToHost"),
+        ("hipMemcpyAsync", "Memcpy DtoH (Device -> Host)"),
+        ("cudaMemcpyAsync", "Memcpy DtoH (Device -> Pinned)"),
+        ("cudaMemcpyAsync", "Memcpy DtoD (Device -> Device)"),
+    ],
+)
+def test_copies_that_wait_for_their_end_block_the_host(call, copied):
+    builder = TraceBuilder().step(1, 0, 500)
+    builder.launched("a", 10, 50, 100)
+    builder.call(call, 20, 113, correlation=77)
+    builder.event(copied, Category.MEMCPY, 102, 111, device=0, stream=7, correlation=77)
+    builder.launched("b", 140, 150, 200)
+    found = breakdown_of(builder)
+    blocks = "Pageable" in copied or "Host" in copied
+    assert found.get("SYNC", 0) == (39 if blocks else 0)
+    assert found["COPY"] == 9
+
+
+def test_a_small_copy_that_the_driver_sets_aside_does_not_block():
+    builder = TraceBuilder().step(1, 0, 500)
+    builder.launched("a", 10, 50, 100).call("cudaMemcpyAsync", 20, 28, correlation=77)
+    builder.event("Memcpy HtoD (Pageable -> Device)", Category.MEMCPY, 100, 110, device=0, stream=7, correlation=77)
+    builder.launched("b", 140, 150, 200)
+    assert breakdown_of(builder) == {"COMPUTE": 100, "COPY": 10, "HOST": 30, "LAUNCH": 10}
+
+
+@pytest.mark.parametrize("call", ["cudaStreamSynchronize", "cudaEventSynchronize", "hipStreamSynchronize", "cudaFree"])
+def test_a_blocking_call_of_any_kind_is_charged(call):
+    builder = TraceBuilder().step(1, 0, 500)
+    builder.launched("a", 10, 50, 100).call(call, 20, 105).launched("b", 150, 160, 200)
+    assert breakdown_of(builder) == {"COMPUTE": 90, "SYNC": 60}
+
+
+def test_work_that_was_launched_before_the_recording_was_queued():
+    builder = TraceBuilder().step(1, 0, 500)
+    builder.launched("a", 10, 20, 30, stream=8)
+    builder.event("old", Category.KERNEL, 60, 100, device=0, stream=7).launched("b", 45, 110, 150)
+    assert breakdown_of(builder) == {"COMPUTE": 90, "DEPENDENCY": 40}
+
+
+def test_a_launch_on_its_way_to_the_device_is_not_queued():
+    """Launches take 20 to arrive (a, b). c was launched 5 before the gap and starts 20 after its launch: no wait."""
+    builder = TraceBuilder().step(1, 0, 500)
+    builder.launched("z", 1, 10, 20).launched("a", 30, 50, 60).launched("b", 80, 100, 130).launched("c", 125, 145, 150)
+    assert breakdown_of(builder) == {"COMPUTE": 55, "LAUNCH": 55, "HOST": 30}
+
+
+def test_a_graph_runs_between_its_nodes():
+    """A wait of 2 µs between nodes is the device's; what ran in the 300 µs before the last node is not recorded."""
+    builder = TraceBuilder().step(1, 0, MS).call("cudaGraphLaunch", 10, 20, correlation=5)
+    for start in (100_000, 152_000, 502_000):
+        builder.event("k", Category.KERNEL, start, start + 50_000, device=0, stream=7, correlation=5)
+    assert breakdown_of(builder) == {"COMPUTE": 150_000, "DEPENDENCY": 2_000, "UNKNOWN": 300_000}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_graph_without_recorded_nodes_is_unknown_work(waits):
+    """::
+
+    device  a 100                                  400 b | 420 c
+    host    graph at 60   [sync 130        350)  launch b at 390 (without the sync at 65)
+    """
+    builder = TraceBuilder().step(1, 0, 500).launched("a", 10, 50, 100).call("cudaGraphLaunch", 60, 64, correlation=77)
+    if waits:
+        builder.call("cudaStreamSynchronize", 130, 350)
+    builder.launched("b", 390 if waits else 65, 400, 420)
+    if waits:
+        # The graph ended before the sync returned. It blocked for 220: longer than the 50 that then pass.
+        assert breakdown_of(builder) == {"COMPUTE": 70, "UNKNOWN": 250, "SYNC": 50}
+    else:
+        assert breakdown_of(builder) == {"COMPUTE": 70, "UNKNOWN": 300}
+
+
+def test_nodes_of_a_graph_whose_launch_they_do_not_name_are_its_own():
+    builder = TraceBuilder().step(1, 0, MS).launched("a", 10, 50, 100).call("hipGraphLaunch", 60, 64, correlation=77)
+    for start in (150, 250):
+        builder.event("k", Category.KERNEL, start, start + 80, device=0, stream=7)
+    assert breakdown_of(builder) == {"COMPUTE": 210, "DEPENDENCY": 70}
+
+
+def test_work_that_was_queued_for_long_waited_for_something_that_is_not_recorded():
+    builder = TraceBuilder().step(1, 0, MS).launched("a", 10, 50, 100)
+    builder.launched("b", 60, 18_000, 19_000).launched("c", 70, 60_000, 61_000)
+    assert breakdown_of(builder) == {"COMPUTE": 2_050, "DEPENDENCY": 17_900, "UNKNOWN": 41_000}
