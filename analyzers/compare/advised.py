@@ -83,7 +83,9 @@ class _Trial:
 
     def check(self, finding: Finding | None, settings: dict[str, str], predicted: Prediction | None) -> PredictionCheck:
         step = self.step
-        saving = step.baseline_us - predicted.mid if predicted else None
+        # Predictions are of the mean of all steps.
+        saving = step.baseline_mean_us - predicted.mid if predicted else None
+        measured = step.baseline_mean_us - step.candidate_mean_us
         as_advised = finding is not None and all(
             _plain(self.candidate.get(name)) == _plain(value) for name, value in settings.items()
         )
@@ -96,9 +98,9 @@ class _Trial:
             as_advised=as_advised,
             predicted_us=predicted,
             ceiling=finding.ceiling if finding and as_advised and math.isfinite(finding.ceiling or 0.0) else None,
-            measured_us=step.candidate_us,
+            measured_us=step.candidate_mean_us,
             verdict=_verdict(predicted, step),
-            realised=-step.delta_us / saving if saving and abs(saving) > (step.noise_us or 0.0) else None,
+            realised=measured / saving if saving and abs(saving) > (step.noise_us or 0.0) else None,
             also_changed=tuple(_others(self.changed, settings)),
         )
 
@@ -142,11 +144,11 @@ def _verdict(predicted: Prediction | None, step: StepChange) -> str:
     if predicted is None or step.noise_us is None or step.verdict == "unknown" or step.confirmed is False:
         return "not judged"
     noise = step.noise_us
-    effect = step.baseline_us - predicted.mid
-    if predicted.low - noise <= step.candidate_us <= predicted.high + noise:
+    effect = step.baseline_mean_us - predicted.mid
+    if predicted.low - noise <= step.candidate_mean_us <= predicted.high + noise:
         # A wide range alone does not confirm an effect that is within noise.
         return "as predicted" if step.verdict != "same" or abs(effect) <= noise else "no effect"
-    if step.candidate_us < predicted.low:
+    if step.candidate_mean_us < predicted.low:
         return "faster than predicted"
     return {"slower": "slower than baseline", "same": "no effect"}.get(step.verdict, "slower than predicted")
 

@@ -11,8 +11,9 @@ from typing import Final
 from perfscope._version import __version__
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.compare.advised import finding_changes, prediction_checks
+from perfscope.analyzers.compare.causes import causes_of
 from perfscope.analyzers.compare.metrics import metric_changes, scaling
-from perfscope.analyzers.compare.noise import FLOOR, breakdown_of, category_changes, step_change
+from perfscope.analyzers.compare.noise import FLOOR, category_changes, step_change
 from perfscope.analyzers.compare.parts import (
     collective_changes,
     kernel_changes,
@@ -20,6 +21,7 @@ from perfscope.analyzers.compare.parts import (
     path_changes,
     rank_changes,
 )
+from perfscope.analyzers.compare.sample import breakdown_of
 from perfscope.analyzers.compare.settings import cautions, setting_changes
 from perfscope.errors import UnusableInput
 from perfscope.recording import remote
@@ -102,11 +104,15 @@ def _difference(
     baseline = first.summary
     step = step_change(baseline, candidate, baselines, noise)
     changed = setting_changes(baseline, candidate)
+    categories = category_changes(baseline, candidate, step)
+    causes, significant = causes_of(step, categories)
     return Difference(
         baseline=0,
         candidate=index,
         step=step,
-        categories=category_changes(baseline, candidate, step),
+        categories=categories,
+        causes=causes,
+        causes_significant=significant,
         path=path_changes(baseline, candidate),
         metrics=metric_changes(baseline, candidate, step),
         collectives=collective_changes(baseline, candidate, step),

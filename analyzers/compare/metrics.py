@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from perfscope.analyzers.compare.noise import beyond_noise, breakdown_of, categories_differ
+from perfscope.analyzers.compare.noise import beyond_noise, categories_differ
+from perfscope.analyzers.compare.sample import breakdown_of
 from perfscope.results.categories import CATEGORIES, EXPOSED_COMMUNICATION, IDLE
 from perfscope.results.comparison import MetricChange, Scaling, ScalingRow, StepChange
 from perfscope.results.summary import Summary

@@ -1,4 +1,10 @@
-"""Is a difference between two recordings more than noise? For the step time and each category of its breakdown."""
+"""Is a difference between two recordings more than noise? For the step time and each category of its breakdown.
+
+One statistic decides, and is what the user sees: the difference of the means of the regular steps (``significance``),
+and a range around it that is as wide as its confidence interval, or as the floor where that is wider. A difference is
+significant where its range excludes 0. The categories are measured on the same steps, so their differences add up to
+the step's.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +13,18 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.compare.significance import TwoSampleTest, holm, two_sample_test
-from perfscope.results.comparison import BETWEEN_RANKS, CategoryChange, StepChange
+from perfscope.analyzers.compare.sample import (
+    StepSample,
+    history_sample,
+    regular_breakdown,
+    regular_times,
+    step_sample,
+)
+from perfscope.analyzers.compare.significance import holm, regular_steps, welch_test
+from perfscope.results.comparison import CategoryChange, StepChange
 from perfscope.results.rows import FEW_STEPS
 from perfscope.results.summary import Summary
+from perfscope.text import duration
 from perfscope.trace.trace import Float64
 
 LEVEL: Final = 0.01
@@ -35,92 +49,79 @@ def step_change(
     baseline: Summary, candidate: Summary, baselines: Sequence[Summary] = (), floor: float = FLOOR
 ) -> StepChange:
     """The step time of both. ``baselines`` are further recordings of the baseline's job."""
-    first, second = baseline.job.step_time_us, candidate.job.step_time_us
-    delta = second - first
-    samples = step_times(baseline), step_times(candidate)
-    smallest, smallest_from = _floor(first, baselines, floor)
-    test = two_sample_test(*samples)
-    half = test.means.half_width(1 - LEVEL) if test is not None else None
-    verdict = _verdict(delta, smallest, test)
-    confirmed = _confirmed(baseline, candidate, delta) if verdict in ("faster", "slower") else None
-    noise = max(half, smallest) if half is not None else None
+    first, second = step_sample(baseline), step_sample(candidate)
+    delta = second.step_us - first.step_us
+    smallest, smallest_from = _floor(first.step_us, baselines, floor)
+    test = welch_test(first.values, second.values)
+    noise = max(test.half_width(1 - LEVEL), smallest) if test is not None else None
+    confirmed = _confirmed(baseline, candidate, delta) if noise is not None and abs(delta) > noise else None
+    if noise is not None and confirmed is False:
+        # A change that the runs do not confirm is noise, however large.
+        noise = max(noise, abs(delta))
     return StepChange(
-        baseline_us=first,
-        candidate_us=second,
-        verdict="same" if confirmed is False else verdict,
-        low_us=delta - half if half is not None else None,
-        high_us=delta + half if half is not None else None,
+        baseline_us=first.step_us,
+        candidate_us=second.step_us,
+        verdict=_verdict(delta, noise),
+        low_us=delta - noise if noise is not None else None,
+        high_us=delta + noise if noise is not None else None,
         p=test.p if test is not None else None,
-        typical_delta_us=test.trimmed.delta if test is not None else None,
         floor_us=smallest,
         floor_from=smallest_from,
-        # A change that the runs do not confirm is noise, however large.
-        noise_us=max(noise, abs(delta)) if noise is not None and confirmed is False else noise,
-        baseline_steps=len(samples[0]),
-        candidate_steps=len(samples[1]),
-        why=_why(*samples, confirmed=confirmed),
+        noise_us=noise,
+        baseline_mean_us=first.mean_us,
+        candidate_mean_us=second.mean_us,
+        baseline_steps=len(first.values),
+        candidate_steps=len(second.values),
+        why=_why(first, second, confirmed=confirmed),
         confirmed=confirmed,
         baseline_unprofiled_us=baseline.job.unprofiled_step_us,
         candidate_unprofiled_us=candidate.job.unprofiled_step_us,
     )
 
 
-def step_times(summary: Summary) -> Float64:
-    """Times of single steps, µs; where no trace was recorded, the medians of the history's bins.
-
-    Bins (batch means) are nearly independent, which single steps of a long run are not.
-    """
-    if summary.job.step_time_us_per_step and summary.job.steps:
-        return np.array(summary.job.step_time_us_per_step)
-    return _history(summary) if not summary.time_breakdown else np.zeros(0)
-
-
-def _history(summary: Summary) -> Float64:
-    """Medians of the history's bins, µs, without the steps around captures; empty without a history."""
-    return np.array([entry.median_us for entry in summary.history.bins]) if summary.history is not None else np.zeros(0)
-
-
 def _confirmed(baseline: Summary, candidate: Summary, delta: float) -> bool | None:
     """Do the steps that were not profiled differ in the same direction? None where too few of them were timed."""
-    samples = _history(baseline), _history(candidate)
+    samples = history_sample(baseline), history_sample(candidate)
     if min(len(sample) for sample in samples) < _ENOUGH or not baseline.time_breakdown or not candidate.time_breakdown:
         return None
-    test = two_sample_test(*samples)
-    return test is not None and test.p < LEVEL and test.trimmed.delta * delta > 0
-
-
-def breakdown_of(summary: Summary) -> dict[str, float]:
-    """Time breakdown, mean over ranks, and ``BETWEEN_RANKS``: they add up to the step time. Empty without ranks."""
-    rows = summary.time_breakdown
-    if not rows:
-        return {}
-    mean = {name: sum(row.categories()[name] for row in rows) / len(rows) for name in rows[0].categories()}
-    return {**mean, BETWEEN_RANKS: summary.job.step_time_us - sum(mean.values())}
+    test = welch_test(*(sample[regular_steps(sample)] for sample in samples))
+    return test is not None and test.p < LEVEL and test.delta * delta > 0
 
 
 def category_changes(baseline: Summary, candidate: Summary, step: StepChange) -> tuple[CategoryChange, ...]:
-    """Each category's change, tested step by step; the chance of any false alarm among them is below ``LEVEL``."""
-    first, second = breakdown_of(baseline), breakdown_of(candidate)
+    """Each category's change, tested step by step; the chance of any false alarm among them is below ``LEVEL``.
+
+    Bonferroni's correction, over the categories that either job has: only with it do ranges and verdicts agree.
+    """
+    samples = step_sample(baseline), step_sample(candidate)
+    first, second = regular_breakdown(baseline, samples[0]), regular_breakdown(candidate, samples[1])
     if not first or not second:
         return ()
-    pairs = [(_row_times(baseline, name), _row_times(candidate, name)) for name in first]
-    deltas = [second[name] - first[name] for name in first]
-    significant = significant_parts(pairs, deltas, [0.0] * len(deltas), step)
+    level = LEVEL / max(sum(first[name] != 0 or second[name] != 0 for name in first), 1)
     changes = []
-    for name, pair, delta, is_significant in zip(first, pairs, deltas, significant, strict=True):
-        test = two_sample_test(*pair)
-        half = test.means.half_width(1 - LEVEL) if test is not None else None
+    for name in first:
+        delta = second[name] - first[name]
+        pair = (regular_times(baseline, samples[0], name), regular_times(candidate, samples[1], name))
+        noise = _noise_of_part(pair, level, step)
         changes.append(
             CategoryChange(
                 name=name,
                 baseline_us=first[name],
                 candidate_us=second[name],
-                low_us=delta - half if half is not None else None,
-                high_us=delta + half if half is not None else None,
-                significant=is_significant,
+                low_us=delta - noise if noise is not None else None,
+                high_us=delta + noise if noise is not None else None,
+                significant=abs(delta) > noise if noise is not None else None,
             )
         )
     return tuple(changes)
+
+
+def _noise_of_part(pair: tuple[Float64, Float64], level: float, step: StepChange) -> float | None:
+    """What a part's change must exceed, µs: half of its interval, at least the floor; the whole step's noise where the
+    part has no times of single steps.
+    """
+    test = welch_test(*pair)
+    return max(test.half_width(1 - level), part_floor(step)) if test is not None else step.noise_us
 
 
 def part_floor(step: StepChange) -> float:
@@ -146,10 +147,17 @@ def significant_parts(
     ``LEVEL`` (Holm); a part must also change by ``part_floor`` and by ``OWN_SHARE`` of its size. A part without times
     for each step must exceed the whole step's noise.
     """
-    tests = {index: test for index, pair in enumerate(pairs) if (test := two_sample_test(*pair)) is not None}
+    tests = {
+        index: test
+        for index, pair in enumerate(pairs)
+        if (test := welch_test(*(times[regular_steps(times)] for times in pair))) is not None
+    }
     significant = dict(zip(tests, holm([test.p for test in tests.values()], LEVEL), strict=True))
     return [
-        significant[index] and abs(delta) >= max(part_floor(step), OWN_SHARE * size)
+        significant[index]
+        and abs(delta) >= max(part_floor(step), OWN_SHARE * size)
+        # An odd step may turn the mean of all steps around.
+        and tests[index].delta * delta >= 0
         if index in significant
         else beyond_noise(delta, step)
         for index, (delta, size) in enumerate(zip(changes, sizes, strict=True))
@@ -158,59 +166,61 @@ def significant_parts(
 
 def categories_differ(baseline: Summary, candidate: Summary, names: Sequence[str], step: StepChange) -> bool | None:
     """Has the sum of these categories changed significantly? None where that cannot be judged."""
-    first, second = breakdown_of(baseline), breakdown_of(candidate)
+    samples = step_sample(baseline), step_sample(candidate)
+    first, second = regular_breakdown(baseline, samples[0]), regular_breakdown(candidate, samples[1])
     if not first or not second:
         return None
     delta = sum(second[name] - first[name] for name in names)
-    sums = [_sum_of([_row_times(summary, name) for name in names]) for summary in (baseline, candidate)]
-    test = two_sample_test(*sums)
-    if test is None:
-        return beyond_noise(delta, step)
-    return test.p < LEVEL and abs(delta) >= part_floor(step)
+    sums = (
+        _sum_of([regular_times(baseline, samples[0], name) for name in names]),
+        _sum_of([regular_times(candidate, samples[1], name) for name in names]),
+    )
+    noise = _noise_of_part(sums, LEVEL, step)
+    return abs(delta) > noise if noise is not None else None
 
 
 def _sum_of(rows: Sequence[Float64]) -> Float64:
     return np.sum(rows, axis=0) if all(len(row) == len(rows[0]) for row in rows) else np.zeros(0)
 
 
-def _row_times(summary: Summary, name: str) -> Float64:
-    per_step = summary.job.time_breakdown_us_per_step
-    if name != BETWEEN_RANKS:
-        return np.array(per_step.get(name, ()))
-    times = np.array(summary.job.step_time_us_per_step)
-    rows = [np.array(values) for values in per_step.values() if len(values) == len(times)]
-    return times - np.sum(rows, axis=0) if rows else np.zeros(0)
-
-
 def _floor(step_us: float, baselines: Sequence[Summary], floor: float) -> tuple[float, str]:
-    times = [summary.job.step_time_us for summary in baselines] + [step_us]
+    times = [step_sample(summary).step_us for summary in baselines] + [step_us]
     spread = max(times) - min(times)
     if spread > floor * step_us:
         return spread, f"the {len(times)} recordings of the baseline differ by this much"
     return floor * step_us, f"{100 * floor:.3g}% of the step; runs of the same job may differ by this much"
 
 
-def _verdict(delta: float, floor: float, test: TwoSampleTest | None) -> str:
-    """Of the step time: by the means, or by the trimmed means where outliers hide a difference of the means."""
-    if test is None:
+def _verdict(delta: float, noise: float | None) -> str:
+    if noise is None:
         return "unknown"
-    if test.p >= LEVEL or abs(delta) < floor or abs(test.trimmed.delta) < floor or delta * test.trimmed.delta < 0:
-        return "same"
-    return "faster" if delta < 0 else "slower"
+    return "same" if abs(delta) <= noise else "faster" if delta < 0 else "slower"
 
 
-def _why(baseline: Float64, candidate: Float64, *, confirmed: bool | None) -> str:
-    fewest = min(len(baseline), len(candidate))
+def _why(baseline: StepSample, candidate: StepSample, *, confirmed: bool | None) -> str:
+    first, second = len(baseline.values), len(candidate.values)
+    fewest = min(first, second)
     if fewest < 2:
-        which = "Both recordings have" if max(len(baseline), len(candidate)) < 2 else "One recording has"
+        which = "Both recordings have" if max(first, second) < 2 else "One recording has"
         return f"{which} fewer than two steps, too few to judge. Record at least {FEW_STEPS} steps of each."
-    counts = f"{len(baseline)} baseline and {len(candidate)} candidate steps"
-    if fewest < FEW_STEPS:
-        return f"Low confidence: only {counts}; record at least {FEW_STEPS} of each, better 20."
+    counts = f"{first} baseline and {second} candidate steps"
+    odd = _left_out(baseline, candidate)
+    if min(len(baseline.times), len(candidate.times)) < FEW_STEPS:
+        return f"Low confidence: only {counts}; record at least {FEW_STEPS} of each, better 20.{odd}"
     if confirmed is False:
         return (
             f"{counts} differ, but the steps of the same runs that were not profiled do not: the recorded steps are "
-            "not typical. Record more steps, or several captures."
+            f"not typical. Record more steps, or several captures.{odd}"
         )
     confirmation = "; the steps that were not profiled confirm it" if confirmed else ""
-    return f"{counts}; 99% confidence{confirmation}."
+    return f"{counts}; 99% confidence{confirmation}.{odd}"
+
+
+def _left_out(baseline: StepSample, candidate: StepSample) -> str:
+    """The odd steps, in a sentence; empty without any."""
+    named = [
+        f"{', '.join(duration(us) for us in sample.odd)} in the {which}"
+        for sample, which in ((baseline, "baseline"), (candidate, "candidate"))
+        if sample.odd
+    ]
+    return f" Left out, far from the other steps: {' and '.join(named)}." if named else ""

@@ -60,30 +60,30 @@ class TimeChange:
 
 @dataclass(frozen=True, kw_only=True)
 class StepChange(TimeChange):
-    """The step time of baseline and candidate, and whether the difference is significant."""
+    """The step time of baseline and candidate, and whether the difference is significant.
 
-    verdict: Annotated[str, "``faster``, ``slower``, ``same`` (within noise) or ``unknown`` (too few steps to judge)."]
-    low_us: Annotated[
-        Us | None,
-        "Lower end of the 99 % confidence interval of the difference of the means (Welch); None below two steps.",
+    ``baseline_us`` and ``candidate_us`` are means of the regular steps: a lone odd step (warm-up, a checkpoint, a step
+    that is cut) is left out. The means of all steps stand beside them.
+    """
+
+    verdict: Annotated[
+        str,
+        "``faster``, ``slower``, ``same`` (within noise: the range includes 0) or ``unknown`` (too few steps).",
     ]
+    low_us: Annotated[Us | None, "Lower end of the range: ``delta_us`` - ``noise_us``. None below two steps."]
     high_us: Us | None
-    p: Annotated[
-        float | None,
-        "Two-sided p-value: the smaller of Welch's test of the means and Yuen's test of the trimmed means, doubled.",
-    ]
-    typical_delta_us: Annotated[
-        Us | None,
-        "Difference of the trimmed means (the middle three fifths of the steps), which outliers do not affect.",
-    ]
+    p: Annotated[float | None, "Two-sided p-value of Welch's test of the steps alone, without the floor."]
     floor_us: Annotated[
         Us,
         "Smaller differences are never significant: runs of one job differ by this much, by experience or as measured.",
     ]
     floor_from: Annotated[str, "Where the floor comes from, in words."]
     noise_us: Annotated[
-        Us | None, "A difference of the means must exceed this: half the width of the interval, at least the floor."
+        Us | None,
+        "The difference must exceed this: half the width of its 99 % confidence interval (Welch), at least the floor.",
     ]
+    baseline_mean_us: Annotated[Us, "Mean of all used steps, as on the recording's own page."]
+    candidate_mean_us: Us
     baseline_steps: int
     candidate_steps: int
     why: Annotated[str, "Number of steps and confidence, in a sentence."]
@@ -103,15 +103,16 @@ class CategoryChange(TimeChange):
     name: str
     low_us: Annotated[
         Us | None,
-        "Lower end of the 99 % confidence interval; None where a recording has no time breakdown of each step.",
+        "Lower end of the range of the change; all ranges hold together with 99 %. By the noise of the whole step "
+        "where a recording has no time breakdown of each step; None below two steps.",
     ]
     high_us: Us | None
-    significant: bool | None
+    significant: Annotated[bool | None, "Whether the range excludes 0."]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathChange(TimeChange):
-    """Time of the critical path in one category, all ranks; the changes add up to the change of the step time."""
+    """Time of the critical path in one category, all ranks; the changes add up to the change of the mean step time."""
 
     category: str
 
@@ -241,7 +242,16 @@ class Difference:
     categories: Annotated[
         tuple[CategoryChange, ...], "Add up to ``step.delta_us``; empty where a recording has no time breakdown."
     ]
-    path: Annotated[tuple[PathChange, ...], "Empty where a recording has no critical path."]
+    causes: Annotated[
+        tuple[str, ...],
+        "Categories that moved in the direction of the step time, the largest change first: significant ones where "
+        "they carry most of the change, else those that it is made up of. Empty where the step time did not change.",
+    ]
+    causes_significant: Annotated[bool, "Whether all ``causes`` are significant and carry most of the change."]
+    path: Annotated[
+        tuple[PathChange, ...],
+        "Of the mean over all steps; empty where a recording has no critical path.",
+    ]
     metrics: tuple[MetricChange, ...]
     collectives: tuple[CollectiveChange, ...]
     kernels: tuple[WorkChange, ...]
@@ -257,7 +267,8 @@ class Difference:
         if self.categories:
             _add_up("categories", [row.delta_us for row in self.categories], self.step.delta_us, self.step.baseline_us)
         if self.path:
-            _add_up("critical path", [row.delta_us for row in self.path], self.step.delta_us, self.step.baseline_us)
+            whole = self.step.candidate_mean_us - self.step.baseline_mean_us
+            _add_up("critical path", [row.delta_us for row in self.path], whole, self.step.baseline_us)
         for rank in self.ranks:
             _add_up(f"rank {rank.rank}", list(rank.categories_us.values()), rank.delta_us, rank.baseline_us)
         for work in (*self.kernels, *self.operators):

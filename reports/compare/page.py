@@ -19,16 +19,16 @@ MORE_DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     "significant": (
         "Significant",
         (
-            "More than noise: Welch's test of the means or Yuen's test of the trimmed means is significant at the 1% "
-            "level (over all categories of the time breakdown together), and the change exceeds the floor, by which "
-            "runs of the same job differ anyway."
+            "More than noise: the range of the change excludes 0. The range is the 99% confidence interval of the "
+            "difference of the means (Welch's test; over all categories of the time breakdown together), at least the "
+            "floor, by which runs of the same job differ anyway. A lone odd step is left out."
         ),
     ),
     "noise": (
         "Noise",
         (
-            "A difference of the mean step times must exceed this: half the width of its 99% confidence interval, at "
-            "least the floor."
+            "A difference of the step times must exceed this: half the width of its 99% confidence interval, at least "
+            "the floor."
         ),
     ),
     "efficiency": (

@@ -39,7 +39,7 @@ def breakdown_table(difference: Difference, suffix: str) -> HtmlTable | None:
     columns = [
         tables.words("Category", [category_name(row.name) for row in rows]),
         *_times(rows, largest=largest),
-        _from_to("99% confidence interval", [(row.low_us, row.high_us) for row in rows]),
+        _from_to("Range (99%)", [(row.low_us, row.high_us) for row in rows]),
         _verdicts([row.significant for row in rows]),
     ]
     reading = "Mean over ranks. The changes add up to that of the step time."

@@ -24,6 +24,12 @@ from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, 
 MOST_CAUSES: Final = 3
 """Categories in the sentence about the causes."""
 
+_NOTABLE: Final = 0.1
+"""Share of the change from which a category that moved against it is named."""
+
+_UNLIKE: Final = 0.005
+"""Share of the step by which the means of all steps must differ from those of the regular ones to be named."""
+
 BETWEEN: Final = "Slowest rank above the mean"
 
 LABELS: Final = {
@@ -114,19 +120,33 @@ def pace(baseline_us: float, candidate_us: float) -> str:
 
 
 def because(difference: Difference) -> str:
-    """The categories that changed significantly, the largest change first; empty where none did."""
-    towards = 1 if difference.step.delta_us > 0 else -1
-    rows = sorted((row for row in difference.categories if row.significant), key=lambda row: -towards * row.delta_us)
-    if not rows:
-        return ""
+    """What the change of the step time is made up of; where it did not change, what did significantly."""
+    by_name = {row.name: row for row in difference.categories}
     if difference.step.verdict == "same":
-        return f"Each step nevertheless has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}."
-    named = [row for row in rows if row.delta_us * towards > 0][:MOST_CAUSES]
-    against = [row for row in rows if row.delta_us * towards < 0][-1:]
-    causes = ", ".join(_moved(row) for row in named)
-    counter = f", but {_moved(against[0])}" if against else ""
-    sentence = f"Each step has {causes}{counter}." if causes else f"Each step has {_moved(rows[-1])}."
+        rows = sorted((row for row in by_name.values() if row.significant), key=lambda row: -abs(row.delta_us))
+        return f"Each step nevertheless has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}." if rows else ""
+    if not difference.causes:
+        return ""
+    named = ", ".join(_moved(by_name[name]) for name in difference.causes[:MOST_CAUSES])
+    against = _against(difference)
+    counter = f", but {_moved(against)}" if against is not None else ""
+    if difference.causes_significant:
+        sentence = f"Each step has {named}{counter}."
+    else:
+        which = "is not significant" if len(difference.causes) == 1 else "are not all significant"
+        sentence = f"The change is made up of {named}{counter}, which {which} alone."
     return f"{sentence} {_standing_out(difference)}".rstrip()
+
+
+def _against(difference: Difference) -> CategoryChange | None:
+    """The category that moved most against the step time, where that is significant or a tenth of the change."""
+    delta = difference.step.delta_us
+    rows = [
+        row
+        for row in difference.categories
+        if row.delta_us * delta < 0 and (row.significant or abs(row.delta_us) >= _NOTABLE * abs(delta))
+    ]
+    return max(rows, key=lambda row: abs(row.delta_us), default=None)
 
 
 def _standing_out(difference: Difference) -> str:
@@ -166,16 +186,14 @@ def certainty(difference: Difference) -> str:
     parts = [step.why]
     if known(step.low_us) and known(step.high_us) and step.confirmed is not False:
         parts.append(f"The difference is between {signed(step.low_us)} and {signed(step.high_us)}.")
-    if (
-        step.confirmed is None
-        and known(step.noise_us)
-        and step.verdict == "same"
-        and step.floor_us <= abs(step.delta_us) <= step.noise_us
-    ):
+    if step.confirmed is None and known(step.noise_us) and step.floor_us <= abs(step.delta_us) <= step.noise_us:
         steps = math.ceil(min(step.baseline_steps, step.candidate_steps) * (step.noise_us / abs(step.delta_us)) ** 2)
         parts.append(f"To detect a difference of this size, record about {steps:,} steps of each.")
     if known(step.noise_us) and step.noise_us == step.floor_us:
         parts.append(f"Differences below {duration(step.floor_us)} count as noise ({step.floor_from}).")
+    means = step.baseline_mean_us, step.candidate_mean_us
+    if max(abs(means[0] - step.baseline_us), abs(means[1] - step.candidate_us)) > _UNLIKE * step.baseline_us:
+        parts.append(f"The means of all steps are {duration(means[0])} and {duration(means[1])}.")
     if step.baseline_unprofiled_us and step.candidate_unprofiled_us:
         parts.append(
             f"Unprofiled steps took {duration(step.baseline_unprofiled_us)} in the baseline and "

@@ -63,7 +63,7 @@ def test_a_number_within_the_noise_has_no_colour() -> None:
 
 
 def test_noise_is_called_noise_and_how_many_steps_would_help() -> None:
-    comparison = perfscope.compare(BEFORE, replace(NOISY, job=replace(NOISY.job, step_time_us=95_000.0)))
+    comparison = perfscope.compare(BEFORE, _steps(healthy(), 60, 140, 70, 130, 80, 90))
     found = comparison.differences[0]
     assert found.step.verdict == "same"
     assert words.headline(comparison, found).startswith("Within noise")
