@@ -51,7 +51,7 @@ class TimeCategory(enum.IntEnum):
     SYNC = (
         5, "idle_sync", "Host synchronization", "sync", "Idle",
         ("The host was blocked in a synchronize, .item() or a copy until the device was done, so its next launches "
-         "came too late, until it was ahead of the device again. Without these calls the device would not be idle here."),
+         "came too late, until it was ahead of the device again. Without these calls the device would not be idle."),
     )  # fmt: skip
     LAUNCH = (
         6, "idle_launch", "Launch-bound time", "launch", "Idle",
