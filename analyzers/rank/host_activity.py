@@ -11,6 +11,7 @@ import numpy as np
 from perfscope.analyzers.rank.blocking_calls import blocking_calls
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
@@ -43,7 +44,7 @@ class HostActivity:
 
     ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
     ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
-    has host work by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``).
+    has host work by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``, Python functions).
     """
 
     loading: Intervals
@@ -52,6 +53,9 @@ class HostActivity:
     blocked_end_ns: Int64
     blocked_row: Int64
     """Rows of the trace of those calls."""
+    pauses: Intervals
+    """When the host was in no operator and no call for long, or for a reason that has a name, such as garbage
+    collection."""
     named: dict[str, Intervals]
     threads: Int64
     """Indices of the training threads: the main one, autograd's, and those that launch device work."""
@@ -66,18 +70,25 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     """What one rank's training threads do."""
     threads = training_threads(trace, work)
     blocked = blocking_calls(trace, work, threads)
+    loading = Intervals.of_rows(trace, loader_rows(trace, threads))
+    operators = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads))
+    pauses = find_pauses(operators.union(loading))
+    named = {
+        name: Intervals.of_rows(
+            trace, trace.rows(Category.ANNOTATION, Category.PYTHON, named=pattern.search, threads=threads)
+        )
+        for name, pattern in _NAMED_HOST.items()
+    }
+    short = [part.subtract(operators) for name, part in named.items() if name != EVALUATING]
+    functions = by_function(trace, pauses, threads)
     return HostActivity(
-        loading=Intervals.of_rows(trace, loader_rows(trace, threads)),
-        operators=Intervals.of_rows(trace, trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)),
+        loading=loading,
+        operators=operators,
         blocked_start_ns=trace.start_ns[blocked],
         blocked_end_ns=trace.end_ns[blocked],
         blocked_row=blocked,
-        named={
-            name: Intervals.of_rows(
-                trace, trace.rows(Category.ANNOTATION, Category.PYTHON, named=pattern.search, threads=threads)
-            )
-            for name, pattern in _NAMED_HOST.items()
-        },
+        pauses=pauses.union(*short),
+        named={**{name: part.subtract(Intervals.empty().union(*short)) for name, part in functions.items()}, **named},
         threads=threads,
     )
 

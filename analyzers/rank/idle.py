@@ -14,8 +14,8 @@ In this order, the first that applies counts:
 - **dependency**: the next work was queued: launched, and on the device, before the gap began. How long launches take to
   get there is what the rank's late ones take (median).
 - **dataloader**: before that launch, inside the loader's ``__next__``.
-- **host**: before that launch, in a pause: the host was in no operator and no call for longer than it needs between
-  two, or in garbage collection. It is the place to look at, also where a synchronization came before it.
+- **host**: before that launch, in a pause (``pauses``): the host was in no operator and no call for longer than it
+  needs between two. That is the place to look at, also where a synchronization came before it.
 - **sync**: a blocking call delayed the launch by this much (``sync_delays``).
 - **launch**: inside operators and runtime calls, and from the launch on.
 - **host**: any other time before the launch.
@@ -30,16 +30,12 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_activity import EVALUATING, HostActivity
+from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, graph_launches, unlisted_graphs
 from perfscope.analyzers.rank.sync_delays import SyncDelays, sync_delays
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Bool, Int64, Trace
-
-PAUSE_NS: Final = 1_000_000
-"""A host that is in no operator and no call for this long does something else than to go on to the next operator: in
-recordings from A100, H100, V100 and MI300X, 99 % of these stretches are shorter than 0.15 ms."""
 
 LATENCY_NS: Final = 50_000
 """A launch is on the device within this time."""
@@ -112,7 +108,7 @@ def idle_layers(
         (TimeCategory.UNKNOWN, opaque.union(found.whole(found.queued & (found.end_ns - found.start_ns > QUEUED_NS)))),
         (TimeCategory.DEPENDENCY, found.whole(found.queued)),
         (TimeCategory.DATALOADER, before.intersect(host.loading)),
-        (TimeCategory.HOST, before.intersect(pauses(host, int(gaps.start_ns[0]), int(gaps.end_ns[-1])))),
+        (TimeCategory.HOST, before.intersect(host.pauses)),
         (TimeCategory.SYNC, _delays(trace, work, host, found).intervals()),
         (TimeCategory.LAUNCH, before.intersect(host.operators)),
         (TimeCategory.LAUNCH, found.whole(found.awaited & (found.call != NONE)).subtract(before)),
@@ -128,16 +124,6 @@ def idle_by_sync(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Inter
 def _delays(trace: Trace, work: DeviceWork, host: HostActivity, gaps: _Gaps) -> SyncDelays:
     late = gaps.awaited
     return sync_delays(trace, work, host, gaps.start_ns[late], gaps.end_ns[late], gaps.launched_ns[late])
-
-
-def pauses(host: HostActivity, start_ns: int, end_ns: int) -> Intervals:
-    """The host's pauses that touch a window, from their start to their end; those with a name, however short."""
-    if len(host.threads) == 0:
-        return Intervals.empty()
-    idle = host.operators.union(host.loading).complement(start_ns - PAUSE_NS, end_ns + PAUSE_NS)
-    long = idle.end_ns - idle.start_ns >= PAUSE_NS
-    named = [part.intersect(idle) for name, part in host.named.items() if name != EVALUATING]
-    return Intervals.of(idle.start_ns[long], idle.end_ns[long]).union(*named)
 
 
 def _before_recording(trace: Trace, work: DeviceWork) -> Bool:

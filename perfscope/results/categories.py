@@ -60,7 +60,7 @@ class TimeCategory(enum.IntEnum):
     HOST = (
         7, "idle_host", "Host time", "host", "Idle",
         ("Nothing on the device while the host ran Python or other code between operators, after a synchronization for "
-         "1 ms and more; garbage collection and checkpoint writing are named where visible."),
+         "0.5 ms and more; garbage collection, checkpoint writing and Python functions are named where visible."),
     )  # fmt: skip
     DEPENDENCY = (
         8, "idle_dependency", "Waiting for a dependency", "dependency", "Idle",

@@ -34,7 +34,8 @@ class TimeBreakdown:
         bool, "Not every participant is in the recording: the wait is a lower bound (and transfer an upper one)."
     ] = False
     named_host_us: Annotated[
-        dict[str, Us], "Parts of idle_host that have a visible name (garbage collection, checkpoint), mean per step."
+        dict[str, Us],
+        "Parts of idle_host that have a visible name (garbage collection, checkpoint, a Python function), per step.",
     ] = field(default_factory=dict)
     own_us_per_step: Annotated[
         tuple[Us, ...],

@@ -171,8 +171,25 @@ def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
         Evidence("share of steps in which it costs the most", worst.share_of_steps, "share", mine),
         Evidence("exposed wait of the others (mean)", _mean_wait(job, others), "us", others),
         Evidence("its own exposed wait (mean)", _mean_wait(job, mine), "us", mine),
+        *_named_host(job, worst, mine, others),
         *known("its model FLOPs over its peers'", work or None, "ratio", mine),
     )
+
+
+def _named_host(
+    job: RuleContext, worst: StragglerRow, mine: tuple[int, ...], others: tuple[int, ...]
+) -> tuple[Evidence, ...]:
+    """The named host work in which a rank that pauses spends the most time over the others, if any has a name."""
+    if worst.cause != "host":
+        return ()
+    named = {row.rank: row.named_host_us for row in job.summary.time_breakdown}
+    over = {
+        name: median(named[rank].get(name, 0.0) for rank in mine)
+        - median(named[rank].get(name, 0.0) for rank in others)
+        for name in {name for rank in mine for name in named[rank]}
+    }
+    name = max(sorted(over), key=lambda name: over[name], default="")
+    return (Evidence(f"its host time in {name} over the others'", over[name], "us", mine),) if over.get(name) else ()
 
 
 def _work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:

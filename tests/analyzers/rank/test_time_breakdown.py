@@ -309,3 +309,21 @@ def test_work_that_was_queued_for_long_waited_for_something_that_is_not_recorded
     builder = TraceBuilder().step(1, 0, MS).launched("a", 10, 50, 100)
     builder.launched("b", 60, 18_000, 19_000).launched("c", 70, 60_000, 61_000)
     assert breakdown_of(builder) == {"COMPUTE": 2_050, "DEPENDENCY": 17_900, "UNKNOWN": 41_000}
+
+
+def test_a_pause_is_named_after_the_innermost_python_function_that_lasts_as_long():
+    """Stacks: train > step > log (0.1 ms less than the pause, which it explains), and short ones inside it."""
+    builder = TraceBuilder().step(1, 0, 30 * MS)
+    builder.launched("a", MS, 2 * MS, 3 * MS).launched("b", 20 * MS, 21 * MS, 22 * MS)
+    for name, start, end in (
+        ("train.py(10): train", 0, 30 * MS),
+        ("train.py(40): step", MS, 25 * MS),
+        ("train.py(70): log", MS + 100_000, 20 * MS),
+        ("<built-in method write of file>", MS + 110_000, 20 * MS),
+        ("train.py(90): render", 4 * MS, 5 * MS),
+    ):
+        builder.event(name, Category.PYTHON, start, end)
+    partial = analyze_rank(builder.build())
+    named = {name: part.measure() for name, part in partial.named_host.items()}
+    assert [name for name, time in named.items() if time] == ["train.py(70): log"]
+    assert named["train.py(70): log"] == 19 * MS - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfscope.analyzers.job.rank_steps import RankSteps
@@ -90,3 +92,12 @@ def test_every_cause_of_the_contract_has_a_remedy():
         finding = straggling_rank.evaluate(context(breakdown(0), breakdown(1), stragglers=(row,)))
         assert finding is not None
         assert finding.action.how
+
+
+def test_host_work_with_a_name_is_evidence():
+    named = {0: {"train.py(70): log": 19_000.0, "gc": 500.0}, 1: {"train.py(70): log": 1_000.0}}
+    rows = [replace(breakdown(rank), named_host_us=names) for rank, names in named.items()]
+    finding = straggling_rank.evaluate(context(*rows, stragglers=(PAUSES,)))
+    assert finding is not None
+    found = {evidence.what: evidence.value for evidence in finding.evidence}
+    assert found["its host time in train.py(70): log over the others'"] == 18_000.0

@@ -1,0 +1,46 @@
+"""A rank that pauses after a synchronization: the host's time, whatever blocked it before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from tests.analyzers.rules.jobs import QUICK
+from tests.generator import MS, HostSync, simulate
+from tests.generator.cuda import CudaProcess
+from tests.generator.work import Program
+
+BUSY = replace(QUICK, ranks=2, end_sync=False, causes=(HostSync(),))
+"""Two ranks that call loss.item() between forward and backward, and nothing else that blocks."""
+
+
+@pytest.mark.parametrize("pause_ms", [0.6, 1.0, 3.0])
+def test_a_pause_after_item_is_the_host_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_ms: float):
+    without_ns = simulate(BUSY).truth.step_time_ns
+    item = CudaProcess.item
+
+    def pausing(self: CudaProcess) -> Program:
+        yield from item(self)
+        if self.host.rank == 1:
+            self.host.spend(round(pause_ms * MS))
+
+    monkeypatch.setattr(CudaProcess, "item", pausing)
+    job = simulate(BUSY)
+    job.write(tmp_path)
+    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    assert (worst.ranks, worst.cause) == ((1,), "host")
+    assert worst.lost_us == pytest.approx((job.truth.step_time_ns - without_ns) / 1e3, rel=0.05)
+
+
+def test_a_synchronization_costs_what_the_job_loses_by_it(tmp_path: Path):
+    """The backward's first kernels come late one after another: the synchronization delays them all."""
+    slow_host = replace(QUICK.host, operator_ns=QUICK.host.operator_ns * 6)
+    spec = replace(BUSY, host=slow_host, causes=(HostSync(ranks=(1,)),))
+    job = simulate(spec)
+    job.write(tmp_path)
+    row = perfscope.analyze(tmp_path).time_breakdown[1]
+    assert row.idle_sync_us == pytest.approx(job.lost_ns(spec.causes[0]) / 1e3, rel=0.05)
+    assert row.idle_launch_us < 0.05 * row.idle_sync_us
