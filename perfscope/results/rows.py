@@ -181,8 +181,8 @@ class StragglerRow:
     scope: Annotated[
         str,
         "``rank``; ``host``, whose ranks are slow alike and cost more together than one by one; ``ranks``, several "
-        "that are; ``stage``, a pipeline stage slower than others of the same work; or ``job``, ranks that pauses "
-        "strike in turn.",
+        "that hide each other, by one cause or several; ``stage``, a pipeline stage slower than others of the same "
+        "work; or ``job``, ranks that pauses strike in turn.",
     ] = "rank"
     ranks: Annotated[tuple[int, ...], "All ranks of that scope; ``rank`` is the slowest of them."] = ()
     pattern: Annotated[
@@ -190,6 +190,19 @@ class StragglerRow:
         "``steady``: in 60 % of the steps or more. ``intermittent``: in some. ``rotating``: in turn with other ranks.",
     ] = "steady"
     steps: Annotated[tuple[int, ...], "Step numbers in which it delayed the job."] = ()
+    causes: Annotated[
+        tuple[str, ...],
+        "The cause of each of ``ranks``, where these hide each other: ``cause`` is the one that costs most.",
+    ] = ()
+    alone_us: Annotated[
+        tuple[Us, ...],
+        "What each of ``ranks`` (of a host: all of it) saves alone at its peers' pace, where these hide each other.",
+    ] = ()
+    adds_us: Annotated[
+        tuple[Us, ...],
+        "Each rank's part of ``lost_us`` where ranks hide each other: half-way between what it saves alone and "
+        "what is lost where only it stays slow, scaled to add up.",
+    ] = ()
 
     def step_without(self, step_time_us: float) -> Prediction:
         """The step (µs) without this straggler's cost. That cost was replayed, so this is a prediction.

@@ -36,7 +36,7 @@ def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> HtmlTable:
     if any(row.host for row in rows):
         columns.append(tables.words("Host", [row.host for row in rows]))
     columns += [
-        tables.words("Cause", [row.cause for row in rows], definition="cause"),
+        tables.words("Cause", [_cause(row) for row in rows], definition="cause"),
         tables.words("Pattern", [row.pattern for row in rows], definition="pattern"),
         tables.durations("Cost per step", [row.lost_us for row in rows], definition="lost"),
         tables.column("of the step", step_share, percent, definition="lost", reason="The step time is not known."),
@@ -60,6 +60,14 @@ def _who(row: StragglerRow) -> str:
     if row.scope == "ranks":
         return ranks_in_words(row.ranks)
     return f"{ranks_in_words(row.ranks)} in turn" if row.scope == "job" else f"rank {row.rank}"
+
+
+def _cause(row: StragglerRow) -> str:
+    """The cause; of each rank and with what it adds, where ranks hide each other by several."""
+    if len(set(row.causes)) < 2:
+        return row.cause
+    parts = zip(row.ranks, row.causes, row.adds_us, strict=True)
+    return "; ".join(f"rank {rank}: {cause} ({duration(adds)})" for rank, cause, adds in parts)
 
 
 def collectives_table(rows: Sequence[CollectiveRow], steps: int) -> HtmlTable:

@@ -92,10 +92,10 @@ class PlantedCost:
 
 
 def _nameable(drawn: Drawn) -> list[tuple[Expected, list[Cause]]]:
-    """Which ranks may be named for which causes: each for its own, and ranks slowed alike together."""
+    """Which ranks may be named for which causes: each for its own, and two that hide each other together."""
     named = [(who, [cause]) for cause, who in drawn.causes if who is not None]
     alike = [(who, causes) for who, causes in named if who.scope == "rank"]
-    if len(alike) == 2 and alike[0][0].cause == alike[1][0].cause and alike[0][0].ranks != alike[1][0].ranks:
+    if len(alike) == 2 and alike[0][0].ranks != alike[1][0].ranks:
         ranks = tuple(sorted({rank for who, _ in alike for rank in who.ranks}))
         named.append((Expected(ranks, alike[0][0].cause, "ranks"), [cause for _, causes in alike for cause in causes]))
     return named
@@ -198,7 +198,7 @@ class Attribution:
 
 
 def _is(row: StragglerRow, who: Expected) -> bool:
-    if row.cause != who.cause:
+    if who.cause not in (row.cause, *row.causes):
         return False
     if who.scope in ("host", "stage", "ranks"):
         return set(row.ranks) == set(who.ranks)

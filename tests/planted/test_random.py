@@ -18,6 +18,8 @@ from tests.generator import (
     LoaderSpec,
     Pause,
     SlowCompute,
+    SlowHost,
+    SlowLoader,
     simulate,
 )
 from tests.planted.draw import draw
@@ -46,6 +48,39 @@ def test_ranks_that_are_slow_alike_are_one_straggler(
     assert row.lost_us == pytest.approx(job.lost_ns(*causes) / 1e3, rel=0.05)
     (finding,) = (finding for finding in summary.findings if finding.rule == "straggling-rank")
     assert finding.title.startswith("Ranks 2, 5 are stragglers: the other ranks wait for them")
+
+
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        ((SlowCompute(ranks=(2,), factor=1.6), Pause(ranks=(5,), pause_ns=2 * MS)), ("compute", "host")),
+        ((SlowCompute(ranks=(2,), factor=1.6), SlowHost(ranks=(5,), factor=20)), ("compute", "launch")),
+        ((SlowCompute(ranks=(2,), factor=1.6), SlowLoader(ranks=(5,), load_ns=14 * MS)), ("compute", "dataloader")),
+    ],
+)
+def test_ranks_that_are_slow_by_different_causes_do_not_hide_each_other(
+    causes: tuple[SlowCompute | Pause | SlowHost | SlowLoader, ...], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    job, summary = analyzed(replace(DDP, causes=causes), tmp_path)
+    alone, together = [job.lost_ns(cause) / 1e3 for cause in causes], job.lost_ns(*causes) / 1e3
+    assert together > 1.9 * sum(alone)
+    (row,) = summary.stragglers
+    assert (row.scope, row.ranks, row.causes) == ("ranks", (2, 5), expected)
+    assert row.lost_us == pytest.approx(together, rel=0.05)
+    assert row.alone_us == pytest.approx(alone, abs=0.02 * summary.job.step_time_us)
+    assert sum(row.adds_us) == pytest.approx(row.lost_us)
+    (finding,) = (finding for finding in summary.findings if finding.rule == "straggling-rank")
+    assert finding.whatif == {"rank.2": "peers", "rank.5": "peers"}
+    assert all(f"rank {rank}" in finding.action.how.lower() for rank in row.ranks)
+
+
+def test_ranks_that_pause_in_different_steps_hide_nobody(tmp_path: Path) -> None:
+    causes = tuple(Pause(ranks=(rank,), steps=steps, pause_ns=8 * MS) for rank, steps in ((2, (11, 13)), (5, (12, 14))))
+    job, summary = analyzed(replace(DDP, causes=causes), tmp_path)
+    assert [row.ranks for row in summary.stragglers] in ([(2,), (5,)], [(5,), (2,)])
+    for row in summary.stragglers:
+        cause = next(cause for cause in causes if cause.ranks == row.ranks)
+        assert row.lost_us == pytest.approx(job.lost_ns(cause) / 1e3, rel=0.05)
 
 
 def test_half_of_all_ranks_may_be_a_slow_host(tmp_path: Path) -> None:

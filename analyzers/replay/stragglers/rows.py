@@ -50,6 +50,9 @@ def _row(
         ranks=straggler.ranks,
         pattern=_pattern(straggler, float(costs.mean())),
         steps=tuple(int(step) for step in result.steps[costs]),
+        causes=straggler.causes,
+        alone_us=tuple(ns / 1e3 for ns in straggler.alone_ns),
+        adds_us=tuple(ns / 1e3 for ns in straggler.adds_ns),
     )
 
 

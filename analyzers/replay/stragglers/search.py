@@ -13,8 +13,8 @@ Example, two ranks with one all-reduce::
 At rank 0's pace rank 1 would not pause, and both would take 35 instead of 45: rank 1 costs the job 10, the cause is
 its host.
 
-Ranks of one host that are equally slow are one straggler, and so are ranks that are slow by the same cause in the same
-steps: at its peers' pace alone, none of them would save anything.
+Ranks of one host that are equally slow are one straggler, and so are ranks that are slow in the same steps and hide
+each other, by one cause or several (``sets``): at its peers' pace alone, none of them would save much.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     own_in_step,
     slow_once,
 )
+from perfscope.analyzers.replay.stragglers.sets import HiddenSet, Unit, hidden_set
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.grouping import grouped
@@ -67,13 +68,14 @@ each."""
 _TOGETHER: Final = 1.5
 """A host is the straggler, not its ranks, where it costs this many times as much as the worst of them alone."""
 
+_HIDDEN: Final = 1.25
+"""Ranks that hide each other are one straggler where they cost this many times as much as the worst of them alone."""
+
 _ALIKE: Final = 0.75
-"""Share of a host's ranks that must be slow for the host to be slow, and of the slowest rank's excess that others must
-have to be equally slow."""
+"""Share of a host's ranks that must be slow for the host to be slow."""
 
 _SAME_STEPS: Final = 0.75
-"""Share of slow steps in common from which ranks on different hosts are equally slow: noise comes at different
-times."""
+"""Share of slow steps in common from which ranks on different hosts hide each other: noise comes at different times."""
 
 _AT_ONCE: Final = 0.5
 """Share of slow steps in common from which a host's ranks are slow at once, and of slow steps with a single slow rank
@@ -89,6 +91,7 @@ class Straggler:
 
     ``lost_ns`` is the mean of ``per_step_ns``. Single steps may be negative: where one is shorter, another may wait
     longer. ``scope`` and ``ranks`` are as in ``StragglerRow``; ``rank`` is the one with the most time over its peers.
+    ``causes``, ``alone_ns`` and ``adds_ns`` are those of each of ``ranks`` where they hide each other, else empty.
     """
 
     rank: int
@@ -97,6 +100,9 @@ class Straggler:
     cause: str
     lost_ns: float
     per_step_ns: Int64
+    causes: tuple[str, ...] = ()
+    alone_ns: tuple[float, ...] = ()
+    adds_ns: tuple[float, ...] = ()
 
 
 def find_stragglers(
@@ -151,9 +157,7 @@ class _Search:
         stragglers = [one for rank in candidates if (one := self._cost((rank,), "rank")) is not None]
         for members in self._slow_hosts():
             stragglers = self._merge(stragglers, members, "host")
-        on_hosts = {rank for one in stragglers if one.scope == "host" for rank in one.ranks}
-        for members in self._slow_alike(without=on_hosts):
-            stragglers = self._merge(stragglers, self._needed(members), "ranks")
+        stragglers = self._merge_hidden(stragglers)
         return self._merge(stragglers, self._taking_turns(), "job")
 
     def _merge(self, stragglers: list[Straggler], members: tuple[int, ...], scope: str) -> list[Straggler]:
@@ -194,33 +198,80 @@ class _Search:
                 groups.append(tuple(mine))
         return groups
 
-    def _slow_alike(self, without: Collection[int]) -> list[tuple[int, ...]]:
-        """Ranks that are equally slow in the same steps and by the same cause, the slowest first: with one at its
-        peers' pace, all would still wait for the others. At most half of those that do the same work: more are the
-        usual case.
-        """
-        usual = {rank: float(self._excess[rank].mean()) for rank in self._slow[:_CANDIDATES] if rank not in without}
-        slowest_first = sorted(usual, key=lambda rank: -usual[rank])
-        by_cause = grouped((self._cause((rank,)), rank) for rank in slowest_first if usual[rank] >= self._noise)
-        groups = []
-        for ranks in by_cause.values():
-            alike = tuple(rank for rank in ranks if usual[rank] >= _ALIKE * usual[ranks[0]])
-            few = all(2 * len(set(peers.ranks).intersection(alike)) <= len(peers.ranks) for peers, _ in self._own)
-            if len(alike) > 1 and few:
-                hits = np.stack([self._excess[rank] >= self._noise for rank in alike])
-                groups += [alike] if _at_once(hits) >= _SAME_STEPS else []
-        return groups
+    def _merge_hidden(self, stragglers: list[Straggler]) -> list[Straggler]:
+        """With those that hide each other as one straggler, where together they cost so much more than each alone."""
+        units = self._units([one.ranks for one in stragglers if one.scope == "host"])
+        known: dict[tuple[int, ...], Int64 | None] = {}
 
-    def _needed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """The first of these that together cost nearly as much as all; empty where that is nothing."""
-        whole = self._cost(ranks, "ranks")
-        if whole is None:
-            return ()
-        for count in range(1, len(ranks)):
-            part = self._cost(ranks[:count], "ranks")
-            if part is not None and part.lost_ns >= whole.lost_ns - self._noise:
-                return ranks[:count]
-        return ranks
+        def saved(chosen: Sequence[Unit]) -> Int64 | None:
+            ranks = tuple(sorted(rank for unit in chosen for rank in unit))
+            if ranks not in known:
+                known[ranks] = self.saved(at_peers_pace(self._recorded, self._peers, ranks), ranks)
+            return known[ranks]
+
+        def cost(chosen: Sequence[Unit]) -> float:
+            per_step = saved(chosen)
+            return float(per_step.mean()) if per_step is not None else 0.0
+
+        hidden = hidden_set(units, cost, self._noise)
+        per_step = saved(hidden.units) if hidden is not None else None
+        if hidden is None or per_step is None or not self._in_same_steps(hidden.units):
+            return stragglers
+        members = {rank for unit in hidden.units for rank in unit}
+        alone = [other.lost_ns for other in stragglers if members.issuperset(other.ranks)]
+        if hidden.lost_ns < _HIDDEN * max(alone, default=0.0):
+            return stragglers
+        return [
+            *(other for other in stragglers if not members.intersection(other.ranks)),
+            self._straggler_of(hidden, per_step),
+        ]
+
+    def _units(self, hosts: Sequence[Unit]) -> list[Unit]:
+        """What may hide each other, the slowest first: slow hosts and other slow ranks, at most half of those that do
+        the same work (more are the usual case).
+        """
+        usual = {rank: float(self._excess[rank].mean()) for rank in self._slow[:_CANDIDATES]}
+        on_hosts = {rank for ranks in hosts for rank in ranks}
+        units = [
+            (rank,)
+            for rank, over in usual.items()
+            if rank not in on_hosts
+            and over >= self._noise
+            and (self._cause((rank,)) != CAUSES[TimeCategory.DATALOADER] or self._load_longer((rank,), over))
+        ]
+        by_excess = sorted([*hosts, *units], key=lambda unit: -max(float(self._excess[rank].mean()) for rank in unit))
+        chosen: list[Unit] = []
+        for unit in by_excess:
+            ranks = {rank for one in (*chosen, unit) for rank in one}
+            if all(2 * len(ranks.intersection(peers.ranks)) <= len(peers.ranks) for peers, _ in self._own):
+                chosen.append(unit)
+        return chosen
+
+    def _in_same_steps(self, units: Sequence[Unit]) -> bool:
+        """Are these slow in the same steps?"""
+        hits = np.stack([np.mean([self._excess[rank] for rank in unit], axis=0) >= self._noise for unit in units])
+        return bool(hits.any()) and _at_once(hits) >= _SAME_STEPS
+
+    def _straggler_of(self, hidden: HiddenSet, per_step_ns: Int64) -> Straggler:
+        """The straggler that these are together."""
+        ranks = tuple(sorted(rank for unit in hidden.units for rank in unit))
+        part = {}
+        for unit, alone, adds in zip(hidden.units, hidden.alone_ns, hidden.adds_ns, strict=True):
+            cause = self._cause(unit)
+            part.update({rank: (cause, alone, adds / len(unit)) for rank in unit})
+        causes, alone_ns, adds_ns = zip(*(part[rank] for rank in ranks), strict=True)
+        by_cause = grouped(zip(causes, adds_ns, strict=True))
+        return Straggler(
+            rank=max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank)),
+            ranks=ranks,
+            scope="ranks",
+            cause=max(by_cause, key=lambda cause: sum(by_cause[cause])),
+            lost_ns=hidden.lost_ns,
+            per_step_ns=per_step_ns,
+            causes=causes,
+            alone_ns=alone_ns,
+            adds_ns=adds_ns,
+        )
 
     def _taking_turns(self) -> tuple[int, ...]:
         """Ranks that are slow in turn, seldom two at once; empty without any. Those that are slow most of the time are

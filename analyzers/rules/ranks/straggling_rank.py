@@ -11,6 +11,7 @@ from typing import Final
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import imbalanced_work
+from perfscope.grouping import grouped
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
@@ -102,7 +103,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     return job.finding(
         RULE,
-        f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step ({_CAUSES[worst.cause]})",
+        f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step ({_causes(worst)})",
         worst.lost_us,
         evidence=_evidence(job, worst),
         action=Action(setting=_setting(worst), old=None, new=None, how=_remedy(job, worst)),
@@ -139,6 +140,22 @@ def _who(row: StragglerRow) -> str:
     return f"{who} is a straggler: the other ranks wait for it"
 
 
+def _causes(row: StragglerRow) -> str:
+    """Why: of each rank where they hide each other by several causes."""
+    if len(set(row.causes)) < 2:
+        return _CAUSES[row.cause]
+    return ", ".join(f"{ranks_in_words(ranks)}: {_CAUSES[cause]}" for cause, ranks in _by_cause(row).items())
+
+
+def _by_cause(row: StragglerRow) -> dict[str, list[int]]:
+    """Cause -> the ranks with it, the costliest cause first."""
+    added: dict[str, float] = {}
+    for cause, adds in zip(row.causes, row.adds_us, strict=True):
+        added[cause] = added.get(cause, 0.0) + adds
+    ranks = grouped(zip(row.causes, row.ranks, strict=True))
+    return {cause: ranks[cause] for cause in sorted(added, key=lambda cause: -added[cause])}
+
+
 def _setting(row: StragglerRow) -> str:
     if row.scope in ("ranks", "stage", "job"):
         return ranks_in_words(row.ranks)
@@ -153,6 +170,12 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
         return _WHOLE_HOST
     if worst.scope == "stage":
         return _WHOLE_STAGE
+    if len(set(worst.causes)) > 1:
+        lines = [
+            f"{ranks_in_words(ranks).capitalize()}: {_REMEDIES[cause]}" for cause, ranks in _by_cause(worst).items()
+        ]
+        alone = job.share(max(worst.alone_us))
+        return "\n".join((f"Change all of these: the best of them alone saves {alone:.0%} of the step.", *lines))
     work = _work_over_peers(job, worst)
     if work is not None and abs(work - 1) >= MORE_WORK:
         return _MORE_WORK.format(work=work) if work > 1 else _REMEDIES[worst.cause]
@@ -168,6 +191,10 @@ def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
     work = _work_over_peers(job, worst)
     return (
         Evidence("straggler cost, replayed", worst.lost_us, "us", mine),
+        *(
+            Evidence("its part of that", adds, "us", (rank,))
+            for rank, adds in zip(worst.ranks, worst.adds_us, strict=False)
+        ),
         Evidence("share of steps in which it costs the most", worst.share_of_steps, "share", mine),
         Evidence("exposed wait of the others (mean)", _mean_wait(job, others), "us", others),
         Evidence("its own exposed wait (mean)", _mean_wait(job, mine), "us", mine),

@@ -113,7 +113,7 @@ def peers_of(own_ns: Sequence[Sequence[int]], step: Sequence[int]) -> Peers:
 
 
 def test_the_peers_pace_is_one_that_some_peer_has() -> None:
-    """Every peer is slow in one segment of four: the medians of the segments add up to 40, and each of them takes 70."""
+    """Every peer is slow in one segment of four: the segments' medians add up to 40, and each peer takes 70."""
     own = [[10, 10, 10, 10], [40, 10, 10, 10], [10, 40, 10, 10], [10, 10, 40, 10], [100, 100, 100, 100]]
     peers = peers_of(own[1:], [0, 0, 0, 0])
     assert peers.target_ns(3, (3,)).tolist() == [17, 17, 17, 17]
