@@ -30,6 +30,7 @@ from perfscope.analyzers.job.tables.ncu import MeasuredKernel, ncu_command, unli
 from perfscope.analyzers.job.tables.operators import operator_rows
 from perfscope.analyzers.job.tables.syncs import sync_rows
 from perfscope.analyzers.job.tables.tables import launch_rows, module_rows
+from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
 from perfscope.analyzers.job.utilisation import device_names, utilisation
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
@@ -109,18 +110,20 @@ def summarize(
             microbatches=_microbatches(result),
             balanced_step_us=balanced_step_us(replay, pipeline),
             predict=predictor(replay),
+            predict_unprofiled=predictor(replay, unprofiled=True),
         )
     )
 
 
 def _advised(context: rules.RuleContext) -> Summary:
     """The summary with what the rules find in it, and what follows from that."""
-    findings = rules.evaluate(context)
+    findings = rules.unprofiled(rules.evaluate(context), context)
+    predict = context.predict_unprofiled or context.predict
     summary = replace(
         context.summary,
         findings=findings,
-        plan=rules.joint_plan(findings, context.predict),
-        curves=curves(context.summary, context.runs, context.predict, [finding.whatif for finding in findings]),
+        plan=rules.joint_plan(findings, predict),
+        curves=curves(context.summary, context.runs, predict, [finding.whatif for finding in findings]),
     )
     return replace(summary, verdict=verdict(summary))
 
@@ -152,7 +155,8 @@ def _job_info(
     start, end = result.windows[result.slowest]
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
-    unprofiled = _unprofiled_ns(runs)
+    unprofiled = unprofiled_step_ns(runs) if result.is_marked else None
+    unprofiled_median = _unprofiled_median_ns(runs)
     strategies = _strategies(result, runs, pipeline) or ("unknown",)
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
@@ -167,7 +171,7 @@ def _job_info(
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=(first.backend if first else "") or lowest.backend or None,
         devices=device_names(result, runs),
-        perturbation=_profiled_ns(result) / unprofiled if unprofiled and result.is_marked else None,
+        perturbation=_profiled_ns(result) / unprofiled_median if unprofiled_median and result.is_marked else None,
         steps_from=lowest.steps.source,
         hosts=tuple(hosts),
         command=job.launch.command if job.launch else (first.command if first else ()),
@@ -197,7 +201,7 @@ def _model(run: RunMetadata | None) -> dict[str, object] | None:
     }
 
 
-def _unprofiled_ns(runs: Mapping[int, RunMetadata]) -> float | None:
+def _unprofiled_median_ns(runs: Mapping[int, RunMetadata]) -> float | None:
     """Median wall time of a step outside the recording, of the slowest rank."""
     medians = [median(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns]
     return max(medians, default=None)

@@ -82,7 +82,7 @@ def _first_action(finding: Finding, summary: Summary) -> str:
     """What to change, and the speedup: the same as in the ranked list, predicted or at most."""
     what = _change(finding.action)
     predicted = finding.predicted_step_us
-    gain = finding.gain(summary.job.step_time_us)
+    gain = finding.gain(summary.job.step_us)
     if gain is None or not 0.005 <= gain < math.inf:
         return what
     bounded = predicted is None and finding.obtained is Obtained.BOUNDED

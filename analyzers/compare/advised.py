@@ -48,7 +48,8 @@ def prediction_checks(
     predict: Predict | None = None,
 ) -> tuple[PredictionCheck, ...]:
     """Predicted and measured effect of the changes that findings advised, and with ``predict`` of any other change."""
-    trial = _Trial(replayable(baseline), replayable(candidate), step, changed)
+    profiled = baseline.job.step_time_us / baseline.job.step_us if baseline.job.step_us else 1.0
+    trial = _Trial(replayable(baseline), replayable(candidate), step, changed, profiled)
     advised = [finding for finding in baseline.findings if any(trial.differs(name) for name in finding.whatif)]
     if advised or predict is None:
         return tuple(trial.of_finding(finding, predict) for finding in advised)
@@ -65,6 +66,8 @@ class _Trial:
     candidate: dict[str, str]
     step: StepChange
     changed: tuple[SettingChange, ...]
+    profiled: float
+    """Recorded over predicted steps: those are compared as they were recorded, and predicted without the profiler."""
 
     def differs(self, name: str) -> bool:
         return name in self.candidate and _plain(self.baseline.get(name)) != _plain(self.candidate[name])
@@ -84,6 +87,7 @@ class _Trial:
     def check(self, finding: Finding | None, settings: dict[str, str], predicted: Prediction | None) -> PredictionCheck:
         step = self.step
         # Predictions are of the mean of all steps.
+        predicted = predicted.times(self.profiled) if predicted else None
         saving = step.baseline_mean_us - predicted.mid if predicted else None
         measured = step.baseline_mean_us - step.candidate_mean_us
         as_advised = finding is not None and all(

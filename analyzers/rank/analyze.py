@@ -11,6 +11,7 @@ from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
 from perfscope.analyzers.rank.host_activity import DDP_FORWARD, HostActivity, host_activity, loader_rows
+from perfscope.analyzers.rank.host_events import host_events
 from perfscope.analyzers.rank.lanes import rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.analyzers.rank.memory import rank_memory
@@ -67,6 +68,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         collectives=collectives,
         progress=progress(trace, work, host, collectives, timeline, steps),
         loading=_loading(trace, host, steps),
+        host_events=host_events(trace, host.threads),
         forwards=_forwards(trace, host, steps),
         passes=find_passes(trace, work, steps),
         flops=rank_flops(trace, work, steps, attribution),

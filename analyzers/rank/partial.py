@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.host_events import HostEvents
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
@@ -150,6 +151,7 @@ class RankPartial:
     collectives: Collectives
     progress: Progress
     loading: Loading
+    host_events: HostEvents
     forwards: Int64
     """Forward passes of a DistributedDataParallel module begun in each step: micro-batches, where gradients
     accumulate."""

@@ -9,6 +9,7 @@ from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
 from perfscope.analyzers.job.hosts import find_hosts
 from perfscope.analyzers.job.identify import IdentifiedRanks
+from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules, record_schedules
@@ -25,6 +26,11 @@ class JobReplay:
     recorded: RecordedSchedules
     replayed: ReplayResult
     models: tuple[CostModel, ...]
+
+    @property
+    def unprofiled_ns(self) -> float | None:
+        """The job's step without the profiler; None where no such step was timed."""
+        return unprofiled_step_ns(self.runs) if self.result.is_marked else None
 
 
 def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:

@@ -53,13 +53,18 @@ class RecordedSchedules:
         windows = self.windows_ns(replayed)
         return np.asarray(windows[int(windows.sum(axis=1).argmax())])
 
+    def first_progress_ns(self, result: AlignedJob, rank: int) -> int:
+        """A rank's own progress where its schedule begins."""
+        own = result.partials[rank].progress
+        begin = result.clocks.to_own(rank, int(self.schedules.start_ns[self.schedules.ranks.index(rank)]))
+        return begin - int(own.own.start_ns[0]) - int(own.blocked.before(np.array([begin]))[0])
+
     def rows_between(self, result: AlignedJob, rank: int, progress_ns: Int64) -> Int64:
         """Ns of each category of a rank's own time (columns) between consecutive moments of its progress (lines)."""
         own = result.partials[rank].progress
         if len(own.own) == 0:
             return np.zeros((len(progress_ns) - 1, len(TimeCategory)), dtype=np.int64)
-        begin = result.clocks.to_own(rank, int(self.schedules.start_ns[self.schedules.ranks.index(rank)]))
-        passed = begin - int(own.own.start_ns[0]) - int(own.blocked.before(np.array([begin]))[0])
+        passed = self.first_progress_ns(result, rank)
         return own.unblocked().totals(progress_ns[:-1] + passed, progress_ns[1:] + passed)
 
 

@@ -2,7 +2,8 @@
 
 In: a ``RuleContext`` (``context``), the summary so far and what the recording holds beyond it. Each rule's ``evaluate``
 returns a ``Finding`` or None. Here, ``evaluate`` asks all of them, replays the changes that can be replayed, lowers the
-confidence where the recording requires that, and sorts by gain; ``joint_plan`` replays the changes together.
+confidence where the recording requires that, and sorts by gain; ``unprofiled`` predicts the same without the profiler;
+``joint_plan`` replays the changes together.
 """
 
 from __future__ import annotations
@@ -84,6 +85,26 @@ def evaluate(job: RuleContext) -> tuple[Finding, ...]:
             key=lambda finding: (finding.severity is Severity.INFO, -(finding.gain(job.step_time_us) or 0.0)),
         )
     )
+
+
+def unprofiled(findings: tuple[Finding, ...], job: RuleContext) -> tuple[Finding, ...]:
+    """The findings with predictions of the step without the profiler, where that is known: that is the step that the
+    job takes. Rules compare times that were recorded, and so predict the recorded step.
+    """
+    if job.info.unprofiled_step_us is None:
+        return findings
+    return tuple(_unprofiled(finding, job) for finding in findings)
+
+
+def _unprofiled(finding: Finding, job: RuleContext) -> Finding:
+    predicted, without = finding.predicted_step_us, None
+    if predicted is None:
+        return finding
+    if finding.whatif and job.predict is not None and job.predict(finding.whatif) == predicted:
+        without = job.predict_unprofiled(finding.whatif) if job.predict_unprofiled is not None else None
+    without = without or predicted.times(job.info.step_us / job.step_time_us)
+    ceiling = None if finding.ceiling is None else max(finding.ceiling, job.info.step_us / without.mid - 1)
+    return replace(finding, predicted_step_us=without, ceiling=ceiling)
 
 
 def joint_plan(findings: tuple[Finding, ...], predict: Predict | None) -> Plan | None:

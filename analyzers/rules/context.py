@@ -52,6 +52,8 @@ class RuleContext:
     """The step with the pipeline's work spread evenly over its stages, replayed; None where it is even already."""
     predict: Predict | None = None
     """Replays the recorded steps with settings changed; None where they cannot be replayed."""
+    predict_unprofiled: Predict | None = None
+    """The same for steps without the profiler; None where no such step was timed."""
 
     @property
     def info(self) -> JobInfo:

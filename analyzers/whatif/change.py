@@ -23,6 +23,7 @@ from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp
+from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_cost
 from perfscope.errors import UnusableInput
 from perfscope.recording.metadata import RunMetadata
 
@@ -53,11 +54,25 @@ class Context:
     paced: tuple[int, ...] = ()
     leaning: int = 0
     unsure: dict[tuple[int, str], Latency] = field(default_factory=dict)
+    unprofiled_ns: float | None = None
+    """The job's step without the profiler, where that is what is predicted; None: the recorded step is."""
 
     @functools.cached_property
     def unchanged(self) -> ReplayResult:
         """The recorded steps, replayed as they are."""
         return replay_schedules(self.recorded.schedules)
+
+    @functools.cached_property
+    def profiler(self) -> ProfilerCost | None:
+        """What the profiler adds, to be taken out of what is replayed; None where the recorded step is predicted."""
+        if self.unprofiled_ns is None:
+            return None
+        return profiler_cost(self.result, self.recorded, self.unprofiled_ns)
+
+    @property
+    def replayed_unchanged(self) -> ReplayResult:
+        """What a changed replay is compared with."""
+        return self.unchanged if self.profiler is None else self.profiler.replayed
 
     @functools.cached_property
     def peers(self) -> Mapping[int, Peers]:
@@ -69,6 +84,7 @@ class Context:
         other = replace(self, paced=paced, leaning=leaning, unsure={})
         other.__dict__["peers"] = self.peers if paced else {}
         other.__dict__["unchanged"] = self.unchanged
+        other.__dict__["profiler"] = self.profiler
         other.__dict__["latencies"] = self.latencies
         return other
 
@@ -88,7 +104,8 @@ class Context:
         """
         partial = self.result.partials[rank]
         busy = partial.progress.host_busy_ns[partial.steps.indices_of(self.result.steps)]
-        return float(busy.mean()) if partial.has_device_work else 0.0
+        profiling = self.profiler.of_step(self.result, rank) if self.profiler is not None else 0.0
+        return max(float(busy.mean()) - profiling, 0.0) if partial.has_device_work else 0.0
 
     def model_of(self, group: int, kind: str) -> CostModel | None:
         """The fitted cost of a kind of collective in a group (index in ``Instances``); None where none was fitted."""

@@ -36,7 +36,9 @@ _SUREST: Final = 0.01
 
 @dataclass(frozen=True)
 class WhatIfAnswer:
-    """Step times in ns: measured, replayed unchanged, predicted with the settings changed (low, mid, high).
+    """Step times in ns: measured, replayed unchanged, predicted with the settings changed (low, mid, high). They are of
+    steps without the profiler where the recording has timed some, and ``profiled_ns`` is then the recorded step; else
+    they are of the recorded steps.
 
     ``error`` is the unchanged replay's, relative. Low and high allow for it, for what the models of the changes leave
     out, and for how far the mean of so few steps may be from that of all: twice its standard error. ``assumed`` lists
@@ -51,6 +53,7 @@ class WhatIfAnswer:
     high_ns: float
     error: float
     assumed: tuple[str, ...] = ()
+    profiled_ns: float | None = None
 
     @property
     def predicted_us(self) -> Prediction:
@@ -62,17 +65,20 @@ class WhatIfAnswer:
         """Share of the measured step that ``mid_ns`` saves."""
         return 1 - self.mid_ns / self.measured_ns
 
-    def unprofiled_ns(self, step_ns: float) -> tuple[float, float, float]:
-        """Low, mid and high for the job without the profiler, where the unchanged step takes ``step_ns``.
+    def where_step_takes(self, step_ns: float) -> tuple[float, float, float]:
+        """Low, mid and high where the unchanged step, without the profiler, takes ``step_ns``.
 
-        The profiler lengthens operators, but not sleeping and sending. So what a change saves is between what was
-        predicted of the profiled step (none of it was lengthened) and the same share of the unprofiled one (all of it
-        was). ``mid`` is half way, the range holds both.
+        Predictions of unprofiled steps change in proportion. In the others the profiler has lengthened operators, but
+        not sleeping and sending. So what a change saves is between what was predicted of the profiled step (none of it
+        was lengthened) and the same share of the unprofiled one (all of it was). ``mid`` is half way, the range holds
+        both.
 
         Example: 300 ms recorded, 180 predicted, 250 unprofiled: between 250 - 120 = 130 and 250 * 180 / 300 = 150.
         """
         predicted = (self.low_ns, self.mid_ns, self.high_ns)
         share = [ns * step_ns / self.measured_ns for ns in predicted]
+        if self.profiled_ns is not None:
+            return share[0], share[1], share[2]
         whole = [max(step_ns - (self.measured_ns - ns), 0.0) for ns in predicted]
         return min(share[0], whole[0]), (share[1] + whole[1]) / 2, max(share[2], whole[2])
 
@@ -93,6 +99,12 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
             f"the unchanged replay misses the measured step by {error:.0%}, so no prediction can be trusted; "
             "record all ranks, and more steps"
         )
+    profiled = None
+    if context.profiler is not None:
+        profiled, measured = measured, context.profiler.step_ns
+        steps = context.recorded.slowest_ns(context.replayed_unchanged)
+        replayed = float(steps.mean())
+        error = max(error, abs(replayed / measured - 1))
     changed = _replay_changed(context, settings, 0)
     # The replay's own error is taken out of its prediction: it misses both in the same direction.
     mid = changed.step_ns * measured / replayed
@@ -101,7 +113,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * measured / replayed for leaning in (-1, 1)]
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
-    return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, changed.assumed)
+    return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, changed.assumed, profiled)
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,8 @@ class _ChangedStep:
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
     schedules = editable_schedules(context.result, context.recorded)
+    if context.profiler is not None:
+        context.profiler.remove_from(schedules, context.result)
     doubtful = schedules.has_doubtful_loading
     if leaning < 0:
         schedules.free_loading(schedules.ops, doubtful=True)
@@ -132,7 +146,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         raise CannotReplay(
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
-    step_ns = schedules.step_ns(replayed, context.unchanged)
+    step_ns = schedules.step_ns(replayed, context.replayed_unchanged)
     return _ChangedStep(step_ns, sure, bool(question.unsure) or doubtful, question.assumptions())
 
 
@@ -143,11 +157,16 @@ def _turns(context: Context) -> Uncertainty:
     return Uncertainty(0.0, 0.0, slower_ns=one, faster_ns=one)
 
 
-def predictor(job: JobReplay) -> Predict | None:
-    """``predict`` for the rules, which do without an answer where there is none; None where nothing can be replayed."""
-    if not job.replayed.complete:
+def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predict | None:
+    """``predict`` for the rules, which do without an answer where there is none; None where nothing can be replayed.
+
+    The recorded step is predicted, which is what rules measure; ``unprofiled``: the one without the profiler, and None
+    where that is not known.
+    """
+    if not job.replayed.complete or (unprofiled and job.unprofiled_ns is None):
         return None
-    context = Context(job.result, job.recorded, job.models, job.runs)
+    without = job.unprofiled_ns if unprofiled else None
+    context = Context(job.result, job.recorded, job.models, job.runs, unprofiled_ns=without)
     known: dict[tuple[tuple[str, str], ...], Prediction | None] = {}
 
     def ask(settings: Mapping[str, str]) -> Prediction | None:

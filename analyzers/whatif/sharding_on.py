@@ -181,7 +181,7 @@ class _ShardingWriter:
         replayed = replay(self.schedules.compiled())
         for rank_op, transfer in zip(self._rank_ops, before, strict=True):
             rank_op.transfer_ns = transfer
-        return self.schedules.step_ns(replayed, self.context.unchanged)
+        return self.schedules.step_ns(replayed, self.context.replayed_unchanged)
 
     def _passes(self, begin: float, turn: float, end: float, parted: Units, *, reduces: bool) -> None:
         """Forward and backward of one micro-batch."""

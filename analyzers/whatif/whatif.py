@@ -34,4 +34,6 @@ def context_of(
     """Read, align and replay a recording once, for any number of predictions. ``path`` may be a URL."""
     with remote.opened(path) as folder:
         replay = replay_job(*read_ranks(open_job(folder, capture), executor, workers))
-    return Context(replay.result, replay.recorded, replay.models, replay.runs)
+    return Context(
+        replay.result, replay.recorded, replay.models, replay.runs, unprofiled_ns=replay.unprofiled_ns
+    )  # fmt: skip

@@ -137,10 +137,10 @@ def _values(name: str, span: str) -> Iterator[str]:
 
 
 def _head(answer: WhatIfAnswer) -> None:
-    click.echo(
-        f"measured step {answer.measured_ns / 1e6:.2f} ms "
-        f"(replayed without a change: {answer.replayed_ns / 1e6:.2f} ms)"
-    )
+    replayed = f"replayed without a change: {answer.replayed_ns / 1e6:.2f} ms"
+    if answer.profiled_ns is not None:
+        replayed = f"with the profiler: {answer.profiled_ns / 1e6:.2f} ms; {replayed}"
+    click.echo(f"measured step {answer.measured_ns / 1e6:.2f} ms ({replayed})")
     click.echo(f"{'setting':40} {'step ms':>9}  {'low':>9} .. {'high':<9} {'change':>7}")
 
 
@@ -162,6 +162,7 @@ def to_json(answer: WhatIfAnswer) -> dict[str, object]:
     """As ``docs/cli.md`` has it: µs, and the unchanged replay's relative error."""
     return {
         "measured_step_us": answer.measured_ns / 1e3,
+        "profiled_step_us": None if answer.profiled_ns is None else answer.profiled_ns / 1e3,
         "replayed_step_us": answer.replayed_ns / 1e3,
         "predicted_step_us": dataclasses.asdict(answer.predicted_us),
         "error": answer.error,

@@ -86,6 +86,10 @@ class Prediction:
         if not self.low <= self.mid <= self.high:
             raise ValueError(f"a prediction needs low <= mid <= high, got {self.low}, {self.mid}, {self.high}")
 
+    def times(self, factor: float) -> Prediction:
+        """Of a step that takes ``factor`` times as long, changed in the same way."""
+        return Prediction(low=self.low * factor, mid=self.mid * factor, high=self.high * factor)
+
 
 Predict = Callable[[Mapping[str, str]], Prediction | None]
 """Settings of ``perfscope whatif`` -> predicted step time; None where they cannot be replayed."""
@@ -105,7 +109,8 @@ class Finding:
     predicted_step_us: Annotated[
         Prediction | None,
         "The step replayed with the change; None where the change could not be replayed. How accurate predictions of "
-        "this kind have been is printed beside it.",
+        "this kind have been is printed beside it. It is of ``job.unprofiled_step_us`` where that is known, else of "
+        "``job.step_time_us``.",
     ] = None
     ceiling: Annotated[
         float | None,

@@ -69,12 +69,12 @@ def _step_us(summary: Summary) -> float | None:
     """Step time without the profiler where it is known, else the profiled one; None without steps."""
     if not summary.job.steps and summary.history is None:
         return None
-    return summary.job.unprofiled_step_us or summary.job.step_time_us or None
+    return summary.job.step_us or None
 
 
 def _saving(summary: Summary, place: int, finding: Finding, per_day: float) -> SavingRow | None:
     """None where the finding has neither a prediction nor a finite bound."""
-    step_us = summary.job.step_time_us
+    step_us = summary.job.step_us
     if finding.predicted_step_us is not None and step_us:
         return _predicted(place, finding.rule, finding.predicted_step_us, step_us, per_day)
     if finding.ceiling is None or not math.isfinite(finding.ceiling):
@@ -90,9 +90,9 @@ def _saving(summary: Summary, place: int, finding: Finding, per_day: float) -> S
 
 
 def _of_plan(summary: Summary, per_day: float) -> SavingRow | None:
-    if summary.plan is None or not summary.job.step_time_us:
+    if summary.plan is None or not summary.job.step_us:
         return None
-    return _predicted(None, "", summary.plan.predicted_step_us, summary.job.step_time_us, per_day)
+    return _predicted(None, "", summary.plan.predicted_step_us, summary.job.step_us, per_day)
 
 
 def _predicted(place: int | None, rule: str, predicted_us: Prediction, step_us: float, per_day: float) -> SavingRow:

@@ -69,7 +69,11 @@ class JobInfo:
     batch_shape: tuple[int, ...] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    unprofiled_step_us: Annotated[Us | None, "Median wall time of an unprofiled step, slowest rank."] = None
+    unprofiled_step_us: Annotated[
+        Us | None,
+        "Mean wall time of an unprofiled step, the longest 2% left out, slowest rank. Predictions are of this step "
+        "where it is known.",
+    ] = None
     exit_code: Annotated[int | None, "Exit code of the recorded command."] = None
     batches_per_step: Annotated[
         Count | None, "Batches that one rank takes from its data loader in a used step, mean; None where none was seen."
@@ -84,6 +88,12 @@ class JobInfo:
     def strategies(self) -> tuple[str, ...]:
         """``strategy`` as a tuple; ``("unknown",)`` where it is not known."""
         return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
+
+    @property
+    def step_us(self) -> float:
+        """What a step of the job takes: without the profiler where that is known, else as recorded."""
+        unprofiled = self.unprofiled_step_us
+        return unprofiled if unprofiled is not None and unprofiled > 0 else self.step_time_us
 
     @property
     def few_steps(self) -> bool:

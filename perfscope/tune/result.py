@@ -107,7 +107,7 @@ def _predicted(predicted: WhatIfAnswer | None, baseline_ns: float) -> Mapping[st
     if predicted is None:
         return None
     return {
-        name: ns / 1e3 for name, ns in zip(("low", "mid", "high"), predicted.unprofiled_ns(baseline_ns), strict=True)
+        name: ns / 1e3 for name, ns in zip(("low", "mid", "high"), predicted.where_step_takes(baseline_ns), strict=True)
     }
 
 
@@ -194,7 +194,7 @@ def _unsteady(noise: float) -> list[str]:
 
 
 def _range(predicted: WhatIfAnswer, baseline_ns: float) -> str:
-    low, _, high = predicted.unprofiled_ns(baseline_ns)
+    low, _, high = predicted.where_step_takes(baseline_ns)
     return f"{_ms(low)} .. {_ms(high)}"
 
 

@@ -101,7 +101,7 @@ def cards(summary: Summary) -> tuple[Card, ...]:
 
 def lengths(finding: Finding, summary: Summary) -> tuple[Length, ...]:
     """The step now, as predicted with the change, and at best (its ceiling); empty where no gain is stated."""
-    step, predicted = summary.job.step_time_us, finding.predicted_step_us
+    step, predicted = summary.job.step_us, finding.predicted_step_us
     bars, written = [], ""
     longest = step
     if predicted is not None:
@@ -154,12 +154,13 @@ def speedup_of(finding: Finding, summary: Summary) -> Speedup:
 
 
 def _prediction(finding: Finding, predicted: Prediction, summary: Summary) -> Speedup:
-    step = summary.job.step_time_us
+    step = summary.job.step_us
     how = "Measured" if finding.obtained == "measured" else "Predicted"
     speedup = factor(step / predicted.mid)
     full = (
         f"{how} speedup: {speedup}. {_per_step(predicted)} instead of {duration(step)}"
-        f"{', by replay of the recorded step' if finding.obtained == 'replayed' else ''}."
+        f"{', by replay of the recorded step' if finding.obtained == 'replayed' else ''}"
+        f"{', without the profiler' if known(summary.job.unprofiled_step_us) else ''}."
     )
     if predicted.mid < step <= predicted.high:
         full += " At the upper end of the range nothing is gained."
@@ -187,7 +188,7 @@ def plan_sentence(summary: Summary) -> str | None:
     plan = summary.plan
     if plan is None:
         return None
-    speedup = factor(summary.job.step_time_us / plan.predicted_step_us.mid)
+    speedup = factor(summary.job.step_us / plan.predicted_step_us.mid)
     return (
         f"All {len(plan.whatif)} settings in one replay: predicted speedup {speedup}, "
         f"{_per_step(plan.predicted_step_us)}. The speedups above overlap and do not add up."

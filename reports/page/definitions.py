@@ -18,6 +18,7 @@ from perfscope.results.time_breakdown import TimeBreakdown
 
 _FIELDS: Final[dict[str, tuple[str, type, tuple[str, ...]]]] = {
     "step_time": ("Step time", rows.JobInfo, ("step_time_us",)),
+    "step_us": ("Unprofiled step time", rows.JobInfo, ("unprofiled_step_us",)),
     "perturbation": ("Profiler overhead", rows.JobInfo, ("perturbation",)),
     "mfu": ("MFU, model FLOPs utilization", rows.Utilisation, ("mfu",)),
     "hfu": ("HFU, hardware FLOPs utilization", rows.Utilisation, ("hfu",)),

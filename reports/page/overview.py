@@ -102,7 +102,10 @@ def perturbation(ratio: float) -> str:
     if change < 0:
         faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
         return f"{faster}: the step time varies by more than the profiler overhead."
-    return f"Profiling slowed the steps by {percent(change)}."
+    return (
+        f"Profiling slowed the steps by {percent(change)}: shares of the step are of the recorded steps, step time and "
+        "predictions are of steps without the profiler."
+    )
 
 
 def since(summary: Summary) -> str:

@@ -9,7 +9,7 @@ from perfscope.reports.page.advice import amount
 from perfscope.reports.page.run_history import slowest_rank
 from perfscope.results.categories import EXPOSED_COMMUNICATION
 from perfscope.results.history import History
-from perfscope.results.rows import Utilisation
+from perfscope.results.rows import JobInfo, Utilisation
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
 from perfscope.text import ABSENT, count, duration, known, percent, plural, significant
@@ -87,8 +87,17 @@ def _step_tile(summary: Summary) -> Tile:
     else:
         detail = plural(len(job.steps), "step")
     if known(job.unprofiled_step_us):
-        detail += f"; {duration(job.unprofiled_step_us)} without profiling"
+        return Tile(label, "step_us", duration(job.step_us), f"Without the profiler; {_recorded(job, detail)}")
+    if job.steps:
+        detail += ", with the profiler's overhead: no unprofiled step was timed"
     return Tile(label, "step_time", duration(job.step_time_us), detail)
+
+
+def _recorded(job: JobInfo, detail: str) -> str:
+    """What the recorded steps take, of which everything else on the page is a share."""
+    added = job.step_time_us / job.step_us - 1
+    more = f", {percent(added)} more" if added >= 0.005 else ""
+    return f"with it {duration(job.step_time_us)}{more} ({detail})"
 
 
 def _throughput_tile(summary: Summary) -> Tile | None:
@@ -97,7 +106,7 @@ def _throughput_tile(summary: Summary) -> Tile | None:
     named = set(job.strategies)
     if not job.batch_shape or not job.batches_per_step or not named <= _ONE_BATCH_PER_RANK or not job.step_time_us > 0:
         return None
-    step_us = job.unprofiled_step_us if known(job.unprofiled_step_us) else job.step_time_us
+    step_us = job.step_us
     ranks = job.world_size or len(job.ranks)
     samples = job.batch_shape[0] * job.batches_per_step * ranks
     detail = f"{_whole(samples)} per step, {_whole(samples / ranks)} per rank"

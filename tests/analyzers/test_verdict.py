@@ -68,7 +68,8 @@ def test_the_first_action_names_the_value_or_how_to_set_it(setting, old, new, in
 def test_the_first_action_brings_what_was_predicted():
     case = starved(80_000)
     (finding, *_) = evaluate(case)
-    prediction = Prediction(low=70e3, mid=80e3, high=90e3)
+    step = case.info.step_us
+    prediction = Prediction(low=0.7 * step, mid=0.8 * step, high=0.9 * step)
     replayed = dataclasses.replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED)
     first = judged(case, replayed).first_action
     assert first is not None

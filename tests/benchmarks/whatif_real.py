@@ -7,7 +7,7 @@ Real trainings on two ranks of this machine's CPU (gloo; ``whatif_job.py``). A s
 without a profiler, the first setup, every changed one and the first again take turns, and the script's own stopwatch
 measures how long steps took. How far ``before`` and ``before again`` are apart shows how much of a difference is noise.
 
-What is measured has no profiler in it, the recording has: see ``unprofiled``. Best on a machine with two idle cores and
+What is measured has no profiler in it, and neither has what is predicted. Best on a machine with two idle cores and
 more. The slow link is a token bucket on the loopback interface of a network namespace of the benchmark's own; scenes
 that need it are left out, with the reason, where that is not allowed.
 """
@@ -190,7 +190,7 @@ def judged(scene: Scene, recording: Path, measured: list[list[float]]) -> list[O
         except UnusableInput as reason:
             found.append(Outcome(**known, refused=str(reason)))
             continue
-        low, mid, high = (ns / 1e6 for ns in answer.unprofiled_ns(before * 1e6))
+        low, mid, high = (ns / 1e6 for ns in answer.where_step_takes(before * 1e6))
         found.append(Outcome(**known, low=low, mid=mid, high=high))
     return found
 

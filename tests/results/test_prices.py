@@ -48,7 +48,7 @@ def test_missing_ranks_are_paid_for_too():
 
 def test_a_prediction_saves_its_part_of_the_bill():
     summary = starved()
-    step = summary.job.step_time_us
+    step = summary.job.step_us
     predicted = Prediction(low=0.5 * step, mid=0.6 * step, high=0.9 * step)
     finding = dataclasses.replace(summary.findings[0], predicted_step_us=predicted)
     found = cost(dataclasses.replace(summary, findings=(finding,), plan=Plan(whatif={}, predicted_step_us=predicted)))

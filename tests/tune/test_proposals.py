@@ -217,7 +217,7 @@ def test_the_line_that_makes_it_permanent(
 
 def test_a_prediction_is_carried_over_to_the_job_without_a_profiler() -> None:
     predicted = WhatIfAnswer({}, 300.0, 300.0, 170.0, 180.0, 190.0, 0.0)
-    low, mid, high = predicted.unprofiled_ns(250.0)
+    low, mid, high = predicted.where_step_takes(250.0)
     assert mid == pytest.approx((130 + 150) / 2)
     assert low == pytest.approx(min(120, 250 * 170 / 300))
     assert high == pytest.approx(max(140, 250 * 190 / 300))

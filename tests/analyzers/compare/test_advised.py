@@ -32,7 +32,7 @@ def _before(**changes: Any) -> Summary:
         whatif={"dataloader.num_workers": "2"},
         predicted_step_us=PREDICTED,
     )
-    described = job(2, (119.0, 120.0, 121.0, 119.5, 120.5, 120.0))
+    described = job(2, (119.0, 120.0, 121.0, 119.5, 120.5, 120.0), unprofiled_step_us=None)
     return replace(summary, job=described, findings=(finding,), dataloader=_loaders(0), **changes)
 
 

@@ -27,7 +27,7 @@ def test_a_card_shows_now_predicted_and_at_best_to_scale() -> None:
     (card, *_) = advice.cards(straggler())
     now, *others = card.lengths
     assert (now.kind, now.width) == ("now", 100.0)
-    step = straggler().job.step_time_us
+    step = straggler().job.step_us
     predicted = straggler().findings[0].predicted_step_us
     assert predicted is not None
     by_kind = {length.kind: length for length in others}

@@ -1,0 +1,24 @@
+"""What a step takes without the profiler, where recorded runs timed such steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from perfscope.recording.metadata import RunMetadata
+
+_ODD: Final = 0.02
+"""Share of the steps, the longest, that do not count: checkpoints, evaluations."""
+
+
+def unprofiled_step_ns(runs: Mapping[int, RunMetadata]) -> float | None:
+    """Mean wall time of an unprofiled step, the longest 2 % left out, of the slowest rank; None where none was timed.
+
+    The mean, because with busy loader workers some steps wait long and the others not at all.
+    """
+    return max((_mean(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns), default=None)
+
+
+def _mean(steps_ns: Sequence[int]) -> float:
+    usual = sorted(steps_ns)[: len(steps_ns) - int(_ODD * len(steps_ns))]
+    return sum(usual) / len(usual)

@@ -1,0 +1,92 @@
+"""Predictions of steps without the profiler, from recordings in which it costs the host time for every event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.change import Context
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.unprofiled import _solve
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.generator import US, HostSpec, JobSpec, ModelSpec, NetworkSpec, SlowCompute, cpu_job, simulate
+
+PER_EVENT_NS = 4 * US
+
+CPUS = cpu_job(ranks=2, steps=6)
+LAUNCHING = JobSpec(
+    ranks=2, steps=6, end_sync=True, model=ModelSpec(layers=12, tokens=1024, width=512, hidden=1024),
+    host=HostSpec(operator_ns=20 * US), network=NetworkSpec(busbw_gbps=200.0, alpha_ns=15 * US),
+)  # fmt: skip
+COMPUTING = JobSpec(ranks=2, steps=6, end_sync=True, model=ModelSpec(layers=8, tokens=16384))
+
+
+def profiled(spec: JobSpec) -> JobSpec:
+    """The job with a profiler that makes every operator and every launch take longer."""
+    host = spec.host
+    return replace(
+        spec,
+        host=replace(host, operator_ns=host.operator_ns + PER_EVENT_NS, launch_ns=host.launch_ns + PER_EVENT_NS),
+    )
+
+
+def recorded(spec: JobSpec, folder: Path) -> Context:
+    """The recording of the profiled job, with its unprofiled steps timed."""
+    simulate(profiled(spec)).write(folder)
+    return replace(context_of(folder), unprofiled_ns=simulate(spec).truth.step_time_ns)
+
+
+@pytest.mark.parametrize("spec", [CPUS, LAUNCHING, COMPUTING], ids=["CPUs", "launch-bound", "busy devices"])
+def test_without_a_change_the_step_is_the_unprofiled_one(spec: JobSpec, tmp_path: Path) -> None:
+    found = predict(recorded(spec, tmp_path), {})
+    assert found.mid_ns == pytest.approx(simulate(spec).truth.step_time_ns, rel=0.005)
+    assert found.profiled_ns == pytest.approx(simulate(profiled(spec)).truth.step_time_ns, rel=0.005)
+
+
+def slow(spec: JobSpec) -> JobSpec:
+    return replace(spec, causes=(SlowCompute(ranks=(1,), factor=1.5),))
+
+
+def wider(spec: JobSpec) -> JobSpec:
+    return replace(spec, network=replace(spec.network, busbw_gbps=4 * spec.network.busbw_gbps))
+
+
+@pytest.mark.parametrize(
+    ("spec", "setting", "value", "changed"),
+    [
+        pytest.param(slow(CPUS), "rank.1", "peers", CPUS, id="a slow rank on CPUs"),
+        pytest.param(slow(COMPUTING), "rank.1", "peers", COMPUTING, id="a slow rank with a busy device"),
+        pytest.param(CPUS, "network.bandwidth", "4x", wider(CPUS), id="a network between CPUs"),
+    ],
+)
+def test_predictions_hold_for_the_job_without_the_profiler(
+    spec: JobSpec, setting: str, value: str, changed: JobSpec, tmp_path: Path
+) -> None:
+    truth = simulate(changed).truth.step_time_ns
+    found = predict(recorded(spec, tmp_path), {setting: value})
+    assert found.mid_ns == pytest.approx(truth, rel=0.03)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+def test_the_cost_of_an_event_is_the_profilers(tmp_path: Path) -> None:
+    """The autograd wrappers and annotations are events too, which the simulated profiler makes no longer."""
+    profiler = recorded(CPUS, tmp_path).profiler
+    assert profiler is not None
+    assert 0.3 * PER_EVENT_NS < profiler.event_ns < PER_EVENT_NS
+
+
+@pytest.mark.parametrize(
+    ("step_at", "target", "cost"),
+    [
+        (lambda each: 100 - 10 * each, 80, 2.0),
+        # A step that stops getting shorter, and one that was longer without the profiler.
+        (lambda each: max(100 - 10 * each, 90), 80, 2.0),
+        (lambda each: 100 - 10 * each, 120, 0.0),
+        (lambda each: 100, 80, 0.0),
+    ],
+)
+def test_the_cost_is_found_along_its_slope(step_at: Callable[[float], float], target: float, cost: float) -> None:
+    assert _solve(step_at, target, 10.0) == pytest.approx(cost)
