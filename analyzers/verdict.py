@@ -13,6 +13,7 @@ from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
 from perfscope.results.time_breakdown import shares as shares_of
 from perfscope.text import factor
+from perfscope.trace.trace import WHOLE_GRAPH
 
 LARGE: Final = 0.20
 """From this share of the step in one category a job without findings is not healthy."""
@@ -37,6 +38,14 @@ def verdict(summary: Summary) -> Verdict:
         besides = f", besides the pipeline bubble of {bubble}" if bubble else ""
         return Verdict(
             headline=f"{share:.0%} of the {step} is {what}{besides}; compute takes {compute:.0%}.",
+            healthy=False,
+            first_action=None,
+        )
+    graphs = sum(row.share for row in summary.kernels if row.name.startswith(WHOLE_GRAPH))
+    if graphs >= LARGE:
+        return Verdict(
+            headline=f"No bottleneck found outside CUDA graphs, which take {graphs:.0%} of the device's time: what "
+            "happens in them is not recorded.",
             healthy=False,
             first_action=None,
         )

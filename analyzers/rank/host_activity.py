@@ -73,6 +73,10 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     loading = Intervals.of_rows(trace, loader_rows(trace, threads))
     operators = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads))
     pauses = find_pauses(operators.union(loading))
+    if len(trace.rows(Category.CPU_OP, threads=threads)) == 0 and len(operators):
+        # Only calls are recorded: a host that pauses nowhere between two of them is in the operators that make them.
+        between = Intervals.of(operators.start_ns[:1], operators.end_ns[-1:])
+        operators = between.subtract(pauses).subtract(loading)
     named = {
         name: Intervals.of_rows(
             trace, trace.rows(Category.ANNOTATION, Category.PYTHON, named=pattern.search, threads=threads)

@@ -18,7 +18,18 @@ from perfscope.analyzers.readers.nsys_columns import (
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
 from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
-from perfscope.trace.trace import NONE, Category, CollectiveArgs, Device, Int32, Int64, ParseReport, Thread, Trace
+from perfscope.trace.trace import (
+    NONE,
+    WHOLE_GRAPH,
+    Category,
+    CollectiveArgs,
+    Device,
+    Int32,
+    Int64,
+    ParseReport,
+    Thread,
+    Trace,
+)
 
 _CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SYNCS: Final = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
@@ -118,7 +129,7 @@ class _NsysBuilder:
         graphs = {name: column[whole] for name, column in graphs.items()}
         if not len(graphs["start"]):
             return
-        names = self._described(graphs["graphId"][:, np.newaxis], lambda graph: f"CUDA graph {graph}")
+        names = self._described(graphs["graphId"][:, np.newaxis], lambda graph: f"{WHOLE_GRAPH}{graph}")
         self._add_on_device(Category.KERNEL, graphs, names)
         self._notes.append(
             f"{len(names)} CUDA graph launches were recorded as one kernel each, so communication and idle time inside "

@@ -19,6 +19,9 @@ Float64 = NDArray[np.float64]
 NONE = -1
 """In any id column: this event has no such id, or it is not recorded."""
 
+WHOLE_GRAPH = "CUDA graph "
+"""Begins the name of a kernel that stands for a whole CUDA graph, whose own kernels the recording does not list."""
+
 
 class Category(enum.IntEnum):
     """What an event is, independent of the tool that recorded it."""

@@ -15,7 +15,7 @@ from perfscope.analyzers.verdict import verdict
 from perfscope.results.findings import Action, Finding, Obtained, Prediction
 from perfscope.results.rows import Verdict
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
-from tests.analyzers.rules.jobs import breakdown, context, starved
+from tests.analyzers.rules.jobs import breakdown, context, kernel, starved
 from tests.generator import ExtraLayers, ModelSpec, simulate
 
 
@@ -116,3 +116,12 @@ class TestPipelines:
         assert first.predicted_step_us.mid < summary.job.step_time_us
         assert {finding.severity for finding in others} <= {"info"}
         assert not summary.stragglers
+
+
+def test_a_job_in_graphs_without_their_kernels_is_not_called_healthy():
+    """Of all that runs on the device, 70% is in two graphs of which nothing else is known."""
+    rows = (kernel("CUDA graph 3", 50_000, share=0.5), kernel("CUDA graph 7", 20_000, share=0.2))
+    found = judged(context(breakdown(0), kernels=(*rows, kernel("gemm", 30_000, share=0.3))))
+    assert not found.healthy
+    assert "outside CUDA graphs, which take 70%" in found.headline
+    assert judged(context(breakdown(0), kernels=(kernel("gemm", 30_000, share=1.0),))).healthy

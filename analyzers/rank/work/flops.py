@@ -9,7 +9,7 @@ from perfscope.analyzers.rank.kernel_classes import PRODUCTS, class_of_kernel, p
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32, RankFlops
-from perfscope.trace.trace import NONE, Float64, Int64, Trace
+from perfscope.trace.trace import NONE, WHOLE_GRAPH, Float64, Int64, Trace
 
 
 def rank_flops(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> RankFlops:
@@ -80,9 +80,13 @@ def _by_type(
 
 
 def _coverage(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> tuple[Int64, Int64]:
-    """(matrix time, its part under counted calls) of each step."""
+    """(matrix time, its part under counted calls) of each step. What a graph computes whose kernels are not recorded
+    may all be products, and none is counted.
+    """
     if len(work):
-        multiplies = trace.names_where(lambda name: class_of_kernel(name) in PRODUCTS)[work.row]
+        multiplies = trace.names_where(lambda name: class_of_kernel(name) in PRODUCTS or name.startswith(WHOLE_GRAPH))[
+            work.row
+        ]
         chosen = np.flatnonzero(multiplies & attribution.is_kernel & ~attribution.is_communication)
         step, covered = attribution.step[chosen], attribution.call[chosen] != NONE
         length = work.end_ns[chosen] - work.start_ns[chosen]

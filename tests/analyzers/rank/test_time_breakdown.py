@@ -97,14 +97,14 @@ def test_a_sync_that_drained_the_device_is_charged_until_the_next_launch():
 
 
 def test_a_sync_is_not_charged_more_than_it_blocked():
-    builder = TraceBuilder().step(1, 0, 2000)
+    builder = TraceBuilder().step(1, 0, 2000).op("aten::empty", 1, 2)
     builder.launched("a", 10, 50, 100).call("cudaDeviceSynchronize", 80, 105).launched("b", 1000, 1010, 1100)
     # Blocked for 25; the other 875 until the launch went by without it, in no operator: the host's.
     assert breakdown_of(builder) == {"COMPUTE": 140, "SYNC": 25, "HOST": 875, "LAUNCH": 10}
 
 
 def test_a_sync_is_charged_until_the_time_that_it_blocked_is_used_up():
-    builder = TraceBuilder().step(1, 0, 500)
+    builder = TraceBuilder().step(1, 0, 500).op("aten::empty", 1, 2)
     builder.launched("a", 10, 50, 100).call("cudaDeviceSynchronize", 45, 105)
     builder.launched("b", 120, 130, 150).launched("c", 190, 200, 250)
     # Blocked for 60. Launched 60 earlier, b would have run in [100, 120) and c, launched at 130, in [140, 190): of the
@@ -244,7 +244,7 @@ def test_copies_that_wait_for_their_end_block_the_host(call, copied):
 
 
 def test_a_small_copy_that_the_driver_sets_aside_does_not_block():
-    builder = TraceBuilder().step(1, 0, 500)
+    builder = TraceBuilder().step(1, 0, 500).op("aten::empty", 1, 2)
     builder.launched("a", 10, 50, 100).call("cudaMemcpyAsync", 20, 28, correlation=77)
     builder.event("Memcpy HtoD (Pageable -> Device)", Category.MEMCPY, 100, 110, device=0, stream=7, correlation=77)
     builder.launched("b", 140, 150, 200)
@@ -267,7 +267,7 @@ def test_work_that_was_launched_before_the_recording_was_queued():
 
 def test_a_launch_on_its_way_to_the_device_is_not_queued():
     """Launches take 20 to arrive (a, b). c was launched 5 before the gap and starts 20 after its launch: no wait."""
-    builder = TraceBuilder().step(1, 0, 500)
+    builder = TraceBuilder().step(1, 0, 500).op("aten::empty", 1, 2)
     builder.launched("z", 1, 10, 20).launched("a", 30, 50, 60).launched("b", 80, 100, 130).launched("c", 125, 145, 150)
     assert breakdown_of(builder) == {"COMPUTE": 55, "LAUNCH": 55, "HOST": 30}
 
@@ -327,3 +327,9 @@ def test_a_pause_is_named_after_the_innermost_python_function_that_lasts_as_long
     named = {name: part.measure() for name, part in partial.named_host.items()}
     assert [name for name, time in named.items() if time] == ["train.py(70): log"]
     assert named["train.py(70): log"] == 19 * MS - 1
+
+
+def test_without_recorded_operators_the_time_between_two_calls_is_launch_unless_it_is_a_pause():
+    builder = TraceBuilder().step(1, 0, 30 * MS)
+    builder.launched("a", 0, 10_000, 20_000).launched("b", 400_000, 410_000, MS).launched("c", 8 * MS, 9 * MS, 10 * MS)
+    assert breakdown_of(builder) == {"COMPUTE": 1_600_000, "LAUNCH": 390_000 + MS, "HOST": 7 * MS}

@@ -209,6 +209,13 @@ def test_coverage_is_of_the_kernels_in_the_steps():
     assert analyze_rank(builder.build()).flops.coverage(EVERY_STEP) == pytest.approx(0.75)
 
 
+def test_what_a_graph_computes_whose_kernels_are_not_recorded_is_not_covered():
+    builder = TraceBuilder().step(1, 0, 1000)
+    builder.op("aten::mm", 10, 30, shapes=[[2, 3], [3, 5]], **HALF).launched("ampere_bf16_s16816gemm", 15, 100, 400)
+    builder.launched("CUDA graph 5", 45, 400, 1000)
+    assert analyze_rank(builder.build()).flops.coverage(EVERY_STEP) == pytest.approx(1 / 3)
+
+
 NODE = "autograd::engine::evaluate_function: "
 
 
