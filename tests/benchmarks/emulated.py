@@ -70,23 +70,21 @@ def _of(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else ""
 
 
-def misses(found: Iterable[Judged]) -> list[str]:
-    """A line for each miss, by class."""
-    by_kind: defaultdict[str, list[str]] = defaultdict(list)
+def classes(found: Iterable[Judged]) -> list[str]:
+    """The classes of misses with their seeds, the largest first."""
+    by_kind: defaultdict[str, list[int]] = defaultdict(list)
     for one in found:
         for miss in one.misses:
-            by_kind[miss.kind].append(f"- seed {one.drawn.seed}: {miss.words}")
-    lines = []
-    for kind, words in sorted(by_kind.items(), key=lambda item: -len(item[1])):
-        lines += ["", f"## {kind}: {len(words)}", *words]
-    return lines
+            by_kind[miss.kind].append(one.drawn.seed)
+    ordered = sorted(by_kind.items(), key=lambda item: -len(item[1]))
+    return [f"{len(seeds):4} {kind}: {' '.join(map(str, seeds))}" for kind, seeds in ordered]
 
 
 @click.command()
 @click.option("--seeds", default=20, show_default=True, help="How many.")
 @click.option("--first", default=0, show_default=True, help="The first of them.")
 @click.option("--only", default="", help="These seeds, with commas.")
-@click.option("--show", is_flag=True, help="A line for each miss.")
+@click.option("--show", is_flag=True, help="Each job, and a line for each of its misses.")
 @click.option("--processes", default=1, show_default=True)
 def main(seeds: int, first: int, only: str, show: bool, processes: int) -> None:
     """Print how often the analysis is right."""
@@ -99,13 +97,12 @@ def main(seeds: int, first: int, only: str, show: bool, processes: int) -> None:
                 click.echo(one)
                 continue
             found.append(one)
+            for line in [str(one.drawn), *(f"    {miss.kind}: {miss.words}" for miss in one.misses)] if show else ():
+                click.echo(line)
+            sys.stdout.flush()
             print(f"\r{len(found)} of {len(chosen)} jobs", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    if only:
-        click.echo("\n".join(str(one.drawn) for one in found))
-    click.echo("\n".join(report(found)))
-    if show:
-        click.echo("\n".join(misses(found)))
+    click.echo("\n".join([*report(found), "", *classes(found)]))
 
 
 if __name__ == "__main__":

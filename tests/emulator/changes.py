@@ -127,7 +127,7 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
         yield {"host.gc": "0"}
     for rank in sorted({rank for cause in job.causes for rank in cause.ranks or ()}):
         yield {f"rank.{rank}": "peers"}
-    yield from ({"dataloader.num_workers": str(count)} for count in (1, 2, 4, 8) if count != job.loader.workers)
+    yield from ({"dataloader.num_workers": str(count)} for count in (2, 8) if count != job.loader.workers)
     if job.strategy == "ddp" and job.ranks > 1:
         yield from _advisable_with_ddp(job)
     if job.strategy == "fsdp" and job.reshard:

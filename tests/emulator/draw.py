@@ -86,7 +86,7 @@ def _healthy(rng: random.Random, seed: int) -> Job:
     )
     width = rng.choice((512, 1024, 1024, 2048))
     model = Model(
-        blocks=rng.choice((4, 8)) if stages > 1 else rng.choice((3, 4, 6, 8)),
+        blocks=4 if stages > 1 else rng.choice((2, 3, 4, 6)),
         tokens=rng.choice((1024, 2048, 4096, 8192)) * (4 if stages > 1 else 1),
         width=width,
         small_kernels=rng.choice((1, 3, 6)),

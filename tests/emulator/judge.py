@@ -143,9 +143,11 @@ def judge(drawn: Drawn, predictions: bool = True) -> Judged:
 
 
 def _note(judged: Judged, answer: Answer) -> None:
-    if answer.found is None:
-        kind = "defect" if "defect" in answer.refused else "refused"
-        judged.miss(f"{kind} {answer.setting}", str(answer))
+    if answer.found is None and "defect" in answer.refused:
+        judged.miss(f"defect {answer.setting}", str(answer))
+    elif answer.found is None:
+        if abs(answer.truth_ns / answer.before_ns - 1) > DUE:  # else nobody misses it
+            judged.miss(f"refused {answer.setting}", str(answer))
     elif abs(answer.error) > DUE:
         judged.miss(f"prediction off {answer.setting}", str(answer))
     elif not answer.inside:

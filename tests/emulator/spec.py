@@ -163,7 +163,7 @@ class Job:
     recording: Recording = field(default_factory=Recording)
     causes: tuple[Cause, ...] = ()
     compute_speed: float = 1.0
-    warmup: int = 8
+    warmup: int = 6
 
     def factor(self, kind: str, rank: int) -> float:
         """How many times as long something takes on a rank because of the causes of a kind."""
