@@ -45,6 +45,7 @@ class Drawn:
         parts = (
             f"{job.strategy} {job.ranks} ranks / {job.ranks_per_host} a host, t{job.tensor} p{job.stages}",
             f"m{job.microbatches}, {model.blocks} blocks {model.tokens}x{model.width}, {recording.steps} steps",
+            f"without {recording.missing}" if recording.missing else "all ranks",
             f"{'by run, ' if recording.run else ''}{job.loader.workers} workers, item {job.item_every}",
             f"noise {job.noise}: {', '.join(map(str, self.plants)) or 'healthy'}",
         )
@@ -72,6 +73,9 @@ def draw(seed: int) -> Drawn:
         if made is not None and all(plant.kind != made[0].kind for plant in plants):
             plants.append(made[0])
             job = made[1]
+    struck = {rank for plant in plants for rank in plant.ranks or ()}
+    if rng.random() < 0.06 and (spare := [rank for rank in range(1, job.ranks) if rank not in struck]):
+        job = replace(job, recording=replace(job.recording, missing=(rng.choice(spare),)))
     return Drawn(seed, job, tuple(plants))
 
 

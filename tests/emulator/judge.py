@@ -176,7 +176,8 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
     told = [f"{row.cause} of {row.scope} {row.rank} {row.lost_us / 1e3:.2f}" for row in rows]
     told += [finding.rule for finding in serious]
     for plant, cost in costs.items():
-        if cost < DUE * before_ns or (plant.ranks is None and plant.kind not in RULES):
+        unknown = drawn.job.recording.missing and plant.ranks is not None  # the others may be as late
+        if cost < DUE * before_ns or unknown or (plant.ranks is None and plant.kind not in RULES):
             continue
         judged.due += 1
         lost_us = _named(plant, rows, serious, summary)
