@@ -260,8 +260,9 @@ def _path(result: AlignedJob) -> tuple[PathRow, ...] | None:
 
 
 def _microbatches(result: AlignedJob) -> int:
-    own = (partial.forwards[partial.steps.indices_of(result.steps)] for partial in result.partials.values())
-    return max((int(np.median(forwards)) for forwards in own), default=1)
+    steps = result.steps.tolist()
+    own = ([partial.microbatches(step) for step in steps] for partial in result.partials.values())
+    return max((int(median(counts)) for counts in own if counts), default=1)
 
 
 def _shown_ranks(stragglers: Sequence[StragglerRow], pipeline: Pipeline | None) -> tuple[int, ...]:

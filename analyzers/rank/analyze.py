@@ -10,7 +10,7 @@ from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
-from perfscope.analyzers.rank.host_activity import DDP_FORWARD, HostActivity, host_activity, loader_rows
+from perfscope.analyzers.rank.host_activity import DDP_FORWARD, EVALUATING, HostActivity, host_activity, loader_rows
 from perfscope.analyzers.rank.host_events import host_events
 from perfscope.analyzers.rank.lanes import rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
@@ -29,6 +29,7 @@ from perfscope.analyzers.rank.work.quickest import quickest_times
 from perfscope.analyzers.rank.work.range_times import module_times, sync_times
 from perfscope.analyzers.rank.work.tables import RankTables
 from perfscope.errors import TraceError
+from perfscope.recording.vocabulary import FORWARD
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 
@@ -112,8 +113,12 @@ def _tables(
 
 
 def _forwards(trace: Trace, host: HostActivity, steps: Steps) -> Int64:
-    rows = trace.rows(Category.ANNOTATION, named=DDP_FORWARD.__eq__, threads=host.threads)
-    return steps.count(steps.of_host_time(trace.start_ns[rows]))
+    evaluating = host.named[EVALUATING]
+    for name in (DDP_FORWARD, FORWARD):
+        begun = trace.start_ns[trace.rows(Category.ANNOTATION, named=name.__eq__, threads=host.threads)]
+        if len(begun):
+            return steps.count(steps.of_host_time(begun[~evaluating.covers(begun)]))
+    return np.zeros(len(steps), dtype=np.int64)
 
 
 def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:

@@ -34,7 +34,8 @@ _NAMED_HOST: Final = {
 }
 """Host work that annotations or Python calls name."""
 
-_AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
+AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
+"""Ranges that autograd's engine records around each of its functions, with their hooks."""
 _STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
 
 
@@ -124,7 +125,7 @@ def training_threads(trace: Trace, work: DeviceWork) -> Int64:
     if len(main) == 0 and len(operators):
         time = np.bincount(trace.thread[operators], weights=trace.duration_ns[operators])
         main = np.array([int(np.argmax(time))])
-    autograd = trace.thread[trace.rows(Category.CPU_OP, named=_AUTOGRAD.match)]
+    autograd = trace.thread[trace.rows(Category.CPU_OP, named=AUTOGRAD.match)]
     launching = trace.thread[work.launch[work.launch != NONE]]
     return np.unique(np.concatenate((main, autograd, launching))).astype(np.int64)
 

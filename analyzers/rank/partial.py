@@ -153,8 +153,8 @@ class RankPartial:
     loading: Loading
     host_events: HostEvents
     forwards: Int64
-    """Forward passes of a DistributedDataParallel module begun in each step: micro-batches, where gradients
-    accumulate."""
+    """Forward passes of the model that is trained begun in each step, where ranges mark them (torch's of
+    DistributedDataParallel, else the recorder's): micro-batches, where gradients accumulate."""
     passes: Passes
     """Forwards and backwards of micro-batches in a pipeline; empty where nothing marks them."""
     flops: RankFlops
@@ -168,3 +168,10 @@ class RankPartial:
     """Parallel strategies that the names of ranges show; empty where none does."""
     versions: dict[str, str]
     parse_report: ParseReport
+
+    def microbatches(self, step: int) -> int:
+        """Micro-batches of a step (by its number), at least 1: forwards where ranges mark them, else the batches drawn
+        from a loader.
+        """
+        index = int(self.steps.indices_of(np.array([step]))[0])
+        return int(self.forwards[index] or self.loading.batches[index] or 1)

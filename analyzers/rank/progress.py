@@ -202,7 +202,8 @@ def _blockers(own: Timeline, collectives: Collectives) -> Int64:
 def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: Collectives) -> Int64:
     """When each communication kernel had been launched and the compute kernel launched last before it had ended.
 
-    A kernel that started before that compute kernel's end did not need it (a prefetch): only its launch counts.
+    A kernel that started before that compute kernel's end did not need it (a prefetch): only its launch counts. On one
+    stream none is ready before those in front of it, so that all ranks issue them in one order.
     """
     chosen = np.flatnonzero(is_communication)
     chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
@@ -216,4 +217,7 @@ def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: 
         tail = np.where(before >= 0, work.end_ns[kernels[np.maximum(before, 0)]], ready)
         needed = (launch != NONE) & (tail <= collectives.start_ns)
         ready = np.where(needed, np.maximum(ready, tail), ready)
+    for stream in np.unique(collectives.stream).tolist():
+        of_stream = np.flatnonzero(collectives.stream == stream)
+        ready[of_stream] = np.maximum.accumulate(ready[of_stream])
     return ready

@@ -128,7 +128,7 @@ def _rebucket(
     ready = step_ops.progress_ns[step_ops.places(OpKind.ISSUE, old)]
     total = np.cumsum([bucket.collective.bytes or 0 for bucket in one.buckets]).astype(np.float64)
     model = one.buckets[0]
-    backward = _BACKWARD_SHARE / max(_microbatches(context, one), 1)
+    backward = _BACKWARD_SHARE / context.result.partials[one.rank].microbatches(one.step)
     added: list[tuple[float, ScheduleOp]] = []
     begun = 0.0
     moments = ready_at(np.array(ends), total, ready, backward).tolist()
@@ -151,7 +151,7 @@ def _unrecorded_wait(step_ops: StepOps, one: Round, ready: Float64) -> float:
     had ended, or its wait counts as the rank's own time. Either way they had ended by then.
     """
     ended = max(float(at) + own.gap_ns + own.transfer_ns for at, own in zip(ready, one.buckets, strict=True))
-    return min(ended, float(step_ops.progress_ns[-1]))
+    return min(ended, step_ops.ends_ns)
 
 
 def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -160,23 +160,16 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
     dropped: set[RankOp] = set()
     for one in gradient_rounds(schedules):
-        microbatches = _microbatches(context, one)
+        microbatches = context.result.partials[one.rank].microbatches(one.step)
         sizes = [bucket.collective.bytes for bucket in one.buckets]
-        if not microbatches:
-            raise CannotReplay(f"{name}: no forward pass of DistributedDataParallel is recorded")
         once = len(sizes) // microbatches
-        if microbatches > 1 and sizes == sizes[:once] * microbatches:
+        each = StepOps(schedules, one.rank, one.step).in_every_part(set(one.buckets), microbatches)
+        if each and sizes == sizes[:once] * microbatches:
             dropped.update(one.buckets[:-once])
     if not dropped:
         raise CannotReplay(f"{name}: gradients are already reduced once per step")
     schedules.without(dropped)
     return Uncertainty(less=0.15, more=0.05)
-
-
-def _microbatches(context: Context, one: Round) -> int:
-    """Forward passes of the DDP module in the step of a round: as often as its gradients become ready."""
-    partial = context.result.partials[one.rank]
-    return int(partial.forwards[partial.steps.indices_of(np.array([one.step]))[0]])
 
 
 def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

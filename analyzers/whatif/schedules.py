@@ -6,6 +6,7 @@ them, ``StepOps`` one step of one rank at a time, and ``compiled`` makes arrays 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ class RankOp:
     lane: int
     gap_ns: float = 0.0
     transfer_ns: float = 0.0
+    backward: bool = False
+    """Issued by autograd, as far as that is recorded."""
 
     @property
     def bytes(self) -> int:
@@ -114,18 +117,21 @@ class EditableSchedules:
     settling: int = 0
     """Steps until ranks have found a new rhythm: the first one starts as far apart on them as it was recorded."""
 
-    def issued(self) -> Iterator[tuple[int | None, RankOp]]:
-        """(step, rank op) of every rank op, rank by rank in the order of issue."""
-        for op in chain.from_iterable(self.ops.values()):
-            if (rank_op := op.issued) is not None:
-                yield op.step, rank_op
+    @functools.cached_property
+    def steps(self) -> frozenset[int]:
+        """Numbers of the recorded steps."""
+        return frozenset(self.recorded.steps.tolist())
+
+    def issued(self) -> Iterator[RankOp]:
+        """Every rank op, rank by rank in the order of issue."""
+        return filter(None, (op.issued for op in chain.from_iterable(self.ops.values())))
 
     def by_step(self, kind: str) -> StepCollectives:
         """The collectives of a kind that move parameters or gradients, rank by rank and step by step."""
         return grouped(
             ((rank_op.rank, step), rank_op)
-            for step, rank_op in self.issued()
-            if step is not None and rank_op.moves(kind)
+            for rank_op in self.issued()
+            if (step := rank_op.collective.step) in self.steps and rank_op.moves(kind)
         )
 
     def of_gradients(self, kind: str) -> StepCollectives:
@@ -143,7 +149,7 @@ class EditableSchedules:
 
     def collectives(self) -> dict[Collective, list[RankOp]]:
         """Every collective with its rank ops, in the order in which they are first issued."""
-        return grouped((rank_op.collective, rank_op) for _, rank_op in self.issued())
+        return grouped((rank_op.collective, rank_op) for rank_op in self.issued())
 
     def every_step(self, *, whole: bool = False) -> Iterator[StepOps]:
         """Every step of every rank; its ops are read when it is its turn."""
@@ -255,26 +261,47 @@ def _in_whole_ns(ops: list[ScheduleOp]) -> Int64:
 
 
 class StepOps:
-    """The ops of one rank in one step. ``progress_ns`` is the rank's own time passed at each op, from the first of
-    them; new ops are placed by it. ``whole``: with the op that starts the next step, and so all own time of this one.
+    """The ops of one rank in one step, and those around them that issue its collectives: a host that runs ahead of its
+    device issues some before the device begins the step. ``begins`` is the place of the op that begins the step.
+
+    ``progress_ns`` is the rank's own time passed at each op, counted from before that one; new ops are placed by it.
+    ``ends_ns`` is that of the step's last op; ``whole``: of the op that starts the next step, with all own time of
+    this one.
     """
 
     def __init__(self, schedules: EditableSchedules, rank: int, step: int, *, whole: bool = False) -> None:
         self._schedules, self.rank, self.step = schedules, rank, step
-        places = [place for place, op in enumerate(schedules.ops[rank]) if op.step == step]
-        self._bounds = (places[0], min(places[-1] + 1 + whole, len(schedules.ops[rank]))) if places else (0, 0)
-        self.ops: list[ScheduleOp] = schedules.ops[rank][slice(*self._bounds)]
-        self._rows = np.cumsum([op.own_ns for op in self.ops], axis=0) if self.ops else np.zeros((0, 1))
-        self.progress_ns: Float64 = self._rows.sum(axis=1)
+        every = schedules.ops[rank]
+        inside = [place for place, op in enumerate(every) if op.step == step] or [0]
+        issued = [place for place, op in enumerate(every) if _belongs(op.issued, step)]
+        first, last = inside[0], min(inside[-1] + whole, len(every) - 1)
+        self._bounds = (min([first, *issued]), max([last, *issued]) + 1)
+        self.ops: list[ScheduleOp] = every[slice(*self._bounds)]
+        self.begins = first - self._bounds[0]
+        self._rows = np.cumsum([op.own_ns for op in self.ops], axis=0)
+        self._before = float(self._rows[self.begins - 1].sum()) if self.begins else 0.0
+        self.progress_ns: Float64 = self._rows.sum(axis=1) - self._before
+        self.ends_ns = float(self.progress_ns[last - self._bounds[0]])
 
     def issues(self, *kinds: str) -> dict[int, RankOp]:
-        """Place in ``ops`` -> the rank op issued there, of those of these kinds that move parameters or gradients."""
+        """Place in ``ops`` -> the rank op issued there: the step's of these kinds that move parameters or gradients."""
         issued = ((place, op.issued) for place, op in enumerate(self.ops))
-        return {place: rank_op for place, rank_op in issued if rank_op is not None and rank_op.moves(*kinds)}
+        return {
+            place: rank_op
+            for place, rank_op in issued
+            if rank_op is not None and _belongs(rank_op, self.step) and rank_op.moves(*kinds)
+        }
 
     def places(self, kind: OpKind, rank_ops: set[RankOp]) -> list[int]:
         """Places in ``ops`` of those that issue ``rank_ops``, or wait for them."""
         return [place for place, op in enumerate(self.ops) if op.kind is kind and op.rank_op in rank_ops]
+
+    def in_every_part(self, rank_ops: set[RankOp], parts: int) -> bool:
+        """Are these issued all through the ``parts`` micro-batches of the step's work, not in the last one only?"""
+        worked = self.progress_ns - self._rows[:, TimeCategory.DATALOADER]
+        issues = self.places(OpKind.ISSUE, rank_ops)
+        first, last, begin = (float(worked[place]) for place in (issues[0], issues[-1], self.begins))
+        return parts > 1 and first < begin + (last - begin) * (parts - 1) / parts
 
     def replace(self, dropped: frozenset[RankOp], added: Sequence[tuple[float, ScheduleOp]]) -> None:
         """Take the ops of the rank ops ``dropped`` out and put ``added`` in at their progress; the own time stays.
@@ -305,7 +332,7 @@ class StepOps:
 
     def _rows_at(self, progress_ns: Float64) -> Float64:
         """Own time passed at each moment of the progress (lines), by category (columns): linear between the ops."""
-        points = np.concatenate(([0.0], self.progress_ns))
+        points = np.concatenate(([-self._before], self.progress_ns))
         rows = np.concatenate((np.zeros((1, self._rows.shape[1])), self._rows))
         after = np.clip(np.searchsorted(points, progress_ns, side="left"), 1, len(points) - 1)
         length = points[after] - points[after - 1]
@@ -314,11 +341,17 @@ class StepOps:
         return np.asarray(rows[after - 1] + share * (rows[after] - rows[after - 1]), dtype=np.float64)
 
 
+def _belongs(rank_op: RankOp | None, step: int) -> bool:
+    """Is it part of a collective of this step?"""
+    return rank_op is not None and rank_op.collective.step == step
+
+
 def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> EditableSchedules:
     """The recorded schedules, ready to be edited."""
     schedules = recorded.schedules
     collectives = _collectives(result, schedules)
     lanes = _lanes(schedules)
+    backward = _backward(result, recorded)
     rank_ops: dict[int, RankOp] = {}
     ops: dict[int, list[ScheduleOp]] = {}
     for index, rank in enumerate(schedules.ranks):
@@ -335,7 +368,7 @@ def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> Edita
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
                         rank, collectives[int(schedules.instance[operand])], lanes[operand],
-                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand]),
+                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand]), backward[operand],
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
             elif kind is OpKind.MARK:
@@ -388,6 +421,19 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
             )
         )
     return collectives
+
+
+def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:
+    """For each rank op: did autograd issue it?"""
+    found = [False] * len(recorded.row)
+    issues = recorded.schedules.kind == OpKind.ISSUE
+    for rank in recorded.schedules.ranks:
+        span = recorded.schedules.slice_of(rank)
+        rank_ops = recorded.schedules.operand[span][issues[span]]
+        backward = result.partials[rank].collectives.backward[recorded.row[rank_ops]]
+        for rank_op, by_autograd in zip(rank_ops.tolist(), backward.tolist(), strict=True):
+            found[rank_op] = by_autograd
+    return found
 
 
 def _lanes(schedules: Schedules) -> dict[int, int]:

@@ -8,6 +8,7 @@ gathers parameters before each layer's forward and again before its backward, an
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from perfscope.analyzers.whatif.change import (
     flag,
     keep_host_pace,
 )
+from perfscope.analyzers.whatif.gathers import Gathers, find_gathers, recorded_stage
 from perfscope.analyzers.whatif.schedules import (
     Collective,
     EditableSchedules,
@@ -33,12 +35,9 @@ from perfscope.analyzers.whatif.schedules import (
 from perfscope.analyzers.whatif.sharding_on import shard
 from perfscope.analyzers.whatif.sharding_plan import deepspeed_bucket
 from perfscope.analyzers.whatif.sharding_recorded import (
-    bytes_per_step,
     compute_more,
-    gathered_twice,
     optimizer_ns,
     phases,
-    recorded_stage,
     reductions_by_step,
 )
 
@@ -47,13 +46,16 @@ _DDP_BUCKET: Final = 25 << 20
 _FEW: Final = 3
 """With fewer reductions per step it is not known when those of other sizes would be issued."""
 _MOST_AHEAD: Final = 4
+_FSDP1: Final = "FullyShardedDataParallel."
+_FSDP2: Final = "FSDP::"
 
 
 def _stage(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """From stage 3 to a lower one: parameters are gathered once, after the optimizer, or never. Up: ``sharding_on``."""
     if value not in ("0", "1", "2", "3"):
         raise BadSetting(f"{name}={value}: write 0, 1, 2 or 3")
-    gathers, reductions = schedules.by_step("all_gather"), reductions_by_step(schedules)
+    reductions = reductions_by_step(schedules)
+    gathers = find_gathers(schedules, context, reductions)
     stage, new = recorded_stage(context, gathers, reductions), int(value)
     if new == stage:
         return Uncertainty(0.0, 0.0)
@@ -64,14 +66,12 @@ def _stage(schedules: EditableSchedules, context: Context, name: str, value: str
             f"{name}: parameters are gathered only once per step: the job is at stage 1 or 2, and what it reduces does "
             "not show what lower stages would reduce"
         )
-    every = [rank_op for rank_ops in gathers.values() for rank_op in rank_ops]
-    schedules.without(set(every))
+    schedules.without({rank_op for rank_ops in gathers.by_step.values() for rank_op in rank_ops})
     missed = 0.0
     if new == 0:
         missed = _grow_optimizer(schedules, context, reductions) / 2
     else:
-        # Forward and backward each gathered every parameter: once is half of it.
-        _gather_once(schedules, context, every, bytes_per_step(gathers) / 2)
+        _gather_once(schedules, context, gathers)
     if new < 2:
         _reduce_all(schedules, context)
         # Stage 1 of DeepSpeed holds whole gradients and reduces them once the last of them is there.
@@ -83,23 +83,28 @@ def _stage(schedules: EditableSchedules, context: Context, name: str, value: str
     return Uncertainty(less=0.30 if context.on_devices else 0.45, more=0.15, either_ns=missed)
 
 
-def _gather_once(schedules: EditableSchedules, context: Context, gathers: list[RankOp], size: float) -> None:
+def _gather_once(schedules: EditableSchedules, context: Context, gathers: Gathers) -> None:
     """One gather of all parameters at the end of every step; the next one's first own work waits for it.
 
     FSDP gathers unit by unit, as recorded; others gather buckets as large as DeepSpeed's are by default.
     """
-    piece = deepspeed_bucket(context, gathers[0].collective.dtype, "allgather_bucket_size")
+    passes = [gathers.once(rank, step) for rank, step in gathers.by_step]
+    every = list(chain.from_iterable(passes))
+    size = float(np.median([sum(rank_op.bytes for rank_op in once) for once in passes]))
+    if not size:
+        raise CannotReplay("the collectives' sizes are not recorded; record with shapes")
+    piece = deepspeed_bucket(context, every[0].collective.dtype, "allgather_bucket_size")
     if _is_fsdp(context):
-        piece = float(np.median([rank_op.bytes for rank_op in gathers]))
+        piece = float(np.median([rank_op.bytes for rank_op in every]))
     pieces = max(1, round(size / piece))
     size = round(size / pieces)
     collectives: dict[tuple[int, int], Collective] = {}
-    models = {rank_op.rank: rank_op for rank_op in reversed(gathers)}
+    models = {rank_op.rank: rank_op for rank_op in reversed(every)}
     for step_ops in schedules.every_step(whole=True):
         model, step = models.get(step_ops.rank), step_ops.step
         if model is None:
             continue
-        like, at = model.collective, float(step_ops.progress_ns[-1]) - 1  # right before the next step begins
+        like, at = model.collective, step_ops.ends_ns - 1  # right before the next step begins
         new = []
         for number in range(pieces):
             gather = Collective("all_gather", like.group, size, like.size, step, like.dtype)
@@ -151,24 +156,37 @@ def _reduce_all(schedules: EditableSchedules, context: Context) -> None:
     all-reduce: there the recorded transfer is that of one already.
     """
     times = 1 if any(run.backend == "gloo" for run in context.runs.values()) else 2
-    for _, rank_op in schedules.issued():
+    for rank_op in schedules.issued():
         if rank_op.moves("reduce_scatter"):
             rank_op.transfer_ns = context.transfer_ns(rank_op, times * rank_op.bytes)
 
 
 def _reshard(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
-    """Parameters gathered for the forward stay for the backward (``SHARD_GRAD_OP``)."""
+    """Parameters gathered for the forward stay for the backward (``SHARD_GRAD_OP``): its gathers go. FSDP1 frees them
+    only in a backward that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too.
+    """
     if flag(name, value):
         raise CannotReplay(f"{name}=true: the recording does not show how long the additional gathers would take")
-    dropped: set[RankOp] = set()
-    gathers = schedules.by_step("all_gather")
-    for rank_ops in gathers.values():
-        # The backward gathers what the forward did, except the last unit where that stays: it comes second.
-        dropped.update(rank_ops[-(len(rank_ops) // 2) :])
-    if not dropped or not gathered_twice(context, gathers, reductions_by_step(schedules)):
+    gathers = find_gathers(schedules, context, reductions_by_step(schedules))
+    if not gathers.twice:
         raise CannotReplay(f"{name}: parameters are not gathered twice per step")
+    dropped: set[RankOp] = set()
+    for key, passes in gathers.passes.items():
+        stay = key in gathers.reduced_once and _is_fsdp1(context)
+        for each in passes:
+            if each.backward or (stay and each.microbatch):
+                dropped.update(each.gathers)
     schedules.without(dropped)
     return Uncertainty(less=0.20, more=0.10)
+
+
+def _is_fsdp1(context: Context) -> bool:
+    """By the settings, else by the names of the ranges that either version records."""
+    for run in context.runs.values():
+        if "fsdp" in run.settings:
+            return bool(run.settings["fsdp"].get("version") == 1)
+    names = [name for partial in context.result.partials.values() for name in partial.tables.modules.names]
+    return any(name.startswith(_FSDP1) for name in names) and not any(name.startswith(_FSDP2) for name in names)
 
 
 def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -180,13 +198,13 @@ def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: 
     if not 1 <= ahead <= _MOST_AHEAD:
         raise BadSetting(f"{name}={value}: write how many gathers earlier, 1 to {_MOST_AHEAD}")
     moved = False
+    gathers = find_gathers(schedules, context, reductions_by_step(schedules))
     for step_ops in list(schedules.every_step()):
-        places = list(step_ops.issues("all_gather"))
-        # Each pass gathers every unit; where the backward gathers one less, the forward's last one stays for it.
-        passes = (places[: len(places) // 2], places[len(places) // 2 :]) if len(places) % 2 == 0 else (places,)
+        place_of = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
+        passes = gathers.passes.get((step_ops.rank, step_ops.step), ())
         behind = {
-            place: each[max(number - ahead, 0)]
-            for each in passes for number, place in enumerate(each) if number
+            place_of[rank_op]: place_of[each.gathers[max(number - ahead, 0)]]
+            for each in passes for number, rank_op in enumerate(each.gathers) if number
         }  # fmt: skip
         for place, target in behind.items():
             # Issued with that one: as long after the rank came there.

@@ -26,6 +26,7 @@ from typing import Final
 from perfscope.analyzers.replay.engine import OpKind, replay
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Uncertainty
 from perfscope.analyzers.whatif.ddp import alone_share
+from perfscope.analyzers.whatif.gathers import Gathers
 from perfscope.analyzers.whatif.schedules import (
     NEVER,
     Collective,
@@ -53,12 +54,12 @@ _MISSED: Final = 0.20
 
 def shard(
     schedules: EditableSchedules, context: Context, name: str, stages: tuple[int, int],
-    gathers: StepCollectives, reductions: StepCollectives,
+    gathers: Gathers, reductions: StepCollectives,
 ) -> Uncertainty:  # fmt: skip
     """Edit the schedules for ``stages`` (from, to; the second is higher). Raises CannotReplay with the reason."""
     _refuse(context, name, reductions)
     current, stage = stages
-    rank_ops = [rank_op for steps in (reductions, gathers) for each in steps.values() for rank_op in each]
+    rank_ops = [rank_op for steps in (reductions, gathers.by_step) for each in steps.values() for rank_op in each]
     first = rank_ops[0].collective
     alone = alone_share(context, first.group) if first.kind == "all_reduce" else 1.0
     plan = plan_of(context, stage, rank_ops[0])
@@ -67,9 +68,9 @@ def shard(
     for (rank, step), mine in sorted(reductions.items()):
         step_ops = StepOps(schedules, rank, step, whole=True)
         when = phases(context, step_ops, mine)
-        gathered = gathers.get((rank, step), [])
-        round_ = mine[: _rounds(mine, when.microbatches)[1]]
-        parted = units(context, gathered if plan.framework == "torch" else [], round_)
+        gathered = gathers.by_step.get((rank, step), [])
+        round_ = mine[: len(mine) // when.rounds]
+        parted = units(context, gathers.once(rank, step) if plan.framework == "torch" else (), round_)
         saved = optimizer_ns(context, rank, step) * (1 - 1 / plan.ranks) if current == 0 else 0.0
         own.setdefault(rank, []).append(when.end - when.begin)
         writer.write(step_ops, when, parted, mine, frozenset(gathered), saved)
@@ -93,14 +94,6 @@ def _refuse(context: Context, name: str, reductions: StepCollectives) -> None:
         raise CannotReplay(f"{name}: how a pipeline or tensor parallel job would gather its parts is not known")
     if len({sum(rank_op.bytes for rank_op in rank_ops) for rank_ops in reductions.values()}) > 1:
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
-
-
-def _rounds(reductions: list[RankOp], microbatches: int) -> tuple[int, int]:
-    """(how often gradients are reduced in the step, collectives each time)."""
-    sizes = [rank_op.collective.bytes for rank_op in reductions]
-    once = len(sizes) // microbatches
-    each = microbatches > 1 and once > 0 and sizes == sizes[:once] * microbatches
-    return (microbatches, once) if each else (1, len(sizes))
 
 
 @dataclass(eq=False)
@@ -129,12 +122,11 @@ class _ShardingWriter:
         rank, step = step_ops.rank, step_ops.step
         self._added = []
         self._at, self._number = (rank, step, reductions[0].collective), 0
-        rounds = _rounds(reductions, when.microbatches)[0]
         as_recorded = self.plan.stage == 1 and self.plan.framework == "torch" and not gathers
         if not as_recorded:
             for microbatch in range(when.microbatches):
                 last = microbatch == when.microbatches - 1
-                reduces = rounds > 1 or last or self.plan.reduces_always
+                reduces = when.rounds > 1 or last or self.plan.reduces_always
                 self._passes(*when.of(microbatch), parted, reduces=reduces)
                 # A backward ends when its reductions have.
                 for rank_op in self._open:

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.rank.host_activity import DDP_FORWARD
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
@@ -18,8 +17,6 @@ from perfscope.recording.vocabulary import FORWARD, OPTIMIZER
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 
-_TWICE: Final = 1.5
-"""Bytes gathered per step over the model's, from which parameters are gathered for the forward and the backward."""
 _FORWARD_SHARE: Final = 1 / 3
 """Share of forward and backward, where the forward is not marked: one matrix product to the backward's two."""
 _PLAUSIBLE: Final = (0.1, 0.6)
@@ -32,43 +29,6 @@ _TORCH_OPTIMIZER: Final = "Optimizer.step#"
 def reductions_by_step(schedules: EditableSchedules) -> StepCollectives:
     """Reductions of gradients: reduce-scatters, else all-reduces; empty where none is recorded with its size."""
     return schedules.of_gradients("reduce_scatter") or schedules.of_gradients("all_reduce")
-
-
-def bytes_per_step(steps: StepCollectives) -> float:
-    """Bytes moved per step of a rank, the median."""
-    return float(np.median([sum(rank_op.bytes for rank_op in rank_ops) for rank_ops in steps.values()]))
-
-
-def _model_bytes(context: Context) -> float | None:
-    """Bytes of the whole model, the sum of all ranks' shards; None where not every run recorded its own."""
-    shards = [run.model.parameter_bytes for run in context.runs.values() if run.model is not None]
-    return float(sum(shards)) if shards and len(shards) == len(context.result.partials) else None
-
-
-def gathered_twice(context: Context, gathers: StepCollectives, reductions: StepCollectives) -> bool:
-    """Are parameters gathered for the forward and again for the backward (stage 3), not once per step?"""
-    whole = _model_bytes(context)
-    if whole:
-        return bytes_per_step(gathers) >= _TWICE * whole
-    # Each gradient is as many elements as its parameter.
-    return not reductions or _elements_per_step(gathers) >= _TWICE * _elements_per_step(reductions)
-
-
-def _elements_per_step(steps: StepCollectives) -> float:
-    collective = next(iter(steps.values()))[0].collective
-    return bytes_per_step(steps) / DTYPE_BYTES.get(collective.dtype or "", 1)
-
-
-def recorded_stage(context: Context, gathers: StepCollectives, reductions: StepCollectives) -> int:
-    """The ZeRO stage that the job runs at (``SHARD_GRAD_OP`` is 2, ``FULL_SHARD`` 3)."""
-    strategies = {name for run in context.runs.values() for name in run.strategies}
-    if not gathers:
-        return 1 if "zero1" in strategies else 0
-    if gathered_twice(context, gathers, reductions):
-        return 3
-    kinds = {rank_op.collective.kind for rank_ops in reductions.values() for rank_op in rank_ops}
-    # DeepSpeed's stage 2 may reduce whole buckets, too.
-    return 1 if "zero1" in strategies or (kinds == {"all_reduce"} and "zero2" not in strategies) else 2
 
 
 @dataclass(frozen=True)
@@ -88,7 +48,7 @@ class Units:
 
 
 def units(context: Context, gathers: Sequence[RankOp], reductions: Sequence[RankOp]) -> Units:
-    """The units of a model, given one step's recorded gathers of one rank and one round of its reductions.
+    """The units of a model, given the recorded gathers of one pass of one rank and one round of its reductions.
 
     Recorded gathers are units. Without them each of the model's repeated blocks is one, and the root has the rest: what
     torch and Accelerate advise. Where the run did not record blocks each bucket stands for a unit.
@@ -113,6 +73,7 @@ def units(context: Context, gathers: Sequence[RankOp], reductions: Sequence[Rank
 class TrainingPhases:
     """Of one step of one rank, by its own progress (ns): when its forward begins, its last backward ends, the optimizer
     begins and the step ends. The ``microbatches`` take equally long, their forwards the share ``forward`` of that.
+    ``rounds``: how often gradients are reduced, once or in every micro-batch.
     """
 
     begin: float
@@ -121,6 +82,7 @@ class TrainingPhases:
     last: float
     microbatches: int
     forward: float
+    rounds: int
 
     def of(self, microbatch: int) -> tuple[float, float, float]:
         """(begin of its forward, of its backward, end of its backward)."""
@@ -135,20 +97,22 @@ def phases(context: Context, step_ops: StepOps, reductions: Sequence[RankOp]) ->
     """
     mine = set(reductions)
     issues, waits = step_ops.places(OpKind.ISSUE, mine), step_ops.places(OpKind.WAIT, mine)
-    rows = np.sum([op.own_ns for op in step_ops.ops[1 : issues[-1] + 1]], axis=0)
-    last = float(step_ops.progress_ns[-1])
+    rows = np.sum([op.own_ns for op in step_ops.ops[step_ops.begins + 1 : issues[-1] + 1]], axis=0)
+    last = step_ops.ends_ns
     # Each moment right before the next, so that new ops come in one order on all ranks.
     end = min(float(step_ops.progress_ns[issues[-1]]), last - 3)
     optimizer = min(max(end, float(step_ops.progress_ns[waits[-1]]) if waits else end), last - 2)
-    begin = float(step_ops.progress_ns[0]) + float(rows[TimeCategory.DATALOADER] + rows[TimeCategory.COPY])
+    begin = float(step_ops.progress_ns[step_ops.begins]) + float(
+        rows[TimeCategory.DATALOADER] + rows[TimeCategory.COPY]
+    )
     partial = context.result.partials[step_ops.rank]
     index = int(partial.steps.indices_of(np.array([step_ops.step]))[0])
-    # Where forwards are not marked, batches drawn from a loader are the micro-batches.
-    microbatches = int(partial.forwards[index] or partial.loading.batches[index] or 1)
     work = rows[TimeCategory.COMPUTE] if partial.has_device_work else rows.sum() - rows[TimeCategory.DATALOADER]
+    count = partial.microbatches(step_ops.step)
+    rounds = count if step_ops.in_every_part(mine, count) else 1
     return TrainingPhases(
-        min(begin, end), end, optimizer, last, microbatches, _forward_share(partial, index, float(work))
-    )
+        min(begin, end), end, optimizer, last, count, _forward_share(partial, index, float(work)), rounds,
+    )  # fmt: skip
 
 
 def _forward_share(partial: RankPartial, index: int, work_ns: float) -> float:

@@ -73,8 +73,9 @@ class Collectives:
     ``group``, ``kind`` and ``dtype`` index the tuples of the same name (``dtype`` NONE: unknown). ``bytes`` follows
     nccl-tests: the larger of the two buffers for all-gather and reduce-scatter, else the input; NONE when unknown.
     ``sequence`` is the sequence number within the group (NONE: not recorded); ``step`` the index of the step in whose
-    host window the collective was issued (-1: outside all). ``messages`` describe those that are point to point; on the
-    host these start when the operator that issued them starts.
+    host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it (False where the
+    recording has none of its functions). ``messages`` describe those that are point to point; on the host these start
+    when the operator that issued them starts.
     """
 
     start_ns: Int64
@@ -86,6 +87,7 @@ class Collectives:
     sequence: Int64
     step: Int64
     stream: Int64
+    backward: Bool
     groups: tuple[Group, ...]
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]

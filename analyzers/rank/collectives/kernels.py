@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives import raw
+from perfscope.analyzers.rank.collectives.autograd import in_backward
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import (
     DTYPE_BYTES,
@@ -50,15 +51,17 @@ def on_device(trace: Trace, work: DeviceWork) -> raw.RawCollectives:
     messages = _messages(trace, descriptions, key, keys, size)
     several = np.bincount(descriptions.batch_kernel, minlength=len(kernels)) > 0
     size[several] = _exchanged(messages, len(kernels))[several]
+    issued = np.where(calls == NONE, NONE, trace.start_ns[calls])
     return raw.RawCollectives(
         start_ns=work.start_ns[chosen],
         end_ns=work.end_ns[chosen],
         stream=trace.stream[kernels],
-        issued_ns=np.where(calls == NONE, NONE, trace.start_ns[calls]),
+        issued_ns=issued,
         key=key,
         bytes=size,
         sequence=taken(trace.collectives.sequence, entry),
         keys=keys,
+        backward=in_backward(trace, issued, calls),
         messages=messages,
     )
 

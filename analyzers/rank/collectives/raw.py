@@ -10,7 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Collectives, Group, Messages
 from perfscope.analyzers.rank.steps import Steps
-from perfscope.trace.trace import NONE, Int32, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Int32, Int64, Trace
 
 _PURPOSELESS: Final = "undefined"
 """torch's description of a group that was created without one."""
@@ -43,6 +43,7 @@ class RawCollectives:
     bytes: Int64
     sequence: Int64
     keys: Sequence[CollectiveKey]
+    backward: Bool
     messages: Messages = field(default_factory=Messages.none)
     on_host: bool = False
 
@@ -71,6 +72,7 @@ class RawCollectives:
             # By the host time of issue; where that is not recorded, by the device's window around the start.
             step=np.where(issued == NONE, steps.of_device_time(start), steps.of_host_time(issued)),
             stream=self.stream[order],
+            backward=self.backward[order],
             groups=groups,
             kinds=kinds,
             dtypes=dtypes,

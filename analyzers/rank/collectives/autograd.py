@@ -1,0 +1,36 @@
+"""Which collectives a rank issued in a backward: from one of autograd's functions, or from a thread of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.host_activity import AUTOGRAD, step_threads
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.trace.trace import NONE, Bool, Category, Int32, Int64, Trace
+
+_OPTIMIZER: Final = re.compile("Optimizer.step#")
+
+
+def in_backward(trace: Trace, issued_ns: Int64, calls: Int64 | None = None) -> Bool:
+    """Whether each collective was issued in a backward, by the host time of its issue (NONE: not known, False) and the
+    row of its launch (NONE: not known). All False where the recording has none of autograd's functions.
+    """
+    rows = trace.rows(Category.CPU_OP, named=AUTOGRAD.match)
+    inside: Bool = Intervals.of_rows(trace, rows).covers(issued_ns) & (issued_ns != NONE)
+    if calls is None or not (calls != NONE).any():
+        return inside
+    by_thread = np.isin(trace.thread[calls], _own_threads(trace, trace.thread[rows]))
+    return np.asarray(inside | (by_thread & (calls != NONE)), dtype=np.bool_)
+
+
+def _own_threads(trace: Trace, autograd: Int32) -> Int32:
+    """Of the threads with autograd's functions those on which no training loop runs; none where the loop's thread is
+    not known.
+    """
+    loop = step_threads(trace)
+    if len(loop) == 0:
+        loop = trace.thread[trace.rows(Category.ANNOTATION, named=_OPTIMIZER.match)]
+    return np.setdiff1d(autograd, loop) if len(loop) else loop

@@ -1,0 +1,157 @@
+"""Which gathers belong to which pass, whatever their type, with accumulation, and with hosts that run ahead."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.whatif.change import CannotReplay, Context
+from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.schedules import editable_schedules
+from perfscope.analyzers.whatif.sharding_recorded import reductions_by_step
+from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.recording.metadata import ModelMetadata, RunMetadata
+from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
+from tests.collectors.harness import SCRIPTS, needs_torch, record
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Job, Network, Recording
+from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
+
+SPEC = JobSpec(
+    ranks=4, steps=4, strategy="fsdp", model=ModelSpec(layers=6, tokens=2048),
+    network=NetworkSpec(busbw_gbps=20.0, alpha_ns=50_000),
+)  # fmt: skip
+RESHARD = {"fsdp.reshard_after_forward": "false"}
+TRAINING = str(SCRIPTS / "sharded_gathers.py")
+
+
+def recorded(folder: Path, spec: JobSpec, *, late: bool = False) -> Context:
+    with pytest.MonkeyPatch.context() as patch:
+        if late:
+            gathers_late(patch)
+        simulate(spec).write(folder)
+    return as_version(2, context_of(folder))
+
+
+def as_version(version: int, context: Context) -> Context:
+    """The generator's FSDP frees parameters after every backward, as version 2 does."""
+    known = {"fsdp": {"version": version}}
+    return replace(context, runs={rank: RunMetadata(rank=rank, settings=known) for rank in context.result.partials})
+
+
+def found(context: Context) -> Gathers:
+    schedules = editable_schedules(context.result, context.recorded)
+    return find_gathers(schedules, context, reductions_by_step(schedules))
+
+
+def kept_ns(spec: JobSpec) -> float:
+    """The step when parameters stay for the backward."""
+    with pytest.MonkeyPatch.context() as patch:
+        keeps_parameters(patch)
+        return simulate(spec).truth.step_time_ns
+
+
+def without_autograd(context: Context) -> Context:
+    """The recording as it would be of a tool that does not record autograd's functions."""
+    partials = {
+        rank: replace(
+            partial,
+            collectives=replace(partial.collectives, backward=np.zeros(len(partial.collectives), dtype=np.bool_)),
+        )
+        for rank, partial in context.result.partials.items()
+    }
+    return replace(context, result=replace(context.result, partials=partials))
+
+
+def in_words(passes: tuple[GatherPass, ...]) -> list[tuple[str, int, int]]:
+    return [("B" if each.backward else "F", each.microbatch, len(each.gathers)) for each in passes]
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("late", [False, True], ids=["ahead", "late"])
+def test_every_micro_batch_has_a_forward_and_a_backward(tmp_path: Path, microbatches: int, *, late: bool) -> None:
+    # The host runs ahead: it issues a step's first gather long before the device begins the step.
+    context = recorded(tmp_path, replace(SPEC, microbatches=microbatches), late=late)
+    expected = [(phase, micro, 6) for micro in range(microbatches) for phase in "FB"]
+    assert {key[1] for key in found(context).passes} == set(context.recorded.steps.tolist())
+    for job in (context, without_autograd(context)):
+        assert all(in_words(passes) == expected for passes in found(job).passes.values())
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_with_accumulation_the_gathers_of_every_backward_go(tmp_path: Path, microbatches: int) -> None:
+    spec = replace(SPEC, microbatches=microbatches)
+    answer = predict(recorded(tmp_path, spec), RESHARD)
+    took = kept_ns(spec)
+    assert answer.mid_ns == pytest.approx(took, rel=0.02)
+    assert took < 0.95 * answer.measured_ns
+
+
+@pytest.mark.parametrize("parameter_bytes", [2, 4], ids=["bf16", "fp32"])
+def test_elements_are_compared_not_bytes(tmp_path: Path, parameter_bytes: int) -> None:
+    # Gathered in bf16, whatever the parameters are.
+    context = recorded(tmp_path, SPEC)
+    shard = SPEC.model.layers * SPEC.model.layer_parameters // SPEC.ranks
+    model = ModelMetadata(parameters=shard, parameter_bytes=parameter_bytes * shard)
+    known = replace(context, runs={rank: RunMetadata(rank=rank, model=model) for rank in context.result.partials})
+    for job in (known, without_autograd(known)):
+        assert predict(job, RESHARD).mid_ns == pytest.approx(kept_ns(SPEC), rel=0.02)
+
+
+def test_sizes_need_not_be_recorded(tmp_path: Path) -> None:
+    answer = predict(recorded(tmp_path, replace(SPEC, metadata="none")), RESHARD)
+    assert answer.mid_ns == pytest.approx(kept_ns(SPEC), rel=0.02)
+
+
+def test_fsdp1_keeps_parameters_until_gradients_are_reduced(tmp_path: Path) -> None:
+    # Counted in a training with torch 2.13: SHARD_GRAD_OP under no_sync gathers in the first micro-batch only.
+    spec = replace(SPEC, microbatches=3)
+    context = recorded(tmp_path, spec)
+    one, two = (predict(as_version(version, context), RESHARD).mid_ns for version in (1, 2))
+    gathers = 2 * SPEC.model.layers * SPEC.network.alpha_ns
+    assert one < two - gathers
+
+
+def test_gathers_become_ready_in_the_order_of_their_stream(tmp_path: Path) -> None:
+    # The host runs ahead: what is issued late on the stream may have been launched before the compute that holds up
+    # what is in front of it. All ranks must issue in one order, or changed schedules wait for each other.
+    job = Job(strategy="fsdp", ranks=4, noise=0.03, recording=Recording(steps=4), network=Network(gbps=20))
+    emulate(job).write(tmp_path)
+    context = context_of(str(tmp_path))
+    for partial in context.result.partials.values():
+        own = partial.collectives
+        for stream in np.unique(own.stream):
+            assert (np.diff(partial.progress.ready_ns[own.stream == stream]) >= 0).all()
+    assert predict(context, RESHARD).mid_ns < context.result.step_ns
+
+
+@needs_torch
+@pytest.mark.training
+@pytest.mark.parametrize("arguments", [(), ("--accumulate", "3"), ("--keep", "--accumulate", "2")])
+def test_a_real_training_s_gathers(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    options = ("--wait", "2", "--warmup", "1", "--active", "3")
+    script = (str(SCRIPTS / "ranks.py"), "2", TRAINING, *arguments)
+    recording = record(tmp_path / "recording", sys.executable, *script, options=options)
+    assert recording.exit_code == 0, recording.err
+    counted = json.loads(next(line for line in recording.out.splitlines() if line.startswith("[[")))
+    context = context_of(str(recording.folder))
+    passes = found(context).passes
+    assert passes
+    for (_, step), of_step in passes.items():
+        runs = [(phase, len(list(run))) for phase, run in groupby(counted[step])]
+        micro = 2 if "2" in arguments else 1
+        if "--keep" in arguments:  # nothing between its forwards
+            runs = [("F", size // micro) for _, size in runs for _ in range(micro)]
+        assert [(phase, size) for phase, _, size in in_words(of_step)] == runs
+    if "--keep" in arguments:
+        with pytest.raises(CannotReplay, match="not gathered twice"):
+            predict(context, RESHARD)
+    else:
+        assert predict(context, RESHARD).mid_ns < context.result.step_ns
