@@ -41,7 +41,7 @@ class Emulation:
 
     def write(self, folder: Path) -> None:
         """The traces of the recorded ranks."""
-        trace.write(self.job, self.ranks, folder)
+        trace.write(self.job, self.ranks, self.ends_ns, folder)
 
 
 def emulate(job: Job) -> Emulation:

@@ -12,10 +12,9 @@ from tests.emulator.spec import Job
 DEVICE = "NVIDIA A100-SXM4-80GB"
 
 
-def metadata(rank: Rank, file: str) -> dict[str, Any]:
-    """One rank's run."""
+def metadata(rank: Rank, file: str, unprofiled_ns: list[int]) -> dict[str, Any]:
+    """One rank's run; ``unprofiled_ns`` are steps before the recorded ones."""
     job, recording = rank.job, rank.job.recording
-    unprofiled = [end - begin for begin, end in zip(rank.bounds[1 : job.warmup], rank.bounds[2:], strict=False)]
     groups = {group.name: group for group in rank.communicators.values()}.values()
     return {
         "schema": "perfscope.run/1",
@@ -44,7 +43,7 @@ def metadata(rank: Rank, file: str) -> dict[str, Any]:
                 "prefetch_factor": job.loader.prefetch if job.loader.workers else None,
             }
         ],
-        "steps": {"seen": len(rank.bounds) - 1, "detected_by": "optimizer", "unprofiled_ns": unprofiled[2:]},
+        "steps": {"seen": len(rank.bounds) - 1, "detected_by": "optimizer", "unprofiled_ns": unprofiled_ns},
         "captures": [
             {"file": file, "first_step": recording.first, "last_step": recording.first + recording.steps - 1},
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ UPTIME_NS = 912_340_000_000_000
 class TraceWriter:
     """One rank's file."""
 
-    def __init__(self, rank: Rank, begin_ns: int) -> None:
+    def __init__(self, rank: Rank, begin_ns: int, unprofiled_ns: list[int]) -> None:
         self._rank, self._job = rank, rank.job
+        self._unprofiled_ns = unprofiled_ns
         self._pid = 4_100 + rank.number
         self._device = rank.number % self._job.ranks_per_host
         self._threads = {"main": self._pid, "autograd": self._pid + 300}
@@ -35,7 +37,9 @@ class TraceWriter:
         recording, number = self._job.recording, self._rank.number
         if recording.run:
             path = folder / f"rank-{number:05d}.capture-0.trace.json"
-            (folder / f"rank-{number:05d}.run.json").write_text(json.dumps(metadata(self._rank, path.name)))
+            (folder / f"rank-{number:05d}.run.json").write_text(
+                json.dumps(metadata(self._rank, path.name, self._unprofiled_ns))
+            )
             path.write_text(json.dumps(self.document()), encoding="utf-8")
             return path
         host = f"node{self._job.host_of(self._rank.number)}"
@@ -167,8 +171,10 @@ def _device(number: int) -> dict[str, Any]:
     return {"id": number, "name": DEVICE, **memory}
 
 
-def write(job: Job, ranks: list[Rank], folder: Path) -> None:
-    """All recorded ranks' files."""
+def write(job: Job, ranks: list[Rank], ends_ns: list[int], folder: Path) -> None:
+    """All recorded ranks' files; ``ends_ns`` is when each step has ended."""
+    before = ends_ns[1 : job.warmup]  # the first steps fill the queue
+    unprofiled = [end - begin for begin, end in itertools.pairwise(before)]
     for rank in ranks:
         if rank.number not in job.recording.missing:
-            TraceWriter(rank, rank.bounds[job.warmup]).write(folder)
+            TraceWriter(rank, rank.bounds[job.warmup], unprofiled).write(folder)
