@@ -32,7 +32,12 @@ import numpy as np
 
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork, graph_launches, unlisted_graphs
+from perfscope.analyzers.rank.launches import (
+    DeviceWork,
+    graph_launches,
+    launched_before_recording,
+    unlisted_graphs,
+)
 from perfscope.analyzers.rank.sync_delays import SyncDelays, sync_delays
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Bool, Int64, Trace
@@ -72,7 +77,7 @@ class _Gaps:
         following = np.minimum(following, len(work) - 1)
         call = np.where(known, work.launch[following], NONE)
         launched = np.where(call != NONE, np.minimum(trace.start_ns[call], gaps.end_ns), gaps.end_ns)
-        early = known & _before_recording(trace, work)[following]
+        early = known & launched_before_recording(trace, work)[following]
         late = (call != NONE) & (launched > gaps.start_ns) & (work.start_ns[following] == gaps.end_ns)
         latency = min(int(np.median((gaps.end_ns - launched)[late])), LATENCY_NS) if late.any() else 0
         queued = (call != NONE) & (launched + latency <= gaps.start_ns)
@@ -124,21 +129,6 @@ def idle_by_sync(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Inter
 def _delays(trace: Trace, work: DeviceWork, host: HostActivity, gaps: _Gaps) -> SyncDelays:
     late = gaps.awaited
     return sync_delays(trace, work, host, gaps.start_ns[late], gaps.end_ns[late], gaps.launched_ns[late])
-
-
-def _before_recording(trace: Trace, work: DeviceWork) -> Bool:
-    """Work that was launched before the recording began: a stream's first, up to the first with a recorded launch.
-
-    A stream without any recorded launch is compared with the first launch of all.
-    """
-    stream = trace.stream[work.row]
-    known = np.flatnonzero(work.launch != NONE)
-    if len(known) == 0:
-        return np.zeros(len(work), dtype=np.bool_)
-    streams, earliest = np.unique(stream[known], return_index=True)
-    position = np.minimum(np.searchsorted(streams, stream), len(streams) - 1)
-    first = np.where(streams[position] == stream, known[earliest[position]], known[0])
-    return np.asarray((work.launch == NONE) & (np.arange(len(work)) < first))
 
 
 def _opaque(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Intervals) -> Intervals:

@@ -78,3 +78,18 @@ def _find_graphs(trace: Trace, start_ns: Int64, launch: Int64) -> None:
     if len(graphs):
         last = np.searchsorted(trace.start_ns[graphs], start_ns[nameless], side="right") - 1
         launch[nameless[last >= 0]] = graphs[last[last >= 0]]
+
+
+def launched_before_recording(trace: Trace, work: DeviceWork) -> Bool:
+    """Work that was launched before the recording began: a stream's first, up to the first with a recorded launch.
+
+    A stream without any recorded launch is compared with the first launch of all.
+    """
+    stream = trace.stream[work.row]
+    known = np.flatnonzero(work.launch != NONE)
+    if len(known) == 0:
+        return np.zeros(len(work), dtype=np.bool_)
+    streams, earliest = np.unique(stream[known], return_index=True)
+    position = np.minimum(np.searchsorted(streams, stream), len(streams) - 1)
+    first = np.where(streams[position] == stream, known[earliest[position]], known[0])
+    return np.asarray((work.launch == NONE) & (np.arange(len(work)) < first))

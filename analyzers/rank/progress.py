@@ -52,13 +52,13 @@ def progress(
     if len(timeline) == 0:
         # Nothing in the window has a duration.
         nothing = np.empty(0, dtype=np.int64)
-        lead = np.zeros(len(steps), dtype=np.int64)
-        return Progress(timeline, nothing, collectives.start_ns, lead, np.zeros(len(steps), dtype=np.bool_), busy)
+        none = np.zeros(len(steps), dtype=np.int64)
+        return Progress(timeline, nothing, collectives.start_ns, none, none, np.zeros(len(steps), dtype=np.bool_), busy)
     if len(work) == 0:
         own = _own_timeline_of_threads(host, collectives, timeline)
-        lead = steps.start_ns - steps.host_start_ns
+        none = np.zeros(len(steps), dtype=np.int64)
         ready = _issued_at(trace, host, collectives)
-        return Progress(own, _blockers(own, collectives), ready, lead, np.ones(len(steps), dtype=np.bool_), busy)
+        return Progress(own, _blockers(own, collectives), ready, none, none, np.ones(len(steps), dtype=np.bool_), busy)
     is_communication = device_communication(trace, work)
     own_work = DeviceWork(
         *(column[~is_communication] for column in (work.row, work.start_ns, work.end_ns, work.launch))
@@ -66,12 +66,14 @@ def progress(
     own = _own_timeline(trace, own_work, host, collectives, timeline)
     first = np.minimum(np.searchsorted(work.start_ns, steps.start_ns), len(work) - 1)
     launched = work.launch_start_ns(trace)[first]
+    behind = work.start_ns[first] - launched
     return Progress(
         own=own,
         blocker=_blockers(own, collectives),
         ready_ns=_ready(trace, work, is_communication, collectives),
         lead_ns=launched - steps.host_start_ns,
-        late=(work.launch[first] != NONE) & (steps.start_ns - launched < _PROMPT_NS),
+        behind_ns=behind,
+        late=(work.launch[first] != NONE) & (behind < _PROMPT_NS),
         host_busy_ns=busy,
     )
 

@@ -4,25 +4,32 @@ A step has two windows, because the device lags behind the host:
 
 - The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, the time
   from the end of one ``Optimizer.step`` to the end of the next.
-- The *device window* begins with the first kernel that was launched in the host window and ends where the next step's
-  begins; the last one ends with the last work that was launched in it. Device windows are contiguous, so every moment
-  between the first and the last step belongs to one step. The time breakdown covers the device windows; on a rank
-  without device work it covers the host windows, each extended to the start of the next.
+- The *device window* begins when the host begins the step and the device has done all work of earlier steps, at the
+  latest with the step's first kernel; it ends where the next step's begins. The last one ends when the host has ended
+  the step and the device its work. So windows are whole periods: what the device idles before a step's first kernel,
+  for a batch to be loaded say, belongs to that step, the first and a lone one included. The time breakdown covers the
+  device windows; on a rank without device work it covers the host windows, each extended to the start of the next.
+
+A profiler often begins with an idle device, in a loop in which the device would still work on the step before. Where
+nothing of that is recorded, the first step's device counts as so far behind at its begin as it is at its end.
 
 Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
-[150, 220) give the device windows [30, 150), [150, 220).
+[150, 220) give the device windows [30, 140), [140, 220): at 100 the device is 40 behind, so the first step begins with
+its first kernel; the second one includes the 10 until its first kernel. Had the second kernel run in [70, 90), the
+windows were [0, 100), [100, 220).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.launches import DeviceWork, launched_before_recording
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
-from perfscope.trace.trace import NONE, Category, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 _STEP_NAME = re.compile(rf"^(?:{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)})(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
@@ -30,6 +37,8 @@ _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 MARKED = "step annotations"
 BY_OPTIMIZER = "optimizer steps (nothing numbers the steps, so they are counted from the recording's start)"
 UNMARKED = "no step markers"
+
+_NEVER: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,39 +137,69 @@ def _by_optimizer(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
 
 
 def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: Int64, source: str) -> Steps:
-    """Find the device windows of steps by their host windows."""
+    """Find the windows of steps by their host windows."""
     # Steps do not overlap; a range that ends late must not take the next step's events.
-    end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))
+    end = np.minimum(end, np.append(start[1:], _NEVER))
+    followed = np.append(np.diff(number) == 1, False)
     # The time between two annotations belongs to the first of the two steps.
-    host = Steps(number, start, end, start, np.append(start[1:], end[-1:]), source, marked=True)
+    until = np.where(followed, np.append(start[1:], _NEVER), end)
+    host = Steps(number, start, end, start, until, source, marked=True)
     if len(work) == 0:
         return host
-    # Work whose launch is not recorded was launched before the recording began, unless no launch is recorded at all.
-    known = work.launch != NONE
-    called = work.launch_start_ns(trace)
-    step = host.of_host_time(called)
-    is_kernel = trace.category[work.row] == Category.KERNEL
-    launched = (step >= 0) & (known | ~known.any())
-    first = np.full(len(number), np.iinfo(np.int64).max, dtype=np.int64)
-    last = np.full(len(number), np.iinfo(np.int64).min, dtype=np.int64)
-    opening = np.flatnonzero(launched & (is_kernel | ~is_kernel.any()))
-    in_order = opening[np.argsort(called[opening], kind="stable")]
-    present, earliest = np.unique(step[in_order], return_index=True)
-    first[present] = work.start_ns[in_order[earliest]]
-    np.maximum.at(last, step[launched], work.end_ns[launched])
-    used = last > first
+    launched = _Launched.of(trace, work)
+    opening = launched.opening_ns(start, until)
+    used = np.isin(np.arange(len(number)), host.of_host_time(launched.called_ns))
     if not used.any():
         return host
-    window_start = np.maximum.accumulate(first[used])
-    window_end = np.append(window_start[1:], max(int(last[used].max()), int(window_start[-1])))
-    # A step without device work between two others must not lengthen the one before it.
-    adjacent = np.append(np.diff(np.flatnonzero(used)) == 1, True)
-    window_end = np.where(adjacent, window_end, np.maximum(last[used], window_start))
-    whole = window_end > window_start
-    return Steps(
-        number[used][whole], start[used][whole], end[used][whole], window_start[whole], window_end[whole], source,
-        marked=True,
-    )  # fmt: skip
+    closed = np.minimum(launched.opening_ns(end, np.full(len(end), _NEVER)), np.maximum(end, launched.done_ns(end)))
+    begin = np.minimum(opening, np.maximum(start, launched.done_ns(start)))
+    stop = np.where(followed, np.append(begin[1:], _NEVER), closed)
+    # The device lags behind the host at the begin of the first step as it does at its end.
+    first = np.append(True, ~followed[:-1]) & (begin <= start)
+    begin[first] = np.maximum(begin, np.minimum(opening, start + np.maximum(stop - until, 0)))[first]
+    begin = np.maximum.accumulate(begin)
+    stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))
+    used &= stop > begin
+    return Steps(number[used], start[used], end[used], begin[used], stop[used], source, marked=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Launched:
+    """Device work in the order of its launches: parallel arrays."""
+
+    called_ns: Int64
+    start_ns: Int64
+    end_ns: Int64
+    is_kernel: Bool
+
+    @classmethod
+    def of(cls, trace: Trace, work: DeviceWork) -> _Launched:
+        """All work whose launch is recorded, and what was launched before the recording began.
+
+        Where launch calls were lost later too, work without one does not say when the recording began. Where no launch
+        is recorded at all, all work counts as launched when it starts.
+        """
+        known = work.launch != NONE
+        called = work.launch_start_ns(trace)
+        early = launched_before_recording(trace, work)
+        called[early] = -1
+        complete = not known.any() or bool((known | early).all())
+        counted = known | complete
+        chosen = np.flatnonzero(counted)
+        chosen = chosen[np.argsort(called[chosen], kind="stable")]
+        kernel = trace.category[work.row] == Category.KERNEL
+        return cls(called[chosen], work.start_ns[chosen], work.end_ns[chosen], (kernel | ~kernel.any())[chosen])
+
+    def opening_ns(self, begin_ns: Int64, until_ns: Int64) -> Int64:
+        """Start of the kernel launched first in each host window; ``_NEVER`` where none is."""
+        called, start = self.called_ns[self.is_kernel], np.append(self.start_ns[self.is_kernel], _NEVER)
+        first = np.searchsorted(called, begin_ns)
+        return np.where(first < np.searchsorted(called, until_ns), start[first], _NEVER)
+
+    def done_ns(self, time_ns: Int64) -> Int64:
+        """When all work launched before each time has ended."""
+        ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(self.end_ns))
+        return np.asarray(ended[np.searchsorted(self.called_ns, time_ns)])
 
 
 def _extent(trace: Trace, work: DeviceWork) -> tuple[int, int]:

@@ -90,15 +90,17 @@ class Progress:
     ``ready_ns`` has, for each collective, when the rank had everything to begin it, apart from a free stream; never
     after its start.
 
-    ``lead_ns`` is, for each step, the time from the step's start on the host to the launch of the work that begins the
-    step's window; ``late`` is whether the device waited for that launch. ``host_busy_ns`` is, for each step, the host's
-    time outside the loader and blocking calls: a lower bound of the step, however fast the device.
+    ``lead_ns`` is, for each step, the time from the step's start on the host to the launch of the first work in the
+    step's window; ``behind_ns`` from that launch to the work's start. ``late`` is whether the device waited for it.
+    ``host_busy_ns`` is, for each step, the host's time outside the loader and blocking calls: a lower bound of the
+    step, however fast the device.
     """
 
     own: Timeline
     blocker: Int64
     ready_ns: Int64
     lead_ns: Int64
+    behind_ns: Int64
     late: Bool
     host_busy_ns: Int64
 

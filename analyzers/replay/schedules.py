@@ -28,9 +28,9 @@ class RecordedSchedules:
 
     ``begin`` and ``end`` hold the mark at which each rank (line) begins and ends each recorded step (column);
     ``steps`` are the steps' numbers, ``used`` marks those that the analysis uses. ``row`` is each rank op's row in its
-    rank's ``Collectives``; ``begin_ns`` [rank, step] when each rank began each step, aligned; ``lead_ns`` and ``late``
-    are each rank's ``Progress.lead_ns`` and ``Progress.late`` of the first step. ``deliveries`` are those of each rank
-    that the schedules hold it up for.
+    rank's ``Collectives``; ``begin_ns`` [rank, step] when each rank began each step, aligned; ``lead_ns`` is the part
+    of each rank's ``Progress.lead_ns`` of the first step that is before its window, ``late`` its ``Progress.late``.
+    ``deliveries`` are those of each rank that the schedules hold it up for.
     """
 
     schedules: Schedules
@@ -82,7 +82,7 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
     builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):
         builder.add(rank, begin[index], end[index])
-    firsts = [(own.progress, int(own.steps.indices_of(steps[:1])[0])) for _, own in sorted(result.partials.items())]
+    firsts = [(own, int(own.steps.indices_of(steps[:1])[0])) for _, own in sorted(result.partials.items())]
     return RecordedSchedules(
         schedules=builder.schedules(ranks, marks=2 * begin.size),
         begin=begin,
@@ -91,10 +91,16 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
         used=np.isin(steps, result.steps),
         row=np.concatenate([own.row for own in builder.rank_ops]),
         begin_ns=np.stack(builder.begin_ns),
-        lead_ns=np.array([progress.lead_ns[index] for progress, index in firsts], dtype=np.int64),
-        late=np.array([progress.late[index] for progress, index in firsts], dtype=np.bool_),
+        lead_ns=np.array([_lead_before_window_ns(own, index) for own, index in firsts], dtype=np.int64),
+        late=np.array([own.progress.late[index] for own, index in firsts], dtype=np.bool_),
         deliveries=found,
     )
+
+
+def _lead_before_window_ns(partial: RankPartial, index: int) -> int:
+    """The host's time in a step up to the launch of its first work, before the device's window of it begins."""
+    before = int(partial.steps.start_ns[index] - partial.steps.host_start_ns[index])
+    return max(0, min(int(partial.progress.lead_ns[index]), before))
 
 
 @dataclass(frozen=True, eq=False)

@@ -159,8 +159,7 @@ def keep_host_pace(schedules: EditableSchedules, context: Context, times: float 
     """
     for rank in schedules.ops:
         partial = context.result.partials[rank]
-        steps, chosen = partial.steps, partial.steps.indices_of(context.result.steps)
-        behind = steps.start_ns[chosen] - steps.host_start_ns[chosen] - partial.progress.lead_ns[chosen]
+        behind = partial.progress.behind_ns[partial.steps.indices_of(context.result.steps)]
         if rank not in context.paced and np.median(behind) < _FULL_QUEUE_NS:
             floor = times * context.host_busy_ns(rank)
             schedules.at_least(rank, floor)

@@ -44,9 +44,9 @@ class JobInfo:
     ]
     step_time_us: Annotated[
         Us,
-        "Mean advance per step of the slowest rank's window, on aligned clocks. A step's window runs from the first "
-        "kernel launched inside it to the first launched inside the next; a step cut by the recording's edge is "
-        "dropped.",
+        "Mean advance per step of the slowest rank's window, on aligned clocks. A step's window begins when the host "
+        "has begun it and the device has done all earlier work, and ends where the next one begins; a step cut by the "
+        "recording's edge is dropped.",
     ]
     step_time_us_per_step: Annotated[
         tuple[Us, ...], "Windows of the slowest rank, one for each used step; their mean is ``step_time_us``."

@@ -52,7 +52,15 @@ class _Writer:
         }
         recorded = set(spec.recorded_steps)
         self._events = [event for event in host.events if event.step in recorded]
-        self._works = [work for stream in host.streams.values() for work in stream.works if work.step in recorded]
+        begun = min(event.start_ns for event in self._events)
+        # What the device still had to do when the recording began is in it too, without the calls that launched it.
+        self._works = [
+            work
+            for stream in host.streams.values()
+            for work in stream.works
+            if work.step in recorded or (spec.backend == "nccl" and work.ended > begun)
+        ]
+        self._recorded = recorded
         self._quoted: dict[str, str] = {}
 
     def document(self) -> str:
@@ -171,7 +179,8 @@ class _Writer:
         if category == "kernel":
             args += ', "registers per thread": 96, "shared memory": 0, "grid": [128, 1, 1], "block": [256, 1, 1]'
         yield self._complete(category, work.name, self._device, work.stream, work.started, work.ended, args + own_args)
-        yield self._flow("f", work.correlation, self._device, work.stream, work.started)
+        if work.step in self._recorded:
+            yield self._flow("f", work.correlation, self._device, work.stream, work.started)
 
     def _shadows(self) -> Iterator[str]:
         """From the first to the last work of a range, idle time between them included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,23 +62,31 @@ class Window:
 
 
 def bounds(spec: JobSpec, host: Host) -> list[tuple[int, int]]:
-    """(start, end) of a rank's windows. Device windows begin with the first kernel issued in step k, end where the next
-    begins, and the last ends with its last work on the device, copies included; host windows are ``ProfilerStep#k``."""
+    """(start, end) of a rank's windows. Host windows are ``ProfilerStep#k``. The device is at step k once the host has
+    begun it and the device has ended all that was issued before, copies included; with its first kernel at the latest.
+    It is done with the last one when the host and it have ended it. Where it has nothing to do as the recording begins,
+    it counts as far behind the host then as it is at the end of that step."""
+    names = {f"ProfilerStep#{step}" for step in spec.recorded_steps}
+    marks = [(event.start_ns, event.end_ns) for event in host.events if event.name in names]
     if spec.backend == "gloo":
-        names = {f"ProfilerStep#{step}" for step in spec.recorded_steps}
-        return [(event.start_ns, event.end_ns) for event in host.events if event.name in names]
+        return marks
     first: dict[int, Work] = {}
-    last = 0
+    ended: dict[int, int] = defaultdict(int)
     for stream in host.streams.values():
         for work in stream.works:
-            if work.step == spec.recorded_steps[-1]:
-                last = max(last, work.ended)
+            ended[work.step] = max(ended[work.step], work.ended)
             if work.kind in ("compute", "comm"):
                 known = first.setdefault(work.step, work)
                 if work.queued_ns < known.queued_ns:
                     first[work.step] = work
-    starts = [first[step].started for step in spec.recorded_steps]
-    return list(zip(starts, [*starts[1:], last], strict=True))
+    starts = []
+    for step, (begin, _) in zip(spec.recorded_steps, marks, strict=True):
+        done = max((end for earlier, end in ended.items() if earlier < step), default=0)
+        starts.append(min(first[step].started, max(begin, done)))
+    stops = [*starts[1:], max(marks[-1][1], *ended.values())]
+    if starts[0] == marks[0][0]:
+        starts[0] = min(first[spec.recorded_steps[0]].started, starts[0] + stops[0] - marks[0][1])
+    return list(zip(starts, stops, strict=True))
 
 
 def windows(spec: JobSpec, host: Host) -> tuple[Window, ...]:

@@ -166,21 +166,21 @@ def test_paper_job_cause_in_some_steps_only() -> None:
 
 
 def test_paper_job_waits_for_its_loader() -> None:
-    # One worker, 2000 ns per batch: one step every 2000; the last one has no next step to wait for.
+    # One worker, 2000 ns per batch: one step every 2000, the last one too: its batch is the one that it waits for.
     slow = SlowLoader(load_ns=2_000)
     job = simulate(dataclasses.replace(PAPER, causes=(slow,)))
 
-    assert [window.duration_ns for window in job.truth.windows[0]] == [2_000, 2_000, 815]
-    assert [window.categories["idle_dataloader"] for window in job.truth.windows[0]] == [1_185, 1_185, 0]
+    assert [window.duration_ns for window in job.truth.windows[0]] == [2_000] * 3
+    assert [window.categories["idle_dataloader"] for window in job.truth.windows[0]] == [1_185] * 3
     assert [delivery.load_ns for delivery in job.truth.deliveries[1]] == [2_000] * 3
 
 
 def test_paper_job_bound_by_launches() -> None:
-    # 17 launches of 300 ns per step, each longer than its kernel. The last step ends with its last kernel (20 ns after
-    # the last launch returns) and begins when its first launch has returned.
+    # 17 launches of 300 ns per step, each longer than its kernel: every step takes the host's 5100, and the device ends
+    # each 20 ns after its last launch returns.
     job = simulate(dataclasses.replace(PAPER, host=dataclasses.replace(PAPER.host, launch_ns=300)))
 
-    assert [window.duration_ns for window in job.truth.windows[0]] == [5_100, 5_100, 4_820]
+    assert [window.duration_ns for window in job.truth.windows[0]] == [5_100] * 3
     assert _present(job.truth.windows[0][0].categories) == {
         "compute": 710, "exposed_comm_transfer": 200, "exposed_copy": 5, "idle_launch": 4_185,
     }  # fmt: skip
@@ -311,11 +311,17 @@ def test_written_trace_is_what_kineto_writes(tmp_path: Path) -> None:
 
     launches = {e["args"]["correlation"]: e for e in by_category["cuda_runtime"]}
     operators = {e["args"]["External id"]: e for e in by_category["cpu_op"] + by_category["user_annotation"]}
-    for kernel in by_category["kernel"] + by_category["gpu_memcpy"]:
+    work = by_category["kernel"] + by_category["gpu_memcpy"]
+    launched = [event for event in work if event["args"]["correlation"] in launches]
+    for kernel in launched:
         assert kernel["ts"] >= launches[kernel["args"]["correlation"]]["ts"]
         assert kernel["args"]["External id"] in operators
     flows = [(e["ph"], e["id"]) for e in trace["traceEvents"] if e["ph"] in "sf"]
-    assert len(flows) == 2 * len(by_category["kernel"] + by_category["gpu_memcpy"])
+    assert len(flows) == 2 * len(launched)
+    # The device still had these to do when the recording began.
+    begun = min(event["ts"] for event in by_category["user_annotation"])
+    assert all(event["ts"] + event["dur"] > begun for event in work if event not in launched)
+    assert len(work) > len(launched)
     products = [e for e in by_category["cpu_op"] if e["name"] in ("aten::addmm", "aten::mm")]
     assert sum(_flops(e) for e in products) == 2 * job.spec.model.flops_per_step
     reduction = next(e for e in by_category["kernel"] if e["name"].startswith("ncclDevKernel_AllReduce_Sum_bf16"))
@@ -342,10 +348,11 @@ def test_written_times_are_exact_to_the_ns_and_shifted_by_the_clock(tmp_path: Pa
         written = sorted((e["ts"] - 4_458_676_000_000_000, e["dur"]) for e in kernels)
         shift = (0, -5 * MS - 7)[rank]
         works = [work for stream in job.hosts[rank].streams.values() for work in stream.works]
+        recorded_from = next(event.start_ns for event in job.hosts[rank].events if event.name == "ProfilerStep#10")
         simulated = sorted(
             (work.started + shift, work.ended - work.started)
             for work in works
-            if work.step == 10 and work.kind != "copy"
+            if work.kind != "copy" and work.ended > recorded_from
         )
         assert written == simulated
     assert job.truth.clock_correction_ns == {0: 0, 1: 5 * MS + 7}

@@ -264,10 +264,12 @@ def test_pipelines_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def _transfers(job: Job, folder: Path, rank: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Arguments of one rank's SendRecv kernels and of the operators that describe them."""
+    """Arguments of the SendRecv kernels that one rank launched, and of the operators that describe them."""
     (file,) = job.write(folder, compress=False, ranks=[rank])
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+    launched = {event["args"]["correlation"] for event in events if event["cat"] == "cuda_runtime"}
     kernels = [event["args"] for event in events if event["name"].startswith("ncclDevKernel_SendRecv")]
+    kernels = [args for args in kernels if args["correlation"] in launched]
     operators = [event["args"] for event in events if event["name"] == "record_param_comms"]
     return kernels, [args for args in operators if args["Collective name"] in ("send", "recv")]
 

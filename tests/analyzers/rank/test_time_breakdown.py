@@ -8,22 +8,29 @@ import pytest
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Category
+from perfscope.trace.trace import DEVICE_WORK, Category
 from tests.traces import AUTOGRAD, MAIN, RUNLOOP, RUNLOOP_2, TraceBuilder
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def rows_of(partial: RankPartial) -> dict[str, int]:
-    """ns of each row over all steps; rows without time are left out."""
+def rows_of(partial: RankPartial, within: tuple[int, int] | None = None) -> dict[str, int]:
+    """ns of each row over all steps, or between two moments of them; rows without time are left out."""
     steps = partial.steps
     totals = partial.timeline.totals(steps.start_ns, steps.end_ns)
     assert np.array_equal(totals.sum(axis=1), steps.end_ns - steps.start_ns)
+    if within is not None:
+        assert steps.start_ns[0] <= within[0] < within[1] <= steps.end_ns[-1]
+        totals = partial.timeline.totals(*(np.array([time], dtype=np.int64) for time in within))
     return {row.name: int(value) for row, value in zip(TimeCategory, totals.sum(axis=0), strict=True) if value}
 
 
 def breakdown_of(builder: TraceBuilder) -> dict[str, int]:
-    return rows_of(analyze_rank(builder.build()))
+    """The rows from the first to the last work on the device, which is what the drawings show; else of the steps."""
+    trace = builder.build()
+    work = trace.rows(*DEVICE_WORK)
+    within = (int(trace.start_ns[work].min()), int(trace.end_ns[work].max())) if len(work) else None
+    return rows_of(analyze_rank(trace), within)
 
 
 def test_compute_hides_communication_and_both_hide_copies():
@@ -38,7 +45,7 @@ def test_compute_hides_communication_and_both_hide_copies():
     builder.launched(NCCL, 14, 150, 320, stream=20)
     builder.launched("Memcpy HtoD", 16, 100, 450, Category.MEMCPY, stream=21)
     partial = analyze_rank(builder.build())
-    assert rows_of(partial) == {"COMPUTE": 200, "COMM_TRANSFER": 100, "COPY": 50}
+    assert rows_of(partial, (100, 450)) == {"COMPUTE": 200, "COMM_TRANSFER": 100, "COPY": 50}
     assert partial.communication.measure() == 170
 
 
@@ -121,22 +128,86 @@ def test_device_work_without_any_host_record_leaves_idle_unknown():
     assert rows_of(partial) == {"COMPUTE": 150, "UNKNOWN": 50}
 
 
-def test_a_device_window_runs_from_first_kernel_to_the_next_step_s_first():
+def windows_of(builder: TraceBuilder) -> list[tuple[int, int, int]]:
+    """(number, start, end) of each step."""
+    steps = analyze_rank(builder.build()).steps
+    return list(zip(steps.number.tolist(), steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True))
+
+
+def test_a_window_begins_when_the_work_of_the_step_before_is_done():
+    """::
+
+    host    step 4 [0                200) step 5 [200          400)
+    device               #100   180# #250  280#     #300  390#
+    """
     builder = TraceBuilder().step(4, 0, 200).step(5, 200, 400)
     builder.launched("a", 10, 100, 180).launched("b", 150, 250, 280).launched("c", 210, 300, 390)
-    steps = analyze_rank(builder.build()).steps
-    assert steps.number.tolist() == [4, 5]
-    assert steps.start_ns.tolist() == [100, 300]
-    assert steps.end_ns.tolist() == [300, 390]
+    # At 200 the device is 80 behind, as it counts to be at 0; the host ends step 5 after the device.
+    assert windows_of(builder) == [(4, 80, 280), (5, 280, 400)]
 
 
-def test_work_launched_before_the_recording_does_not_stretch_the_first_step():
+def test_a_window_is_a_whole_period_however_many_steps_are_recorded():
+    """Each step loads for 60, launches at 70 and 75 what takes 20 and 30 on the device, ends at 80."""
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    for count in (1, 2, 3):
+        builder = TraceBuilder()
+        for step in range(count):
+            at = 80 * step
+            builder.step(step, at, at + 80).note(loader, at + 2, at + 62)
+            builder.launched("a", at + 70, at + 75, at + 95).launched("b", at + 76, at + 95, at + 125)
+        partial = analyze_rank(builder.build())
+        # The device ends each step 45 after the host; it idles 30 in between, 17 of them while a batch is loaded.
+        assert (partial.steps.end_ns - partial.steps.start_ns).tolist() == [80] * count
+        rows = {"COMPUTE": 50 * count, "DATALOADER": 17 * count, "HOST": 8 * count, "LAUNCH": 5 * count}
+        assert rows_of(partial) == rows
+
+
+def test_a_lone_step_whose_host_waits_for_its_device_is_the_host_s():
+    builder = TraceBuilder().step(1, 0, 300).note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 5, 105)
+    builder.launched("a", 120, 125, 250).call("cudaDeviceSynchronize", 130, 255)
+    assert windows_of(builder) == [(1, 0, 300)]
+    rows = rows_of(analyze_rank(builder.build()))
+    assert (rows["COMPUTE"], rows["DATALOADER"], sum(rows.values())) == (125, 100, 300)
+
+
+def test_a_device_that_is_busy_all_the_time_has_windows_from_first_kernel_to_first_kernel():
+    """The host launches a step in 30, the device takes 100 for it; a copy of step 1 runs into step 2."""
+    builder = TraceBuilder()
+    for step in range(3):
+        builder.step(step, 30 * step, 30 * step + 30).launched("a", 30 * step + 5, 10 + 100 * step, 110 + 100 * step)
+    builder.launched("Memcpy DtoH", 40, 190, 240, Category.MEMCPY, stream=21)
+    assert windows_of(builder) == [(0, 10, 110), (1, 110, 210), (2, 210, 310)]
+
+
+def test_steps_that_do_not_follow_one_another_end_with_their_own_work():
+    builder = TraceBuilder().step(4, 0, 100).step(8, 1000, 1100)
+    builder.launched("a", 10, 20, 90).launched("b", 1010, 1020, 1150)
+    # Step 8 ends 50 after its host, so it counts as begun as late; but it began with its kernel at the latest.
+    assert windows_of(builder) == [(4, 0, 100), (8, 1020, 1150)]
+
+
+def test_a_step_without_work_does_not_lengthen_the_one_before():
+    builder = TraceBuilder().step(1, 0, 100).step(2, 100, 180).step(3, 180, 280)
+    builder.launched("a", 10, 20, 90).launched("b", 190, 200, 270)
+    assert windows_of(builder) == [(1, 0, 100), (3, 180, 280)]
+
+
+def test_work_launched_before_the_recording_is_of_no_step():
     builder = TraceBuilder().step(4, 0, 200)
     builder.event(NCCL, Category.KERNEL, 5, 60, device=0, stream=20, correlation=999)
     builder.launched("a", 10, 100, 180)
     partial = analyze_rank(builder.build())
-    assert partial.steps.start_ns.tolist() == [100]
+    # The device was at the step before until 60.
+    assert windows_of(builder) == [(4, 60, 200)]
     assert partial.collectives.step.tolist() == [-1]
+
+
+def test_work_whose_launch_was_lost_does_not_say_when_the_recording_began():
+    builder = TraceBuilder().step(4, 0, 200)
+    builder.event("k", Category.KERNEL, 5, 60, device=0, stream=7, correlation=999)
+    builder.launched("a", 10, 100, 120)
+    builder.event("k", Category.KERNEL, 130, 160, device=0, stream=7, correlation=998)
+    assert windows_of(builder) == [(4, 0, 200)]
 
 
 def test_kernels_of_one_graph_launch_share_its_call():

@@ -291,9 +291,15 @@ def test_rows_of_anything_on_cpus_are_exact(soup: tuple[JobSpec, Host, list[Work
 
 
 def _bounds(works: Sequence[Work], steps: Sequence[int]) -> list[tuple[int, int]]:
+    """A step begins once the host has begun it and all earlier work has ended, with its first kernel at the latest; the
+    first one, before which nothing is recorded, as late after the host as it ends."""
     kernels = [work for work in works if work.kind in ("compute", "comm")]
-    starts = [min((w for w in kernels if w.step == step), key=lambda work: work.queued_ns).started for step in steps]
-    return list(zip(starts, [*starts[1:], max(w.ended for w in kernels if w.step == steps[-1])], strict=True))
+    first = [min((w for w in kernels if w.step == step), key=lambda work: work.queued_ns).started for step in steps]
+    done = [max((w.ended for w in works if w.step < step), default=0) for step in [*steps, steps[-1] + 1]]
+    edges = [max(index * LENGTH, ended) for index, ended in enumerate(done)]
+    starts = [min(start, edge) for start, edge in zip(first, edges, strict=False)]
+    ends = [*starts[1:], edges[-1]]
+    return list(zip([min(first[0], ends[0] - LENGTH), *starts[1:]], ends, strict=True))
 
 
 def _brute_force(works: Sequence[Work], start: int, end: int) -> dict[str, int]:
