@@ -112,6 +112,8 @@ class _Sweep:
         self._starts = [work.started for work in self._works]
         self._next = 0
         self._active: list[Work] = []
+        # An idle interval may go on in the next window.
+        self._was_idle = self._gap_after_sync = False
         changes = {time for work in self._works for time in (work.started, work.ended)}
         changes |= {state.start_ns for state in host.states} | {state.end_ns for state in host.states}
         for work in self._works:
@@ -135,7 +137,6 @@ class _Sweep:
         """The window ``[start, end)``; windows come in order."""
         categories = dict.fromkeys(CATEGORIES, 0)
         comm = mixed = after_sync = doubtful = 0
-        gap_after_sync, was_idle = False, False
         bubbles: list[tuple[int, int]] = []
         inner = self._changes[bisect.bisect_right(self._changes, start) : bisect.bisect_left(self._changes, end)]
         for begin, stop in zip([start, *inner], [*inner, end], strict=True):
@@ -152,10 +153,10 @@ class _Sweep:
             elif category == "compute" and not self._on_device:
                 doubtful += length if self._state(begin) != "operator" else 0
             idle = category.startswith("idle_")
-            if idle and not was_idle:
-                gap_after_sync = self._state(begin) == "sync"
-            was_idle = idle
-            after_sync += length if idle and gap_after_sync and category != "idle_dataloader" else 0
+            if idle and not self._was_idle:
+                self._gap_after_sync = self._state(begin) == "sync"
+            self._was_idle = idle
+            after_sync += length if idle and self._gap_after_sync and category != "idle_dataloader" else 0
         return Window(self._rank, step, start, end, categories, comm, after_sync, doubtful, mixed, tuple(bubbles))
 
     def _note_bubble(
