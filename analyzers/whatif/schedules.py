@@ -383,7 +383,7 @@ def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> Edita
     return EditableSchedules(
         recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
         loading_step_ns=_loading_step_ns(result, recorded),
-        # A first step that waits for busy workers begins when the one before it, which is not replayed, was recorded to.
+        # A first step that waits for busy workers begins where the one before, which is not replayed, was recorded to.
         settling=int(any(map(len, recorded.deliveries.values()))),
     )  # fmt: skip
 

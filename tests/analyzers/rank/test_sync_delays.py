@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Category
 from tests.traces import TraceBuilder
 
 SYNC = "cudaStreamSynchronize"
@@ -46,8 +48,11 @@ def simulated(acts: list[Act], *, syncs: bool) -> tuple[TraceBuilder, int]:
 
 
 def categories(builder: TraceBuilder) -> dict[TimeCategory, int]:
-    partial = analyze_rank(builder.build())
-    totals = partial.timeline.totals(partial.steps.start_ns, partial.steps.end_ns).sum(axis=0)
+    """From the first kernel's start to the last one's end."""
+    trace = builder.build()
+    kernels = trace.rows(Category.KERNEL)
+    bounds = (np.array([time]) for time in (trace.start_ns[kernels].min(), trace.end_ns[kernels].max()))
+    totals = analyze_rank(trace).timeline.totals(*bounds).sum(axis=0)
     return {category: int(totals[category]) for category in TimeCategory}
 
 

@@ -57,7 +57,7 @@ def test_overlapping_kernels_count_once():
 
 def test_annotations_on_the_device_and_waits_are_not_work():
     builder = TraceBuilder().step(1, 0, 500)
-    builder.launched("a", 10, 100, 200).launched("b", 180, 300, 310)
+    builder.launched("a", 95, 100, 200).launched("b", 180, 300, 310)
     builder.event("ProfilerStep#1", Category.GPU_ANNOTATION, 100, 310, device=0, stream=7)
     builder.event("Stream Sync", Category.SYNC, 100, 400, device=0, stream=7)
     assert breakdown_of(builder) == {"COMPUTE": 110, "DEPENDENCY": 100}
@@ -358,7 +358,7 @@ def test_a_graph_without_recorded_nodes_is_unknown_work(waits):
     device  a 100                                  400 b | 420 c
     host    graph at 60   [sync 130        350)  launch b at 390 (without the sync at 65)
     """
-    builder = TraceBuilder().step(1, 0, 500).launched("a", 10, 50, 100).call("cudaGraphLaunch", 60, 64, correlation=77)
+    builder = TraceBuilder().step(1, 0, 500).launched("a", 45, 50, 100).call("cudaGraphLaunch", 60, 64, correlation=77)
     if waits:
         builder.call("cudaStreamSynchronize", 130, 350)
     builder.launched("b", 390 if waits else 65, 400, 420)
