@@ -1,4 +1,9 @@
-"""The headline and the first action: what limits the job, who, by how much, and what to change first."""
+"""The headline and the first action: what limits the job, who, by how much, and what to change first.
+
+The headline is the finding that is worth most. Where a larger one has none it says so, and where to look.
+A job is called healthy only where the recording can show that: enough steps, all ranks, busy and balanced devices that
+come near what they can compute.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +11,139 @@ import math
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
-from perfscope.results.categories import BY_ID
+from perfscope.analyzers.losses import in_words, largest, losses, where_to_look
 from perfscope.results.findings import Action, Finding, Obtained, Severity
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
-from perfscope.results.time_breakdown import shares as shares_of
-from perfscope.text import factor
+from perfscope.text import factor, percent, plural, ranks_in_words
 from perfscope.trace.trace import WHOLE_GRAPH
 
 LARGE: Final = 0.20
-"""From this share of the step in one category a job without findings is not healthy."""
+"""From this share of the step in one category a job without findings is limited by it."""
+
+NAMED: Final = 0.10
+"""From this share of the step a loss without a known change is named beside a smaller one with one."""
+
+BUSY: Final = 0.75
+"""Least share of compute, and of a pipeline's inherent bubble, in a job that is called healthy."""
+
+UNEVEN: Final = 1.15
+"""From this ratio of the busiest stage's work to the mean of all a job is not called healthy. Its tables name 1.1 where
+the work is known to differ; stages that wait for messages seem to differ by some percent."""
+
+EFFICIENT: Final = 0.25
+"""Least MFU of a job that is called healthy. Large transformers reach 0.3 to 0.55 (PaLM, arXiv 2204.02311, table 3)."""
 
 BEYOND_IDEAL: Final = 0.05
 """Share of the step by which a pipeline bubble must exceed the inherent one for both to be named."""
 
 
 def verdict(summary: Summary) -> Verdict:
-    """The headline is the finding with the largest gain; without one, it follows the time breakdown."""
+    """The verdict on a summary that has its findings, the one that is worth most first."""
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
     if serious:
-        first = serious[0]
-        return Verdict(headline=f"{first.title}.", healthy=False, first_action=_first_action(first, summary))
-    shares = shares_of(summary.time_breakdown)
-    compute = shares.pop("compute")
-    bubble = _without_bubble(shares, summary.pipeline)
-    category, share = max(shares.items(), key=lambda item: item[1])
-    what = _in_words(category, share, summary)
+        return _limited(summary, serious)
+    shares, compute = losses(summary)
+    category, share = largest(shares)
     step = "step" if summary.job.steps else "recording"
+    bubble = _bubble(summary.pipeline)
     if share >= LARGE:
         besides = f", besides the pipeline bubble of {bubble}" if bubble else ""
+        what = in_words(category, share, summary)
         return Verdict(
             headline=f"{share:.0%} of the {step} is {what}{besides}; compute takes {compute:.0%}.",
             healthy=False,
-            first_action=None,
+            first_action=f"No rule knows a change for that: {where_to_look(category, summary)}.",
         )
+    busy = f"compute takes {compute:.0%} of the {step}"
+    busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
+    if share >= 0.005:
+        busy += f"; the largest other category is {in_words(category, share, summary)} ({share:.0%})"
+    return _without_limit(summary, busy, compute, category)
+
+
+def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
+    """The finding that is worth most, and a larger loss that no finding is about."""
+    first = serious[0]
+    headline = f"{first.title}."
+    shares, _ = losses(summary)
+    category, share = largest(shares, serious)
+    gain = first.gain(summary.job.step_time_us)
+    recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
+    if share >= NAMED and share > recoverable:
+        step = "step" if summary.job.steps else "recording"
+        what = in_words(category, share, summary)
+        headline += f" A larger part, {share:.0%} of the {step}, is {what}: no rule knows a change for it; "
+        headline += f"{where_to_look(category, summary)}."
+    return Verdict(headline=headline, healthy=False, first_action=_first_action(first, summary))
+
+
+def _without_limit(summary: Summary, busy: str, compute: float, category: str) -> Verdict:
+    """Healthy, where the recording is enough to say so; else what speaks against it, or is missing."""
     graphs = sum(row.share for row in summary.kernels if row.name.startswith(WHOLE_GRAPH))
     if graphs >= LARGE:
         return Verdict(
             headline=f"No bottleneck found outside CUDA graphs, which take {graphs:.0%} of the device's time: what "
             "happens in them is not recorded.",
             healthy=False,
-            first_action=None,
+            unsure=True,
+            first_action="Record the graphs' kernels: without CUDA graphs, or with nsys --cuda-graph-trace=node.",
         )
-    largest = f"; the largest other category is {what} ({share:.0%})" if share >= 0.005 else ""
-    taken = f"; the pipeline bubble takes {bubble}" if bubble else ""
-    return Verdict(
-        headline=f"No bottleneck found: compute takes {compute:.0%} of the {step}{taken}{largest}.",
-        healthy=True,
-        first_action=None,
-    )
+    pipeline = summary.pipeline
+    if pipeline is not None and pipeline.imbalance >= UNEVEN:
+        stage = max(pipeline.stages, key=lambda row: row.busy_us)
+        return Verdict(
+            headline=f"Uneven stages: stage {stage.stage} works {pipeline.imbalance:.2f} times as long as the mean of "
+            f"all; {busy}.",
+            healthy=False,
+            first_action="No rule knows whether its work or its devices differ: compare its kernels and clocks with "
+            "those of another stage; record shapes.",
+        )
+    bubble = inherent_bubble_share(pipeline) if pipeline is not None else 0.0
+    if compute + bubble < BUSY:
+        return Verdict(
+            headline=f"No single cause: {busy}.",
+            healthy=False,
+            first_action=f"No rule knows a change for the largest part: {where_to_look(category, summary)}.",
+        )
+    mfu = summary.utilisation.mfu
+    if mfu is not None and mfu < EFFICIENT and not _is_lower_bound(summary):
+        return Verdict(
+            headline=f"Devices are busy, at {percent(mfu)} of their peak: {busy}.",
+            healthy=False,
+            first_action="No rule knows a change for that: look at what takes long in the kernels' table and at its "
+            "share of the peak; larger batches and fused kernels raise it.",
+        )
+    missing = _missing(summary)
+    if missing:
+        return Verdict(
+            headline=f"No bottleneck in what was recorded ({', '.join(missing)}): {busy}.",
+            healthy=False,
+            unsure=True,
+            first_action="Record 5 steps or more of all ranks to see the rest.",
+        )
+    return Verdict(headline=f"No bottleneck found: {busy}.", healthy=True, first_action=None)
 
 
-def _without_bubble(shares: dict[str, float], pipeline: Pipeline | None) -> str:
-    """Subtract the inherent bubble of a pipeline from ``shares``; returns the bubble in words, empty without one."""
-    inherent = inherent_bubble_share(pipeline) if pipeline is not None else 0.0
-    if pipeline is None or inherent < 0.005:
+def _missing(summary: Summary) -> list[str]:
+    """In words, what a recording must have to show that a job is healthy, and this one lacks."""
+    job = summary.job
+    few = [plural(len(job.steps), "step") if job.steps else "no marked steps"] if job.few_steps else []
+    absent = [f"{ranks_in_words(job.ranks)} of {job.world_size:,}"] if job.missing_ranks else []
+    return [*few, *absent]
+
+
+def _is_lower_bound(summary: Summary) -> bool:
+    """Is the MFU one, because shapes of some matrix operators are missing?"""
+    coverage = summary.utilisation.flops_coverage
+    return coverage is not None and coverage < 0.95
+
+
+def _bubble(pipeline: Pipeline | None) -> str:
+    """The bubble of a pipeline in words, as far as balanced stages have it too; empty without one."""
+    if pipeline is None or inherent_bubble_share(pipeline) < 0.005:
         return ""
-    for category in ("exposed_comm_wait", "exposed_comm_transfer"):  # without its neighbours a rank seems to transfer
-        part = min(shares[category], inherent)
-        shares[category] -= part
-        inherent -= part
     size = f"{pipeline.degree} stages, {pipeline.microbatches} micro-batches"
     if pipeline.virtual_stages > 1:
         size += f", {pipeline.virtual_stages} chunks per stage"
@@ -74,17 +151,6 @@ def _without_bubble(shares: dict[str, float], pipeline: Pipeline | None) -> str:
     if pipeline.bubble_share - ideal >= BEYOND_IDEAL:
         size = f"{ideal:.0%} is inherent in {size}"
     return f"{pipeline.bubble_share:.0%} ({size})"
-
-
-def _in_words(category: str, share: float, summary: Summary) -> str:
-    """What a category is called in a sentence."""
-    if category == "exposed_comm_wait" and summary.pipeline is not None:
-        pipeline = summary.pipeline
-        if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
-            return "waiting for other stages of the pipeline"
-    if category == "exposed_comm_transfer" and any(entry.wait_is_bound for entry in summary.time_breakdown):
-        return "communication, which may be waiting for ranks that are not in the recording"
-    return BY_ID[category].phrase
 
 
 def _first_action(finding: Finding, summary: Summary) -> str:
@@ -102,7 +168,7 @@ def _change(action: Action) -> str:
     """The change as one sentence: the setting with its new value where that is one word, else the instructions."""
     new = action.new
     if new is None or new == action.old or new == "used" or (" " in new and "…" not in action.setting):
-        return action.how
+        return action.how.split("\n")[0]
     if "…" in action.setting:
         what = action.setting.replace("…", new)
     elif new == "set" or any(sign in action.setting for sign in "=(:"):

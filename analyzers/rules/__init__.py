@@ -2,12 +2,13 @@
 
 In: a ``RuleContext`` (``context``), the summary so far and what the recording holds beyond it. Each rule's ``evaluate``
 returns a ``Finding`` or None. Here, ``evaluate`` asks all of them, replays the changes that can be replayed, lowers the
-confidence where the recording requires that, and sorts by gain; ``unprofiled`` predicts the same without the profiler;
+confidence where the recording requires that, and sorts by worth; ``unprofiled`` predicts the same without the profiler;
 ``joint_plan`` replays the changes together.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -70,21 +71,33 @@ RULES: Final[tuple[Callable[[RuleContext], Finding | None], ...]] = (
     unused_parameters.evaluate,
 )
 
+OF_BOUND: Final = 0.5
+"""Part of a bound that counts where findings are ordered: nothing reaches its bound, so one must not come before a
+prediction of nearly as much."""
+
 PERTURBED: Final = 1.25
 """Profiled over unprofiled step time from which profiling changes what is measured: no finding has high confidence;
 from twice as much all have low."""
 
 
 def evaluate(job: RuleContext) -> tuple[Finding, ...]:
-    """Every finding of every rule, the one with the largest gain first; what is no defect comes last."""
+    """Every finding of every rule, the one that is worth most first; what is no defect comes last."""
     findings = [_replayed(finding, job) for rule in RULES if (finding := rule(job)) is not None]
     findings = [replace(finding, confidence=_confidence(finding, job)) for finding in findings]
     return tuple(
         sorted(
             findings,
-            key=lambda finding: (finding.severity is Severity.INFO, -(finding.gain(job.step_time_us) or 0.0)),
+            key=lambda finding: (finding.severity is Severity.INFO, -_worth(finding, job.step_time_us)),
         )
     )
+
+
+def _worth(finding: Finding, step_time_us: float) -> float:
+    """The share of the step that the change is expected to save: what was predicted, half of what is only a bound."""
+    gain = finding.gain(step_time_us) or 0.0
+    share = gain / (1 + gain) if math.isfinite(gain) else 1.0
+    bounded = finding.predicted_step_us is None and finding.obtained is Obtained.BOUNDED
+    return share * OF_BOUND if bounded else share
 
 
 def unprofiled(findings: tuple[Finding, ...], job: RuleContext) -> tuple[Finding, ...]:

@@ -346,8 +346,15 @@ class Verdict:
     """The answer in one sentence, and what to do first."""
 
     headline: Annotated[str, "One sentence: what limits the job, who, and by how much; or that it is healthy."]
-    healthy: Annotated[bool, "No finding of medium severity or above."]
-    first_action: Annotated[str | None, "What to do first, and the speedup; None when healthy."]
+    healthy: Annotated[
+        bool,
+        "Nothing limits the job, and the recording can show that: 5 steps or more of all ranks, compute in 75% of the "
+        "step or more, even stages, and an MFU, where known, of 25% or more.",
+    ]
+    first_action: Annotated[
+        str | None, "What to do first, and the speedup; where to look where no rule knows a change; None when healthy."
+    ]
+    unsure: Annotated[bool, "Nothing limits what was recorded, but that is too little to call the job healthy."] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,13 @@ from perfscope.analyzers.job.pipelines.table import ideal_bubble_share
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.verdict import verdict
+from perfscope.results.categories import CATEGORIES
 from perfscope.results.findings import Action, Finding, Obtained, Prediction
 from perfscope.results.rows import Verdict
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
 from tests.analyzers.rules.jobs import breakdown, context, kernel, starved
 from tests.generator import ExtraLayers, ModelSpec, simulate
+from tests.reports import examples
 
 
 def judged(case: RuleContext, *findings: Finding) -> Verdict:
@@ -34,6 +36,58 @@ def test_a_large_loss_without_a_rule_is_not_called_healthy():
     verdict = judged(context(breakdown(0, idle_sync=30_000)))
     assert not verdict.healthy
     assert "host synchronization" in verdict.headline
+
+
+@pytest.mark.parametrize("category", [name for name in CATEGORIES if name != "compute"])
+def test_a_large_loss_without_a_rule_says_so_and_where_to_look(category: str) -> None:
+    verdict = judged(context(breakdown(0, **{category: 97_000})))
+    assert not verdict.healthy
+    assert verdict.headline.startswith("97% of the step is ")
+    assert verdict.first_action is not None
+    assert verdict.first_action.startswith("No rule knows a change for that: look at ")
+
+
+def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> None:
+    """As in a recording of 2 ranks of 128: launches 11 %, transfer 26 %."""
+    loss = {"idle_launch": 11_000, "exposed_comm_transfer": 26_000, "idle_dependency": 25_000}
+    case = context(breakdown(0, **loss))
+    (finding, *_) = evaluate(starved(80_000))
+    launches = dataclasses.replace(finding, rule="launch-bound", title="Launch-bound", ceiling=100 / 89 - 1)
+    assert "A larger part, 26% of the step, is exposed transfer: no rule knows" in judged(case, launches).headline
+    # A finding about transfers leaves the next one, which is larger than what both save.
+    transfers = dataclasses.replace(launches, rule="nccl-environment", title="NCCL", ceiling=100 / 95 - 1)
+    assert "A larger part, 25% of the step, is waiting for a dep" in judged(case, launches, transfers).headline
+    alone = context(breakdown(0, idle_launch=11_000, idle_host=10_500))
+    assert judged(alone, launches).headline == "Launch-bound."
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [
+        ({"steps": (10,), "step_time_us_per_step": (100e3,)}, "1 step"),
+        ({"world_size": 64, "missing_ranks": tuple(range(2, 64))}, "ranks 0, 1 of 64"),
+    ],
+)
+def test_a_recording_that_is_too_small_does_not_show_a_healthy_job(lacks: dict[str, object], words: str) -> None:
+    found = judged(context(breakdown(0), breakdown(1), **lacks))
+    assert not found.healthy
+    assert found.unsure
+    assert words in found.headline
+    assert found.first_action is not None
+
+
+@pytest.mark.parametrize(("mfu", "coverage", "healthy"), [(0.06, 1.0, False), (0.06, 0.5, True), (0.4, 1.0, True)])
+def test_a_busy_device_far_below_its_peak_is_not_healthy(mfu: float, coverage: float, healthy: bool) -> None:
+    used = dataclasses.replace(examples.NO_MFU, mfu=mfu, flops_coverage=coverage)
+    found = judged(context(breakdown(0), utilisation=used))
+    assert found.healthy is healthy
+    assert ("at 6.0% of their peak" in found.headline) is not healthy
+
+
+def test_many_small_losses_are_not_healthy() -> None:
+    found = judged(context(breakdown(0, idle_launch=15_000, exposed_copy=14_000, idle_host=12_000)))
+    assert not found.healthy
+    assert found.headline.startswith("No single cause: compute takes 59%")
 
 
 def test_the_first_finding_is_the_headline_and_its_setting_the_first_action():
@@ -94,6 +148,12 @@ class TestPipelines:
         found = verdict(waiting(made(FOUR, microbatches=None, ideal_bubble_share=None)).summary)
         assert not found.healthy
         assert found.headline.startswith("30% of the step is waiting for other stages of the pipeline;")
+
+    def test_uneven_stages_are_not_healthy(self) -> None:
+        uneven = [dataclasses.replace(row, busy_us=row.busy_us * (1.5 if row.stage == 2 else 1.0)) for row in FOUR]
+        found = verdict(waiting(made(uneven, imbalance=1.36)).summary)
+        assert not found.healthy
+        assert found.headline.startswith("Uneven stages: stage 2 works 1.36 times as long as the mean of all")
 
     def test_a_whole_job(self, tmp_path: Path) -> None:
         spec = pipeline(steps=6, model=ModelSpec(layers=4, tokens=2048), end_sync=True, noise=0.003)

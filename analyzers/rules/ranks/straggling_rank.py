@@ -175,7 +175,8 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
             f"{ranks_in_words(ranks).capitalize()}: {_REMEDIES[cause]}" for cause, ranks in _by_cause(worst).items()
         ]
         alone = job.share(max(worst.alone_us))
-        return "\n".join((f"Change all of these: the best of them alone saves {alone:.0%} of the step.", *lines))
+        who = ranks_in_words(worst.ranks)
+        return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
     work = _work_over_peers(job, worst)
     if work is not None and abs(work - 1) >= MORE_WORK:
         return _MORE_WORK.format(work=work) if work > 1 else _REMEDIES[worst.cause]

@@ -1,0 +1,83 @@
+"""Losses: categories of the time breakdown beyond compute, which findings are about them, and where to look further."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
+from perfscope.results.categories import BY_ID
+from perfscope.results.findings import Finding
+from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import shares as shares_of
+
+_WAIT, _TRANSFER = "exposed_comm_wait", "exposed_comm_transfer"
+
+_ABOUT: Final = {
+    **dict.fromkeys(("straggling-rank", "uneven-work"), (_WAIT,)),
+    **dict.fromkeys(("pipeline-imbalance", "pipeline-bubble"), (_WAIT, _TRANSFER)),
+    **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
+    **dict.fromkeys(("pinned-memory", "offload"), ("exposed_copy",)),
+    **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
+    **dict.fromkeys(("garbage-collection", "cpu-oversubscription"), ("idle_host", "idle_launch")),
+    "host-syncs": ("idle_sync",),
+    "mixed-precision": (),
+}
+"""Rule -> the categories that its change shortens; every other rule is about transfers."""
+
+_LOOK: Final = {
+    _WAIT: "which rank arrives last in the collectives' table, and what it does before in the timeline",
+    _TRANSFER: "which collectives take long in the collectives' table, their bandwidth, and what could run meanwhile",
+    "exposed_copy": "what is copied in the kernels' table and by which operator; copies from pinned memory with "
+    "non_blocking=True overlap compute",
+    "idle_dataloader": "what one batch costs in the data loading table, and how many workers load",
+    "idle_sync": "which calls block in the timeline's host lane",
+    "idle_launch": "which operators launch most kernels in the operators' table",
+    "idle_host": "what the host runs between operators in the timeline; with_stack=True names its Python functions",
+    "idle_dependency": "which stream's work the kernels wait for in the timeline",
+    "idle_unknown": "the notes on what is missing; record host events, and without CUDA graphs",
+}
+"""Category -> where to look when no rule knows a change."""
+
+_ALL_RANKS: Final = "record all ranks to tell waiting from transfers"
+
+
+def losses(summary: Summary) -> tuple[dict[str, float], float]:
+    """(Category beyond compute -> its share of all ranks' time without the pipeline's inherent bubble, compute's)."""
+    shares = shares_of(summary.time_breakdown)
+    compute = shares.pop("compute")
+    inherent = inherent_bubble_share(summary.pipeline) if summary.pipeline is not None else 0.0
+    for category in (_WAIT, _TRANSFER):  # without its neighbours a rank seems to transfer
+        part = min(shares[category], inherent)
+        shares[category] -= part
+        inherent -= part
+    return shares, compute
+
+
+def largest(shares: dict[str, float], treated: Collection[Finding] = ()) -> tuple[str, float]:
+    """The category with the largest share of those that none of the findings ``treated`` is about."""
+    about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
+    return max(((name, share) for name, share in shares.items() if name not in about), key=lambda item: item[1])
+
+
+def in_words(category: str, share: float, summary: Summary) -> str:
+    """What a category is called in a sentence."""
+    if category == _WAIT and summary.pipeline is not None:
+        pipeline = summary.pipeline
+        if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
+            return "waiting for other stages of the pipeline"
+    if category == _TRANSFER and _is_bound(summary):
+        return "communication, which may be waiting for ranks that are not in the recording"
+    return BY_ID[category].phrase
+
+
+def where_to_look(category: str, summary: Summary) -> str:
+    """What shows more about a loss that no rule knows a change for."""
+    if category in (_WAIT, _TRANSFER) and _is_bound(summary):
+        return _ALL_RANKS
+    return f"look at {_LOOK[category]}"
+
+
+def _is_bound(summary: Summary) -> bool:
+    """Is there a rank whose waiting cannot be told from its transfers?"""
+    return any(entry.wait_is_bound for entry in summary.time_breakdown)
