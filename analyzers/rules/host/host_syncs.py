@@ -53,6 +53,12 @@ _EXPLICIT: Final = _Kind(
     "torch.cuda.synchronize(), Stream.synchronize() or Event.synchronize() in the script or its framework (timers do "
     "that): remove it, or measure with events that are read a few steps later.",
 )
+_FREED: Final = _Kind(
+    "memory freed in the step",
+    "Freeing device memory waits for the whole device: torch.cuda.empty_cache() in the loop, or PyTorch's allocator, "
+    "which frees what it has cached when memory runs out (torch.cuda.memory_stats()[\"num_alloc_retries\"]). Remove the "
+    "call, or use less memory; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fragments it less.",
+)
 _KINDS: Final = {
     **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero", "equal"), _SCALAR),
     **dict.fromkeys(
@@ -106,6 +112,8 @@ def _operator(row: SyncRow) -> str:
 
 
 def _kind(row: SyncRow) -> _Kind:
+    if row.call.endswith("Free") or row.call.startswith("cuMemFree"):
+        return _FREED
     return _KINDS.get(_operator(row), _EXPLICIT)
 
 

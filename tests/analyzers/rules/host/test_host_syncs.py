@@ -104,3 +104,11 @@ def test_deepspeed_s_timers_are_distinguished_from_the_script(synced):
     finding = host_syncs.evaluate(recorded)
     assert finding is not None
     assert '"wall_clock_breakdown": false' in finding.action.how
+
+
+def test_memory_that_is_freed_in_the_step_is_not_the_operator_s_doing():
+    case = context(breakdown(0, idle_sync=10_000), syncs=(sync("aten::empty", 10_000, call="cudaFree"),))
+    finding = host_syncs.evaluate(case)
+    assert finding is not None
+    assert finding.action.setting == "memory freed in the step"
+    assert "empty_cache" in finding.action.how
