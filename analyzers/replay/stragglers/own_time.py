@@ -104,6 +104,13 @@ class HostBound:
             limits.append(partial.has_device_work and waited >= _WAITED_FOR * (end - start).sum())
         return cls(recorded.schedules.ranks, np.stack(busy), np.array(limits, dtype=np.bool_))
 
+    def busier_ns(self, rank: int, others: Collection[int]) -> Int64:
+        """For how much longer a rank's host was busy in each used step than the median of the others'; 0 without any."""
+        busy = self.busy_ns[self.ranks.index(rank)]
+        rest = np.isin(self.ranks, list(others))
+        usual = np.median(self.busy_ns[rest], axis=0).astype(np.int64) if rest.any() else busy
+        return np.asarray(busy - usual, dtype=np.int64)
+
     def floor_ns(self, paced: Collection[int]) -> Int64:
         """What each used step takes at least with the hosts of ``paced`` no slower than the median of the others."""
         mine = np.isin(self.ranks, list(paced))

@@ -324,14 +324,23 @@ class _Search:
     def _cause(self, ranks: Sequence[int]) -> str:
         """The category in which these ranks exceed their peers most, over the used steps in which they are slower: in
         other steps a peer may stand out.
+
+        Where all synchronize, and the host of these ranks is busy for longer, it launches more slowly: the same
+        synchronizations then leave its device idle for longer.
         """
         total = np.zeros(len(TimeCategory), dtype=np.float64)
+        busier_ns = 0.0
         for rank in ranks:
             peers = self._peers[rank]
             slower = self._recorded.used.copy()
             slower[slower] = self._excess[rank] > 0
             total += peers.excess_ns(rank, ranks)[slower].sum(axis=0)
-        return CAUSES[TimeCategory(int(_OWN[np.argmax(total[_OWN])]))]
+            over = self._host_bound.busier_ns(rank, [other for other in peers.ranks if other not in ranks])
+            busier_ns += float(over[self._excess[rank] > 0].sum())
+        most = TimeCategory(int(_OWN[np.argmax(total[_OWN])]))
+        if most is TimeCategory.SYNC and busier_ns >= total[most] / 2:
+            most = TimeCategory.LAUNCH
+        return CAUSES[most]
 
 
 def _slow_stages(

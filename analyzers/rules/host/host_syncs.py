@@ -56,7 +56,7 @@ _EXPLICIT: Final = _Kind(
 _FREED: Final = _Kind(
     "memory freed in the step",
     "Freeing device memory waits for the whole device: torch.cuda.empty_cache() in the loop, or PyTorch's allocator, "
-    "which frees what it has cached when memory runs out (torch.cuda.memory_stats()[\"num_alloc_retries\"]). Remove the "
+    'which frees what it has cached when memory runs out (torch.cuda.memory_stats()["num_alloc_retries"]). Remove the '
     "call, or use less memory; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fragments it less.",
 )
 _KINDS: Final = {

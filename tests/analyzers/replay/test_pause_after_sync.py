@@ -9,7 +9,7 @@ import pytest
 
 import perfscope
 from tests.analyzers.rules.jobs import QUICK
-from tests.generator import MS, HostSync, simulate
+from tests.generator import MS, HostSync, SlowHost, simulate
 from tests.generator.cuda import CudaProcess
 from tests.generator.work import Program
 
@@ -44,3 +44,24 @@ def test_a_synchronization_costs_what_the_job_loses_by_it(tmp_path: Path):
     row = perfscope.analyze(tmp_path).time_breakdown[1]
     assert row.idle_sync_us == pytest.approx(job.lost_ns(spec.causes[0]) / 1e3, rel=0.05)
     assert row.idle_launch_us < 0.05 * row.idle_sync_us
+
+
+@pytest.mark.parametrize("factor", [6.0, 10.0, 20.0])
+def test_a_slow_host_is_one_although_all_synchronize(tmp_path: Path, factor: float):
+    """The same synchronizations leave the slow host's device idle for longer: it is not the one that blocks more."""
+    slow = SlowHost(ranks=(1,), factor=factor)
+    job = simulate(replace(QUICK, ranks=2, causes=(HostSync(), slow)))
+    job.write(tmp_path)
+    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    assert (worst.ranks, worst.cause) == ((1,), "launch")
+    assert worst.lost_us == pytest.approx(job.lost_ns(slow) / 1e3, rel=0.05)
+
+
+def test_a_rank_that_alone_synchronizes_is_the_one_that_blocks(tmp_path: Path):
+    late = replace(QUICK.host, sync_return_ns=500_000)
+    sync = HostSync(ranks=(1,))
+    job = simulate(replace(QUICK, ranks=2, end_sync=False, host=late, causes=(sync,)))
+    job.write(tmp_path)
+    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    assert (worst.ranks, worst.cause) == ((1,), "sync")
+    assert worst.lost_us == pytest.approx(job.lost_ns(sync) / 1e3, rel=0.05)
