@@ -67,7 +67,8 @@ def find_gathers(schedules: EditableSchedules, context: Context, reductions: Ste
     for (rank, step), mine in by_step.items():
         count = context.result.partials[rank].microbatches(step)
         passes[rank, step] = tuple(_as_issued(mine, count) if known else _evenly(mine, count, twice=twice))
-    once = {key for key, of_step in passes.items() if _after_forwards(of_step, reductions.get(key, ()), place)}
+    sized = reductions or _of_unknown_size(schedules)
+    once = {key for key, of_step in passes.items() if _after_forwards(of_step, sized.get(key, ()), place)}
     return Gathers(by_step, passes, frozenset(once))
 
 
@@ -86,7 +87,18 @@ def recorded_stage(context: Context, gathers: Gathers, reductions: StepCollectiv
 def _after_forwards(passes: Sequence[GatherPass], reductions: Sequence[RankOp], place: Mapping[RankOp, int]) -> bool:
     """Are all reductions issued after the last gather for a forward?"""
     last = max((place[each.gathers[-1]] for each in passes if not each.backward), default=0)
-    return all(place[rank_op] > last for rank_op in reductions)
+    return bool(reductions) and all(place[rank_op] > last for rank_op in reductions)
+
+
+def _of_unknown_size(schedules: EditableSchedules) -> StepCollectives:
+    """Reductions whose sizes are not recorded."""
+    return grouped(
+        ((rank_op.rank, step), rank_op)
+        for rank_op in schedules.issued()
+        if (step := rank_op.collective.step) in schedules.steps
+        and rank_op.collective.kind in ("reduce_scatter", "all_reduce")
+        and rank_op.collective.bytes is None
+    )
 
 
 def _gathers_parameters(rank_op: RankOp) -> bool:

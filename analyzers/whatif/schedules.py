@@ -238,15 +238,17 @@ class EditableSchedules:
         return float(windows.mean(axis=1).max())
 
 
-def without(ops: Sequence[ScheduleOp], rank_ops: Set[RankOp]) -> tuple[list[ScheduleOp], Float64]:
-    """(ops without those of ``rank_ops``, own time after the last of them); the own time before an op that is taken out
-    comes before the next one.
+def without(
+    ops: Sequence[ScheduleOp], rank_ops: Set[RankOp], kind: OpKind | None = None
+) -> tuple[list[ScheduleOp], Float64]:
+    """(ops without those of ``rank_ops``, own time after the last of them); ``kind``: only their issues, or waits. The
+    own time before an op that is taken out comes before the next one.
     """
     left: list[ScheduleOp] = []
     carried: Float64 | None = None
     for op in ops:
         own_ns = op.own_ns if carried is None else op.own_ns + carried
-        if op.rank_op in rank_ops:
+        if op.rank_op in rank_ops and kind in (None, op.kind):
             carried = own_ns
         else:
             left.append(op if carried is None else replace(op, own_ns=own_ns))

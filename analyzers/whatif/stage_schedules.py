@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
@@ -136,12 +136,15 @@ def taken_apart(
     """One rank's schedule in parts; ``ends`` are the ranks of each collective. Raises CannotReplay where its passes do
     not fit the pipeline's schedule.
     """
+    listed = turns(layout.schedule, layout.stages, layout.stage_of[rank], layout.microbatches)
     ops = _collectives_first(schedules.ops[rank], layout)
+    if not isinstance(listed[0], Work):
+        ops = _issued_when_waited_for(ops, layout, schedules.steps)
     sections: dict[int, tuple[int, int]] = {}
     for at, op in enumerate(ops):
-        if op.kind is OpKind.ISSUE and op.step is not None and layout.is_message(op):
-            sections[op.step] = sections.get(op.step, (at, at))[0], at
-    listed = turns(layout.schedule, layout.stages, layout.stage_of[rank], layout.microbatches)
+        if (rank_op := op.issued) is not None and layout.is_message(op) and rank_op.collective.step in schedules.steps:
+            step = rank_op.collective.step
+            sections[step] = sections.get(step, (at, at))[0], at
     works = [turn.passes for turn in listed if isinstance(turn, Work)]
     opens, closes = isinstance(listed[0], Work), isinstance(listed[-1], Work)
     inner = works[opens : len(works) - closes]
@@ -185,6 +188,29 @@ def _collectives_first(ops: list[ScheduleOp], layout: Layout) -> list[ScheduleOp
             first += 1
             continue
         ordered.append(op)
+    return ordered
+
+
+def _issued_when_waited_for(ops: list[ScheduleOp], layout: Layout, steps: Set[int]) -> list[ScheduleOp]:
+    """The same ops; the recv that opens a step is issued where the stage waits for it. A host that runs ahead issues
+    it before its device begins the step: what the device does until the wait is no pass.
+    """
+    opening: dict[int | None, RankOp] = {}
+    for op in ops:
+        rank_op = op.issued
+        if rank_op is not None and layout.is_message(op) and (step := rank_op.collective.step) in steps:
+            opening.setdefault(step, rank_op)
+    awaited = {op.rank_op for op in ops if op.kind is OpKind.WAIT}
+    moved = {rank_op for rank_op in opening.values() if rank_op in awaited}
+    left, _ = without(ops, moved, OpKind.ISSUE)
+    ordered: list[ScheduleOp] = []
+    for op in left:
+        if op.kind is OpKind.WAIT and op.rank_op in moved:
+            moved.remove(op.rank_op)
+            ordered.append(replace(op, kind=OpKind.ISSUE, lag_ns=0.0))
+            ordered.append(replace(op, own_ns=np.zeros(len(TimeCategory))))
+        else:
+            ordered.append(op)
     return ordered
 
 

@@ -132,6 +132,20 @@ def test_gathers_become_ready_in_the_order_of_their_stream(tmp_path: Path) -> No
     assert predict(context, RESHARD).mid_ns < context.result.step_ns
 
 
+@pytest.mark.parametrize("metadata", ["kernel", "none"])
+def test_gradients_reduced_in_every_micro_batch_free_the_parameters(tmp_path: Path, metadata: str) -> None:
+    job = Job(
+        strategy="fsdp", version=1, microbatches=3, noise=0.0, network=Network(gbps=10),
+        recording=Recording(steps=3, metadata=metadata, shapes=False),
+    )  # fmt: skip
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    answer = predict(context_of(str(tmp_path)), RESHARD)
+    truth = emulate(replace(job, reshard=False)).step_ns / emulated.step_ns
+    assert truth < 0.9
+    assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.01)
+
+
 @needs_torch
 @pytest.mark.training
 @pytest.mark.parametrize("arguments", [(), ("--accumulate", "3"), ("--keep", "--accumulate", "2")])

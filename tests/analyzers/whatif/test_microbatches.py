@@ -14,6 +14,8 @@ from perfscope.analyzers.whatif.pipeline_turns import Hop, Work, turns
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Job, Model, Recording
 from tests.generator import ExtraLayers, JobSpec, ModelSpec, NetworkSpec, simulate
 
 MODEL = ModelSpec(layers=8, tokens=16384)
@@ -138,3 +140,16 @@ class TestSchedules:
                 ]  # fmt: skip
                 # One after the other on one stream, both ends in the same order: nobody waits for ever.
                 assert [(hop.forward, not hop.sends) for hop in hops if hop.stage == other] == back
+
+
+def test_hosts_that_run_ahead_receive_before_their_device_begins_the_step(tmp_path: Path) -> None:
+    # The emulated hosts issue a step's first recv while the device is in the step before.
+    job = Job(
+        strategy="pipeline", ranks=2, stages=2, microbatches=4, noise=0.0, recording=Recording(steps=3),
+        model=Model(tokens=65536),
+    )  # fmt: skip
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    answer = predict(context_of(str(tmp_path)), {"pipeline.microbatches": "8"})
+    truth = emulate(replace(job, microbatches=8)).step_ns / emulated.step_ns
+    assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.05)
