@@ -27,6 +27,9 @@ _STALL: Final = 0.05
 _OWN_COST_NS: Final = 1_000_000
 """Taking a batch that is there costs less: unpickling, and the queue. A longer wait for every batch is for workers."""
 
+_APART: Final = 2.0
+"""Waits for workers are at least so many times as long as what taking a batch costs."""
+
 _MOST_WORKERS: Final = 16
 """Stalls further apart than this many batches are not workers' turns."""
 
@@ -54,13 +57,15 @@ class Deliveries:
     batch_ns: float | None
     longest_ns: int
     """The longest of these waits on the host."""
+    workers: int | None
+    """How many they are: known, or shown by their turns; None where neither."""
 
     def __len__(self) -> int:
         return len(self.on_ns)
 
 
 _EMPTY: Final = np.empty(0, dtype=np.int64)
-_NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, longest_ns=0)
+_NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, longest_ns=0, workers=None)
 
 
 def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
@@ -72,10 +77,11 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
         return _NONE
     every_ns = (end[-1] - end[0]) / (len(end) - 1)
     waited = end - start
-    stalled = waited >= _STALL * every_ns
+    stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited))
     sure = _busy(stalled, waited, workers)
     if sure is None:
         return _NONE
+    turns = _turns(stalled, waited)
     hit = np.flatnonzero(stalled)
     seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit], round(_STALL * every_ns))
     begun, launched = _under_work(partial, end[hit[~seen]])
@@ -88,6 +94,7 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
         sure=sure,
         batch_ns=float(end[hit[-1]] - end[hit[0]]) / between if between else None,
         longest_ns=int(waited[hit].max()),
+        workers=workers or turns,
     )
 
 
@@ -98,12 +105,35 @@ def _busy(stalled: Bool, waited_ns: Int64, workers: int | None) -> bool | None:
         return None
     if workers is not None:
         return _share_of_rounds(stalled, workers)
-    if stalled.mean() >= _NEARLY_ALL and len(stalled) >= 3:
-        return bool(np.median(waited_ns[hit]) >= _OWN_COST_NS)
-    apart = np.diff(hit, prepend=-1, append=len(stalled))
-    if apart.max() > _MOST_WORKERS:
+    turns = _turns(stalled, waited_ns)
+    if turns is not None:
+        return turns > 1 or bool(np.median(waited_ns[hit]) >= _OWN_COST_NS)
+    return None if np.diff(hit, prepend=-1, append=len(stalled)).max() > _MOST_WORKERS else False
+
+
+def _turns(stalled: Bool, waited_ns: Int64) -> int | None:
+    """Every how many batches the training waits: workers that begin together deliver together, one batch each. None
+    where it does not wait so regularly. Where batches take unequally long, only the long waits are regular.
+    """
+    if len(stalled) < 3:
         return None
-    return bool(len(hit) >= 3 and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1])
+    for hit in (np.flatnonzero(stalled), np.flatnonzero(waited_ns >= waited_ns.max() / 2)):
+        apart = np.diff(hit, prepend=-1, append=len(stalled))
+        regular = len(hit) >= 3 and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1]
+        if regular and 1 < apart[1] <= _MOST_WORKERS:
+            return int(apart[1])
+    return 1 if stalled.mean() >= _NEARLY_ALL else None
+
+
+def _own_cost_ns(waited_ns: Int64) -> int:
+    """What taking a batch costs that is there: the longest of the short times in ``__next__``, where those are clearly
+    apart from the long ones; 0 where they are not.
+    """
+    ascending = np.sort(waited_ns)
+    times = ascending[1:] / np.maximum(ascending[:-1], 1)
+    widest = int(times.argmax())
+    apart = times[widest] >= _APART and ascending[widest] <= _OWN_COST_NS
+    return int(ascending[widest]) if apart else 0
 
 
 def _share_of_rounds(stalled: Bool, workers: int) -> bool | None:
@@ -135,7 +165,10 @@ def _under_work(partial: RankPartial, end_ns: Int64) -> tuple[Int64, Int64]:
     steps, progress = partial.steps, partial.progress
     index = steps.of_host_time(end_ns - 1)
     index = np.unique(index[index >= 0])
-    launched = steps.host_start_ns + progress.lead_ns
-    hidden = (launched[index] <= steps.start_ns[index]) & ~progress.blocked.covers(steps.start_ns[index])
-    hidden &= partial.has_device_work
-    return steps.start_ns[index[hidden]], launched[index[hidden]]
+    launched = (steps.host_start_ns + progress.lead_ns)[index]
+    begun, blocked = steps.start_ns[index], progress.blocked
+    if len(blocked):  # what begins the step is then communication, and the rank's own work follows it
+        within = np.maximum(np.searchsorted(blocked.start_ns, begun, side="right") - 1, 0)
+        begun = np.where(blocked.covers(begun), blocked.end_ns[within], begun)
+    hidden = (launched <= begun) & partial.has_device_work
+    return begun[hidden], launched[hidden]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.deliveries import deliveries
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
@@ -33,7 +34,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                 rank=rank,
                 wait_us=float(partial.loading.waited_ns[used].mean()) / 1e3,
                 blocking_us=blocking_us,
-                batch_us=_batch_us(partial, used, batches, workers, blocking_us, result.mean_step_ns(rank) / 1e3),
+                batch_us=_batch_us(partial, used, workers, blocking_us >= STARVED * result.mean_step_ns(rank) / 1e3),
                 num_workers=workers,
                 batches_per_step=batches / len(used),
             )
@@ -41,17 +42,19 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
     return tuple(rows)
 
 
-def _batch_us(
-    partial: RankPartial, used: Int64, batches: int, workers: int | None, blocking_us: float, step_us: float
-) -> float | None:
+def _batch_us(partial: RankPartial, used: Int64, workers: int | None, blocked: bool) -> float | None:
     """Time to load one batch on one worker.
 
-    Without workers the training process loads it, and ``__next__`` is that time. Workers that the step waits for are
-    always busy: together they finish the batches of a step in a step, so that one takes workers x step / batches.
-    Workers that are fast enough do not show how fast they are.
+    Without workers the training process loads it, and ``__next__`` is that time. Workers that are always busy deliver
+    one batch each in that time. Workers that are fast enough do not show how fast they are.
     """
+    batches = int(partial.loading.batches[used].sum())
     if workers == 0:
         return float(partial.loading.waited_ns[used].sum()) / batches / 1e3
-    if workers is not None and blocking_us >= STARVED * step_us:
-        return workers * step_us * len(used) / batches
-    return None
+    found = deliveries(partial, workers)
+    if found.workers is None or not blocked:
+        return None
+    if found.batch_ns is not None:
+        return found.workers * found.batch_ns / 1e3
+    steps = partial.steps
+    return found.workers * float((steps.end_ns[used] - steps.start_ns[used]).sum()) / batches / 1e3

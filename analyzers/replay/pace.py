@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -17,9 +16,6 @@ from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.trace.trace import Int64
-
-_AS_SLOW: Final = 1.05
-"""Loaders are equally slow where the time between their batches differs by less."""
 
 
 def at_peers_pace(recorded: RecordedSchedules, peers: Mapping[int, Peers], paced: Sequence[int]) -> Schedules:
@@ -44,15 +40,15 @@ def at_peers_pace(recorded: RecordedSchedules, peers: Mapping[int, Peers], paced
 
 def _usual_holds(recorded: RecordedSchedules, index: int, others: Sequence[int]) -> tuple[Int64, Int64, Int64]:
     """(holds of rank ``index``, a line; their lags; their moments) with the loader of ``others``: the median of theirs
-    where most of them have holds in the same steps. Where they have them in other steps, its own, unless its loader is
-    slower than theirs. Where they have none, none, because their loaders do not make it stall.
+    where most of them have holds in the same steps, its own where they have them in other steps. Where they have none,
+    none, because their loaders do not make it stall.
     """
     holds, steps = _holds(recorded, index)
     schedules, never = recorded.schedules, np.iinfo(np.int64).min
     alike = [theirs for theirs, when in (_holds(recorded, other) for other in others) if np.array_equal(when, steps)]
     if 2 * len(alike) <= len(others) or len(holds) == 0:
         nothing = np.zeros(len(holds), dtype=np.int64)
-        if _loads_like(recorded, index, others):
+        if _loads_like(recorded, others):
             return holds, nothing, schedules.hold_ns[schedules.operand[holds]]
         return holds, nothing, np.full(len(holds), never)
     stalls = np.median([schedules.lag_ns[theirs] for theirs in alike], axis=0)
@@ -60,11 +56,10 @@ def _usual_holds(recorded: RecordedSchedules, index: int, others: Sequence[int])
     return holds, stalls.astype(np.int64), until.astype(np.int64)
 
 
-def _loads_like(recorded: RecordedSchedules, index: int, others: Sequence[int]) -> bool:
-    """Does the loader of rank ``index`` (a line) set its pace, as those of most ``others`` do, and is no slower?"""
-    own, *theirs = (recorded.deliveries[recorded.schedules.ranks[line]].batch_ns for line in (index, *others))
-    paces = [pace for pace in theirs if pace is not None]
-    return own is not None and 2 * len(paces) > len(theirs) and own <= _AS_SLOW * float(np.median(paces))
+def _loads_like(recorded: RecordedSchedules, others: Sequence[int]) -> bool:
+    """Do the loaders of most of ``others`` (lines) set their pace? As all take batches at one pace, none is slower."""
+    paced = [len(recorded.deliveries[recorded.schedules.ranks[line]]) > 0 for line in others]
+    return 2 * sum(paced) > len(paced)
 
 
 def _holds(recorded: RecordedSchedules, index: int) -> tuple[Int64, Int64]:

@@ -13,7 +13,10 @@ between processes is added to that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
+from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
@@ -27,11 +30,25 @@ _TAKING_NS: Final = 100_000.0
 """Time to take a batch that a worker has delivered: unpickling, and the queue."""
 _SURE: Final = Uncertainty(less=0.15, more=0.05)
 """Of a prediction with known CPU time of loading."""
+_FEWER: Final = Uncertainty(less=0.20, more=0.05)
+"""Of a prediction for fewer workers than set the pace now: cores are not the limit then."""
 _CROWDED_BY_OTHERS: Final = 0.5
 """Share of the saving that becomes uncertain each time that the training's work takes as long as its CPU time again:
 the scheduler favours a training that sleeps over one that never does."""
 _ANYTHING: Final = 1.25
 """Share of the saving that may be lost where nothing is known: passing batches between processes takes time too."""
+
+
+def keep_workers_pace(schedules: EditableSchedules, context: Context) -> None:
+    """No step is shorter than the CPU time that its batches need, divided among the workers, where that is recorded."""
+    for rank, run in context.runs.items():
+        loader = run.dataloaders[0] if run.dataloaders else None
+        if rank in schedules.ops and loader is not None and loader.num_workers and loader.timed_batches:
+            partial = context.result.partials[rank]
+            batches = float(partial.loading.batches[partial.steps.indices_of(context.result.steps)].mean())
+            least = loader.load_cpu_ns / loader.timed_batches * batches / loader.num_workers
+            known = schedules.loading_step_ns.get(rank, 0.0)
+            schedules.loading_step_ns[rank] = max(known, min(least, context.result.mean_step_ns(rank)))
 
 
 def _workers(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -41,25 +58,28 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         raise CannotReplay(f"{name}: the recorded steps draw no batch from a DataLoader")
     batches = {rank: row.batches_per_step for rank, row in rows.items()}
     needs = demands(context.runs, batches)
+    usual_us = [row.batch_us for row in rows.values() if row.batch_us is not None]
     sure: list[Uncertainty] = []
     for rank in schedules.ops:
         if rank not in rows:
             continue
-        row = rows[rank]
-        if row.batch_us is None or row.num_workers is None:
-            if row.num_workers is not None and workers >= row.num_workers:
+        row, batch_us = rows[rank], rows[rank].batch_us
+        if batch_us is None:
+            if not len(context.recorded.deliveries[rank]) and workers >= _had(context, row, rows):
                 continue  # they are quick enough already, and more of them change nothing
-            raise CannotReplay(
-                f"{name}: rank {rank} does not wait for its workers, or their number is not recorded, so the load time "
-                "of a batch is not known; record a run with num_workers=0, or with perfscope run"
-            )
-        load = row.batch_us * 1e3 * batches[rank]
+            if not usual_us:
+                raise CannotReplay(
+                    f"{name}: no rank waits for its workers, or their number is not known, so the load time of a batch "
+                    "is not known; record a run with num_workers=0, or with perfscope run"
+                )
+            batch_us = median(usual_us)
+        load = batch_us * 1e3 * batches[rank]
         schedules.at_least(rank, load / workers if workers else 0.0)
         taking = _TAKING_NS * batches[rank] if workers else load
         need = needs.get(rank)
         if need is None:
             _set_loading(schedules, rank, taking)
-            sure.append(_unknown(context, rank, workers))
+            sure.append(_unknown(context, rank, workers) if workers >= _had(context, row, rows) else _FEWER)
             continue
         contended = _contended(context, row, need, workers, batches[rank])
         _set_loading(schedules, rank, max(taking + contended.mid - contended.before, 0.0))
@@ -78,6 +98,14 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             )
         )
     return Uncertainty.worst(sure)
+
+
+def _had(context: Context, row: DataLoaderRow, rows: Mapping[int, DataLoaderRow]) -> float:
+    """The number of workers of a rank; where it is not known the most that other ranks show; else infinite."""
+    if row.num_workers is not None:
+        return row.num_workers
+    shown = [context.recorded.deliveries[rank].workers for rank in rows]
+    return max((count for count in shown if count is not None), default=inf)
 
 
 @dataclass(frozen=True)

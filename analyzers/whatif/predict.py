@@ -131,6 +131,7 @@ class _ChangedStep:
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
     schedules = editable_schedules(context.result, context.recorded)
+    loader.keep_workers_pace(schedules, context)
     if context.profiler is not None:
         context.profiler.remove_from(schedules, context.result)
     doubtful = schedules.has_doubtful_loading
@@ -151,9 +152,9 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
 
 
 def _turns(context: Context) -> Uncertainty:
-    """Where loader workers set the pace, as many steps may hold a stall more or one less."""
+    """Where loader workers set the pace, as many steps may hold more or less of their waits: half a wait."""
     stalls = [found.longest_ns for found in context.recorded.deliveries.values()]
-    one = max(stalls, default=0) / max(len(context.result.steps), 1)
+    one = max(stalls, default=0) / 2 / max(len(context.result.steps), 1)
     return Uncertainty(0.0, 0.0, slower_ns=one, faster_ns=one)
 
 

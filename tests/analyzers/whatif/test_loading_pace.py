@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.job.deliveries import _busy
+from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
 
 MODEL = ModelSpec(layers=8, tokens=4096)
@@ -109,3 +110,48 @@ def test_which_waits_show_that_workers_are_always_busy(
 ) -> None:
     waited = (np.array(waits_ms) * MS).astype(np.int64)
     assert _busy(waited > 0, waited, workers) is busy
+
+
+@pytest.mark.parametrize(
+    ("waits_ms", "workers"),
+    [
+        ([9, 9, 9, 9], 1),
+        ([9, 0, 0, 9, 0, 0, 9, 0], 3),
+        # Batches that take unequally long: the long waits are regular.
+        ([9, 1, 12, 2, 8, 1, 10, 0], 2),
+        ([9, 0, 0, 9, 9, 0], None),
+        ([9, 0], None),
+    ],
+)
+def test_turns_show_how_many_workers_there_are(waits_ms: list[float], workers: int | None) -> None:
+    waited = (np.array(waits_ms) * MS).astype(np.int64)
+    assert _turns(waited > 0, waited) == workers
+
+
+def test_taking_a_batch_that_is_there_is_no_wait() -> None:
+    assert _own_cost_ns(np.array([800_000, 120_000, 460_000, 125_000, 330_000, 120_000])) == 125_000
+    # All alike: they may all be waits, and whatever takes longer than a millisecond is one.
+    assert _own_cost_ns(np.array([300_000, 310_000, 290_000])) == 0
+    assert _own_cost_ns(np.array([5 * MS, 20 * MS, 5 * MS])) == 0
+
+
+@pytest.mark.parametrize(("workers", "asked_for"), [(1, 2), (2, 1), (2, 4), (3, 6)])
+def test_a_trace_whose_turns_show_the_workers_is_enough_for_another_number(
+    workers: int, asked_for: int, tmp_path: Path
+) -> None:
+    spec = paced(replace(DEVICES, steps=13), 1.7, workers)
+    found = asked(spec, tmp_path, "dataloader.num_workers", str(asked_for))
+    truth = simulate(replace(spec, loader=replace(spec.loader, workers=asked_for))).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.08)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+def test_the_cpu_time_of_loading_bounds_a_step_that_never_waited(tmp_path: Path) -> None:
+    spec = paced(DEVICES, 0.9, 2)
+    simulate(spec).write(tmp_path)
+    context = context_of(tmp_path)
+    loader = DataLoaderMetadata(num_workers=2, timed_batches=10, load_cpu_ns=10 * spec.loader.load_ns)
+    known = replace(context, runs={rank: RunMetadata(rank=rank, dataloaders=(loader,)) for rank in (0, 1)})
+    truth = simulate(quicker(spec, 2.0)).truth.step_time_ns
+    assert predict(context, {"compute": "2x"}).mid_ns < 0.8 * truth
+    assert predict(known, {"compute": "2x"}).mid_ns == pytest.approx(truth, rel=0.05)
