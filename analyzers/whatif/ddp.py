@@ -41,9 +41,9 @@ from perfscope.analyzers.whatif.schedules import (
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 
-_BACKWARD_SHARE: Final = 2 / 3
+BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each of the forward."""
-_TRANSFER_ERROR: Final = 0.10
+TRANSFER_ERROR: Final = 0.10
 """Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
 _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 _OF_OPTIMIZER: Final = [TimeCategory.COMPUTE, TimeCategory.LAUNCH]
@@ -89,7 +89,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     # A wait may have ended in the next step only.
     schedules.without({bucket for one in rounds for bucket in one.buckets})
     new = (collective.bytes or 0 for (step, _), collective in collectives.items() if step == first.step)
-    transfers = _TRANSFER_ERROR * alone * sum(context.transfer_ns(first.buckets[0], size) for size in new)
+    transfers = TRANSFER_ERROR * alone * sum(context.transfer_ns(first.buckets[0], size) for size in new)
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     share = 0.15 if parameters is not None and parameters[1] else 0.25
@@ -128,7 +128,7 @@ def _rebucket(
     ready = step_ops.progress_ns[step_ops.places(OpKind.ISSUE, old)]
     total = np.cumsum([bucket.collective.bytes or 0 for bucket in one.buckets]).astype(np.float64)
     model = one.buckets[0]
-    backward = _BACKWARD_SHARE / context.result.partials[one.rank].microbatches(one.step)
+    backward = BACKWARD_SHARE / context.result.partials[one.rank].microbatches(one.step)
     added: list[tuple[float, ScheduleOp]] = []
     begun = 0.0
     moments = ready_at(np.array(ends), total, ready, backward).tolist()

@@ -10,7 +10,7 @@ from typing import Final
 
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
-from perfscope.analyzers.whatif import ddp, loader, microbatches, sharding, speed, threads
+from perfscope.analyzers.whatif import by_hand, ddp, loader, microbatches, sharding, speed, threads
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.schedules import editable_schedules
 from perfscope.errors import did_you_mean
@@ -19,6 +19,7 @@ from perfscope.trace.medians import deviation
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
+    *by_hand.SETTINGS,
     *loader.SETTINGS,
     *microbatches.SETTINGS,
     *speed.SETTINGS,

@@ -57,6 +57,7 @@ REAL: Final = {
     "ddp.comm_dtype": Accuracy(1, 0, 1),
     "ddp.no_sync": Accuracy(1, 0, 1),
     "env.OMP_NUM_THREADS": Accuracy(2, 0, 2),
+    "gradients.reduce": Accuracy(4, 1, 4),
     "network.bandwidth": Accuracy(3, 2, 3),
     "rank.N": Accuracy(1, 0, 0),
     "zero.stage": Accuracy(5, 4, 5),

@@ -42,7 +42,8 @@ class Setup:
     """One way of running the training."""
 
     strategy: str = "ddp"
-    """``ddp``; the same with ``ZeroRedundancyOptimizer``: ``zero1``; or FSDP: ``full_shard``, ``shard_grad_op``."""
+    """``ddp``; the same with ``ZeroRedundancyOptimizer``: ``zero1``; FSDP: ``full_shard``, ``shard_grad_op``; or no
+    wrapper, and after the backward an all-reduce of each gradient (``by_hand``) or of all in one tensor (``flat``)."""
     blocks: int = 4
     width: int = 512
     threads: int = 1
@@ -146,8 +147,25 @@ class Training:
             held = self.setup.no_sync and micro < self.setup.accumulate - 1
             with self.model.no_sync() if held else nullcontext():
                 self.model(x).square().mean().backward()
+        if self.setup.strategy == "by_hand":
+            self._reduce_each()
+        if self.setup.strategy == "flat":
+            self._reduce_flat()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def _reduce_each(self) -> None:
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    def _reduce_flat(self) -> None:
+        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        flat = torch._utils._flatten_dense_tensors(grads)
+        dist.all_reduce(flat)
+        flat.div_(dist.get_world_size())
+        torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))
 
     @staticmethod
     def _throttle(megabits: float) -> None:
@@ -158,7 +176,9 @@ class Training:
         dist.barrier()
 
 
-def _wrapped(network: nn.Module, setup: Setup) -> FullyShardedDataParallel | DistributedDataParallel:
+def _wrapped(network: nn.Module, setup: Setup) -> nn.Module:
+    if setup.strategy in ("by_hand", "flat"):
+        return network
     if setup.strategy in ("ddp", "zero1"):
         model = DistributedDataParallel(network, bucket_cap_mb=setup.bucket_mb)
         if setup.bf16_hook:

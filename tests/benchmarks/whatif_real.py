@@ -108,6 +108,14 @@ SCENES: Final = (
             for stage, strategy in (("3", "full_shard"), ("2", "shard_grad_op"), ("1", "zero1"))
         ),
     ),
+    *(
+        Scene(
+            name,
+            {"strategy": "by_hand", "blocks": 24, "width": 256, "batch": 512, **link},
+            tuple(Change("gradients.reduce", way, {"strategy": way}) for way in ("ddp", "flat")),
+        )
+        for name, link in (("by hand", {}), ("by hand, slow link", {"megabits": MEGABITS}))
+    ),
     Scene(
         "FULL_SHARD",
         {"megabits": MEGABITS, "strategy": "full_shard", "batch": 256},

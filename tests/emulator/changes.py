@@ -77,6 +77,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, lambda job, _: replace(job, gradient_bytes=2)),
+    "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True)),
     "zero.stage": (_FSDP, _sharded_at),
@@ -130,6 +131,8 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
     yield from ({"dataloader.num_workers": str(count)} for count in (2, 8) if count != job.loader.workers)
     if job.strategy == "ddp" and job.ranks > 1:
         yield from _advisable_with_ddp(job)
+    if job.strategy == "manual" and job.ranks > 1:
+        yield from ({"gradients.reduce": value} for value in ("flat", "ddp"))
     if job.strategy == "fsdp" and job.reshard:
         yield {"fsdp.reshard_after_forward": "false"}
     if job.strategy == "fsdp" and not job.backward_prefetch:

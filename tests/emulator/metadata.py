@@ -54,7 +54,14 @@ def metadata(rank: Rank, file: str, unprofiled_ns: list[int]) -> dict[str, Any]:
 def _strategies(job: Job) -> list[str]:
     if job.ranks == 1:
         return ["single"]
-    named = {"ddp": ["ddp"], "fsdp": ["fsdp"], "tensor": ["tensor", "ddp"], "pipeline": ["pipeline"], "manual": []}
+    named = {
+        "ddp": ["ddp"],
+        "fsdp": ["fsdp"],
+        "tensor": ["tensor", "ddp"],
+        "pipeline": ["pipeline"],
+        "manual": [],
+        "flat": [],
+    }
     return [name for name in named[job.strategy] if name != "ddp" or job.replicas > 1]
 
 

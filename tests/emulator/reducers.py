@@ -85,6 +85,9 @@ class ByHand:
     def reduce(self) -> Waits:
         """All gradients, one after the other; each is waited for on the compute stream."""
         rank = self._rank
+        if rank.job.strategy == "flat":
+            yield from self._reduce_at_once()
+            return
         for unit in range(rank.job.model.blocks):
             for number, size in enumerate(layers.parameters(rank.job)):
                 rank.spend(rank.job.cpu.python_ns)
@@ -94,6 +97,25 @@ class ByHand:
                     rank.spend(rank.job.cpu.operator_ns)
                     name = "void at::native::vectorized_elementwise_kernel<4, at::native::DivFunctor>(int)"
                     yield from rank.kernel(name, _copy_ns(size, 4), f"div{unit}.{number}", [work])
+
+    def _reduce_at_once(self) -> Waits:
+        """``flat = _flatten_dense_tensors(grads)``, one all-reduce, ``flat /= n``, and back."""
+        rank = self._rank
+        elements = rank.job.model.blocks * sum(layers.parameters(rank.job))
+        kernels = {
+            "aten::cat": "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 1>(float*)",
+            "aten::div_": "void at::native::vectorized_elementwise_kernel<4, at::native::DivFunctor>(int)",
+            "aten::_foreach_copy_": "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<float>(int)",
+        }
+        after: list[Work] = []
+        for operator, name in kernels.items():
+            with rank.operator(operator):
+                rank.spend(rank.job.cpu.operator_ns)
+                yield from rank.kernel(name, _copy_ns(elements, 4), f"flat.{operator}", after)
+            after = []
+            if operator == "aten::cat":
+                issue = Issue("allreduce", elements, rank.job.gradient_bytes)
+                after = [(yield from collective(rank, rank.communicators["data"], issue, "flat"))]
 
 
 class Units:

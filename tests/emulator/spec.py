@@ -128,7 +128,8 @@ class Job:
 
     seed: int = 0
     strategy: str = "ddp"
-    """``ddp``, ``fsdp``, ``manual`` (gradients all-reduced one by one after the backward), ``tensor``, ``pipeline``."""
+    """``ddp``, ``fsdp``, ``manual`` (gradients all-reduced one by one after the backward), ``flat`` (all of them in one
+    tensor), ``tensor``, ``pipeline``."""
     ranks: int = 4
     ranks_per_host: int = 4
     tensor: int = 1

@@ -116,6 +116,7 @@ def test_buckets_are_closed_from_the_last_parameter_on() -> None:
     [
         Job(strategy="fsdp"),
         Job(strategy="manual"),
+        Job(strategy="flat"),
         Job(strategy="tensor", tensor=2),
         Job(strategy="pipeline", ranks=4, stages=2, microbatches=4),
         Job(microbatches=2, no_sync=False),

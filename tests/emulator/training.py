@@ -27,7 +27,7 @@ class Script:
         shares = "data" in rank.communicators
         self.reducer = Reducer(rank) if shares and job.strategy in ("ddp", "tensor", "pipeline") else None
         self.units = Units(rank) if shares and job.strategy == "fsdp" else None
-        self.by_hand = ByHand(rank) if shares and job.strategy == "manual" else None
+        self.by_hand = ByHand(rank) if shares and job.strategy in ("manual", "flat") else None
 
     def run(self) -> Waits:
         """The whole job."""

@@ -1,0 +1,163 @@
+"""Gradients reduced by hand: fires when a loop after the backward all-reduces every gradient by itself.
+
+Each all-reduce pays its latency, and none overlaps the backward, which is over. DistributedDataParallel reduces
+buckets of gradients while the backward goes on (Li et al., VLDB 2020); ``torch._utils._flatten_dense_tensors`` makes
+one all-reduce of the loop, which keeps the rest of it. Both are replayed (``whatif.by_hand``), the better one is
+advised. Where ranks are missing from the recording, the gain is bounded by the latencies and by what is exposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope.analyzers.rules.communication.traffic import traffic
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.whatif.by_hand import MANY
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
+from perfscope.text import duration
+
+RULE: Final = "gradients-by-hand"
+SHARE: Final = 0.05
+"""Share of the step that must be saved."""
+OVERLAPPED: Final = 0.1
+"""Share of the communication that is overlapped at most: after the backward there is nothing to overlap it with."""
+CLOSE: Final = 0.02
+"""Share of the step by which DDP must beat one flat all-reduce, which changes less, to be advised."""
+
+_WRAPPED: Final = {"ddp", "fsdp", "zero1", "zero2", "zero3", "tensor", "pipeline"}
+"""Strategies that reduce gradients themselves."""
+
+_DDP: Final = (
+    "model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[local_rank]) before the training loop, "
+    "without device_ids on CPUs; and take the loop of all_reduce calls out: DDP averages the gradients in "
+    "loss.backward()."
+)
+_FLAT: Final = (
+    "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
+    "flat = torch._utils._flatten_dense_tensors(grads)\n"
+    "dist.all_reduce(flat); flat.div_(dist.get_world_size())\n"
+    "torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))"
+)
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """All-reduces of one group, per step; ``bytes`` and ``alpha_us`` (latency of one) are None where not known."""
+
+    group: str
+    ranks: tuple[int, ...]
+    count: float
+    bytes: float | None = None
+    alpha_us: float | None = None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One of the two changes, replayed where ``predicted`` is set."""
+
+    name: str
+    """Value of ``gradients.reduce``."""
+    saved_us: float
+    predicted: Prediction | None = None
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: something else reduces the gradients, in few all-reduces, or little would be saved."""
+    reduced = _reduced(job)
+    if (
+        reduced is None
+        or reduced.count < MANY
+        or _WRAPPED & set(job.info.strategies)
+        or not _of_gradients(job, reduced)
+    ):
+        return None
+    rows = job.summary.time_breakdown
+    communication = sum(row.comm_us for row in rows)
+    if sum(row.hidden_comm_us for row in rows) > OVERLAPPED * communication:
+        return None
+    ways = _replayed(job) or _bounded(job, reduced)
+    best = ways[0]
+    if best.saved_us < SHARE * job.step_time_us:
+        return None
+    return job.finding(
+        RULE,
+        f"{reduced.count:.0f} all-reduces of single gradients follow the backward, one by one: they take "
+        f"{job.share(job.exposed_transfer_us):.0%} of the step",
+        best.saved_us,
+        evidence=(
+            Evidence("all-reduces per step", reduced.count, ranks=job.ranks),
+            *known("gradient bytes per step", reduced.bytes, "bytes", job.ranks),
+            *known("latency of one all-reduce, fitted", reduced.alpha_us, "us", job.ranks),
+            job.exposed_transfer(),
+            Evidence("overlapped communication per step", sum(row.hidden_comm_us for row in rows) / len(rows), "us"),
+        ),
+        action=Action(
+            setting="gradient all-reduce",
+            old="one for each parameter",
+            new="DistributedDataParallel" if best.name == "ddp" else "one for all",
+            how=_how(ways),
+            costs="DDP keeps a copy of the gradients in its buckets, unless gradient_as_bucket_view=True."
+            if best.name == "ddp"
+            else "One tensor of the size of all gradients.",
+        ),
+        confidence=job.confidence() if best.predicted is not None else Confidence.LOW,
+        predicted=best.predicted,
+        whatif={"gradients.reduce": best.name} if best.predicted is not None else None,
+    )
+
+
+def _reduced(job: RuleContext) -> _Reduced | None:
+    """The busiest group's all-reduces; without sizes, those of the group that has most of them alike."""
+    rows = [row for row in job.summary.collectives if row.kind == "all_reduce"]
+    if not rows or job.steps == 0:
+        return None
+    sized = traffic(job, "all_reduce")
+    group = sized.group if sized is not None else max(rows, key=lambda row: row.count).group
+    # Those of biases and norms are small, and many.
+    mine = [row for row in rows if row.group == group]
+    return _Reduced(
+        group=group,
+        ranks=tuple(sorted({rank for row in mine for rank in row.ranks})),
+        count=sum(row.count for row in mine) / job.steps,
+        bytes=sized.bytes if sized is not None else None,
+        alpha_us=sized.alpha_us if sized is not None else None,
+    )
+
+
+def _of_gradients(job: RuleContext, reduced: _Reduced) -> bool:
+    """Does the group reduce gradients, as far as its collectives show?"""
+    return any(group.name == reduced.group and group.role == "data" for group in job.summary.groups)
+
+
+def _replayed(job: RuleContext) -> list[_Way]:
+    """Both changes, the one to make first; empty where they cannot be replayed."""
+    ways = []
+    for name in ("ddp", "flat"):
+        step = job.predict({"gradients.reduce": name}) if job.predict is not None else None
+        if step is not None:
+            ways.append(_Way(name, job.step_time_us - step.mid, step))
+    if len(ways) == 2 and ways[0].saved_us < ways[1].saved_us + CLOSE * job.step_time_us:
+        ways.reverse()
+    return ways
+
+
+def _bounded(job: RuleContext, reduced: _Reduced) -> list[_Way]:
+    """What overlapping all of them would save, and what the latencies of all but one are."""
+    latencies_us = (reduced.count - 1) * (reduced.alpha_us or 0.0)
+    return [_Way("ddp", job.exposed_transfer_us), _Way("flat", min(latencies_us, job.exposed_transfer_us))]
+
+
+def _how(ways: list[_Way]) -> str:
+    """The first way, then the other."""
+    texts = {"ddp": _DDP, "flat": _FLAT}
+    first, *others = ways
+    lines = [texts[first.name]]
+    for other in others:
+        step = other.predicted
+        takes = f" (predicted: {duration(step.mid)} per step)" if step is not None else ""
+        keeps = (
+            "Or keep the loop's place and reduce once" if other.name == "flat" else "Or let DDP overlap the backward"
+        )
+        lines.append(f"{keeps}{takes}:\n{texts[other.name]}")
+    return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""Gradients that a loop of the user's reduces after the backward: all at once, or by DistributedDataParallel.
+
+``for p in model.parameters(): dist.all_reduce(p.grad)`` pays the latency of every all-reduce, and overlaps none with
+the backward. ``flat`` replays one all-reduce of all gradients where the loop began; ``ddp`` replays the buckets that
+DistributedDataParallel would fill while the backward goes on (``bucketing``), and waits for them where the loop began.
+
+The loop's kernels (averages) stay: DDP copies and averages as much. Into one tensor and back out of it all gradients
+are copied twice more, at the pace of those kernels. The loop's launches and Python go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
+from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, TRANSFER_ERROR, alone_share
+from perfscope.analyzers.whatif.schedules import (
+    NEVER,
+    Collective,
+    EditableSchedules,
+    RankOp,
+    ScheduleOp,
+    StepOps,
+)
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Float64
+
+MANY: Final = 16
+"""All-reduces of a step below which no loop over the parameters is at work."""
+_CAP: Final = 25 * MIB
+"""DistributedDataParallel's default bucket."""
+_BETWEEN: Final = 0.05
+"""Share of a step's compute between two all-reduces that ends the loop."""
+_INSIDE: Final = 0.25
+"""Share of a step's compute that a loop's own kernels take at most; a backward takes more."""
+_BEFORE: Final = 0.5
+"""Least share of a step's compute before the loop: the forward and the backward."""
+_FLAT_PASSES: Final = 3.0
+"""Into the one tensor, averaged, and back: as often all gradients are read and written, which a loop does once."""
+_UNSURE: Final = 0.3
+"""Share of the loop's launches and Python, and of the copies, that may be more or less."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """The loop of one rank in one step: its all-reduces in order, and the places of its ops in the step's."""
+
+    rank: int
+    step: int
+    reduced: tuple[RankOp, ...]
+    first: int
+    last: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each gradient."""
+        return tuple(one.bytes for one in self.reduced)
+
+
+def _reduce(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    if value not in ("flat", "ddp"):
+        raise BadSetting(f"{name}={value}: write flat or ddp")
+    loops = _loops(schedules)
+    if not loops:
+        raise CannotReplay(f"{name}: no loop of all-reduces after the backward is recorded with its sizes")
+    if any(one.collective.floor_ns != NEVER for loop in loops for one in loop.reduced):
+        raise CannotReplay(
+            f"{name}: some ranks are not recorded, so their arrival at other all-reduces is not known; record all ranks"
+        )
+    if len({loop.sizes for loop in loops}) > 1:
+        raise CannotReplay(f"{name}: the recorded steps or ranks reduce different gradients")
+    sizes = loops[0].sizes
+    total = float(sum(sizes))
+    # Gradients become ready from the last parameter to the first.
+    ends = [total] if value == "flat" else bucket_ends(total, *limits(context.runs, _CAP), sizes[::-1])
+    alone = alone_share(context, loops[0].reduced[0].collective.group)
+    collectives: dict[tuple[int, int], Collective] = {}
+    waited_ns = float(np.mean([_launching(schedules, loop) for loop in loops]))
+    kernels = _FLAT_PASSES if value == "flat" else 1.0
+    kept = [_only_kernels(StepOps(schedules, loop.rank, loop.step), loop, kernels) for loop in loops]
+    for loop in loops:
+        _replace(schedules, context, loop, ends, collectives, alone)
+    # A wait may have ended in the next step only.
+    schedules.without({one for loop in loops for one in loop.reduced})
+    transfers = alone * sum(
+        context.transfer_ns(loops[0].reduced[0], round(size)) for size in np.diff(ends, prepend=0.0).tolist()
+    )
+    either = TRANSFER_ERROR * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
+    # It does not show when the gradients became ready. And a host that no loop delays launches the rest earlier.
+    less, more = (0.50, 0.25) if value == "ddp" else (0.15, 0.15)
+    return Uncertainty(less, more, either, faster_ns=waited_ns)
+
+
+def _loops(schedules: EditableSchedules) -> list[_Loop]:
+    """Every rank's loop of every step that the recording holds whole; empty where one has none."""
+    group = next((own[0].collective.group for own in schedules.of_gradients("all_reduce").values()), None)
+    used = set(schedules.recorded.steps[schedules.recorded.used].tolist())
+    loops = []
+    for step_ops in schedules.every_step():
+        found = _loop_of(step_ops, group)
+        if found is not None:
+            loops.append(found)
+        elif step_ops.step in used:
+            return []
+    return loops
+
+
+def _loop_of(step_ops: StepOps, group: int | None) -> _Loop | None:
+    """The longest row of all-reduces of a step with little compute in it, after most of the step's compute."""
+    compute = np.cumsum([op.own_ns[TimeCategory.COMPUTE] for op in step_ops.ops])
+    places = [
+        place
+        for place, op in enumerate(step_ops.ops)
+        if (own := op.issued) is not None
+        and own.collective.kind == "all_reduce"
+        and own.collective.group == group
+        and own.bytes
+    ]
+    if len(places) < MANY:
+        return None
+    whole = float(compute[-1])
+    apart = np.flatnonzero(np.diff(compute[places]) > _BETWEEN * whole)
+    row = max(np.split(np.array(places), apart + 1), key=len).tolist()
+    reduced = [own for place in row if (own := step_ops.ops[place].issued) is not None]
+    last = max([row[-1], *step_ops.places(OpKind.WAIT, set(reduced))])
+    before, inside = float(compute[row[0]]), float(compute[last] - compute[row[0]])
+    if len(row) < MANY or inside > _INSIDE * whole or before < _BEFORE * whole:
+        return None
+    return _Loop(step_ops.rank, step_ops.step, tuple(reduced), row[0], last)
+
+
+def _launching(schedules: EditableSchedules, loop: _Loop) -> float:
+    """Own time of a step before its loop in which the device waited for launches, ns."""
+    ops = StepOps(schedules, loop.rank, loop.step).ops
+    return sum(float(op.own_ns[TimeCategory.LAUNCH]) for op in ops[: loop.first + 1])
+
+
+def _replace(
+    schedules: EditableSchedules,
+    context: Context,
+    loop: _Loop,
+    ends: Sequence[float],
+    collectives: dict[tuple[int, int], Collective],
+    alone: float,
+) -> None:
+    """Put all-reduces up to ``ends`` (bytes reduced once each is done) in the loop's place."""
+    step_ops = StepOps(schedules, loop.rank, loop.step)
+    begin = float(step_ops.progress_ns[loop.first])
+    model = loop.reduced[0]
+    added: list[tuple[float, ScheduleOp]] = []
+    made = []
+    passed = 0.0
+    for index, (end, at) in enumerate(zip(ends, _ready(step_ops, loop.first, ends), strict=True)):
+        new = replace(model.collective, bytes=round(end - passed))
+        collective = collectives.setdefault((loop.step, index), new)
+        transfer = alone * context.transfer_ns(model, collective.bytes or 0)
+        made.append(RankOp(loop.rank, collective, model.lane, model.gap_ns, transfer))
+        added.append((min(at, begin), ScheduleOp.of(OpKind.ISSUE, made[-1], loop.step)))
+        passed = end
+    added += [(begin, ScheduleOp.of(OpKind.WAIT, own, loop.step)) for own in made]
+    step_ops.replace(frozenset(loop.reduced), added)
+
+
+def _only_kernels(step_ops: StepOps, loop: _Loop, times: float) -> tuple[float, float]:
+    """Leave of the own time inside the loop its compute, so many times; (ns taken out, ns added)."""
+    dropped = added = 0.0
+    for op in step_ops.ops[loop.first + 1 : loop.last + 1]:
+        compute = float(op.own_ns[TimeCategory.COMPUTE])
+        dropped += float(op.own_ns.sum()) - compute
+        added += (times - 1) * compute
+        op.own_ns = np.zeros(len(TimeCategory))
+        op.own_ns[TimeCategory.COMPUTE] = times * compute
+    return dropped, added
+
+
+def _ready(step_ops: StepOps, first: int, ends: Sequence[float]) -> list[float]:
+    """Own progress at which each of ``ends`` bytes of gradients are there: evenly over the backward, the last two
+    thirds of the compute before the loop.
+    """
+    compute: Float64 = np.cumsum([op.own_ns[TimeCategory.COMPUTE] for op in step_ops.ops[: first + 1]])
+    share = np.array(ends) / ends[-1]
+    wanted = compute[-1] * (1 - BACKWARD_SHARE * (1 - share))
+    progress = np.concatenate(([0.0], step_ops.progress_ns[: first + 1]))
+    moments: list[float] = np.interp(wanted, np.concatenate(([0.0], compute)), progress).tolist()
+    return moments
+
+
+SETTINGS = (
+    Setting("gradients.reduce", "flat|ddp", "gradients reduced by a loop: in one all-reduce, or by DDP", _reduce, 1),
+)

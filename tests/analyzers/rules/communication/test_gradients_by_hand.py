@@ -1,0 +1,87 @@
+"""Gradients reduced one by one after the backward: jobs of the emulator, read as a user would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from perfscope.analyzers.rules.communication import gradients_by_hand
+from perfscope.results.findings import Finding
+from perfscope.results.summary import Summary
+from tests.emulator.emulate import emulate
+from tests.emulator.model import parameters
+from tests.emulator.spec import Job, Model, Network, Recording
+
+LOOP = Job(strategy="manual", recording=Recording(steps=5))
+SLOW = replace(LOOP, network=Network(gbps=15.0))
+
+Analyzed = Callable[[Job], Summary]
+
+
+@pytest.fixture(scope="module")
+def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
+    made: dict[Job, Summary] = {}
+
+    def analyze(job: Job) -> Summary:
+        if job not in made:
+            folder: Path = tmp_path_factory.mktemp("job")
+            emulate(job).write(folder)
+            made[job] = perfscope.analyze(folder, workers=1)
+        return made[job]
+
+    return analyze
+
+
+def found(summary: Summary) -> Finding | None:
+    return next((finding for finding in summary.findings if finding.rule == gradients_by_hand.RULE), None)
+
+
+@pytest.mark.parametrize("job", [LOOP, SLOW], ids=["fast links", "slow links"])
+def test_it_fires_with_the_step_that_ddp_would_have(analyzed: Analyzed, job: Job) -> None:
+    finding = found(analyzed(job))
+    assert finding is not None
+    assert (finding.obtained, finding.whatif) == ("replayed", {"gradients.reduce": "ddp"})
+    assert finding.predicted_step_us is not None
+    assert finding.predicted_step_us.mid == pytest.approx(emulate(replace(job, strategy="ddp")).step_ns / 1e3, rel=0.05)
+    (count,) = [one.value for one in finding.evidence if one.what == "all-reduces per step"]
+    assert count == job.model.blocks * len(parameters(job))
+    assert "DistributedDataParallel(model" in finding.action.how
+    assert "_flatten_dense_tensors" in finding.action.how
+
+
+def test_it_is_the_first_advice_where_it_costs_most(analyzed: Analyzed) -> None:
+    assert analyzed(replace(LOOP, network=Network(latency_ns=120_000))).findings[0].rule == gradients_by_hand.RULE
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(SLOW, strategy="ddp"),
+        replace(SLOW, strategy="flat"),
+        replace(SLOW, strategy="fsdp"),
+        replace(SLOW, strategy="tensor", tensor=2),
+        replace(SLOW, model=Model(blocks=2)),
+        replace(LOOP, model=Model(tokens=32_768, width=512)),
+    ],
+    ids=["ddp", "flat", "fsdp", "tensor", "few", "little of the step"],
+)
+def test_it_is_silent_elsewhere(analyzed: Analyzed, job: Job) -> None:
+    assert found(analyzed(job)) is None
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [Recording(steps=5, metadata="none"), Recording(steps=5, missing=(2,))],
+    ids=["no sizes", "rank missing"],
+)
+def test_without_sizes_or_ranks_it_is_bounded(analyzed: Analyzed, recording: Recording) -> None:
+    finding = found(analyzed(replace(SLOW, recording=recording)))
+    assert finding is not None
+    assert (finding.obtained, finding.confidence, finding.whatif) == ("bounded", "low", {})
+    gain = emulate(SLOW).step_ns / emulate(replace(SLOW, strategy="ddp")).step_ns - 1
+    assert finding.ceiling is not None
+    assert finding.ceiling >= gain
