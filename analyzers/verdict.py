@@ -44,6 +44,14 @@ def verdict(summary: Summary) -> Verdict:
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
     if serious:
         return _limited(summary, serious)
+    blind = {rank for note in summary.notes if note.kind == "no_device_events" for rank in note.ranks}
+    if blind and blind.issuperset(row.rank for row in summary.time_breakdown):
+        return Verdict(
+            headline="What the devices do, and what limits them, is not known: the recording has no device events.",
+            healthy=False,
+            unsure=True,
+            first_action="Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+        )
     shares, compute = losses(summary)
     category, share = largest(shares)
     step = "step" if summary.job.steps else "recording"

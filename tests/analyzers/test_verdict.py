@@ -14,6 +14,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.verdict import verdict
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.findings import Action, Finding, Obtained, Prediction
+from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
 from tests.analyzers.rules.jobs import breakdown, context, kernel, starved
@@ -82,6 +83,18 @@ def test_a_busy_device_far_below_its_peak_is_not_healthy(mfu: float, coverage: f
     found = judged(context(breakdown(0), utilisation=used))
     assert found.healthy is healthy
     assert ("at 6.0% of their peak" in found.headline) is not healthy
+
+
+def test_a_recording_without_device_events_says_nothing_about_devices() -> None:
+    case = context(breakdown(0, idle_host=65_000), breakdown(1, idle_host=65_000))
+
+    def of_blind(*ranks: int) -> Verdict:
+        notes = (note("time_breakdown", "no_device_events", ranks),)
+        return verdict(dataclasses.replace(case.summary, notes=notes))
+
+    assert "is not known" in of_blind(0, 1).headline
+    assert "Record device activities" in (of_blind(0, 1).first_action or "")
+    assert "65% of the step is host time" in of_blind(1).headline
 
 
 def test_many_small_losses_are_not_healthy() -> None:

@@ -7,6 +7,7 @@ and what ran and waited in them.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 import sqlite3
@@ -78,7 +79,7 @@ class Sheet:
         return min(kernels, key=lambda work: work.called or 0).start if kernels else NEVER
 
     def _done(self, time: int) -> int:
-        """When everything launched before was done. Without a launch, and before all with one: of before the recording."""
+        """When everything launched before was done. What has no launch, and none before it, is of before the recording."""
         known = [work for work in self.work if work.called is not None]
         unknown = [work for work in self.work if work.called is None]
         first = {stream: min(w.start for w in known if w.stream == stream) for stream in {w.stream for w in known}}
@@ -124,7 +125,7 @@ def common(one: Iterable[Interval], other: Iterable[Interval]) -> list[Interval]
 def outside(intervals: Sequence[Interval], windows: Sequence[Interval]) -> list[Interval]:
     """What of the windows is in none of the intervals (a union)."""
     edges = [(-NEVER, -NEVER), *intervals, (NEVER, NEVER)]
-    gaps = [(before[1], after[0]) for before, after in zip(edges, edges[1:], strict=False)]
+    gaps = [(before[1], after[0]) for before, after in itertools.pairwise(edges)]
     return common(windows, gaps)
 
 

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 import perfscope
 from perfscope.execution.engine import Serial
 from perfscope.results.summary import Summary
-from tests.real.sheets import Interval, Sheet, common, length, of_chrome, of_nsys, raw_events
+from tests.real.sheets import Interval, Sheet, common, length, of_chrome, of_nsys, outside, raw_events
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="no folder of real traces beside the checkout")
@@ -56,7 +55,9 @@ def check_device(summary: Summary, index: int, own: Sheet) -> None:
         return length(common(windows, intervals)) / len(windows) / 1e3
 
     assert row.step_time_us == pytest.approx(length(windows) / len(windows) / 1e3, abs=NS)
-    assert row.compute_us == pytest.approx(mean(own.running(lambda w: w.kind == "kernel" and not w.communicates)), abs=NS)
+    assert row.compute_us == pytest.approx(
+        mean(own.running(lambda w: w.kind == "kernel" and not w.communicates)), abs=NS
+    )
     assert row.comm_us == pytest.approx(mean(own.running(lambda work: work.communicates)), abs=NS)
     idle = sum(us for category, us in row.categories().items() if category.startswith("idle_"))
     assert row.step_time_us - idle == pytest.approx(mean(own.running(lambda work: True)), abs=NS)
@@ -118,3 +119,142 @@ def test_loading_takes_its_share_however_few_steps_are_recorded(first: int, last
     assert summary.job.steps == tuple(range(first, last + 1))
     assert row.idle_dataloader_us / row.step_time_us == pytest.approx(0.32, abs=0.04)
     assert row.step_time_us == pytest.approx(175_600, rel=0.07)
+
+
+def share(name: str, chosen: Callable[[Sheet], list[Interval]]) -> float:
+    """Share of the steps, the mean over the recording's files."""
+    sheets = [sheet(file) for file in RECORDINGS if file.startswith(name.removesuffix(".json.gz"))]
+    return sum(length(common(own.windows(), chosen(own))) / length(own.windows()) for own in sheets) / len(sheets)
+
+
+def loading(name: str) -> tuple[float, float]:
+    """At least and at most so much of the step is idle time in the loader."""
+    both = share(name, lambda own: common(own.starved(), own.loading))
+    return both, both
+
+
+def launching(name: str) -> tuple[float, float]:
+    """Between operators Python is at work too: at least what operators and calls take, at most all that is not queued."""
+    return share(name, lambda own: common(own.starved(), own.operating)), share(name, Sheet.starved)
+
+
+def preparing(name: str) -> tuple[float, float]:
+    """The device is idle and the host in no operator, no call and no loader."""
+    busy = launching(name)[0] + loading(name)[0]
+    return (share(name, Sheet.starved) - busy,) * 2
+
+
+def communicating(name: str) -> tuple[float, float]:
+    """Communication that no other kernel overlaps; on CPUs all of it."""
+
+    def exposed(own: Sheet) -> list[Interval]:
+        compute = own.running(lambda work: work.kind == "kernel" and not work.communicates)
+        ran = own.running(lambda work: work.communicates) if own.work else own.host_communication
+        return outside(compute, common(own.windows(), ran))
+
+    return (share(name, exposed),) * 2
+
+
+def computing(name: str) -> tuple[float, float]:
+    return (share(name, lambda own: own.running(lambda work: work.kind == "kernel" and not work.communicates)),) * 2
+
+
+def in_products(name: str) -> tuple[float, float]:
+    """Kernels whose names say that they multiply are a part of the compute."""
+    names = re.compile(r"gemm|cudnn|cutlass|conv|winograd|dgrad|wgrad", re.IGNORECASE)
+    least = share(name, lambda own: own.running(lambda work: "gemm" in work.name and bool(names.search(work.name))))
+    return least / 2, share(name, lambda own: own.running(lambda work: bool(names.search(work.name))))
+
+
+def nothing(name: str) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What the headline must say, with the share of the step in its group, if any, and why."""
+
+    says: str
+    share: Callable[[str], tuple[float, float]]
+    because: str
+
+
+HEADLINES = {
+    "a100_ddp_rank0of2": Headline(
+        r"^Launch-bound: devices wait (\d+)%", launching,
+        "The device is idle 76 % of the step, and the host in one operator or call after the other.",
+    ),
+    "a100_rank3of8": Headline(
+        r"A larger part, (\d+)% of the step, is communication", communicating,
+        "Compute 60 %, then NCCL alone 19 %; with one rank of eight nobody can tell waits from transfers.",
+    ),
+    "h100_eager_single": Headline(r"compute takes (\d+)%", computing, "Kernels run 90 % of the step."),
+    "mi300x_ddp_ckpt_rank0of8": Headline(
+        r"^(\d+)% of the step is communication, which may be waiting", communicating,
+        "RCCL runs alone 62 % of the step, on one rank of eight.",
+    ),
+    "mi300x_eager_single": Headline(
+        r"^Launch-bound: devices wait (\d+)%", launching,
+        "Kernels run 88 % of the step; nearly all of the rest the device waits for launches.",
+    ),
+    "recsys_ranks0-1of128": Headline(
+        r"A larger part, (\d+)% of the step, is communication, which may be waiting", communicating,
+        "All-to-all runs alone 26 %, on 2 of 128 ranks; in 25 % kernels that were not sampled ran.",
+    ),
+    "resnet50_workers_0": Headline(
+        r"^Data loading blocks (\d+)% of the step", loading, "The device waits for __next__ a third of every step."
+    ),
+    "resnet50_workers_4": Headline(
+        r"^Launch-bound: devices wait (\d+)%", launching,
+        "The same job with workers: loading is gone, the device still waits for operators a fifth of the step.",
+    ),
+    "timesformer_h100": Headline(
+        r"^(\d+)% of the step is host time", preparing,
+        "One gap of 218 ms of 382 before the first copy, in which the host prepares frames outside of all operators.",
+    ),
+    "v100_ddp_rank1of2": Headline(
+        r"^Matrix products in float32 take (\d+)%", in_products,
+        "Compute 73 %, much of it sgemm kernels, on a device whose tensor cores take fp16; the device is never starved.",
+    ),
+    "quirks/cpu_only_rank34.json.gz": Headline(
+        r"^(\d+)% of the step is communication, which may be", communicating, "gloo runs 179 of 210 ms, and nothing else."
+    ),
+    "quirks/cuda_event_sync.json.gz": Headline(
+        r"^(\d+)% of the step is launch-bound time", launching, "2.2 of 3.2 ms are the first aten::empty."
+    ),
+    "quirks/gpu_events_only.json.gz": Headline(
+        r"^Launch-bound: devices wait (\d+)%", launching, "Kernels run 89 %; before the others the queue was empty."
+    ),
+    "quirks/mi250_rocm62.json.gz": Headline(
+        r"^(\d+)% of the step is launch-bound time", launching, "Kernels run 1 % of a toy step full of operators."
+    ),
+    "quirks/no_distributed_info.json.gz": Headline(
+        r"^What the devices do, .* is not known", nothing, "A job on NCCL without one event of a device."
+    ),
+    "quirks/rank_missing_in_distributed_info.json.gz": Headline(
+        r"^What the devices do, .* is not known", nothing, "The same recording."
+    ),
+    "quirks/triton_kernels.json.gz": Headline(
+        r"^(\d+)% of the step is host time", preparing, "One kernel of 1.8 µs in a step of 13 s, and no operator."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADLINES)
+def test_the_headline_is_what_the_sheet_says(name: str) -> None:
+    expected, headline = HEADLINES[name], analyzed(name).verdict.headline
+    found = re.search(expected.says, headline)
+    assert found is not None, f"{headline} But: {expected.because}"
+    if found.groups():
+        least, most = expected.share(name)
+        assert least - 0.015 <= int(found[1]) / 100 <= most + 0.015, expected.because
+
+
+def test_pageable_copies_are_the_headline_of_the_report_of_nsight() -> None:
+    """The devices are idle 9 and 10 % of the recording, nearly always while the host is inside cudaMemcpyAsync."""
+    headline = analyzed("nsys_h100_2gpu").verdict.headline
+    found = re.match(r"Copies from pageable memory block (\d+)%", headline)
+    assert found is not None, headline
+    sheets = list(of_nsys(TRACES / "nsys_h100_2gpu" / "report.sqlite"))
+    idle = [1 - length(own.running(lambda work: True)) / length(own.windows()) for own in sheets]
+    assert 0.5 * sum(idle) / 2 < int(found[1]) / 100 <= max(idle)
