@@ -9,7 +9,8 @@ The work passes through the packages in this order:
 - ``job``: RankPartials in, an AlignedJob out, with aligned clocks and matched collectives; then tables across ranks;
 - ``replay``: the recorded steps simulated from their dependency graph; stragglers are found with it;
 - ``whatif``: a replay with settings changed, predicted step times out;
-- ``rules``: results in, findings with evidence and an action out; ``verdict`` is the headline, from the findings and ``losses``;
+- ``rules``: results in, findings with evidence and an action out;
+- ``verdict``: the headline, from the findings and ``losses``;
 - ``summarize``: all of it in one Summary; ``analyze`` starts it from a path.
 
 Beside them: ``history`` (every step of a long run), ``compare`` (several Summaries side by side) and ``merge`` (all

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -33,11 +35,16 @@ _LOOK: Final = {
     "idle_dataloader": "what one batch costs in the data loading table, and how many workers load",
     "idle_sync": "which calls block in the timeline's host lane",
     "idle_launch": "which operators launch most kernels in the operators' table",
-    "idle_host": "what the host runs between operators in the timeline; with_stack=True names its Python functions",
+    "idle_host": "what the host runs between operators; with_stack=True names its Python functions",
     "idle_dependency": "which stream's work the kernels wait for in the timeline",
     "idle_unknown": "the notes on what is missing; record host events, and without CUDA graphs",
 }
-"""Category -> where to look when no rule knows a change."""
+"""Category -> where to look when no fix is known."""
+
+_MOSTLY: Final = 0.5
+"""From this share of the host time on, what has a name is the place to look."""
+
+_PYTHON_FUNCTION: Final = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)$")
 
 _ALL_RANKS: Final = "record all ranks to tell waiting from transfers"
 
@@ -68,14 +75,31 @@ def in_words(category: str, share: float, summary: Summary) -> str:
             return "waiting for other stages of the pipeline"
     if category == _TRANSFER and _is_bound(summary):
         return "communication, which may be waiting for ranks that are not in the recording"
-    return BY_ID[category].phrase
+    named = _named_host(summary) if category == "idle_host" else ""
+    return f"{BY_ID[category].phrase}, mostly in {named}" if named else BY_ID[category].phrase
 
 
 def where_to_look(category: str, summary: Summary) -> str:
-    """What shows more about a loss that no rule knows a change for."""
+    """What shows more about a loss that no fix is known for."""
     if category in (_WAIT, _TRANSFER) and _is_bound(summary):
         return _ALL_RANKS
+    named = _named_host(summary) if category == "idle_host" else ""
+    if named:
+        return f"look at what {named} does, and whether it can run in DataLoader workers or while the devices compute"
     return f"look at {_LOOK[category]}"
+
+
+def _named_host(summary: Summary) -> str:
+    """What most of all ranks' host time is spent in, where that has a name; empty otherwise."""
+    total = sum(row.idle_host_us for row in summary.time_breakdown)
+    named: Counter[str] = Counter()
+    for row in summary.time_breakdown:
+        named.update(row.named_host_us)
+    name, time = max(named.items(), key=lambda item: item[1], default=("", 0.0))
+    if time < _MOSTLY * total or not time:
+        return ""
+    found = _PYTHON_FUNCTION.match(name)
+    return f"{found['name']} ({found['file']}:{found['line']})" if found else name
 
 
 def _is_bound(summary: Summary) -> bool:

@@ -62,7 +62,7 @@ def verdict(summary: Summary) -> Verdict:
         return Verdict(
             headline=f"{share:.0%} of the {step} is {what}{besides}; compute takes {compute:.0%}.",
             healthy=False,
-            first_action=f"No rule knows a change for that: {where_to_look(category, summary)}.",
+            first_action=f"No fix is known: {where_to_look(category, summary)}.",
         )
     busy = f"compute takes {compute:.0%} of the {step}"
     busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
@@ -82,7 +82,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     if share >= NAMED and share > recoverable:
         step = "step" if summary.job.steps else "recording"
         what = in_words(category, share, summary)
-        headline += f" A larger part, {share:.0%} of the {step}, is {what}: no rule knows a change for it; "
+        headline += f" A larger part, {share:.0%} of the {step}, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."
     return Verdict(headline=headline, healthy=False, first_action=_first_action(first, summary))
 
@@ -105,7 +105,7 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             headline=f"Uneven stages: stage {stage.stage} works {pipeline.imbalance:.2f} times as long as the mean of "
             f"all; {busy}.",
             healthy=False,
-            first_action="No rule knows whether its work or its devices differ: compare its kernels and clocks with "
+            first_action="Find out whether its work or its devices differ: compare its kernels and clocks with "
             "those of another stage; record shapes.",
         )
     bubble = inherent_bubble_share(pipeline) if pipeline is not None else 0.0
@@ -113,14 +113,14 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
         return Verdict(
             headline=f"No single cause: {busy}.",
             healthy=False,
-            first_action=f"No rule knows a change for the largest part: {where_to_look(category, summary)}.",
+            first_action=f"No fix is known for the largest part: {where_to_look(category, summary)}.",
         )
     mfu = summary.utilisation.mfu
     if mfu is not None and mfu < EFFICIENT and not _is_lower_bound(summary):
         return Verdict(
             headline=f"Devices are busy, at {percent(mfu)} of their peak: {busy}.",
             healthy=False,
-            first_action="No rule knows a change for that: look at what takes long in the kernels' table and at its "
+            first_action="No fix is known: look at what takes long in the kernels' table and at its "
             "share of the peak; larger batches and fused kernels raise it.",
         )
     missing = _missing(summary)
@@ -183,4 +183,6 @@ def _change(action: Action) -> str:
         what = action.setting
     else:
         what = f"{action.setting} to {new}"
+    if new == "on":
+        return f"Turn on {action.setting}."
     return f"Set {what} (now {action.old})." if action.old is not None else f"Set {what}."

@@ -352,7 +352,7 @@ class Verdict:
         "step or more, even stages, and an MFU, where known, of 25% or more.",
     ]
     first_action: Annotated[
-        str | None, "What to do first, and the speedup; where to look where no rule knows a change; None when healthy."
+        str | None, "What to do first, and the speedup; where to look where no fix is known; None when healthy."
     ]
     unsure: Annotated[bool, "Nothing limits what was recorded, but that is too little to call the job healthy."] = False
 

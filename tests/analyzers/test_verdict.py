@@ -45,7 +45,21 @@ def test_a_large_loss_without_a_rule_says_so_and_where_to_look(category: str) ->
     assert not verdict.healthy
     assert verdict.headline.startswith("97% of the step is ")
     assert verdict.first_action is not None
-    assert verdict.first_action.startswith("No rule knows a change for that: look at ")
+    assert verdict.first_action.startswith("No fix is known: look at ")
+
+
+def test_host_time_that_has_a_name_is_named() -> None:
+    """As in a recording whose video decoding leaves the device idle for 58 % of the step."""
+    function = "pipelines/video.py(129): preprocess"
+    row = dataclasses.replace(breakdown(0, idle_host=58_000), named_host_us={function: 55_000.0, "checkpoint": 900.0})
+    verdict = judged(context(row))
+    assert verdict.headline.startswith("58% of the step is host time, mostly in preprocess (pipelines/video.py:129);")
+    assert verdict.first_action is not None
+    assert "look at what preprocess (pipelines/video.py:129) does" in verdict.first_action
+    collecting = dataclasses.replace(row, named_host_us={"garbage collection": 30_000.0})
+    assert "mostly in garbage collection" in judged(context(collecting)).headline
+    spread = dataclasses.replace(row, named_host_us={function: 28_000.0})
+    assert "mostly" not in judged(context(spread)).headline
 
 
 def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> None:
@@ -54,7 +68,7 @@ def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> No
     case = context(breakdown(0, **loss))
     (finding, *_) = evaluate(starved(80_000))
     launches = dataclasses.replace(finding, rule="launch-bound", title="Launch-bound", ceiling=100 / 89 - 1)
-    assert "A larger part, 26% of the step, is exposed transfer: no rule knows" in judged(case, launches).headline
+    assert "A larger part, 26% of the step, is exposed transfer: no fix is known" in judged(case, launches).headline
     # A finding about transfers leaves the next one, which is larger than what both save.
     transfers = dataclasses.replace(launches, rule="nccl-environment", title="NCCL", ceiling=100 / 95 - 1)
     assert "A larger part, 25% of the step, is waiting for a dep" in judged(case, launches, transfers).headline

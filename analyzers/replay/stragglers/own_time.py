@@ -105,7 +105,7 @@ class HostBound:
         return cls(recorded.schedules.ranks, np.stack(busy), np.array(limits, dtype=np.bool_))
 
     def busier_ns(self, rank: int, others: Collection[int]) -> Int64:
-        """For how much longer a rank's host was busy in each used step than the median of the others'; 0 without any."""
+        """For how much longer a rank's host was busy per used step than the median of the others; 0 without any."""
         busy = self.busy_ns[self.ranks.index(rank)]
         rest = np.isin(self.ranks, list(others))
         usual = np.median(self.busy_ns[rest], axis=0).astype(np.int64) if rest.any() else busy
