@@ -217,7 +217,7 @@ HEADLINES = {
         "Compute 73 %, much of it sgemm kernels, on a device whose tensor cores take fp16; the device is never starved.",
     ),
     "quirks/cpu_only_rank34.json.gz": Headline(
-        r"^(\d+)% of the step is communication, which may be", communicating, "gloo runs 179 of 210 ms, and nothing else."
+        r"^(\d+)% of the step is communication, which may be", communicating, "gloo runs 179 of 210 ms, nothing else."
     ),
     "quirks/cuda_event_sync.json.gz": Headline(
         r"^(\d+)% of the step is launch-bound time", launching, "2.2 of 3.2 ms are the first aten::empty."
