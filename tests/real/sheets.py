@@ -79,7 +79,7 @@ class Sheet:
         return min(kernels, key=lambda work: work.called or 0).start if kernels else NEVER
 
     def _done(self, time: int) -> int:
-        """When everything launched before was done. What has no launch, and none before it, is of before the recording."""
+        """When all that was launched before was done. What has no launch, nor any before it, precedes recording."""
         known = [work for work in self.work if work.called is not None]
         unknown = [work for work in self.work if work.called is None]
         first = {stream: min(w.start for w in known if w.stream == stream) for stream in {w.stream for w in known}}
@@ -189,7 +189,7 @@ def of_nsys(path: Path) -> Iterator[Sheet]:
         names = dict(database.execute("SELECT id, value FROM StringIds"))
         for table, kind in tables.items():
             name = "demangledName" if kind == "kernel" else "NULL"
-            query = f"SELECT deviceId, start, end, streamId, {name} FROM CUPTI_ACTIVITY_KIND_{table}"  # noqa: S608
+            query = f"SELECT deviceId, start, end, streamId, {name} FROM CUPTI_ACTIVITY_KIND_{table}"
             for device, start, end, stream, text in database.execute(query):
                 work.setdefault(device, []).append(Work(start, end, None, kind, names.get(text, ""), str(stream)))
     for _, own in sorted(work.items()):

@@ -104,7 +104,11 @@ def cut(name: str, first: int, last: int, folder: Path) -> Path:
     kept = [
         event
         for event in events
-        if (event["args"].get("correlation") in launched if "stream" in event.get("args", {}) else begin <= 1000 * event["ts"] < end)
+        if (
+            event["args"].get("correlation") in launched
+            if "stream" in event.get("args", {})
+            else begin <= 1000 * event["ts"] < end
+        )
     ]  # fmt: skip
     path = folder / "cut.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": kept}, default=float).encode(), 1))
@@ -134,7 +138,7 @@ def loading(name: str) -> tuple[float, float]:
 
 
 def launching(name: str) -> tuple[float, float]:
-    """Between operators Python is at work too: at least what operators and calls take, at most all that is not queued."""
+    """Between operators Python is at work too: at least what operators and calls take, at most all not queued."""
     return share(name, lambda own: common(own.starved(), own.operating)), share(name, Sheet.starved)
 
 
@@ -214,7 +218,7 @@ HEADLINES = {
     ),
     "v100_ddp_rank1of2": Headline(
         r"^Matrix products in float32 take (\d+)%", in_products,
-        "Compute 73 %, much of it sgemm kernels, on a device whose tensor cores take fp16; the device is never starved.",
+        "Compute 73 %, much of it sgemm kernels, on a device whose tensor cores take fp16; it is never starved.",
     ),
     "quirks/cpu_only_rank34.json.gz": Headline(
         r"^(\d+)% of the step is communication, which may be", communicating, "gloo runs 179 of 210 ms, nothing else."
