@@ -15,6 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import dtype_of
 from perfscope.analyzers.rank.flops import attention, layers, products
+from perfscope.analyzers.rank.flops.convolutions import KnownConvolutions, is_convolution
 from perfscope.analyzers.rank.flops.products import Flops, Formula, same
 from perfscope.analyzers.rank.flops.recomputation import recomputed
 from perfscope.analyzers.rank.nesting import Nested
@@ -56,9 +57,12 @@ def flop_calls(trace: Trace, operators: Nested, custom: CustomFlops | None = Non
     it, and a sharded tensor's ``aten::mm`` has the shapes of the whole tensor, the one inside it those of its shard.
     """
     own = custom.formulas() if custom else {}
-    place = np.flatnonzero(trace.names_where(lambda name: name in FORMULAS or name in own)[operators.row])
+    place = np.flatnonzero(
+        trace.names_where(lambda name: name in FORMULAS or name in own or is_convolution(name))[operators.row]
+    )
     kinds, kind = _distinct(trace, operators.row[place])
-    values = [_one_kind(trace, columns, custom) for columns in kinds]
+    convolutions = KnownConvolutions(trace)
+    values = [_one_kind(trace, columns, custom, convolutions) for columns in kinds]
     countable = np.array([value is not None for value in values], dtype=np.bool_)[kind]
     is_own = trace.names_where(own.__contains__)[operators.row[place]] if own else np.zeros(len(place), dtype=np.bool_)
     counted = _one_level(operators, place, countable, is_own & countable)
@@ -95,11 +99,13 @@ def _distinct(trace: Trace, rows: Int64) -> tuple[list[tuple[int, int, int, int]
 
 
 def _one_kind(
-    trace: Trace, columns: tuple[int, int, int, int], custom: CustomFlops | None
+    trace: Trace, columns: tuple[int, int, int, int], custom: CustomFlops | None, convolutions: KnownConvolutions
 ) -> tuple[float, float, str] | None:
     name, *others = columns
     shapes, types, inputs = (trace.strings[index] if index != NONE else "" for index in others)
     counted = flops_of(trace.strings[name], shapes, types, inputs, custom)
+    if counted is None and shapes:
+        counted = convolutions.flops(trace.strings[name], shapes, types)
     return None if counted is None else (counted[0].model, counted[0].hardware, counted[1])
 
 
