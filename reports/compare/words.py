@@ -18,6 +18,7 @@ from perfscope.results.comparison import (
     Scaling,
     ScalingRow,
     SettingChange,
+    StepChange,
 )
 from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, plural, ranks_in_words, significant
 
@@ -26,6 +27,9 @@ MOST_CAUSES: Final = 3
 
 _NOTABLE: Final = 0.1
 """Share of the change from which a category that moved against it is named."""
+
+_SUSPECT: Final = 0.05
+"""p-value below which a change that is not significant is called not certain, instead of within noise."""
 
 _UNLIKE: Final = 0.005
 """Share of the step by which the means of all steps must differ from those of the regular ones to be named."""
@@ -96,6 +100,11 @@ def headline(comparison: Comparison, difference: Difference) -> str:
         return f"{label} has too few steps to judge: the step time {_changed(difference)}."
     if step.confirmed is False:
         return f"Within noise: the step time of {label} {_changed(difference)}, but unprofiled steps do not confirm it."
+    if step.verdict == "same" and uncertain(step):
+        return (
+            f"Not certain: the step time of {label} {_changed(difference)} ({signed(step.delta_us)}, between "
+            f"{signed(step.low_us)} and {signed(step.high_us)})."
+        )
     if step.verdict == "same":
         return (
             f"Within noise: the step time of {label} {_changed(difference)} "
@@ -105,6 +114,11 @@ def headline(comparison: Comparison, difference: Difference) -> str:
         f"{label} is {pace(step.baseline_us, step.candidate_us)}: the step time {_changed(difference)} "
         f"({signed(step.delta_us)})."
     )
+
+
+def uncertain(step: StepChange) -> bool:
+    """Is there more than noise often shows, but less than it takes to be sure? Between 95 % and 99 % confidence."""
+    return step.p is not None and step.p < _SUSPECT and abs(step.delta_us) > step.floor_us and step.confirmed is None
 
 
 def _changed(difference: Difference) -> str:
@@ -124,7 +138,8 @@ def because(difference: Difference) -> str:
     by_name = {row.name: row for row in difference.categories}
     if difference.step.verdict == "same":
         rows = sorted((row for row in by_name.values() if row.significant), key=lambda row: -abs(row.delta_us))
-        return f"Each step nevertheless has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}." if rows else ""
+        lead = "Certain is that each step" if uncertain(difference.step) else "Each step nevertheless"
+        return f"{lead} has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}." if rows else ""
     if not difference.causes:
         return ""
     named = ", ".join(_moved(by_name[name]) for name in difference.causes[:MOST_CAUSES])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import re
 from pathlib import Path
-from statistics import median
+from statistics import fmean, variance
 
 import pytest
 
@@ -16,27 +18,33 @@ TRACES = Path(__file__).parents[4] / "shared" / "traces"
 WITHOUT, WITH = TRACES / "resnet50_workers_0", TRACES / "resnet50_workers_4"
 
 
-def _raw_ms(folder: Path, name: str) -> float:
-    """Median duration of the host's ranges whose name contains this."""
+def _raw_ms(folder: Path, name: str) -> list[float]:
+    """Durations of the host's ranges whose name contains this."""
     with gzip.open(next(folder.glob("*.gz")), "rt") as file:
         events = json.load(file)["traceEvents"]
-    return median(event["dur"] / 1e3 for event in events if name in event.get("name", "") and event.get("ph") == "X")
+    return [event["dur"] / 1e3 for event in events if name in event.get("name", "") and event.get("ph") == "X"]
 
 
 @pytest.mark.skipif(not WITHOUT.is_dir(), reason="the recordings are not here")
-def test_loader_workers_are_why_a_resnet_is_faster() -> None:
-    step_ms = _raw_ms(WITH, "ProfilerStep#") - _raw_ms(WITHOUT, "ProfilerStep#")
-    loader_ms = _raw_ms(WITH, "DataLoaderIter.__next__") - _raw_ms(WITHOUT, "DataLoaderIter.__next__")
-    assert step_ms < -40
-    assert loader_ms < -60
-    difference = perfscope.compare(WITHOUT, WITH).differences[0]
+def test_loader_workers_shorten_the_loading_of_a_resnet() -> None:
+    """Two of the six steps with workers launch slowly, one of them the first: so the whole step is not certain."""
+    without, with_workers = (_raw_ms(folder, "ProfilerStep#") for folder in (WITHOUT, WITH))
+    step_ms = fmean(with_workers) - fmean(without)
+    loader_ms = fmean(_raw_ms(WITH, "DataLoaderIter.__next__")) - fmean(_raw_ms(WITHOUT, "DataLoaderIter.__next__"))
+    assert (len(without), len(with_workers)) == (6, 6)
+    # Welch's t at their five to six degrees of freedom: 95 % are beyond 2.5, 99 % beyond 3.9.
+    error = math.sqrt((variance(without) + variance(with_workers)) / 6)
+    assert 2.6 < -step_ms / error < 3.6
+    comparison = perfscope.compare(WITHOUT, WITH)
+    difference = comparison.differences[0]
     step = difference.step
-    assert step.verdict == "faster"
+    assert step.verdict == "same"
+    assert words.headline(comparison, difference).startswith("Not certain")
     assert step.low_us is not None
     assert step.high_us is not None
-    assert step.low_us <= 1e3 * step_ms <= step.high_us < 0
-    assert (difference.causes[0], difference.causes_significant) == ("idle_dataloader", True)
+    assert step.low_us <= 1e3 * step_ms <= step.high_us
     (loading,) = [row for row in difference.categories if row.name == "idle_dataloader"]
+    assert loading.significant
     # Launches of the step before run on while the host waits, so that the device idles for less than the host.
     assert 1e3 * loader_ms <= loading.delta_us <= 0.7 * 1e3 * loader_ms
-    assert "less data loading" in words.because(difference).split(",")[0]
+    assert re.match(r"Certain is that each step has 5\d\.\d ms less data loading", words.because(difference))
