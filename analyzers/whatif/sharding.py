@@ -8,6 +8,7 @@ gathers parameters before each layer's forward and again before its backward, an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
@@ -190,31 +191,44 @@ def _is_fsdp1(context: Context) -> bool:
 
 
 def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
-    """Every gather is issued where the one ``value`` before it was: while an earlier layer computes.
+    """Every gather is issued, where it is not yet, before the unit ``value`` before its own computes.
 
     The backward's first is not: while the forward computes, FSDP does not know that the backward comes next.
     """
     ahead = int(value) if value.isdecimal() else 0
     if not 1 <= ahead <= _MOST_AHEAD:
         raise BadSetting(f"{name}={value}: write how many gathers earlier, 1 to {_MOST_AHEAD}")
-    moved = False
     gathers = find_gathers(schedules, context, reductions_by_step(schedules))
-    for step_ops in list(schedules.every_step()):
-        place_of = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
-        passes = gathers.passes.get((step_ops.rank, step_ops.step), ())
-        behind = {
-            place_of[rank_op]: place_of[each.gathers[max(number - ahead, 0)]]
-            for each in passes for number, rank_op in enumerate(each.gathers) if number
-        }  # fmt: skip
-        for place, target in behind.items():
-            # Issued with that one: as long after the rank came there.
-            step_ops.ops[place].lag_ns = step_ops.ops[target].lag_ns
-        step_ops.move(behind)
-        moved |= bool(behind)
-    keep_host_pace(schedules, context)
-    if not moved:
+    if all(len(each.gathers) < 2 for passes in gathers.passes.values() for each in passes):
         raise CannotReplay(f"{name}: no gathers of parameters follow one another in a recorded step")
+    for step_ops in list(schedules.every_step()):
+        behind: dict[int, int] = {}
+        for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
+            behind |= _issued_ahead(step_ops, each.gathers, ahead)
+        for place, target in behind.items():
+            # As long after the rank came there; when a wait ends, it is there.
+            other = step_ops.ops[target]
+            step_ops.ops[place].lag_ns = other.lag_ns if other.kind is OpKind.ISSUE else 0.0
+        step_ops.move(behind)
+    keep_host_pace(schedules, context)
     return Uncertainty(less=0.30, more=0.10)
+
+
+def _issued_ahead(step_ops: StepOps, gathers: Sequence[RankOp], ahead: int) -> dict[int, int]:
+    """Place of the issue of each gather of a pass that comes too late -> behind what it is issued instead: the wait for
+    the one ``ahead`` before it, which ends when its unit computes. Earlier no memory is free: more units would be held.
+    """
+    issues = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
+    waits = {op.rank_op: place for place, op in enumerate(step_ops.ops) if op.kind is OpKind.WAIT}
+    behind, needed = {}, -1
+    for number, rank_op in enumerate(gathers[1:], 1):
+        before = gathers[max(number - ahead, 0)]
+        # Units are needed in order, whether or not the rank had to wait for them.
+        needed = max(needed, waits.get(before, -1))
+        target = max(needed, issues[before])
+        if target < issues[rank_op]:
+            behind[issues[rank_op]] = target
+    return behind
 
 
 def _overlap_reductions(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

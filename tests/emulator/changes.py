@@ -79,7 +79,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.comm_dtype": (_DDP | {"manual"}, lambda job, _: replace(job, gradient_bytes=2)),
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
-    "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True)),
+    "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
     "zero.stage": (_FSDP, _sharded_at),
     "pipeline.microbatches": (frozenset(("pipeline",)), lambda job, value: replace(job, microbatches=int(value))),
 }
@@ -135,7 +135,7 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
         yield from ({"gradients.reduce": value} for value in ("flat", "ddp"))
     if job.strategy == "fsdp" and job.reshard:
         yield {"fsdp.reshard_after_forward": "false"}
-    if job.strategy == "fsdp" and not job.backward_prefetch:
+    if job.strategy == "fsdp" and not (job.backward_prefetch and job.forward_prefetch):
         yield {"fsdp.prefetch": "1"}
     if job.stages > 1:
         yield {"pipeline.microbatches": str(2 * job.microbatches)}

@@ -84,7 +84,7 @@ def _fsdp(job: Job) -> dict[str, Any]:
         "version": 1,
         "sharding_strategy": "FULL_SHARD" if job.reshard else "SHARD_GRAD_OP",
         "backward_prefetch": "BACKWARD_PRE" if job.backward_prefetch else None,
-        "forward_prefetch": False,
+        "forward_prefetch": job.forward_prefetch,
         "limit_all_gathers": True,
     }
 

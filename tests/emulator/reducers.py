@@ -160,6 +160,8 @@ class Units:
         rank = self._rank
         yield from self._gather(unit, "f")
         self._use(unit)
+        if rank.job.forward_prefetch and unit + 1 < rank.job.model.blocks:
+            yield from self._gather(unit + 1, "f")
         yield from layers.forward(rank, unit)
         if rank.job.reshard:
             self._free(unit)

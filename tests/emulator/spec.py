@@ -144,6 +144,8 @@ class Job:
     reshard: bool = True
     """FSDP frees a unit's parameters after its forward."""
     backward_prefetch: bool = True
+    forward_prefetch: bool = False
+    """FSDP gathers the next unit while one computes: issued before its compute, in the backward and in the forward."""
     version: int = 1
     """Of FSDP."""
     in_flight: int = 2

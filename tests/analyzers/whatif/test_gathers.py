@@ -21,7 +21,7 @@ from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
 from tests.collectors.harness import SCRIPTS, needs_torch, record
 from tests.emulator.emulate import emulate
-from tests.emulator.spec import Job, Network, Recording
+from tests.emulator.spec import Job, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 
 SPEC = JobSpec(
@@ -143,6 +143,22 @@ def test_gradients_reduced_in_every_micro_batch_free_the_parameters(tmp_path: Pa
     answer = predict(context_of(str(tmp_path)), RESHARD)
     truth = emulate(replace(job, reshard=False)).step_ns / emulated.step_ns
     assert truth < 0.9
+    assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_gathers_that_are_issued_one_unit_ahead_are_early_enough(tmp_path: Path, early: bool) -> None:
+    # In the forward a host that runs ahead issues the next unit's gather while one computes: FSDP's limit of two units
+    # lets it come no earlier. In the backward it does so only with backward_prefetch.
+    job = Job(
+        strategy="fsdp", backward_prefetch=early, noise=0.0, network=Network(gbps=20), model=Model(tokens=16384),
+        recording=Recording(steps=4),
+    )  # fmt: skip
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    answer = predict(context_of(str(tmp_path)), {"fsdp.prefetch": "1"})
+    truth = emulate(replace(job, backward_prefetch=True, forward_prefetch=True)).step_ns / emulated.step_ns
+    assert truth == pytest.approx(1.0) if early else truth < 0.95
     assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.01)
 
 
