@@ -16,6 +16,7 @@ from perfscope.analyzers.whatif.schedules import editable_schedules
 from perfscope.errors import did_you_mean
 from perfscope.results.findings import Predict, Prediction
 from perfscope.trace.medians import deviation
+from perfscope.trace.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
@@ -35,6 +36,10 @@ _SUREST: Final = 0.01
 """Share of the step time that a prediction may be off however little is changed: other things vary as much."""
 
 
+_VARIES: Final = 0.02
+"""Standard deviation of a job's steps, as a share, as long as no steps show it."""
+
+
 @dataclass(frozen=True)
 class WhatIfAnswer:
     """Step times in ns: measured, replayed unchanged, predicted with the settings changed (low, mid, high). They are of
@@ -42,7 +47,8 @@ class WhatIfAnswer:
     they are of the recorded steps.
 
     ``error`` is the unchanged replay's, relative. Low and high allow for it, for what the models of the changes leave
-    out, and for how far the mean of so few steps may be from that of all: twice its standard error. ``assumed`` lists
+    out, and for how far the mean of so few steps may be from that of all: twice its standard error. Where ranks that
+    are not in the recording were waited for, ``low`` takes them as never late. ``assumed`` lists
     what the recording does not hold and the prediction rests on; low and high allow for that too.
     """
 
@@ -109,8 +115,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     changed = _replay_changed(context, settings, 0)
     # The replay's own error is taken out of its prediction: it misses both in the same direction.
     mid = changed.step_ns * measured / replayed
-    standard_error = deviation(steps) / math.sqrt(len(steps))  # of their mean, the odd step apart
-    low, high = _range(measured, mid, _SUREST + error + 2 * standard_error / replayed, changed.sure)
+    low, high = _range(measured, mid, _SUREST + error + 2 * _standard_error(steps), changed.sure)
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * measured / replayed for leaning in (-1, 1)]
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
@@ -135,9 +140,10 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     loader.keep_workers_pace(schedules, context)
     if context.profiler is not None:
         context.profiler.remove_from(schedules, context.result)
-    doubtful = schedules.has_doubtful_loading
+    doubtful = schedules.has_doubtful_loading or schedules.waits_for_absent
     if leaning < 0:
         schedules.free_loading(schedules.ops, doubtful=True)
+        schedules.free_of_absent()
     paced = tuple(sorted(int(name[5:]) for name in settings if name.startswith("rank.") and name[5:].isdecimal()))
     question = context.for_question(paced, leaning)
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
@@ -193,10 +199,17 @@ def setting_named(name: str) -> Setting:
     raise BadSetting(f"{name}: no such setting{did_you_mean(name, names)}; choose from {', '.join(names)}")
 
 
+def _standard_error(steps: Int64) -> float:
+    """Of the steps' mean, relative, the odd step apart. A few steps do not show how much steps vary: they count as if
+    there were one more, which differs by ``_VARIES``.
+    """
+    count, mean = len(steps), float(steps.mean())
+    variance = (_VARIES**2 + (count - 1) * (deviation(steps) / mean) ** 2) / count
+    return math.sqrt(variance / count)
+
+
 def _range(measured: float, mid: float, share: float, sure: Uncertainty) -> tuple[float, float]:
-    """(low, high) of a prediction, ns: ``share`` of it is uncertain whatever was changed; nothing where nothing was."""
-    if mid == measured and not (sure.slower_ns or sure.faster_ns):
-        return mid, mid
+    """(low, high) of a prediction, ns: ``share`` of it is uncertain whatever was changed, even where nothing was."""
     saving = abs(measured - mid)
     either = sure.either_ns + share * mid
     less, more = sure.less * saving + either, sure.more * saving + either

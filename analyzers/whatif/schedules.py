@@ -231,6 +231,16 @@ class EditableSchedules:
                 if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
                     op.hold_ns, op.lag_ns = NEVER, 0.0
 
+    @property
+    def waits_for_absent(self) -> bool:
+        """Does a rank wait for one that is not in the recording?"""
+        return any(collective.floor_ns != NEVER for collective in self.collectives())
+
+    def free_of_absent(self) -> None:
+        """Ranks that are not in the recording are never the last to arrive, as if the change helped them most."""
+        for collective in self.collectives():
+            collective.floor_ns = NEVER
+
     def _settled_ns(self, replayed: ReplayResult) -> float:
         """Mean step of the slowest rank, without the steps in which ranks still settle."""
         windows = self.recorded.windows_ns(replayed)

@@ -108,7 +108,7 @@ def _healthy(rng: random.Random, seed: int) -> Job:
     per_host = rng.choice([ranks, ranks, max(ranks // 2, 1)])
     recording = Recording(
         run=rng.random() < 0.35,
-        steps=rng.choice((1, 2, 3, 4, 4, 6, 6, 6, 8, 8)), first=rng.randrange(2, 40), annotated=rng.random() < 0.85,
+        steps=rng.choice((1, 2, 3, 4, 4, 4, 5, 5, 6, 6)), first=rng.randrange(2, 40), annotated=rng.random() < 0.85,
         metadata=rng.choice(("kernel", "kernel", "kernel", "operator", "none" if tensor == stages == 1 else "kernel")),
         described=rng.random() < 0.6, shapes=rng.random() < 0.7, old=rng.random() < 0.15, names=rng.choice(NAMES),
         start_skew_ns=rng.choice((0, 0, 2 * MS)), clock_ns=rng.choice((0, 2 * MS)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ DUE = 0.05
 """Share of the step from which a cause must be named, and by which a lost time or a prediction may be off."""
 SMALL = 0.02
 """Share of the step below which nobody is accused of anything."""
+ASKED = 6
+"""Settings that a job is asked about, at most."""
 BEST = 0.10
 """How much longer a step may be with the first advice than with the best single change."""
 
@@ -155,7 +158,8 @@ def _note(judged: Judged, answer: Answer) -> None:
 
 
 def _answers(job: Job, context: Context, before_ns: float) -> Iterator[Answer]:
-    for settings in questions(job):
+    asked = list(questions(job))
+    for settings in random.Random(job.seed).sample(asked, min(ASKED, len(asked))):
         changed = apply(job, settings)
         if changed is None:
             continue

@@ -84,7 +84,9 @@ def test_four_times_as_many(recordings: dict[str, Context], name: str) -> None:
 
 def test_as_many_as_there_are_change_nothing(recordings: dict[str, Context]) -> None:
     found = predict(recordings["1F1B"], {"pipeline.microbatches": "8"})
-    assert found.low_ns == found.mid_ns == found.high_ns == pytest.approx(found.measured_ns)
+    assert found.mid_ns == pytest.approx(found.measured_ns)
+    # So few steps do not show the job's mean exactly.
+    assert found.low_ns < 0.99 * found.mid_ns < 1.01 * found.mid_ns < found.high_ns
 
 
 def test_together_with_a_quicker_network(recordings: dict[str, Context]) -> None:

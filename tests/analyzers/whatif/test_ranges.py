@@ -1,0 +1,49 @@
+"""Ranges of predictions hold what the emulated job takes when it is run with the change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.emulator import MS, Job, Loader, Model, Recording, emulate
+from tests.emulator.changes import apply
+
+SMALL = Job(ranks=2, model=Model(blocks=2, tokens=4096), loader=Loader(load_ns=2 * MS), noise=0.02)
+
+
+def _asked(job: Job, folder: Path, settings: dict[str, str]) -> tuple[WhatIfAnswer, float]:
+    """(prediction, the step with the change)."""
+    emulate(job).write(folder)
+    changed = apply(job, settings)
+    assert changed is not None
+    return predict(context_of(folder, workers=1), settings), emulate(changed.job).step_ns
+
+
+def test_a_change_without_effect_has_the_range_of_a_few_steps(tmp_path: Path) -> None:
+    job = replace(SMALL, recording=Recording(steps=2))
+    found, truth = _asked(job, tmp_path, {"host.launch": "0"})
+    assert found.mid_ns == pytest.approx(found.measured_ns, rel=0.005)
+    assert found.low_ns < truth < found.high_ns
+    # 1 %, and twice the standard error of two steps whose deviation is at least that of a job that was not seen.
+    assert 0.03 * found.mid_ns < found.high_ns - found.low_ns < 0.15 * found.mid_ns
+
+
+def test_more_steps_are_surer(tmp_path: Path) -> None:
+    widths = []
+    for steps in (1, 6):
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        found, _ = _asked(replace(SMALL, recording=Recording(steps=steps)), folder, {"host.launch": "0"})
+        widths.append((found.high_ns - found.low_ns) / found.mid_ns)
+    assert widths[0] > 1.3 * widths[1]
+
+
+def test_a_rank_that_is_missing_may_have_been_the_last(tmp_path: Path) -> None:
+    """The missing rank is the slower one: what it would gain of faster computation is not known."""
+    job = replace(SMALL, ranks=3, imbalance=0.2, recording=Recording(steps=4, missing=(1,)))
+    found, truth = _asked(job, tmp_path, {"compute": "1.5x"})
+    assert found.low_ns < truth < found.high_ns
