@@ -40,6 +40,7 @@ from perfscope.analyzers.whatif.predict import predictor
 from perfscope.analyzers.whatif.stage_balance import balanced_step_us
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
+from perfscope.results.attribution import attributed_ranks
 from perfscope.results.rows import ClockRow, JobInfo, PathRow, Replay, StragglerRow, Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
@@ -268,7 +269,7 @@ def _microbatches(result: AlignedJob) -> int:
 def _shown_ranks(stragglers: Sequence[StragglerRow], pipeline: Pipeline | None) -> tuple[int, ...]:
     """Ranks that a picture of few must show: the stragglers, and one of each pipeline stage."""
     stages = pipeline.stages if pipeline is not None else ()
-    return (*(row.rank for row in stragglers[:2]), *(row.ranks[0] for row in stages if row.ranks))
+    return (*attributed_ranks(stragglers)[:2], *(row.ranks[0] for row in stages if row.ranks))
 
 
 def _batches(result: AlignedJob) -> float | None:

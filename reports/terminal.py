@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from perfscope.reports.page import advice, gaps, overview, tiles
+from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import IDLE, TimeCategory
 from perfscope.results.notes import ended
 from perfscope.results.summary import Summary
@@ -79,7 +80,7 @@ def _breakdowns(summary: Summary, width: int) -> list[str]:
     shown = [(row, "") for row in rows]
     heading = "Time breakdown per rank, mean per step"
     if len(rows) > ALL_RANKS_UP_TO:
-        shown = extremes(rows, (row.rank for row in summary.stragglers))
+        shown = extremes(rows, attributed_ranks(summary.stragglers))
         heading += f" ({len(shown)} of {plural(len(rows), 'rank')})"
     digits = max(len(str(row.rank)) for row, _ in shown)
     lines = _wrapped(f"{heading}:", width)

@@ -33,8 +33,8 @@ class PathSegment(NamedTuple):
 def critical_path(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Segments:
     """The path through the aligned window ``[start_ns, end_ns)``, from ``last_rank``'s end back to its start.
 
-    The segments add up to ``end_ns - start_ns``. Where the path leaves a rank's own windows (ranks start a step at
-    slightly different moments), that part is the rank's host time.
+    The segments add up to ``end_ns - start_ns``. Ranks do not begin a recording together: what a rank did before it is
+    not known, so ``last_rank`` goes on waiting there, and nobody is charged with it.
     """
     segments: Segments = {}
     for rank, row, begin, end in walk(result, start_ns, end_ns, last_rank):
@@ -51,6 +51,9 @@ def walk(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iter
         timeline = timelines[rank]
         own = clocks.to_own(rank, now)
         index = int(np.searchsorted(timeline.start_ns, own, side="left")) - 1
+        if index < 0 and rank != last_rank:
+            rank = last_rank
+            continue
         if index < 0:
             begin, row = start_ns, TimeCategory.HOST
         elif own > timeline.end_ns:
@@ -64,7 +67,7 @@ def walk(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iter
         begin = max(min(begin, now - 1), start_ns)
         if row is TimeCategory.COMM_WAIT:
             last = waits[rank].last_arriver_at(now)
-            if last != NONE and last != rank:
+            if last != NONE and last != rank and clocks.to_own(last, now) > timelines[last].start_ns[0]:
                 # This rank waited here: the path goes on at what the other one did until now.
                 rank = last
                 if _is_waiting_before(clocks.to_own(rank, now), timelines[rank]):

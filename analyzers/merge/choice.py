@@ -13,6 +13,7 @@ from perfscope.analyzers.job.lanes import typical_step
 from perfscope.analyzers.merge.rank_view import Windows
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.errors import UnusableInput
+from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.text import rank_list
@@ -85,7 +86,7 @@ def informative_ranks(summary: Summary, result: AlignedJob, most: int) -> tuple[
     by_wait = sorted(there, key=lambda rank: (-waited[rank], rank))
     by_own = sorted(there, key=lambda rank: (own[rank], rank))
     picked = [
-        *(row.rank for row in summary.stragglers[:_STRAGGLERS]),
+        *attributed_ranks(summary.stragglers)[:_STRAGGLERS],
         *by_wait[:_WAITING],
         result.slowest,
         by_own[len(there) // 2],

@@ -16,10 +16,14 @@ from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
+from perfscope.results.time_breakdown import shares
 
 _NVIDIA: Final = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID")
 _AMD: Final = re.compile(r"AMD|Instinct|Radeon")
 """Makers in the names of devices, as drivers write them."""
+
+_SAME_SHARE: Final = 0.02
+"""Shares of the step that differ by less are the same to a reader."""
 
 TORCH: Final = "torch"
 """Plain torch, and whatever is not known."""
@@ -160,6 +164,14 @@ class RuleContext:
     def exposed_transfer(self) -> Evidence:
         """``exposed_transfer_us`` as evidence."""
         return Evidence("exposed transfer per step (median)", self.exposed_transfer_us, "us", self.ranks)
+
+    def median_note(self, category: str) -> str:
+        """What to add to a share that is the median over the ranks, where it is not about the mean that the time
+        breakdown shows.
+        """
+        mean = shares(self.summary.time_breakdown)[category]
+        far = abs(self.share(self.typical_us(category)) - mean) >= _SAME_SHARE
+        return f" on the median rank ({mean:.0%} on the mean of all)" if far else ""
 
     def share(self, us: float) -> float:
         """A time as a share of the step."""

@@ -10,6 +10,7 @@ from typing import Any
 from perfscope.reports import tables
 from perfscope.reports.page.numbers import scaled
 from perfscope.reports.tables import Filled, HtmlTable
+from perfscope.results.attribution import causes, named, who
 from perfscope.results.categories import CATEGORIES, TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown, largest_loss, shares
@@ -99,9 +100,9 @@ def breakdown_reading(summary: Summary) -> str:
     sentences[0] += f"; the largest other category is {category.phrase} ({percent(lost)})."
     if len(rows) > 1:
         sentences.append(_spread(rows, category))
-    worst = summary.stragglers[:1]
-    if category.id == "exposed_comm_wait" and worst:
-        sentences.append(f"They wait for rank {worst[0].rank}; cause: {worst[0].cause}.")
+    waited_for = named(summary.stragglers)
+    if category.id == "exposed_comm_wait" and waited_for:
+        sentences.append(f"They wait for {' and '.join(f'{who(row)} ({causes(row)})' for row in waited_for)}.")
     return " ".join(sentences)
 
 

@@ -19,11 +19,12 @@ from perfscope.reports.page.numbers import rounded, scaled
 from perfscope.reports.page.run_history import history_chart
 from perfscope.reports.page.system import system_chart
 from perfscope.reports.page.timeline import timeline_chart
+from perfscope.results.attribution import attributed_ranks, named, who
 from perfscope.results.categories import BY_ID, CATEGORIES, TimeCategory
 from perfscope.results.rows import StepTimeline
 from perfscope.results.summary import Summary
 from perfscope.results.tables import CurvePoint, CurveRow
-from perfscope.text import duration, factor, percent, plural, rank_list, ranks_in_words, significant, unit_for
+from perfscope.text import duration, factor, percent, plural, rank_list, significant, unit_for
 
 STRIPS_SHOWN: Final = 32
 """More ranks do not fit the chart of one step: the stragglers and an even selection of the others are shown."""
@@ -65,18 +66,14 @@ def shown_strips(summary: Summary) -> tuple[StepTimeline, ...]:
     )
     if len(strips) <= STRIPS_SHOWN:
         return tuple(strips)
-    stragglers = {row.rank for row in summary.stragglers[: STRIPS_SHOWN // 4]}
+    shown = {strip.rank for strip in strips}
+    first = [rank for rank in attributed_ranks(summary.stragglers) if rank in shown]
+    stragglers = set(first[: STRIPS_SHOWN // 4])
     even = {
         strips[index * (len(strips) - 1) // (STRIPS_SHOWN - len(stragglers) - 1)].rank
         for index in range(STRIPS_SHOWN - len(stragglers))
     }
     return tuple(strip for strip in strips if strip.rank in stragglers | even)
-
-
-def worst_stragglers(summary: Summary) -> tuple[int, ...]:
-    """The ranks that cost at least half as much as the worst straggler, at most three: the rest is not worth naming."""
-    rows = summary.stragglers
-    return tuple(row.rank for row in rows[:3] if row.lost_us >= rows[0].lost_us / 2)
 
 
 def strips_reading(summary: Summary) -> str:
@@ -95,9 +92,9 @@ def strips_reading(summary: Summary) -> str:
     span = max(strip.start_us[-1] + strip.duration_us[-1] for strip in strips)
     if len(strips) > 1 and waits[most] >= 0.02 * span:
         reading += f". Rank {most} waits longest ({duration(waits[most])})"
-        reading += f", rank {least} least ({duration(waits[least])})"
-        stragglers = worst_stragglers(summary)
-        reading += f": the others wait for {ranks_in_words(stragglers)}" if stragglers else ""
+        waited_for = " and ".join(who(row) for row in named(summary.stragglers))
+        least_of_all = f", rank {least} least ({duration(waits[least])})"
+        reading += f": the others wait for {waited_for}" if waited_for else least_of_all
     elif len(strips) > 1:
         reading += ". No rank waits for another more than 2% of the step"
     return reading + "."

@@ -9,6 +9,7 @@ from perfscope.reports import tables
 from perfscope.reports.page.memory import memory_table
 from perfscope.reports.page.tiles import peak_type
 from perfscope.reports.tables import Cell, Filled, HtmlTable, written
+from perfscope.results.attribution import causes, subject, who
 from perfscope.results.categories import BY_ID
 from perfscope.results.rows import ClockRow, CollectiveRow, CostRow, DataLoaderRow, PathRow, StragglerRow, Utilisation
 from perfscope.results.summary import Summary
@@ -20,7 +21,6 @@ from perfscope.text import (
     percent,
     plural,
     rank_list,
-    ranks_in_words,
     significant,
 )
 
@@ -32,11 +32,11 @@ _NO_BANDWIDTH = "No bandwidth: the size is not recorded, or the transfer time is
 def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> HtmlTable:
     """The stragglers, the costliest first."""
     step_share = [row.lost_us / step_us if step_us > 0 else math.nan for row in rows]
-    columns = [tables.words("Straggler", [_who(row) for row in rows], definition="scope")]
+    columns = [tables.words("Straggler", [who(row) for row in rows], definition="scope")]
     if any(row.host for row in rows):
         columns.append(tables.words("Host", [row.host for row in rows]))
     columns += [
-        tables.words("Cause", [_cause(row) for row in rows], definition="cause"),
+        tables.words("Cause", [causes(row) for row in rows], definition="cause"),
         tables.words("Pattern", [row.pattern for row in rows], definition="pattern"),
         tables.durations("Cost per step", [row.lost_us for row in rows], definition="lost"),
         tables.column("of the step", step_share, percent, definition="lost", reason="The step time is not known."),
@@ -44,30 +44,14 @@ def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> HtmlTable:
         tables.words("Confidence", [row.confidence for row in rows], definition="confidence"),
     ]
     worst = rows[0]
+    several = worst.scope in ("ranks", "job")
     return tables.table(
         "stragglers",
         "Stragglers",
         columns,
-        f"{_who(worst).capitalize()} costs most: at its peers' pace, the replayed step is {duration(worst.lost_us)} "
-        "shorter.",
+        f"{subject(worst)} {'cost' if several else 'costs'} most: at {'their' if several else 'its'} peers' pace, the "
+        f"replayed step is {duration(worst.lost_us)} shorter.",
     )
-
-
-def _who(row: StragglerRow) -> str:
-    """The straggler in a table: a rank, or which ranks of what."""
-    if row.scope in ("host", "stage"):
-        return f"{row.scope}, {ranks_in_words(row.ranks)}"
-    if row.scope == "ranks":
-        return ranks_in_words(row.ranks)
-    return f"{ranks_in_words(row.ranks)} in turn" if row.scope == "job" else f"rank {row.rank}"
-
-
-def _cause(row: StragglerRow) -> str:
-    """The cause; of each rank and with what it adds, where ranks hide each other by several."""
-    if len(set(row.causes)) < 2:
-        return row.cause
-    parts = zip(row.ranks, row.causes, row.adds_us, strict=True)
-    return "; ".join(f"rank {rank}: {cause} ({duration(adds)})" for rank, cause, adds in parts)
 
 
 def collectives_table(rows: Sequence[CollectiveRow], steps: int) -> HtmlTable:

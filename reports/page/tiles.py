@@ -169,7 +169,7 @@ def _communication_tile(summary: Summary) -> Tile:
             else "Transfer, or waiting for ranks that were not recorded."
         )
     elif worst.share(*EXPOSED_COMMUNICATION) - wait - transfer >= _WORTH_NAMING:
-        detail += f"; most on rank {worst.rank} ({percent(worst.share(*EXPOSED_COMMUNICATION))})"
+        detail += f"; most on rank {worst.rank} ({percent(worst.share(*EXPOSED_COMMUNICATION))} of its step)"
     return Tile("Exposed communication", "exposed_comm", percent(wait + transfer), detail)
 
 
@@ -184,7 +184,7 @@ def _loading_tile(summary: Summary) -> Tile:
     workers = sorted({row.num_workers for row in summary.dataloader if row.num_workers is not None})
     parts = []
     if worst.share("idle_dataloader") - taken >= _WORTH_NAMING:
-        parts.append(f"most on rank {worst.rank} ({percent(worst.share('idle_dataloader'))})")
+        parts.append(f"most on rank {worst.rank} ({percent(worst.share('idle_dataloader'))} of its step)")
     if workers:
         parts.append(f"{' or '.join(str(number) for number in workers)} worker{'' if workers == [1] else 's'} per rank")
     return Tile("Data loading", "data_loading", percent(taken), _sentence("; ".join(parts), stop=""))

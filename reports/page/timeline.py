@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from perfscope.reports.kernel_names import short_name
 from perfscope.reports.page.numbers import rounded, scaled
+from perfscope.results.attribution import attributed_ranks
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Lane
 from perfscope.text import ScaledUnit, byte_size, duration, percent, unit_for
@@ -51,7 +52,7 @@ def first_shown(summary: Summary) -> set[int]:
     """The ranks worth seeing first: stragglers, one of each stage, the one that waits most, then the lowest."""
     recorded = sorted({lane.rank for lane in summary.lanes})
     waits = {row.rank: row.exposed_comm_wait_us for row in summary.time_breakdown}
-    stragglers = [row.rank for row in summary.stragglers]
+    stragglers = attributed_ranks(summary.stragglers)
     by_wait = sorted(recorded, key=lambda rank: -waits.get(rank, 0.0))
     stages = summary.pipeline.stages if summary.pipeline is not None else ()
     of_stages = [row.ranks[0] for row in stages if row.ranks][:STAGES_SHOWN_FIRST]

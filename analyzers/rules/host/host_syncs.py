@@ -78,11 +78,12 @@ def evaluate(job: RuleContext) -> Finding | None:
     if idle < SHARE * job.step_time_us or launches_block(job):
         return None
     rows = tuple(row for row in job.syncs if row not in blocking_copies(job))
+    note = job.median_note("idle_sync")
     longest = f", most of it in {_place(rows[0])}" if rows else ""
     setting = _kind(rows[0]).setting.format(operator=_operator(rows[0])) if rows else "synchronizing calls"
     return job.finding(
         RULE,
-        f"Host synchronization leaves the devices idle for {job.share(idle):.0%} of the step{longest}",
+        f"Host synchronization leaves the devices idle for {job.share(idle):.0%} of the step{note}{longest}",
         idle,
         evidence=(
             Evidence("device idle after host synchronization (median)", idle, "us", job.ranks),

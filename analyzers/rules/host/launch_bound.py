@@ -41,9 +41,10 @@ def evaluate(job: RuleContext) -> Finding | None:
     step = job.predict(whatif) if whatif and job.predict is not None else None
     if step is not None and step.mid > (1 - NOISE) * job.step_time_us:
         return None
+    note = job.median_note("idle_launch")
     return job.finding(
         RULE,
-        f"Launch-bound: devices wait {job.share(waiting):.0%} of the step for the host's next launch",
+        f"Launch-bound: devices wait {job.share(waiting):.0%} of the step for the host's next launch{note}",
         waiting,
         evidence=_evidence(job),
         action=_action(job),

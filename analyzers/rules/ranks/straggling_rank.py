@@ -12,6 +12,7 @@ from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.grouping import grouped
+from perfscope.results.attribution import subject
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
@@ -128,16 +129,11 @@ def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
 
 def _who(row: StragglerRow) -> str:
     """The beginning of the title: who the straggler is, and who waits."""
-    ranks = ranks_in_words(row.ranks)
     if row.scope == "job":
-        return f"{ranks.capitalize()} are stragglers in turn: the other ranks wait"
+        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn: the other ranks wait"
     if row.scope == "ranks":
-        return f"{ranks.capitalize()} are stragglers: the other ranks wait for them"
-    who = {
-        "host": f"Host {row.host} ({ranks})" if row.host else f"One host ({ranks})",
-        "stage": f"One pipeline stage ({ranks})",
-    }.get(row.scope, f"Rank {row.rank}")
-    return f"{who} is a straggler: the other ranks wait for it"
+        return f"{subject(row)} are stragglers: the other ranks wait for them"
+    return f"{subject(row)} is a straggler: the other ranks wait for it"
 
 
 def _causes(row: StragglerRow) -> str:

@@ -99,6 +99,23 @@ def test_a_step_before_the_first_used_one_serves_to_begin_together_only():
     assert late.per_step_ns.tolist() == [3000] * 4
 
 
+def test_the_skew_at_the_start_of_a_recording_is_nobodys_host_time():
+    """One step. Rank 1 is recorded from 3990 on, computes until 5000 and is the last to arrive: what it did before is
+    not known, and rank 0 waited for it from 1000 on.
+    """
+    ranks = [gpu_rank(0, 1000, 6000, steps=1), TraceBuilder(rank=1, world_size=2)]
+    ranks[1].step(0, 3990, STEP).launched("gemm", 3995, 4000, 5000)
+    ranks[1].launched(NCCL, 4010, 5000, 6000, stream=20, collective=described(500))
+    ranks[1].launched("adam", 4020, 6000, 9900)
+    result = compared(*ranks)
+    (start,), (end,) = result.windows[0]
+    segments = critical_path(result, int(start), int(end), 0)
+    assert sum(segments.values()) == end - start
+    assert segments[1, TimeCategory.COMPUTE] == 1000
+    assert segments[1, TimeCategory.HOST] == 5
+    assert segments[0, TimeCategory.COMM_WAIT] == 2990
+
+
 def test_lost_time_is_what_the_next_slowest_leaves():
     ranks = [TraceBuilder(rank=rank, world_size=3).step(0, 0, STEP).step(1, STEP, 2 * STEP) for rank in range(3)]
     for step in (0, STEP):

@@ -311,7 +311,7 @@ def test_a_job_that_waits_for_data_is_described_in_words() -> None:
 
 def test_the_straggler_is_named_where_the_others_wait() -> None:
     text = parsed(straggler()).text.replace("\xa0", " ")
-    assert "They wait for rank 2; cause: compute." in text
+    assert "They wait for rank 2 (compute)." in text
     assert "the others wait for rank 2." in text
     assert "Rank 2 costs most: at its peers' pace, the replayed step is 60.7 ms shorter" in text
     assert "517" not in text
