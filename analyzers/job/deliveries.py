@@ -73,7 +73,9 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
     loading, steps = partial.loading, partial.steps
     inside = (loading.start_ns >= steps.host_start_ns[0]) & (loading.start_ns < steps.host_end_ns[-1])
     start, end = loading.start_ns[inside], loading.end_ns[inside]
-    if loading.single_process is not False or workers == 0 or len(start) < 2:
+    # A recording of perfscope run has the number of workers, and ranges whose names do not show whether there are any.
+    loads_itself = loading.single_process is not False if workers is None else workers == 0
+    if loads_itself or len(start) < 2:
         return _NONE
     every_ns = (end[-1] - end[0]) / (len(end) - 1)
     waited = end - start
@@ -83,16 +85,18 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
         return _NONE
     turns = _turns(stalled, waited)
     hit = np.flatnonzero(stalled)
+    batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None
+    if batch_ns is not None and _same_place(hit, loading.batches):
+        sure, batch_ns = False, _quickest_ns(hit, end[hit], batch_ns)
     seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit], round(_STALL * every_ns))
     begun, launched = _under_work(partial, end[hit[~seen]])
     order = np.argsort(np.concatenate((on_ns, begun)), kind="stable")
-    between = hit[-1] - hit[0]
     return Deliveries(
         on_ns=np.concatenate((on_ns, begun))[order],
         stall_ns=np.concatenate((stall_ns, np.zeros_like(begun)))[order],
         not_before_ns=np.concatenate((on_ns, launched))[order],
         sure=sure,
-        batch_ns=float(end[hit[-1]] - end[hit[0]]) / between if between else None,
+        batch_ns=batch_ns,
         longest_ns=int(waited[hit].max()),
         workers=workers or turns,
     )
@@ -123,6 +127,23 @@ def _turns(stalled: Bool, waited_ns: Int64) -> int | None:
         if regular and 1 < apart[1] <= _MOST_WORKERS:
             return int(apart[1])
     return 1 if stalled.mean() >= _NEARLY_ALL else None
+
+
+def _same_place(hit: Int64, batches: Int64) -> bool:
+    """Does the training wait for the same batches of every step, and not for the others? Then a worker may idle while
+    the rest of the step takes longer than its batches, and be too slow for those that follow one another.
+    """
+    per_step = int(batches.max())
+    places, steps = np.unique(hit % per_step, return_counts=True)
+    return 1 < per_step > len(places) and bool((steps >= len(batches) - 1).all())
+
+
+def _quickest_ns(hit: Int64, end_ns: Int64, mean_ns: float) -> float:
+    """Time between batches where the workers were quickest, so surely busy; the mean where that makes no sense because
+    several workers deliver at once.
+    """
+    quickest = float(np.quantile(np.diff(end_ns) / np.diff(hit), 0.25))
+    return quickest if quickest >= mean_ns / 2 else mean_ns
 
 
 def _own_cost_ns(waited_ns: Int64) -> int:

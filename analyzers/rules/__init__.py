@@ -77,6 +77,9 @@ OF_BOUND: Final = 0.5
 """Part of a bound that counts where findings are ordered: nothing reaches its bound, so one must not come before a
 prediction of nearly as much."""
 
+_SAME: Final = 0.05
+"""Relative difference up to which the prediction of a finding is that of the replay."""
+
 PERTURBED: Final = 1.25
 """Profiled over unprofiled step time from which profiling changes what is measured: no finding has high confidence;
 from twice as much all have low."""
@@ -115,8 +118,10 @@ def _unprofiled(finding: Finding, job: RuleContext) -> Finding:
     predicted, without = finding.predicted_step_us, None
     if predicted is None:
         return finding
-    if finding.whatif and job.predict is not None and job.predict(finding.whatif) == predicted:
-        without = job.predict_unprofiled(finding.whatif) if job.predict_unprofiled is not None else None
+    replayed = job.predict(finding.whatif) if finding.whatif and job.predict is not None else None
+    # Where a rule knows better than the replay of its change, its own prediction stays.
+    if replayed is not None and abs(replayed.mid / predicted.mid - 1) <= _SAME and job.predict_unprofiled is not None:
+        without = job.predict_unprofiled(finding.whatif)
     without = without or predicted.times(job.info.step_us / job.step_time_us)
     ceiling = None if finding.ceiling is None else max(finding.ceiling, job.info.step_us / without.mid - 1)
     return replace(finding, predicted_step_us=without, ceiling=ceiling)

@@ -214,7 +214,7 @@ class EditableSchedules:
     @property
     def has_doubtful_loading(self) -> bool:
         """Is it of some rank not sure whether its loader workers set its pace?"""
-        return any(len(found) and not found.sure for found in self.recorded.deliveries.values())
+        return any(found.longest_ns and not found.sure for found in self.recorded.deliveries.values())
 
     def at_least(self, rank: int, step_ns: float) -> None:
         """Host time per step of a rank that does not depend on the rest."""

@@ -31,6 +31,9 @@ _CLOSE: Final = 0.002
 
 _MOST_REPLAYS: Final = 5
 
+_MOST_EACH_NS: Final = 20_000.0
+"""No event costs more, with shapes, stacks and memory recorded. What is left of a difference has another cause."""
+
 
 @dataclass(frozen=True, eq=False)
 class ProfilerCost:
@@ -83,7 +86,9 @@ def _solve(step_at: Callable[[float], float], target_ns: float, per_step: float)
         excess = best[1] - target_ns
         if excess <= _CLOSE * target_ns or slope <= 0:
             break
-        before, cost = best, best[0] + excess / slope
+        before, cost = best, min(best[0] + excess / slope, _MOST_EACH_NS)
+        if cost <= best[0]:
+            break
         step = step_at(cost)
         if abs(step - target_ns) >= abs(excess):
             break

@@ -95,9 +95,7 @@ def _step_tile(summary: Summary) -> Tile:
 
 def _recorded(job: JobInfo, detail: str) -> str:
     """What the recorded steps take, of which everything else on the page is a share."""
-    added = job.step_time_us / job.step_us - 1
-    more = f", {percent(added)} more" if added >= 0.005 else ""
-    return f"with it {duration(job.step_time_us)}{more} ({detail})"
+    return f"with it {duration(job.step_time_us)} ({detail})"
 
 
 def _throughput_tile(summary: Summary) -> Tile | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns
+from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns, deliveries
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
@@ -155,3 +155,21 @@ def test_the_cpu_time_of_loading_bounds_a_step_that_never_waited(tmp_path: Path)
     truth = simulate(quicker(spec, 2.0)).truth.step_time_ns
     assert predict(context, {"compute": "2x"}).mid_ns < 0.8 * truth
     assert predict(known, {"compute": "2x"}).mid_ns == pytest.approx(truth, rel=0.05)
+
+
+def test_metadata_shows_workers_where_the_names_of_ranges_do_not(tmp_path: Path) -> None:
+    simulate(paced(DEVICES, 1.5, 1)).write(tmp_path)
+    partial = context_of(tmp_path).result.partials[0]
+    recorded = replace(partial, loading=replace(partial.loading, single_process=None))
+    assert not len(deliveries(recorded))
+    assert not len(deliveries(recorded, 0))
+    assert len(deliveries(recorded, 1)) == len(deliveries(partial)) > 0
+
+
+def test_a_wait_for_the_last_batch_of_every_step_leaves_open_who_sets_the_pace(tmp_path: Path) -> None:
+    """One worker is idle while the optimizer runs and then too slow for four batches in a row."""
+    found = asked(paced(replace(DEVICES, microbatches=4), 0.9, 1), tmp_path, "compute", "1.5x")
+    context = context_of(tmp_path)
+    assert not any(waits.sure for waits in context.recorded.deliveries.values() if len(waits))
+    truth = simulate(quicker(paced(replace(DEVICES, microbatches=4), 0.9, 1), 1.5)).truth.step_time_ns
+    assert found.low_ns <= truth <= found.high_ns
