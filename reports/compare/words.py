@@ -31,6 +31,9 @@ _NOTABLE: Final = 0.1
 _SUSPECT: Final = 0.05
 """p-value below which a change that is not significant is called not certain, instead of within noise."""
 
+_LARGE: Final = 0.1
+"""Share of the step from which a change is not called noise, however much the steps vary."""
+
 _UNLIKE: Final = 0.005
 """Share of the step by which the means of all steps must differ from those of the regular ones to be named."""
 
@@ -117,8 +120,12 @@ def headline(comparison: Comparison, difference: Difference) -> str:
 
 
 def uncertain(step: StepChange) -> bool:
-    """Is there more than noise often shows, but less than it takes to be sure? Between 95 % and 99 % confidence."""
-    return step.p is not None and step.p < _SUSPECT and abs(step.delta_us) > step.floor_us and step.confirmed is None
+    """Is there more than noise often shows, but less than it takes to be sure? Between 95 % and 99 % confidence; or a
+    large change between steps that vary so much that it could not have been significant.
+    """
+    if step.p is None or step.confirmed is not None or abs(step.delta_us) <= step.floor_us:
+        return False
+    return step.p < _SUSPECT or abs(step.delta_us) >= _LARGE * step.baseline_us
 
 
 def _changed(difference: Difference) -> str:

@@ -256,3 +256,12 @@ def test_scaling_is_the_title_where_devices_differ() -> None:
     assert words.title(comparison) == "8 devices have 3.2x the throughput of 2: 80% scaling efficiency."
     page = comparison_page.render(comparison)
     assert "Scaling losses" in page
+
+
+def test_a_large_change_between_uneven_steps_is_not_called_noise() -> None:
+    uneven = _steps(healthy(), 100, 100, 100, 220, 100, 100, 100, 220)
+    comparison = perfscope.compare(BEFORE, uneven)
+    found = comparison.differences[0]
+    assert found.step.verdict == "same"
+    assert words.headline(comparison, found).startswith("Not certain: the step time of")
+    assert "between" in words.headline(comparison, found)
