@@ -156,7 +156,9 @@ def _replace(
     added: list[tuple[float, ScheduleOp]] = []
     made = []
     passed = 0.0
-    for index, (end, at) in enumerate(zip(ends, _ready(step_ops, loop.first, ends), strict=True)):
+    # Of several micro-batches only the last one's backward reduces.
+    backward = BACKWARD_SHARE / context.result.partials[loop.rank].microbatches(loop.step)
+    for index, (end, at) in enumerate(zip(ends, _ready(step_ops, loop.first, ends, backward), strict=True)):
         new = replace(model.collective, bytes=round(end - passed))
         collective = collectives.setdefault((loop.step, index), new)
         transfer = alone * context.transfer_ns(model, collective.bytes or 0)
@@ -179,13 +181,13 @@ def _only_kernels(step_ops: StepOps, loop: _Loop, times: float) -> tuple[float, 
     return dropped, added
 
 
-def _ready(step_ops: StepOps, first: int, ends: Sequence[float]) -> list[float]:
-    """Own progress at which each of ``ends`` bytes of gradients are there: evenly over the backward, the last two
-    thirds of the compute before the loop.
+def _ready(step_ops: StepOps, first: int, ends: Sequence[float], backward: float) -> list[float]:
+    """Own progress at which each of ``ends`` bytes of gradients are there: evenly over the last ``backward``, the last
+    share of the compute before the loop.
     """
     compute: Float64 = np.cumsum([op.own_ns[TimeCategory.COMPUTE] for op in step_ops.ops[: first + 1]])
     share = np.array(ends) / ends[-1]
-    wanted = compute[-1] * (1 - BACKWARD_SHARE * (1 - share))
+    wanted = compute[-1] * (1 - backward * (1 - share))
     progress = np.concatenate(([0.0], step_ops.progress_ns[: first + 1]))
     moments: list[float] = np.interp(wanted, np.concatenate(([0.0], compute)), progress).tolist()
     return moments

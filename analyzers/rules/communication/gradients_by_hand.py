@@ -33,6 +33,7 @@ _DDP: Final = (
     "without device_ids on CPUs; and take the loop of all_reduce calls out: DDP averages the gradients in "
     "loss.backward()."
 )
+_ACCUMULATED: Final = " All micro-batches but the last run under `with model.no_sync():`, forward and backward."
 _FLAT: Final = (
     "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
     "flat = torch._utils._flatten_dense_tensors(grads)\n"
@@ -96,7 +97,7 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting="gradient all-reduce",
             old="one for each parameter",
             new="DistributedDataParallel" if best.name == "ddp" else "one for all",
-            how=_how(ways),
+            how=_how(job, ways),
             costs="DDP keeps a copy of the gradients in its buckets, unless gradient_as_bucket_view=True."
             if best.name == "ddp"
             else "One tensor of the size of all gradients.",
@@ -148,9 +149,10 @@ def _bounded(job: RuleContext, reduced: _Reduced) -> list[_Way]:
     return [_Way("ddp", job.exposed_transfer_us), _Way("flat", min(latencies_us, job.exposed_transfer_us))]
 
 
-def _how(ways: list[_Way]) -> str:
+def _how(job: RuleContext, ways: list[_Way]) -> str:
     """The first way, then the other."""
-    texts = {"ddp": _DDP, "flat": _FLAT}
+    accumulates = job.info.batches_per_step is not None and job.info.batches_per_step > 1
+    texts = {"ddp": _DDP + (_ACCUMULATED if accumulates else ""), "flat": _FLAT}
     first, *others = ways
     lines = [texts[first.name]]
     for other in others:

@@ -192,7 +192,9 @@ def _slowest(job: RuleContext) -> _Slow | None:
 
 def _against_link(job: RuleContext, row: CollectiveRow, across_hosts: bool | None) -> _Slow | None:
     nvlink = [
-        next((gbps for pattern, gbps in _NVLINK_GBPS if pattern.search(device)), None) for device in job.info.devices
+        # MIG instances have no links of their own.
+        next((gbps for pattern, gbps in _NVLINK_GBPS if pattern.search(device) and " MIG " not in device), None)
+        for device in job.info.devices
     ]
     if len(nvlink) != 1 or nvlink[0] is None or across_hosts is None or row.busbw_gbps is None:
         return None

@@ -18,6 +18,7 @@ JOBS = {
     "compute": LOOP,
     "communication": replace(LOOP, network=Network(gbps=15.0)),
     "latency": replace(LOOP, model=Model(blocks=8, width=512), network=Network(latency_ns=120 * US)),
+    "micro-batches": replace(LOOP, microbatches=2, model=Model(tokens=4096), network=Network(gbps=30.0)),
     "two hosts": replace(LOOP, ranks=4, ranks_per_host=2, gradient_bytes=2),
 }
 
