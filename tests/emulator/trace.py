@@ -16,6 +16,10 @@ EPOCH_NS = 1_751_410_836_000_000_000
 UPTIME_NS = 912_340_000_000_000
 
 
+SETTLING = 1
+"""Steps after the first in which the host gets ahead of its device."""
+
+
 class TraceWriter:
     """One rank's file."""
 
@@ -173,7 +177,7 @@ def _device(number: int) -> dict[str, Any]:
 
 def write(job: Job, ranks: list[Rank], ends_ns: list[int], folder: Path) -> None:
     """All recorded ranks' files; ``ends_ns`` is when each step has ended."""
-    before = ends_ns[1 : job.warmup]  # the first steps fill the queue
+    before = ends_ns[SETTLING : job.warmup]
     unprofiled = [end - begin for begin, end in itertools.pairwise(before)]
     for rank in ranks:
         if rank.number not in job.recording.missing:
