@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
+from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION
 from perfscope.recording.job import Job
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import JobInfo
@@ -46,8 +47,10 @@ def _about_steps(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         used = np.isin(result.evaluated, result.steps).any()
         yield note("steps", "evaluation_used" if used else "evaluation_left_out", steps=result.evaluated.tolist())
     sources = {partial.steps.source for partial in result.partials.values()}
-    if info.steps and any("optimizer" in source for source in sources):
+    if info.steps and BY_OPTIMIZER in sources:
         yield note("steps", "steps_by_optimizer")
+    if info.steps and BY_REPETITION in sources:
+        yield note("steps", "steps_by_repetition")
 
 
 def _about_ranks(info: JobInfo) -> Iterator[Note]:

@@ -2,8 +2,9 @@
 
 ``analyze.analyze_rank`` runs the modules in this order:
 
-- ``launches``: device work and the call that launched each piece; ``steps``: where steps begin and end;
-  ``host_activity``: what the training threads do; on sets of time (``intervals``) and nested ranges (``nesting``).
+- ``launches``: device work and the call that launched each piece; ``steps``: where steps begin and end (from
+  ``repetition`` where nothing marks them); ``host_activity``: what the training threads do; on sets of time
+  (``intervals``) and nested ranges (``nesting``).
 - ``time_breakdown``: each nanosecond of the steps in one category, as a ``timeline``; ``progress``: where the rank is
   blocked by communication, and what it does otherwise.
 - ``collectives/``: every collective with its group, kind, size and sequence number.

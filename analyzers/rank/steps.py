@@ -3,7 +3,8 @@
 A step has two windows, because the device lags behind the host:
 
 - The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, the time
-  from the end of one ``Optimizer.step`` to the end of the next.
+  from the end of one ``Optimizer.step`` to the end of the next; without those, from one return of the same kernels to
+  the next (``repetition``).
 - The *device window* begins when the host begins the step and the device has done all work of earlier steps, at the
   latest with the step's first kernel; it ends where the next step's begins. The last one ends when the host has ended
   the step and the device its work. So windows are whole periods: what the device idles before a step's first kernel,
@@ -22,6 +23,7 @@ windows were [0, 100), [100, 220).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +38,7 @@ _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 MARKED = "step annotations"
 BY_OPTIMIZER = "optimizer steps (nothing numbers the steps, so they are counted from the recording's start)"
+BY_REPETITION = "repetition of the kernels (nothing marks the steps, so they are counted from the recording's start)"
 UNMARKED = "no step markers"
 
 _NEVER: Final = np.iinfo(np.int64).max
@@ -81,13 +84,14 @@ class Steps:
         return np.bincount(step[inside], weights=weights, minlength=len(self)).astype(np.int64)
 
 
-def find_steps(trace: Trace, work: DeviceWork) -> Steps:
-    """Find the steps by annotations, else by optimizer steps, else take the whole recording as one window.
+def find_steps(trace: Trace, work: DeviceWork, unmarked: Callable[[Trace, DeviceWork], Int64] | None = None) -> Steps:
+    """Find the steps by annotations, else by optimizer steps; else the whole recording is one.
 
+    Before that, ``unmarked`` is asked for times on the host between steps that nothing marks.
     On a rank with device work, steps without any are left out. Raises ValueError when the trace has no event that could
     bound a window.
     """
-    for number, start, end, source in (_by_annotation(trace), _by_optimizer(trace)):
+    for number, start, end, source in _marks(trace, work, unmarked):
         if len(number):
             return _windows(trace, work, number, start, end, source)
     start_ns, end_ns = _extent(trace, work)
@@ -100,6 +104,16 @@ def _window_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     index = np.searchsorted(start_ns, time_ns, side="right") - 1
     inside = (index >= 0) & (time_ns < end_ns[np.maximum(index, 0)])
     return np.where(inside, index, -1)
+
+
+def _marks(
+    trace: Trace, work: DeviceWork, unmarked: Callable[[Trace, DeviceWork], Int64] | None
+) -> Iterator[tuple[Int64, Int64, Int64, str]]:
+    """(numbers, begins, ends, source) of the steps' host windows, by each means, the best first; empty: by none."""
+    yield _by_annotation(trace)
+    yield _by_optimizer(trace)
+    edges = unmarked(trace, work) if unmarked is not None else np.empty(0, dtype=np.int64)
+    yield np.arange(len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_REPETITION
 
 
 def _by_annotation(trace: Trace) -> tuple[Int64, Int64, Int64, str]:

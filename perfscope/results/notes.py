@@ -19,6 +19,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "
     "are left out: evaluation is not training.",
     "steps_by_optimizer": "Steps were detected from optimizer steps and are numbered from the recording's start.",
+    "steps_by_repetition": "Steps were detected from the repetition of the kernels and are numbered from the "
+    "recording's start; a step begins where the host usually takes longest to the next launch.",
     "other_captures": "{choice} (perfscope analyze --capture N shows another.)",
     "missing_ranks": "{missing} of {all} ranks are not in the recording ({ranks:list}): waits are bounds, and a "
     "slow rank may be among them.",

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,9 +110,14 @@ def cut(name: str, first: int, last: int, folder: Path) -> Path:
             if "stream" in event.get("args", {})
             else begin <= 1000 * event["ts"] < end
         )
-    ]  # fmt: skip
-    path = folder / "cut.json.gz"
-    path.write_bytes(gzip.compress(json.dumps({"traceEvents": kept}, default=float).encode(), 1))
+    ]
+    return written(kept, folder)
+
+
+def written(events: list[dict[str, Any]], folder: Path) -> Path:
+    """A trace of these events."""
+    path = folder / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}, default=float).encode(), 1))
     return path
 
 

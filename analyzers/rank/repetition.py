@@ -1,0 +1,69 @@
+"""Steps of a loop that nothing marks, by the repetition of its kernels."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
+
+_SAME: Final = 0.999
+"""Share of the launches that must be of the same kernel as those one step before. In seven recordings of training and
+inference it is 1; layer by layer a single step of a transformer repeats to 0.93 to 0.97."""
+
+_TIMES: Final = 3
+"""Least number of steps."""
+
+_KERNELS: Final = 10
+"""Least number of kernels in a step: a benchmark that repeats one operator has no steps."""
+
+_TRIED: Final = 40
+"""Periods tried at most."""
+
+
+def edges_by_repetition(trace: Trace, work: DeviceWork) -> Int64:
+    """Times on the host between the steps, their begin and their end included; empty where no repetition is plain.
+
+    Between two steps the host takes longest to the next launch: to load a batch, say. That time belongs to the step
+    that it leads to. Ranks that communicate are left out: their steps could be numbered differently.
+    """
+    nothing = np.empty(0, dtype=np.int64)
+    launched = np.flatnonzero((trace.category[work.row] == Category.KERNEL) & (work.launch != NONE))
+    if len(launched) < _TIMES * _KERNELS or device_communication(trace, work).any():
+        return nothing
+    called = trace.start_ns[work.launch[launched]]
+    order = np.argsort(called, kind="stable")
+    period = _period(trace.name[work.row[launched[order]]])
+    if period is None:
+        return nothing
+    called, returned = called[order], trace.end_ns[work.launch[launched]][order]
+    pause = called[period:] - returned[period - 1 : -1]
+    whole = len(pause) // period
+    usual = np.median(pause[: whole * period].reshape(whole, period), axis=0)
+    # Before the first launch the host may have done anything.
+    before = np.concatenate(([called[0] - usual[0]], returned))
+    return np.asarray(before[int(usual.argmax()) :: period], dtype=np.int64)
+
+
+def _period(kernel: Int32) -> int | None:
+    """After how many launches the kernels repeat; None where they do not."""
+    for period in _candidates(kernel):
+        if (kernel[period:] == kernel[:-period]).mean() >= _SAME:
+            return period
+    return None
+
+
+def _candidates(kernel: Int32) -> list[int]:
+    """How far apart the rarest kernels come again, ascending; those that are left in the recording often enough."""
+    distinct, count = np.unique(kernel, return_counts=True)
+    found: set[int] = set()
+    for name in distinct[np.argsort(count, kind="stable")]:
+        place = np.flatnonzero(kernel == name)
+        # A kernel may be launched several times in a step.
+        found.update(int(np.median(place[times:] - place[:-times])) for times in range(1, 5) if len(place) > times + 1)
+        if len(found) >= _TRIED:
+            break
+    return sorted(period for period in found if _KERNELS <= period <= len(kernel) // _TIMES)

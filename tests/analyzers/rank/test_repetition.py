@@ -1,0 +1,86 @@
+"""Steps of loops that nothing marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.steps import BY_REPETITION, Steps
+from perfscope.execution.engine import Serial
+from tests.real.sheets import of_chrome, raw_events
+from tests.real.test_sheets import TRACES, written
+from tests.traces import TraceBuilder
+
+LAYERS = ("norm", "gemm", "gelu", "gemm", "add")
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def loop(*steps: list[str], pause: int = 500) -> TraceBuilder:
+    """Each step pauses on the host and then launches its kernels, one in 20 ns; the device takes 10 for each."""
+    builder, now = TraceBuilder(world_size=None), 0
+    for kernels in steps:
+        now += pause
+        for kernel in kernels:
+            builder.op("aten::op", now - 5, now + 5).launched(kernel, now, now + 3, now + 13)
+            now += 20
+    return builder
+
+
+def steps_of(builder: TraceBuilder) -> Steps:
+    return analyze_rank(builder.build()).steps
+
+
+TRAINING = ["embed", *LAYERS * 3, "loss", *LAYERS[::-1] * 3, *["adam"] * 4]
+
+
+def test_a_step_begins_with_the_pause_before_its_kernels():
+    length = 500 + 20 * len(TRAINING)
+    steps = steps_of(loop(*[TRAINING] * 4))
+    assert steps.source == BY_REPETITION
+    assert steps.number.tolist() == [0, 1, 2, 3]
+    assert (steps.end_ns - steps.start_ns).tolist() == [length] * 4
+
+
+def test_a_recording_that_begins_and_ends_within_a_step_has_the_whole_ones():
+    steps = steps_of(loop(TRAINING[20:], *[TRAINING] * 3, TRAINING[:12]))
+    assert (steps.end_ns - steps.start_ns).tolist() == [500 + 20 * len(TRAINING)] * 3
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([TRAINING] * 2, id="two steps"),
+        pytest.param([["embed", *LAYERS * 30, "head"]], id="the layers of one step"),
+        pytest.param([["gemm"]] * 50, id="one operator again and again"),
+        pytest.param([TRAINING, TRAINING[:-7], TRAINING[3:], TRAINING], id="steps that differ"),
+    ],
+)
+def test_no_repetition_that_is_plain_makes_one_window(steps):
+    assert not steps_of(loop(*steps)).marked
+
+
+def test_micro_batches_are_no_steps():
+    batch = ["embed", *LAYERS * 3]
+    steps = steps_of(loop(*[[*batch * 4, *["adam"] * 4]] * 4))
+    assert len(steps) == 4
+
+
+def test_ranks_that_communicate_are_one_window():
+    assert not steps_of(loop(*[[*TRAINING, NCCL]] * 4)).marked
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="no folder of real traces beside the checkout")
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_real_training_without_its_marks_has_the_same_steps(workers: int, tmp_path: Path) -> None:
+    path = TRACES / f"resnet50_workers_{workers}" / "worker0.pt.trace.json.gz"
+    own = of_chrome(path)
+    kept = [event for event in raw_events(path) if not event["name"].startswith(("ProfilerStep#", "Optimizer."))]
+    summary = perfscope.analyze(written(kept, tmp_path), executor=Serial())
+    assert "steps_by_repetition" in {note.kind for note in summary.notes}
+    assert summary.job.steps == (0, 1, 2, 3, 4, 5)
+    true = [(end - begin) / 1e3 for begin, end in own.windows()]
+    # The marks are some µs away from the longest pause. Nothing shows when the first step began on the host.
+    assert summary.job.step_time_us_per_step[1:] == pytest.approx(true[1:], rel=0.01)
