@@ -80,7 +80,7 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     # Gradients become ready from the last parameter to the first.
     ends = [total] if value == "flat" else bucket_ends(total, *limits(context.runs, _CAP), sizes[::-1])
     alone = alone_share(context, loops[0].reduced[0].collective.group)
-    collectives: dict[tuple[int, int], Collective] = {}
+    collectives: dict[tuple[int, int, int], Collective] = {}
     waited_ns = float(np.mean([_launching(schedules, loop) for loop in loops]))
     kernels = _FLAT_PASSES if value == "flat" else 1.0
     kept = [_only_kernels(StepOps(schedules, loop.rank, loop.step), loop, kernels) for loop in loops]
@@ -146,7 +146,7 @@ def _replace(
     context: Context,
     loop: _Loop,
     ends: Sequence[float],
-    collectives: dict[tuple[int, int], Collective],
+    collectives: dict[tuple[int, int, int], Collective],
     alone: float,
 ) -> None:
     """Put all-reduces up to ``ends`` (bytes reduced once each is done) in the loop's place."""
@@ -160,7 +160,7 @@ def _replace(
     backward = BACKWARD_SHARE / context.result.partials[loop.rank].microbatches(loop.step)
     for index, (end, at) in enumerate(zip(ends, _ready(step_ops, loop.first, ends, backward), strict=True)):
         new = replace(model.collective, bytes=round(end - passed))
-        collective = collectives.setdefault((loop.step, index), new)
+        collective = collectives.setdefault((loop.step, new.group, index), new)
         transfer = alone * context.transfer_ns(model, collective.bytes or 0)
         made.append(RankOp(loop.rank, collective, model.lane, model.gap_ns, transfer))
         added.append((min(at, begin), ScheduleOp.of(OpKind.ISSUE, made[-1], loop.step)))

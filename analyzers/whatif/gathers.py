@@ -8,6 +8,7 @@ gradients. Types may differ (bf16 gathers of fp32 parameters, gradients reduced 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -107,13 +108,19 @@ def _gathers_parameters(rank_op: RankOp) -> bool:
 
 
 def _of_group(every: StepCollectives, reductions: StepCollectives) -> StepCollectives:
-    counts: dict[int, int] = {}
-    for rank_ops in every.values():
+    """Of each rank those in the group of its reductions, else in its busiest."""
+    moved: dict[int, Counter[int]] = {}
+    for (rank, _), rank_ops in every.items():
         for rank_op in rank_ops:
-            counts[rank_op.collective.group] = counts.get(rank_op.collective.group, 0) + max(rank_op.bytes, 1)
-    wanted = {rank_op.collective.group for rank_ops in reductions.values() for rank_op in rank_ops} & set(counts)
-    group = max(wanted or counts, key=counts.__getitem__, default=None)
-    chosen = {key: [own for own in rank_ops if own.collective.group == group] for key, rank_ops in every.items()}
+            moved.setdefault(rank, Counter())[rank_op.collective.group] += max(rank_op.bytes, 1)
+    reducing = {(rank, own.collective.group) for (rank, _), rank_ops in reductions.items() for own in rank_ops}
+    groups = {}
+    for rank, by_group in moved.items():
+        wanted = [group for group in by_group if (rank, group) in reducing]
+        groups[rank] = max(wanted or by_group, key=by_group.__getitem__)
+    chosen = {
+        key: [own for own in rank_ops if own.collective.group == groups[key[0]]] for key, rank_ops in every.items()
+    }
     return {key: rank_ops for key, rank_ops in chosen.items() if rank_ops}
 
 

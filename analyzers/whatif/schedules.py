@@ -67,6 +67,9 @@ class RankOp:
         return self.collective.kind in kinds and self.bytes >= SMALLEST
 
 
+_EARLY_SHARE: Final = 0.1
+"""Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
+
 StepCollectives = dict[tuple[int, int], list[RankOp]]
 """(rank, step) -> its rank ops of one sort in the order of issue."""
 
@@ -135,14 +138,14 @@ class EditableSchedules:
         )
 
     def of_gradients(self, kind: str) -> StepCollectives:
-        """Those of them in the group that moves most bytes; empty where none is recorded with its size."""
-        moved: Counter[int] = Counter()
-        for collective, (first, *_) in self.collectives().items():
-            if first.moves(kind):
-                moved[collective.group] += first.bytes
-        group = max(moved, key=moved.__getitem__, default=NONE)
+        """Those of them in the group that moves most bytes of each rank; empty where none is recorded with its size. A
+        group that moves them before the backward as well moves activations (tensor parallelism), unless there is no
+        other.
+        """
+        of_rank = grouped((rank, rank_ops) for (rank, _), rank_ops in self.by_step(kind).items())
+        groups = {rank: _group_of_gradients(steps) for rank, steps in of_rank.items()}
         of_group = (
-            (key, [own for own in rank_ops if own.collective.group == group])
+            (key, [own for own in rank_ops if own.collective.group == groups[key[0]]])
             for key, rank_ops in self.by_step(kind).items()
         )
         return {key: rank_ops for key, rank_ops in of_group if rank_ops}
@@ -246,6 +249,19 @@ class EditableSchedules:
         windows = self.recorded.windows_ns(replayed)
         windows = windows[:, min(self.settling, windows.shape[1] - 1) :]
         return float(windows.mean(axis=1).max())
+
+
+def _group_of_gradients(steps: Sequence[Sequence[RankOp]]) -> int:
+    """The group of one rank's reductions of gradients, step by step."""
+    moved: Counter[int] = Counter()
+    early: Counter[int] = Counter()
+    for rank_ops in steps:
+        first = next((place for place, own in enumerate(rank_ops) if own.backward), 0)
+        for place, own in enumerate(rank_ops):
+            moved[own.collective.group] += own.bytes
+            early[own.collective.group] += own.bytes if place < first else 0
+    late = [group for group in moved if early[group] <= _EARLY_SHARE * moved[group]]
+    return max(late or moved, key=moved.__getitem__)
 
 
 def without(

@@ -99,7 +99,7 @@ def _gather_once(schedules: EditableSchedules, context: Context, gathers: Gather
         piece = float(np.median([rank_op.bytes for rank_op in every]))
     pieces = max(1, round(size / piece))
     size = round(size / pieces)
-    collectives: dict[tuple[int, int], Collective] = {}
+    collectives: dict[tuple[int, int, int], Collective] = {}
     models = {rank_op.rank: rank_op for rank_op in reversed(every)}
     for step_ops in schedules.every_step(whole=True):
         model, step = models.get(step_ops.rank), step_ops.step
@@ -109,7 +109,7 @@ def _gather_once(schedules: EditableSchedules, context: Context, gathers: Gather
         new = []
         for number in range(pieces):
             gather = Collective("all_gather", like.group, size, like.size, step, like.dtype)
-            gather = collectives.setdefault((step, number), gather)
+            gather = collectives.setdefault((step, gather.group, number), gather)
             new.append(RankOp(step_ops.rank, gather, model.lane, 0.0, context.transfer_ns(model, size)))
         kinds = (OpKind.ISSUE, OpKind.WAIT)
         step_ops.replace(frozenset(), [(at, ScheduleOp.of(kind, one, step)) for kind in kinds for one in new])

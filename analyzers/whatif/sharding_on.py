@@ -105,7 +105,7 @@ class _ShardingWriter:
     plan: ShardingPlan
     costs: Costs
     dropped: set[RankOp] = field(default_factory=set)
-    _collectives: dict[tuple[int, int], Collective] = field(default_factory=dict)
+    _collectives: dict[tuple[int, int, int], Collective] = field(default_factory=dict)
     _added: list[tuple[float, ScheduleOp]] = field(default_factory=list)
     _open: list[RankOp] = field(default_factory=list)
     _rank_ops: list[RankOp] = field(default_factory=list)
@@ -252,7 +252,7 @@ class _ShardingWriter:
     def _issue(self, at: float, kind: str, size: float) -> RankOp:
         rank, step, like = self._at
         new = Collective(kind, like.group, round(size), like.size, step, like.dtype)
-        collective = self._collectives.setdefault((step, self._number), new)
+        collective = self._collectives.setdefault((step, new.group, self._number), new)
         self._number += 1
         # A stream of their own: recorded collectives stay in their order on all ranks.
         rank_op = RankOp(rank, collective, self.schedules.lanes, self.costs.gap_ns, self.costs.ns(kind, size))

@@ -15,6 +15,9 @@ from perfscope.analyzers.whatif.sharding_recorded import fluctuation_ns
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters, waits_for_reductions
+from tests.emulator.changes import apply
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Cause, Job, Recording
 from tests.generator import MIB, JobSpec, ModelSpec, NetworkSpec, cpu_job, simulate
 
 SPEC = JobSpec(
@@ -153,6 +156,30 @@ def test_accumulation_reduces_once_for_several_batches(tmp_path: Path) -> None:
     assert found.mid_ns < 0.9 * found.measured_ns
     with pytest.raises(CannotReplay, match="only 8 steps"):
         predict(context, {"batch.accumulation": "9"})
+
+
+def test_every_copy_of_a_tensor_parallel_model_accumulates(tmp_path: Path) -> None:
+    # Each of the two parts of the layers has a data parallel group of its own.
+    spec = replace(
+        SPEC, strategy="ddp", tensor=2, ranks=8, steps=6, network=NetworkSpec(busbw_gbps=20.0, alpha_ns=20_000)
+    )
+    found = predict(recorded(tmp_path, spec), {"batch.accumulation": "2"})
+    assert found.mid_ns == pytest.approx(truth(replace(spec, microbatches=2)) / 2, rel=0.06)
+    assert found.mid_ns < 0.95 * found.measured_ns
+
+
+def test_what_follows_the_optimizer_is_done_once(tmp_path: Path) -> None:
+    # A pause, as where something is logged in every step.
+    job = Job(noise=0.0, item_every=1, causes=(Cause("pause", 5e6, None, how="log"),), recording=Recording(steps=6))
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    found = predict(context_of(str(tmp_path)), {"batch.accumulation": "2"})
+    changed = apply(job, {"batch.accumulation": "2"})
+    assert changed is not None
+    took = emulate(changed.job).step_ns / changed.batches / emulated.step_ns * found.measured_ns
+    assert found.mid_ns == pytest.approx(took, rel=0.06)
+    assert found.low_ns <= took <= found.high_ns
+    assert found.high_ns - found.mid_ns >= 2.5e6
 
 
 @pytest.mark.parametrize(
