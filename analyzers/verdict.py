@@ -108,6 +108,14 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             first_action="Find out whether its work or its devices differ: compare its kernels and clocks with "
             "those of another stage; record shapes.",
         )
+    uneven = _unevenness(summary)
+    if pipeline is None and uneven >= UNEVEN:
+        return Verdict(
+            headline=f"Uneven ranks: in each step the slowest works {uneven:.2f} times as long as the mean of all; "
+            f"{busy}.",
+            healthy=False,
+            first_action="No rule knows why: compare the ranks' own time per step, their kernels and their batches.",
+        )
     bubble = inherent_bubble_share(pipeline) if pipeline is not None else 0.0
     if compute + bubble < BUSY:
         return Verdict(
@@ -132,6 +140,13 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             first_action="Record 5 steps or more of all ranks to see the rest.",
         )
     return Verdict(headline=f"No bottleneck found: {busy}.", healthy=True, first_action=None)
+
+
+def _unevenness(summary: Summary) -> float:
+    """Own time of the slowest rank of each step over the mean of all, mean over the steps; 1 where not known."""
+    steps = list(zip(*(row.own_us_per_step for row in summary.time_breakdown), strict=False))
+    ratios = [max(own) * len(own) / math.fsum(own) for own in steps if math.fsum(own) > 0]
+    return math.fsum(ratios) / len(ratios) if ratios else 1.0
 
 
 def _missing(summary: Summary) -> list[str]:

@@ -18,8 +18,11 @@ from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.trace.trace import Int64
 
 
-def at_peers_pace(recorded: RecordedSchedules, peers: Mapping[int, Peers], paced: Sequence[int]) -> Schedules:
+def at_peers_pace(
+    recorded: RecordedSchedules, peers: Mapping[int, Peers], paced: Sequence[int], *, even: bool = False
+) -> Schedules:
     """Schedules in which the ranks ``paced`` take their peers' own time; those among them do not count as peers.
+    ``even``: the mean of it, not the median.
 
     Where its own work made such a rank come later to its first window than its peers, it comes that much sooner. Every
     rank of ``paced`` must have peers.
@@ -28,7 +31,7 @@ def at_peers_pace(recorded: RecordedSchedules, peers: Mapping[int, Peers], paced
     own, lag, start = schedules.own_ns.copy(), schedules.lag_ns.copy(), schedules.start_ns.copy()
     hold = schedules.hold_ns.copy()
     for rank in paced:
-        span, target = schedules.slice_of(rank), peers[rank].target_ns(rank, paced)
+        span, target = schedules.slice_of(rank), peers[rank].target_ns(rank, paced, even=even)
         own[span] = _repaced(schedules.own_ns[span], peers[rank].anchors[peers[rank].ranks.index(rank)], target)
         others = [schedules.ranks.index(peers[rank].ranks[line]) for line in peers[rank].others(rank, paced)]
         index = schedules.ranks.index(rank)

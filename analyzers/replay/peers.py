@@ -53,15 +53,17 @@ class Peers:
         others = [index for index, peer in enumerate(self.ranks) if peer != rank and peer not in without]
         return others or list(range(len(self.ranks)))
 
-    def target_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
+    def target_ns(self, rank: int, without: Collection[int] = (), *, even: bool = False) -> Int64:
         """Own time of each segment at the peers' pace: the median over the others, at a pace that one of them has.
+        ``even``: the mean, as where the work of all is spread evenly.
 
         The medians of many segments add up to less than any rank takes, since every rank is slow in some of them. So
         each step takes the median of the others' steps, and all steps together no less than the quickest of the others.
         """
         lines = self.others(rank, without)
         others, in_step = self.own_ns[lines], self.in_step_ns[lines]
-        usual, typical = np.median(others, axis=0), np.median(in_step, axis=0)
+        middle = np.mean if even else np.median
+        usual, typical = middle(others, axis=0), middle(in_step, axis=0)
         least = 0.0 if self.ranks.index(rank) in lines else float(in_step.sum(axis=1).min())
         typical *= max(1.0, least / max(float(typical.sum()), 1.0))
         summed = _per_step(usual[None, :], self.step, len(typical))[0]

@@ -111,6 +111,14 @@ def test_a_recording_without_device_events_says_nothing_about_devices() -> None:
     assert "65% of the step is host time" in of_blind(1).headline
 
 
+def test_uneven_ranks_are_not_healthy() -> None:
+    """In every step another rank works 30, the others 20: 1.2 times the mean of 25."""
+    ranks = [dataclasses.replace(breakdown(rank), own_us_per_step=own) for rank, own in enumerate(((30, 20), (20, 30)))]
+    found = judged(context(*ranks))
+    assert not found.healthy
+    assert "the slowest works 1.20 times as long as the mean of all" in found.headline
+
+
 def test_many_small_losses_are_not_healthy() -> None:
     found = judged(context(breakdown(0, idle_launch=15_000, exposed_copy=14_000, idle_host=12_000)))
     assert not found.healthy

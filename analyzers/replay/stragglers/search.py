@@ -29,7 +29,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace
-from perfscope.analyzers.replay.peers import find_peers
+from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.own_time import (
     NOISE,
@@ -80,6 +80,10 @@ _SAME_STEPS: Final = 0.75
 _AT_ONCE: Final = 0.5
 """Share of slow steps in common from which a host's ranks are slow at once, and of slow steps with a single slow rank
 from which ranks are slow in turn."""
+
+_VARIES: Final = 0.05
+"""Share of the step by which the slowest rank of each must be above the mean for work to vary: kernels' durations do by
+some percent."""
 
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
@@ -158,12 +162,15 @@ class _Search:
         for members in self._slow_hosts():
             stragglers = self._merge(stragglers, members, "host")
         stragglers = self._merge_hidden(stragglers)
-        return self._merge(stragglers, self._taking_turns(), "job")
+        in_turn = self._merge(stragglers, self._taking_turns(), "job")
+        return self._merge(in_turn, self._with_varying_work(), "job", even=True)
 
-    def _merge(self, stragglers: list[Straggler], members: tuple[int, ...], scope: str) -> list[Straggler]:
+    def _merge(
+        self, stragglers: list[Straggler], members: tuple[int, ...], scope: str, *, even: bool = False
+    ) -> list[Straggler]:
         """With these ranks as one straggler, where together they cost so much more than each of them alone."""
         alone = [other.lost_ns for other in stragglers if other.rank in members]
-        straggler = self._cost(members, scope) if len(members) > 1 else None
+        straggler = self._cost(members, scope, even=even) if len(members) > 1 else None
         if straggler is None or straggler.lost_ns < _TOGETHER * max(alone, default=0.0):
             return stragglers
         return [*(other for other in stragglers if other.rank not in members), straggler]
@@ -288,9 +295,28 @@ class _Search:
         alone = float((at_once[at_once > 0] == 1).mean()) if len(turns) else 0.0
         return tuple(ranks) if changes >= _IN_TURN_RANKS - 1 and alone >= _AT_ONCE else ()
 
-    def _cost(self, ranks: tuple[int, ...], scope: str) -> Straggler | None:
+    def _with_varying_work(self) -> tuple[int, ...]:
+        """Ranks whose compute varies from step to step, so that another one is the slowest; empty without any. Several
+        may be slow at once, as where the work of batches varies.
+        """
+        varying: list[int] = []
+        for peers, own in self._own:
+            ahead = own.max(axis=0) - own.mean(axis=0)
+            often = np.bincount(own.argmax(axis=0))
+            changes = (often > 0).sum() >= _IN_TURN_RANKS and often.max() <= _AT_ONCE * own.shape[1]
+            if changes and ahead.mean() >= _VARIES * self._slowest_ns.mean() and self._varies_by_compute(peers):
+                varying += peers.ranks
+        return tuple(varying)
+
+    def _varies_by_compute(self, peers: Peers) -> bool:
+        """Is compute the category that varies most between these ranks?"""
+        rows = peers.rows_ns[:, self._recorded.used]
+        spread = (rows.max(axis=0) - rows.mean(axis=0)).mean(axis=0)
+        return CAUSES[TimeCategory(int(_OWN[np.argmax(spread[_OWN])]))] == CAUSES[TimeCategory.COMPUTE]
+
+    def _cost(self, ranks: tuple[int, ...], scope: str, *, even: bool = False) -> Straggler | None:
         """What these ranks cost together; None where that is no more than noise."""
-        saved = self.saved(at_peers_pace(self._recorded, self._peers, ranks), ranks)
+        saved = self.saved(at_peers_pace(self._recorded, self._peers, ranks, even=even), ranks)
         if saved is None:
             return None
         cause = self._cause(ranks)

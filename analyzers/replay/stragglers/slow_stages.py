@@ -1,8 +1,9 @@
 """Pipeline stages that take longer than the others for the same work.
 
 The ranks of one stage are each other's peers, so a stage that is slow as a whole has no slow rank. Stages that compute
-the same number of FLOPs do the same work: among those, one that takes longer than their median is slow. A stage with
-more work than the others is not slow but too big: that is imbalance, which the pipeline's table shows.
+the same number of FLOPs, or where shapes are missing run the same kernels as often, do the same work: among those, one
+that takes longer than their median is slow. A stage with more work than the others is not slow but too big: that is
+imbalance, which the pipeline's table shows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from perfscope.trace.trace import Float64
 SAME_WORK: Final = 0.02
 """Stages whose FLOPs differ by no more than this share do the same work."""
 
+SAME_KERNELS: Final = 0.85
+"""Share of its kernels that a stage must have in common with another where FLOPs are not known. The embedding and the
+loss are a few of many; a layer more in a stage of four is a fifth."""
+
 _COMPARED: Final = (TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCategory.HOST)
 """Categories that stages have in common. Only some of them load batches, copy or print."""
 
@@ -42,14 +47,20 @@ class SlowStage:
 
 
 def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowStage]:
-    """Stages all of whose ranks are slower than the stages of the same work; empty without a pipeline or FLOPs."""
+    """Stages all of whose ranks are slower than the stages of the same work; empty without a pipeline."""
     members = ranks_of(stages(result))
     flops = {stage: _flops(result, ranks) for stage, ranks in members.items()}
+    counted = all(count > 0 for count in flops.values())
     paces = {stage: [_WorkPace.of(result, rank) for rank in ranks] for stage, ranks in members.items()}
     together = {stage: _WorkPace.mean(mine) for stage, mine in paces.items()}
     stragglers = []
     for stage, ranks in members.items():
-        alike = [together[other] for other, count in flops.items() if other != stage and _same(count, flops[stage])]
+        alike = [
+            together[other]
+            for other, count in flops.items()
+            if other != stage
+            and (_same(count, flops[stage]) if counted else together[stage].launches_like(together[other]))
+        ]
         if not alike or any(rank in attributed for rank in ranks):
             continue
         excess = np.min([pace.excess(alike) for pace in paces[stage]], axis=0)
@@ -113,6 +124,11 @@ class _WorkPace:
                 known = kernels.get(name, (0.0, 0.0))
                 kernels[name] = known[0] + count / len(paces), known[1] + total / len(paces)
         return cls(np.asarray(np.mean([pace.rows for pace in paces], axis=0), dtype=np.float64), kernels)
+
+    def launches_like(self, other: _WorkPace) -> bool:
+        """Do both run the same kernels as often, but for some that only the first or the last stage has?"""
+        common = sum(min(self.kernels[name][0], other.kernels[name][0]) for name in self.kernels.keys() & other.kernels)
+        return common >= SAME_KERNELS * max(self.launched, other.launched) > 0
 
     @property
     def launched(self) -> float:

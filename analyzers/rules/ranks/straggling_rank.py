@@ -64,6 +64,12 @@ _IN_TURN: Final = (
     "(logging, checkpoints, evaluation)."
 )
 
+_VARYING: Final = (
+    "The slowest rank changes from step to step, as it does where the work of batches varies: compare sequence lengths "
+    "and experts' tokens of the ranks; pack samples to one length, or draw batches by tokens from buckets of similar "
+    "length, on all ranks. With shapes recorded, FLOPs show whether that is it."
+)
+
 _WHOLE_HOST: Final = (
     "All its ranks are equally slow, so the cause is the machine, not one process: compare its clocks, power caps "
     "and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), its CPU governor, and other processes there; run "
@@ -161,7 +167,7 @@ def _setting(row: StragglerRow) -> str:
 
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     if worst.scope == "job":
-        return _IN_TURN if worst.cause == "host" else _REMEDIES[worst.cause]
+        return {"host": _IN_TURN, "compute": _VARYING}.get(worst.cause, _REMEDIES[worst.cause])
     if worst.scope == "host" and worst.cause != "communication":
         return _WHOLE_HOST
     if worst.scope == "stage":
