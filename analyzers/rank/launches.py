@@ -14,6 +14,11 @@ from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trac
 _GRAPH_LAUNCH: Final = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 
 
+_WAITS_TIMES: Final = 5
+_WAITS_NS: Final = 30_000
+"""A launch takes 3 to 20 µs. One that takes this long, and so many times as long as others, waits."""
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceWork:
     """Every piece of work on the device in order of its start, with the runtime call that launched it.
@@ -58,6 +63,19 @@ def device_work(trace: Trace) -> DeviceWork:
         launch[known] = calls[first[position[known]]]
     _find_graphs(trace, start, launch)
     return DeviceWork(rows, start, start + trace.duration_ns[rows], launch)
+
+
+def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
+    """The time in launches that wait for a place in the device's queue, which takes about a thousand: they last many
+    times as long as a launch does, which copies and graphs, whose calls do more, are not.
+    """
+    calls = np.unique(work.launch[(work.launch != NONE) & (trace.category[work.row] == Category.KERNEL)])
+    calls = calls[~np.isin(calls, graph_launches(trace))]
+    if len(calls) == 0:
+        return Intervals.of(calls, calls)
+    usual = float(np.quantile(trace.duration_ns[calls], 0.1))  # where the queue is full, most of them wait
+    waits = calls[trace.duration_ns[calls] > max(_WAITS_TIMES * usual, _WAITS_NS)]
+    return Intervals.of(trace.start_ns[waits], trace.end_ns[waits])
 
 
 def graph_launches(trace: Trace) -> Int64:

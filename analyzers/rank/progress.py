@@ -21,7 +21,7 @@ from perfscope.analyzers.rank.collectives.communication import device_communicat
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.idle import idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.launches import DeviceWork, full_queue
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.results.categories import TimeCategory
@@ -47,7 +47,7 @@ def progress(
     trace: Trace, work: DeviceWork, host: HostActivity, collectives: Collectives, timeline: Timeline, steps: Steps
 ) -> Progress:
     """Own progress of one rank over the time that ``timeline`` (its time breakdown) covers."""
-    away = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns))
+    away = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns)).union(full_queue(trace, work))
     busy = steps.host_end_ns - steps.host_start_ns - away.within(steps.host_start_ns, steps.host_end_ns)
     if len(timeline) == 0:
         # Nothing in the window has a duration.

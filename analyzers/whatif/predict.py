@@ -14,6 +14,7 @@ from perfscope.analyzers.whatif import by_hand, ddp, loader, microbatches, shard
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.schedules import editable_schedules
 from perfscope.errors import did_you_mean
+from perfscope.results.categories import TimeCategory
 from perfscope.results.findings import Predict, Prediction
 from perfscope.trace.medians import deviation
 from perfscope.trace.trace import Int64
@@ -38,6 +39,13 @@ _SUREST: Final = 0.01
 
 _VARIES: Final = 0.02
 """Standard deviation of a job's steps, as a share, as long as no steps show it."""
+
+
+_HOST_PACE: Final = 1.15
+"""How much longer than what it does a host may take for a step that it limits."""
+
+_FOR_HOST: Final = [TimeCategory.SYNC, TimeCategory.LAUNCH, TimeCategory.HOST]
+"""A device's idle time for its host."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,10 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     changed = _replay_changed(context, settings, 0)
     # The replay's own error is taken out of its prediction: it misses both in the same direction.
     mid = changed.step_ns * measured / replayed
-    low, high = _range(measured, mid, _SUREST + error + 2 * _standard_error(steps), changed.sure)
+    share = _SUREST + error + 2 * _standard_error(steps)
+    low, high = _range(measured, mid, share, changed.sure)
+    least, most = _by_hosts(context, settings, measured, mid)
+    low, high = min(low, least * (1 - share)), max(high, most)
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * measured / replayed for leaning in (-1, 1)]
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
@@ -197,6 +208,22 @@ def setting_named(name: str) -> Setting:
             return setting
     names = [setting.name for setting in SETTINGS]
     raise BadSetting(f"{name}: no such setting{did_you_mean(name, names)}; choose from {', '.join(names)}")
+
+
+def _by_hosts(context: Context, settings: Mapping[str, str], measured: float, mid: float) -> tuple[float, float]:
+    """(least, most) that the hosts' pace may make of a prediction, ns.
+
+    A host that limits a faster step may take longer for it than the work that is known of it. And while a device waits
+    for its host, it could do more in the same time: a change for the worse may cost nothing.
+    """
+    if not context.on_devices or any(name.startswith("host.") for name in settings):
+        return mid, mid
+    ranks = list(context.result.partials)
+    if mid <= measured:
+        busy = max(context.host_busy_ns(rank) for rank in ranks)
+        return mid, max(mid, min(measured, _HOST_PACE * busy))
+    idle = max(float(context.result.totals[rank][:, _FOR_HOST].sum(axis=1).mean()) for rank in ranks)
+    return mid - min(mid - measured, idle), mid
 
 
 def _standard_error(steps: Int64) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator import MS, Job, Loader, Model, Recording, emulate
+from tests.emulator import MS, US, Job, Loader, Model, Recording, emulate
 from tests.emulator.changes import apply
 
 SMALL = Job(ranks=2, model=Model(blocks=2, tokens=4096), loader=Loader(load_ns=2 * MS), noise=0.02)
@@ -46,4 +46,22 @@ def test_a_rank_that_is_missing_may_have_been_the_last(tmp_path: Path) -> None:
     """The missing rank is the slower one: what it would gain of faster computation is not known."""
     job = replace(SMALL, ranks=3, imbalance=0.2, recording=Recording(steps=4, missing=(1,)))
     found, truth = _asked(job, tmp_path, {"compute": "1.5x"})
+    assert found.low_ns < truth < found.high_ns
+
+
+def test_launches_that_wait_for_a_full_queue_are_no_work_of_the_host(tmp_path: Path) -> None:
+    """The device is so far behind that its host waits in launches: with faster computation it does not."""
+    model = Model(blocks=4, tokens=32768, width=512, small_kernels=6)
+    job = replace(SMALL, ranks=1, model=model, noise=0.0, warmup=8, recording=Recording(steps=4))
+    found, truth = _asked(job, tmp_path, {"compute": "1.5x"})
+    waits = [call for call in emulate(job).ranks[0].calls if call.launches and call.end_ns - call.start_ns > 50 * US]
+    assert len(waits) > 100  # else the case is not what it is about
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.low_ns < truth < found.high_ns
+
+
+def test_a_slower_device_that_waits_for_its_host_may_cost_nothing(tmp_path: Path) -> None:
+    job = replace(SMALL, model=Model(blocks=2, tokens=512, width=512), noise=0.01)
+    found, truth = _asked(job, tmp_path, {"compute": "0.8x"})
+    assert truth < 1.03 * emulate(job).step_ns
     assert found.low_ns < truth < found.high_ns
