@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.trace.trace import Int64
+
+_AS_SLOW: Final = 1.5
+"""Loaders are equally slow where the time between their batches, of which few may be known, differs by less."""
 
 
 def at_peers_pace(
@@ -51,7 +55,7 @@ def _usual_holds(recorded: RecordedSchedules, index: int, others: Sequence[int])
     alike = [theirs for theirs, when in (_holds(recorded, other) for other in others) if np.array_equal(when, steps)]
     if 2 * len(alike) <= len(others) or len(holds) == 0:
         nothing = np.zeros(len(holds), dtype=np.int64)
-        if _loads_like(recorded, others):
+        if _loads_like(recorded, index, others):
             return holds, nothing, schedules.hold_ns[schedules.operand[holds]]
         return holds, nothing, np.full(len(holds), never)
     stalls = np.median([schedules.lag_ns[theirs] for theirs in alike], axis=0)
@@ -59,10 +63,14 @@ def _usual_holds(recorded: RecordedSchedules, index: int, others: Sequence[int])
     return holds, stalls.astype(np.int64), until.astype(np.int64)
 
 
-def _loads_like(recorded: RecordedSchedules, others: Sequence[int]) -> bool:
-    """Do the loaders of most of ``others`` (lines) set their pace? As all take batches at one pace, none is slower."""
-    paced = [len(recorded.deliveries[recorded.schedules.ranks[line]]) > 0 for line in others]
-    return 2 * sum(paced) > len(paced)
+def _loads_like(recorded: RecordedSchedules, index: int, others: Sequence[int]) -> bool:
+    """Do the loaders of most ``others`` (lines) set their pace, and is that of rank ``index`` no slower?
+
+    Loaders that set the pace of one job deliver at the same. Those of hosts that run ahead may be busy, and quicker.
+    """
+    own, *theirs = (recorded.deliveries[recorded.schedules.ranks[line]].batch_ns for line in (index, *others))
+    paces = [pace for pace in theirs if pace is not None]
+    return own is not None and 2 * len(paces) > len(theirs) and own <= _AS_SLOW * float(np.median(paces))
 
 
 def _holds(recorded: RecordedSchedules, index: int) -> tuple[Int64, Int64]:

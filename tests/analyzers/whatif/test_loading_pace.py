@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns, deliveries
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
@@ -75,6 +77,22 @@ def test_a_slow_rank_costs_no_more_than_the_workers_leave(spec: JobSpec, tmp_pat
     truth = simulate(healthy).truth.step_time_ns
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
     assert found.low_ns <= truth <= found.high_ns
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_loader_is_advised_and_not_the_slow_rank_behind_it(workers: int, tmp_path: Path) -> None:
+    slow = SlowCompute(ranks=(1,), factor=1.3)
+    spec = replace(paced(replace(DEVICES, steps=13), 1.6, workers), causes=(slow,))
+    job = simulate(spec)
+    job.write(tmp_path)
+    summary = analyze(tmp_path)
+    assert (
+        sum(row.lost_us for row in summary.stragglers) * 1e3
+        <= max(job.lost_ns(slow), 0) + 0.02 * job.truth.step_time_ns
+    )
+    assert summary.findings[0].rule == "dataloader-workers"
+    # As many as deliver as fast as the slow rank trains.
+    assert summary.findings[0].whatif == {"dataloader.num_workers": str(ceil(1.6 * workers / 1.3))}
 
 
 def test_loading_in_the_training_process_is_work_like_any_other(tmp_path: Path) -> None:
