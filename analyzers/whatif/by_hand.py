@@ -31,7 +31,7 @@ from perfscope.analyzers.whatif.schedules import (
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 
-MANY: Final = 16
+MANY: Final = 8
 """All-reduces of a step below which no loop over the parameters is at work."""
 _CAP: Final = 25 * MIB
 """DistributedDataParallel's default bucket."""

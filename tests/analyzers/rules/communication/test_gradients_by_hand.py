@@ -64,7 +64,7 @@ def test_it_is_the_first_advice_where_it_costs_most(analyzed: Analyzed) -> None:
         replace(SLOW, strategy="flat"),
         replace(SLOW, strategy="fsdp"),
         replace(SLOW, strategy="tensor", tensor=2),
-        replace(SLOW, model=Model(blocks=2)),
+        replace(SLOW, model=Model(blocks=1)),
         replace(LOOP, model=Model(tokens=32_768, width=512)),
     ],
     ids=["ddp", "flat", "fsdp", "tensor", "few", "little of the step"],
