@@ -24,7 +24,7 @@ HUGE: Final = 0.4
 LATENCY: Final = 0.5
 """Units are too small when latency is at least this share of the gathers' time."""
 FEW: Final = 8
-"""With more gathers per step than this they are many."""
+"""With more gathers per micro-batch than this they are many."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -34,7 +34,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     if job.exposed_transfer_us < SHARE * job.step_time_us:
         return None
-    return _units(job, gathers) or _prefetched(job, gathers)
+    return _prefetched(job, gathers) or _units(job, gathers)
 
 
 def _prefetched(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
@@ -88,14 +88,14 @@ def _prefetch_action(job: RuleContext, costs: str) -> Action:
 
 def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     """Units of another size: a bound, because how parameters fall into layers is not known."""
-    whole = gathers.bytes / 2
+    whole = gathers.bytes / (2 * job.microbatches)
     latency = gathers.latency_share
-    if gathers.largest >= HUGE * whole and gathers.count <= FEW:
+    if gathers.largest >= HUGE * whole and gathers.count <= FEW * job.microbatches:
         problem = f"too large: one gather holds {gathers.largest / whole:.0%} of the parameters"
         bound_us, new = job.exposed_transfer_us * gathers.largest / whole, "each block"
         how = _wrap(job, "each transformer block (or layer of similar size), then the whole model")
         costs = "None. Memory for gathered parameters shrinks to two blocks."
-    elif latency is not None and latency >= LATENCY and gathers.count > FEW:
+    elif latency is not None and latency >= LATENCY and gathers.count > FEW * job.microbatches:
         mean = byte_size(gathers.bytes / gathers.count)
         problem = f"too small: latency dominates {gathers.count:.0f} gathers of {mean} per step"
         bound_us, new = min(job.exposed_transfer_us, gathers.count * (gathers.alpha_us or 0.0) / 2), "larger units"

@@ -42,8 +42,8 @@ def _gathered_once(job: RuleContext, gathers: CollectiveTraffic) -> Finding | No
     deepspeed = "zero3" in job.info.strategies
     change = {"zero.stage": "2"} if deepspeed else {"fsdp.reshard_after_forward": "false"}
     replayed = job.replayed(change, SHARE)
-    # Gathered twice per step, each time all but the rank's own shard.
-    takes = gathers.bytes / 2 * (1 - 1 / max(len(gathers.ranks), 1))
+    # Gathered twice in each micro-batch, each time all but the rank's own shard.
+    takes = gathers.bytes / (2 * job.microbatches) * (1 - 1 / max(len(gathers.ranks), 1))
     room = job.free_bytes
     if replayed is None or (room is not None and room < SPARE * takes):
         return None

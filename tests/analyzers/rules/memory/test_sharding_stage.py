@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,17 @@ def test_silent_where_parameters_do_not_fit_or_gathers_hide(
     assert sharding_stage.evaluate(known(job, free_gib=0.07, version=2)) is None
     quick = dataclasses.replace(SLOW, network=NetworkSpec(busbw_gbps=600.0))
     assert sharding_stage.RULE not in analyze(quick, tmp_path_factory.mktemp("quick")).rules
+
+
+def test_with_accumulation_each_micro_batch_gathers_the_same_parameters(tmp_path: Path) -> None:
+    accumulating = analyze(dataclasses.replace(SLOW, microbatches=4, steps=3), tmp_path)
+    assert accumulating.context.microbatches == 4
+    # 96 MiB of parameters, three quarters of which are others': 72 MiB, and a tenth to spare.
+    finding = sharding_stage.evaluate(known(accumulating, free_gib=0.09, version=2))
+    assert finding is not None
+    takes = next(each.value for each in finding.evidence if each.what == "memory that the change takes per rank")
+    assert takes == 72 << 20
+    assert sharding_stage.evaluate(known(accumulating, free_gib=0.07, version=2)) is None
 
 
 def test_across_hosts_shards_stay_inside_where_whole_parameters_do_not_fit(job: Analyzed) -> None:
