@@ -2,11 +2,11 @@
 
 ``analyze.analyze_rank`` runs the modules in this order:
 
-- ``launches``: device work and the call that launched each piece; ``steps``: where steps begin and end (from
-  ``repetition`` where nothing marks them); ``host_activity``: what the training threads do; on sets of time
-  (``intervals``) and nested ranges (``nesting``).
-- ``time_breakdown``: each nanosecond of the steps in one category, as a ``timeline``; ``progress``: where the rank is
-  blocked by communication, and what it does otherwise.
+- ``launches``: device work and the call that launched each piece, calls that block; ``steps``: where steps begin and
+  end (from ``repetition`` where nothing marks them); ``host_activity``: what the training threads do (``pauses``); on
+  sets of time (``intervals``) and nested ranges (``nesting``).
+- ``time_breakdown``: each nanosecond of the steps in one category, as a ``timeline``, idle time by its cause (``idle``,
+  ``sync_delays``); ``progress``: where the rank is blocked by communication, and what it does otherwise.
 - ``collectives/``: every collective with its group, kind, size and sequence number.
 - ``attribution``: which operator launched each kernel, with how many FLOPs (``flops/``, ``kernel_classes``).
 - ``work/``: tables of kernels, operators, ranges, launches and synchronizations.

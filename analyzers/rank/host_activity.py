@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.blocking_calls import blocking_calls
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace

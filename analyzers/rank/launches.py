@@ -1,4 +1,4 @@
-"""Which runtime call launched which device work."""
+"""Which runtime call launched which device work, and which calls return only when the device is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trace
 
 _GRAPH_LAUNCH: Final = re.compile(r"^(cuda|hip|cu)GraphLaunch")
+_BLOCKS: Final = re.compile(
+    r"^(cuda|hip)(Stream|Device|Event|Thread)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
+    r"|^(cuda|hip)Memcpy(2D|3D|(To|From)Symbol|DtoH|HtoD|WithStream)?(_spt|_ptsz|_ptds)?$"
+    r"|^cuMemcpy(2D|3D|DtoH|HtoD)?(_v2)?(_ptds)?$|^(cuda|hip)Free$|^cuMemFree(_v2)?$"
+)
+"""Calls that block by definition. CUDA Runtime API, "API synchronization behavior"; HIP's ``hipMemcpyWithStream`` is
+``hipMemcpyAsync`` and ``hipStreamSynchronize``; freeing memory waits for the whole device."""
 
+_ASYNCHRONOUS: Final = re.compile(r"^(cuda|hip|cu)Memcpy\w*Async")
+_TO_OR_FROM_HOST: Final = re.compile(r"^(?!.*Pinned).*(HtoD|DtoH|Host)", re.IGNORECASE)
+"""Copies between the device and memory of the host that is not pinned, by kineto's names. CUPTI's and ROCm's agree."""
+
+_LONG_WAIT_NS: Final = 500_000
+"""A call that blocks for this long waits for the device: what it does itself takes less."""
 
 _WAITS_TIMES: Final = 5
 _WAITS_NS: Final = 30_000
@@ -111,3 +124,40 @@ def launched_before_recording(trace: Trace, work: DeviceWork) -> Bool:
     position = np.minimum(np.searchsorted(streams, stream), len(streams) - 1)
     first = np.where(streams[position] == stream, known[earliest[position]], known[0])
     return np.asarray((work.launch == NONE) & (np.arange(len(work)) < first))
+
+
+def blocking_calls(trace: Trace, work: DeviceWork, threads: Int64) -> Int64:
+    """Rows of the blocking calls on the given threads, ascending.
+
+    An asynchronous copy from or to pageable memory blocks as well, unless it is so small that the driver sets it aside:
+    it blocked where it began before its call returned.
+    """
+    named = trace.rows(Category.RUNTIME, named=_BLOCKS.match, threads=threads)
+    pageable = trace.names_where(_TO_OR_FROM_HOST.match)[work.row] & (trace.category[work.row] == Category.MEMCPY)
+    copies = np.flatnonzero(pageable & (work.launch != NONE))
+    calls = work.launch[copies]
+    waited = (work.start_ns[copies] < trace.end_ns[calls]) & trace.names_where(_ASYNCHRONOUS.match)[calls]
+    waited &= np.isin(trace.thread[calls], threads)
+    return np.union1d(named, calls[waited])
+
+
+def waited_for_earlier_work(trace: Trace, work: DeviceWork) -> int:
+    """Until when a blocking call shows by waiting that the device did work of before the recording, none of which is
+    recorded; the least int64 where none does.
+
+    Such a call comes before all other recorded launches. A copy that it launches itself begins when that work is done.
+    """
+    known = np.flatnonzero(work.launch != NONE)
+    never = int(np.iinfo(np.int64).min)
+    if len(known) == 0:
+        return never
+    calls = blocking_calls(trace, work, np.unique(trace.thread))
+    calls = calls[trace.start_ns[calls] <= trace.start_ns[work.launch[known]].min()]
+    done = trace.end_ns[calls]
+    launching, first = np.unique(work.launch[known], return_index=True)
+    copies = np.isin(calls, launching)
+    done[copies] = work.start_ns[known[first[np.searchsorted(launching, calls[copies])]]]
+    ends = np.sort(work.end_ns)
+    recorded = np.searchsorted(ends, done, side="right") > np.searchsorted(ends, trace.start_ns[calls], side="right")
+    waited = (done - trace.start_ns[calls] >= _LONG_WAIT_NS) & ~recorded
+    return int(done[waited].max(initial=never))

@@ -12,7 +12,8 @@ A step has two windows, because the device lags behind the host:
   device windows; on a rank without device work it covers the host windows, each extended to the start of the next.
 
 A profiler often begins with an idle device, in a loop in which the device would still work on the step before. Where
-nothing of that is recorded, the first step's device counts as so far behind at its begin as it is at its end.
+nothing of that is recorded, the first step's device counts as so far behind at its begin as it is at its end; where a
+blocking call waits for it, the device is done when the call finds it so.
 
 Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
 [150, 220) give the device windows [30, 140), [140, 220): at 100 the device is 40 behind, so the first step begins with
@@ -29,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.launches import DeviceWork, launched_before_recording
+from perfscope.analyzers.rank.launches import DeviceWork, launched_before_recording, waited_for_earlier_work
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
@@ -166,7 +167,8 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     if not used.any():
         return host
     closed = np.minimum(launched.opening_ns(end, np.full(len(end), _NEVER)), np.maximum(end, launched.done_ns(end)))
-    begin = np.minimum(opening, np.maximum(start, launched.done_ns(start)))
+    behind = np.maximum(launched.done_ns(start), waited_for_earlier_work(trace, work))
+    begin = np.minimum(opening, np.maximum(start, behind))
     stop = np.where(followed, np.append(begin[1:], _NEVER), closed)
     # The device lags behind the host at the begin of the first step as it does at its end.
     first = np.append(True, ~followed[:-1]) & (begin <= start)

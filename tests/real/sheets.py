@@ -69,6 +69,7 @@ class Sheet:
             min(kernel, max(begin, self._done(begin)))
             for kernel, begin in zip([*first, self._first_kernel(hosts[-1], NEVER)], hosts, strict=True)
         ]
+        edges[0] = min(first[0], max(edges[0], self._awaited()))
         if edges[0] == hosts[0]:
             edges[0] = min(first[0], edges[0] + max(edges[1] - hosts[1], 0))
         return [(edges[at], edges[at + 1]) for at, kernel in enumerate(first) if kernel < NEVER]
@@ -77,6 +78,14 @@ class Sheet:
         """Start of the kernel that was launched first in that time."""
         kernels = [work for work in self.work if work.kind == "kernel" and begin <= (work.called or 0) < end]
         return min(kernels, key=lambda work: work.called or 0).start if kernels else NEVER
+
+    def _awaited(self) -> int:
+        """When the first copy of all begins whose call blocks for long before that, while nothing recorded runs: until
+        then the device did what it was given before the recording."""
+        copy = min((work for work in self.work if work.called is not None), key=lambda work: work.called or 0)
+        called = copy.called or 0
+        alone = all(work.end <= called or work.start >= copy.start for work in self.work)
+        return copy.start if "Pageable" in copy.name and alone and copy.start - called >= 500_000 else 0
 
     def _done(self, time: int) -> int:
         """When all that was launched before was done. What has no launch, nor any before it, precedes recording."""

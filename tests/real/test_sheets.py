@@ -215,8 +215,9 @@ HEADLINES = {
         r"^Data loading blocks (\d+)% of the step", loading, "The device waits for __next__ a third of every step."
     ),
     "resnet50_workers_4": Headline(
-        r"^Launch-bound: devices wait (\d+)%", launching,
-        "The same job with workers: loading is gone, the device still waits for operators a fifth of the step.",
+        r"^Matrix products in float32 take (\d+)%", in_products,
+        "The same job with workers: loading is gone, operators keep the device waiting for a sixth of the step, and "
+        "half of it are convolutions in fp32 on a device whose tensor cores take fp16.",
     ),
     "timesformer_h100": Headline(
         r"^(\d+)% of the step is host time", preparing,

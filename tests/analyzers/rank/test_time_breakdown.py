@@ -404,3 +404,14 @@ def test_without_recorded_operators_the_time_between_two_calls_is_launch_unless_
     builder = TraceBuilder().step(1, 0, 30 * MS)
     builder.launched("a", 0, 10_000, 20_000).launched("b", 400_000, 410_000, MS).launched("c", 8 * MS, 9 * MS, 10 * MS)
     assert breakdown_of(builder) == {"COMPUTE": 1_600_000, "LAUNCH": 390_000 + MS, "HOST": 7 * MS}
+
+
+@pytest.mark.parametrize(("copied_at", "begins"), [(80 * MS, 80 * MS), (10_400_000, 10 * MS)])
+def test_the_first_step_begins_when_earlier_work_is_done_that_is_not_recorded(copied_at, begins):
+    """The step's first call copies. Where it waits for 70 ms before that, the device did something else until then."""
+    builder = TraceBuilder().step(1, 10 * MS, 125 * MS).call("cudaMemcpyAsync", 10 * MS, 85 * MS, correlation=77)
+    name = "Memcpy HtoD (Pageable -> Device)"
+    builder.event(name, Category.MEMCPY, copied_at, 90 * MS, device=0, stream=7, correlation=77)
+    builder.launched("a", 95 * MS, 110 * MS, 120 * MS)
+    steps = analyze_rank(builder.build()).steps
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([begins], [125 * MS])
