@@ -78,7 +78,7 @@ def test_the_run_s_own_count_is_divided_as_the_shapes_are():
         ([("c10::BFloat16", "volta_gemm")], "Tesla V100-SXM2-16GB", "no bfloat16 peak is listed for V100 SXM"),
         ([("", "matmul_kernel")], "NVIDIA A100-SXM4-80GB", "type of the matrix products is not recorded"),
         ([("c10::BFloat16", GEMM)], "NVIDIA Unheard 1000", "no peak is listed for 'NVIDIA Unheard 1000'"),
-        ([("c10::BFloat16", GEMM)], "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "no peak is listed"),
+        ([("c10::BFloat16", GEMM)], "GRID A100DX-40C", "no peak is listed"),
         ([("c10::BFloat16", GEMM)] * 200, "NVIDIA A100-SXM4-80GB", "cannot be: the products ran in another type"),
         ([], "NVIDIA A100-SXM4-80GB", "shapes were not recorded"),
     ],
