@@ -56,6 +56,10 @@ class RankOp:
     transfer_ns: float = 0.0
     backward: bool = False
     """Issued by autograd, as far as that is recorded."""
+    after: RankOp | None = None
+    """The rank op of another stream whose end it waits for as well: its ``gap_ns`` includes that."""
+    after_gap_ns: float = 0.0
+    """From that end to its start."""
 
     @property
     def bytes(self) -> int:
@@ -171,12 +175,17 @@ class EditableSchedules:
         numbers: dict[RankOp, int] = {}
         instances: dict[Collective, int] = {}
         last: dict[tuple[int, int], int] = {}
-        columns: list[tuple[int, int, int, int]] = []
+        columns: list[tuple[int, ...]] = []
         every = [op for rank in ranks for op in self.ops[rank]]
         for rank_op in filter(None, (op.issued for op in every)):
             instance = instances.setdefault(rank_op.collective, len(instances))
             previous = last.get((rank_op.rank, rank_op.lane), NONE)
-            columns.append((instance, previous, round(rank_op.gap_ns), round(rank_op.transfer_ns)))
+            after = NONE if rank_op.after is None else numbers.get(rank_op.after, NONE)
+            # Without the one that it waited for it starts at once.
+            gap = rank_op.gap_ns if rank_op.after is None or after != NONE else 0.0
+            columns.append((
+                instance, previous, round(gap), round(rank_op.transfer_ns), after, round(rank_op.after_gap_ns),
+            ))  # fmt: skip
             last[rank_op.rank, rank_op.lane] = numbers[rank_op] = len(numbers)
         holds = [op.hold_ns for op in every if op.kind is OpKind.HOLD]
         number_of_hold = iter(range(len(holds)))
@@ -188,7 +197,7 @@ class EditableSchedules:
             else op.mark
             for op in every
         ]
-        of_rank_ops = np.array(columns, dtype=np.int64).reshape(-1, 4)
+        of_rank_ops = np.array(columns, dtype=np.int64).reshape(-1, 6)
         return Schedules(
             ranks=ranks,
             start_ns=np.array([self.start_ns[rank] for rank in ranks], dtype=np.int64),
@@ -204,6 +213,8 @@ class EditableSchedules:
             floor_ns=np.array([collective.floor_ns for collective in instances], dtype=np.int64),
             hold_ns=np.array(holds, dtype=np.int64),
             marks=self.marks,
+            after=of_rank_ops[:, 4],
+            after_gap_ns=of_rank_ops[:, 5],
         )
 
     def step_ns(self, replayed: ReplayResult, unchanged: ReplayResult) -> float:
@@ -407,6 +418,7 @@ def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> Edita
                 op.doubtful = not recorded.deliveries[rank].sure
             op.step = step
             ops[rank].append(op)
+    _wait_for_others(schedules, rank_ops)
     starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
     return EditableSchedules(
         recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
@@ -451,6 +463,15 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
             )
         )
     return collectives
+
+
+def _wait_for_others(schedules: Schedules, rank_ops: Mapping[int, RankOp]) -> None:
+    """Note which rank ops (by their number) wait for one of another stream."""
+    if schedules.after is None or schedules.after_gap_ns is None:
+        return
+    for number, rank_op in rank_ops.items():
+        if (other := int(schedules.after[number])) != NONE:
+            rank_op.after, rank_op.after_gap_ns = rank_ops.get(other), float(schedules.after_gap_ns[number])
 
 
 def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:

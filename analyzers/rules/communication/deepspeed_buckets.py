@@ -127,7 +127,8 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
     if key == "stage3_param_persistence_threshold":
         # Parameters up to the usual size stay on every rank and are not gathered at all.
         new = int(mean / _element(moved)) + 1
-        costs = f"Smaller parameters stay on every rank: up to {byte_size(moved.bytes / 2)} more memory."
+        stay = byte_size(moved.bytes / (2 * job.microbatches))
+        costs = f"Smaller parameters stay on every rank: up to {stay} more memory."
         if new <= old:
             return None
     elif old * _element(moved) > TIMES * mean:

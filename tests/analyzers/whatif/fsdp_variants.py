@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.generator.collectives import REDUCE_SCATTER
 from tests.generator.fsdp import FullyShardedDataParallel as Fsdp
 
 
@@ -24,9 +23,7 @@ def gathers_late(patch: pytest.MonkeyPatch) -> None:
         yield from self.gathered(layer)
         yield from self.backward_layer()
         if reduce:
-            self._reductions.append(
-                self.process.collective(REDUCE_SCATTER, self.model.layer_parameters, self.data_group)
-            )
+            self._reduce()
 
     patch.setattr(Fsdp, "forward", forward)
     patch.setattr(Fsdp, "backward", backward)
@@ -38,9 +35,7 @@ def keeps_parameters(patch: pytest.MonkeyPatch) -> None:
     def backward(self: Any, _layer: int, *, reduce: bool) -> Any:
         yield from self.backward_layer()
         if reduce:
-            self._reductions.append(
-                self.process.collective(REDUCE_SCATTER, self.model.layer_parameters, self.data_group)
-            )
+            self._reduce()
 
     patch.setattr(Fsdp, "backward", backward)
 

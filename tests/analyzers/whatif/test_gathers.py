@@ -94,6 +94,16 @@ def test_with_accumulation_the_gathers_of_every_backward_go(tmp_path: Path, micr
     assert took < 0.95 * answer.measured_ns
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_replicas_reduce_after_their_shards_do(tmp_path: Path, microbatches: int) -> None:
+    # Hybrid sharding: the all-reduce across replicas waits for the reduce-scatter, which comes earlier now.
+    spec = replace(SPEC, ranks=8, replicas=2, microbatches=microbatches)
+    answer = predict(recorded(tmp_path, spec), RESHARD)
+    took = kept_ns(spec)
+    assert answer.mid_ns == pytest.approx(took, rel=0.02)
+    assert took < 0.8 * answer.measured_ns
+
+
 @pytest.mark.parametrize("parameter_bytes", [2, 4], ids=["bf16", "fp32"])
 def test_elements_are_compared_not_bytes(tmp_path: Path, parameter_bytes: int) -> None:
     # Gathered in bf16, whatever the parameters are.
