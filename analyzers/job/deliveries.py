@@ -121,9 +121,10 @@ def _turns(stalled: Bool, waited_ns: Int64) -> int | None:
     """
     if len(stalled) < 3:
         return None
-    for hit in (np.flatnonzero(stalled), np.flatnonzero(waited_ns >= waited_ns.max() / 2)):
+    # Of a few long waits among others three may be regular by chance.
+    for hit, least in ((np.flatnonzero(stalled), 3), (np.flatnonzero(waited_ns >= waited_ns.max() / 2), 4)):
         apart = np.diff(hit, prepend=-1, append=len(stalled))
-        regular = len(hit) >= 3 and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1]
+        regular = len(hit) >= least and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1]
         if regular and 1 < apart[1] <= _MOST_WORKERS:
             return int(apart[1])
     return 1 if stalled.mean() >= _NEARLY_ALL else None

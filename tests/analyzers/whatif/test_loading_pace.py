@@ -138,6 +138,7 @@ def test_which_waits_show_that_workers_are_always_busy(
         # Batches that take unequally long: the long waits are regular.
         ([9, 1, 12, 2, 8, 1, 10, 0], 2),
         ([9, 0, 0, 9, 9, 0], None),
+        ([3, 2, 9, 2, 0, 4, 8, 0, 3, 1, 9, 0], None),
         ([9, 0], None),
     ],
 )
