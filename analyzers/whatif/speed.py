@@ -74,7 +74,8 @@ def _idle(
     for ops in schedules.ops.values():
         for op in ops:
             op.own_ns[row] *= share
-    return Uncertainty(less=0.25, more=0.0)
+    # Communication that starts late because its host is, and waits for such ranks, are not in that category.
+    return Uncertainty(less=0.25, more=0.40)
 
 
 def _collections(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
