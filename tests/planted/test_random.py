@@ -134,6 +134,7 @@ def test_hybrid_sharding_with_an_evaluation(tmp_path: Path) -> None:
     [
         pytest.param(1206, id="pauses while workers deliver at their own pace anyway"),
         pytest.param(2002, id="pauses in turn beside a slow rank"),
+        pytest.param(9113, id="all hosts are slow, and those of one stage launch while it waits"),
         pytest.param(2601, id="one device alone notices that all loaders are slow"),
     ],
 )

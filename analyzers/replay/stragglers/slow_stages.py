@@ -8,6 +8,7 @@ imbalance, which the pipeline's table shows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +33,8 @@ _COMPARED: Final = (TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCategory.HOST
 """Categories that stages have in common. Only some of them load batches, copy or print."""
 
 _COMPARED_ROWS: Final = [int(row) for row in _COMPARED]
+
+_BY_HOST: Final = [_COMPARED.index(TimeCategory.LAUNCH), _COMPARED.index(TimeCategory.HOST)]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ def _flops(result: AlignedJob, ranks: tuple[int, ...]) -> float:
 @dataclass(frozen=True, eq=False)
 class _WorkPace:
     """How quickly one rank works. ``rows`` is its own time by category, ns per step; ``kernels`` are, for each kernel
-    by name, how often it runs and how long in all, per step.
+    by name, how often it runs and how long in all, per step; ``host_busy`` is the host's time per step (inf on CPUs,
+    where the host is the device).
 
     Stages that multiply as much may differ in the rest: the last one has the loss, the first one the embedding. So the
     same kernels are compared, and the host's time for each kernel launched.
@@ -103,6 +107,7 @@ class _WorkPace:
 
     rows: Float64
     kernels: Mapping[str, tuple[float, float]]
+    host_busy: float
 
     @classmethod
     def of(cls, result: AlignedJob, rank: int) -> _WorkPace:
@@ -113,7 +118,8 @@ class _WorkPace:
         table, chosen = partial.tables.kernels, partial.steps.indices_of(result.steps)
         count, total = table.count[:, chosen].mean(axis=1), table.total_ns[:, chosen].mean(axis=1)
         lines = zip(table.names, table.category, count.tolist(), total.tolist(), strict=True)
-        return cls(rows, {name: (n, ns) for name, category, n, ns in lines if category == "compute" and n})
+        busy = float(partial.progress.host_busy_ns[chosen].mean()) if partial.has_device_work else math.inf
+        return cls(rows, {name: (n, ns) for name, category, n, ns in lines if category == "compute" and n}, busy)
 
     @classmethod
     def mean(cls, paces: Sequence[_WorkPace]) -> _WorkPace:
@@ -123,7 +129,8 @@ class _WorkPace:
             for name, (count, total) in pace.kernels.items():
                 known = kernels.get(name, (0.0, 0.0))
                 kernels[name] = known[0] + count / len(paces), known[1] + total / len(paces)
-        return cls(np.asarray(np.mean([pace.rows for pace in paces], axis=0), dtype=np.float64), kernels)
+        rows = np.asarray(np.mean([pace.rows for pace in paces], axis=0), dtype=np.float64)
+        return cls(rows, kernels, float(np.mean([pace.host_busy for pace in paces])))
 
     def launches_like(self, other: _WorkPace) -> bool:
         """Do both run the same kernels as often, but for some that only the first or the last stage has?"""
@@ -136,9 +143,18 @@ class _WorkPace:
         return sum(count for count, _ in self.kernels.values())
 
     def excess(self, alike: Sequence[_WorkPace]) -> Float64:
-        """Ns per step of each compared category beyond the median at the paces of other stages."""
+        """Ns per step of each compared category beyond the median at the paces of other stages.
+
+        A device's idle time before launches does not show how slow its host is: where all hosts are, those of stages
+        that wait for messages launch meanwhile. So it counts as far as the host was busier for each kernel, too.
+        """
         usual = np.median([pace.at_work_of(self) for pace in alike], axis=0)
-        return np.asarray(self.rows[_COMPARED_ROWS] - usual, dtype=np.float64)
+        over = np.asarray(self.rows[_COMPARED_ROWS] - usual, dtype=np.float64)
+        if math.isfinite(self.host_busy):
+            others = [pace.host_busy * self.launched / pace.launched for pace in alike if pace.launched]
+            busier = max(self.host_busy - float(np.median(others)), 0.0) if others else 0.0
+            over[_BY_HOST] = np.minimum(over[_BY_HOST], busier)
+        return over
 
     def at_work_of(self, other: _WorkPace) -> Float64:
         """What the compared categories of ``other`` would take at this pace; without kernels, this rank's own time."""
