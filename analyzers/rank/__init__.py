@@ -6,7 +6,8 @@
   end (from ``repetition`` where nothing marks them); ``host_activity``: what the training threads do (``pauses``); on
   sets of time (``intervals``) and nested ranges (``nesting``).
 - ``time_breakdown``: each nanosecond of the steps in one category, as a ``timeline``, idle time by its cause (``idle``,
-  ``sync_delays``); ``progress``: where the rank is blocked by communication, and what it does otherwise.
+  ``sync_delays``); ``progress``: where the rank is blocked by communication, and what it does otherwise;
+  ``launch_order``: its host beside its device (``host_lane``).
 - ``collectives/``: every collective with its group, kind, size and sequence number.
 - ``attribution``: which operator launched each kernel, with how many FLOPs (``flops/``, ``kernel_classes``).
 - ``work/``: tables of kernels, operators, ranges, launches and synchronizations.

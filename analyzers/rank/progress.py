@@ -21,6 +21,7 @@ from perfscope.analyzers.rank.collectives.communication import device_communicat
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.idle import idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.launch_order import host_lane
 from perfscope.analyzers.rank.launches import DeviceWork, full_queue
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
@@ -75,6 +76,7 @@ def progress(
         behind_ns=behind,
         late=(work.launch[first] != NONE) & (behind < _PROMPT_NS),
         host_busy_ns=busy,
+        host=host_lane(trace, work, is_communication, host, collectives, own, steps),
     )
 
 

@@ -24,9 +24,9 @@ from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Category, Int64, Trace
 
-_COMMUNICATION_OPERATOR: Final = re.compile(r"^(c10d|_c10d_functional|c10d_functional|symm_mem)::|^record_param_comms$")
+COMMUNICATION_OPERATOR: Final = re.compile(r"^(c10d|_c10d_functional|c10d_functional|symm_mem)::|^record_param_comms$")
 
-_NOT_COMPUTE: Final = re.compile(rf"{_COMMUNICATION_OPERATOR.pattern}|^gloo:|^autograd::engine::")
+_NOT_COMPUTE: Final = re.compile(rf"{COMMUNICATION_OPERATOR.pattern}|^gloo:|^autograd::engine::")
 """Host operators that start or wait for communication, or that only wrap other operators."""
 
 
@@ -75,7 +75,7 @@ def _starting_or_waiting(trace: Trace, host: HostActivity) -> Intervals:
 
     The first operator that uses the result of a functional collective waits for it.
     """
-    rows = trace.rows(Category.CPU_OP, named=_COMMUNICATION_OPERATOR.match, threads=host.threads)
+    rows = trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
     return Intervals.of_rows(trace, rows)
 
 

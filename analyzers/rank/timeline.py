@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.analyzers.rank.host_lane import HostLane
 from perfscope.analyzers.rank.intervals import Intervals, paint
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Bool, Int8, Int64
@@ -94,6 +95,9 @@ class Progress:
     step's window; ``behind_ns`` from that launch to the work's start. ``late`` is whether the device waited for it.
     ``host_busy_ns`` is, for each step, the host's time outside the loader and blocking calls: a lower bound of the
     step, however fast the device.
+
+    ``host`` is the rank's host beside its device; None on a rank without device work, or where its launches are not
+    recorded.
     """
 
     own: Timeline
@@ -103,6 +107,7 @@ class Progress:
     behind_ns: Int64
     late: Bool
     host_busy_ns: Int64
+    host: HostLane | None = None
 
     @property
     def blocked(self) -> Intervals:

@@ -8,17 +8,20 @@ transfer takes 5, for which both wait::
     rank 0   own [0, 10)   collective [10, 19)   waits until 19
     rank 1   own [0, 14)   collective [14, 19)   waits until 19
 
+Where the schedules have ``Lanes``, each rank is two: a host that launches work, and a device that carries it out once
+it is launched and what came before has ended. Whichever is late makes the other wait, and only there.
+
 The engine knows nothing of training: ``schedules`` makes the schedules, ``pace`` and what-ifs change them.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.trace.trace import NONE, Int64
+from perfscope.trace.trace import NEVER, NONE, Int64
 
 
 class OpKind(enum.IntEnum):
@@ -32,6 +35,38 @@ class OpKind(enum.IntEnum):
     """Note the time, plus ``lag_ns``, as mark ``operand``."""
     HOLD = 3
     """Go on ``lag_ns`` later (a stall is part of the own time, so: earlier), but not before ``hold_ns[operand]``."""
+    SYNC = 4
+    """The host goes on only after its device has come here, or to the NOTE ``operand``. With lanes only."""
+    JOIN = 5
+    """The host goes on only after rank op ``operand`` has ended. With lanes only."""
+    NOTE = 6
+    """Note when the device has come here, as ``operand``. With lanes only."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Host and device of every rank: columns beside the ops of ``Schedules``, ns.
+
+    Before an op a host that is at h and its device at d come to h + ``host_ns`` and max(d + ``work_ns``, h +
+    ``reach_ns``): the device carries out its work, but each piece only once it is launched. That is the largest, over
+    the pieces launched meanwhile, of when it could start after h plus all work from it on.
+
+    What is issued or marked is so at the later of the host's time + ``host_lag_ns`` and the device's +
+    ``device_lag_ns`` (NEVER: whenever). A device goes on ``device_lag_ns`` after what it waits for (NEVER: it does not
+    wait), a host ``host_lag_ns``. ``hold_ns`` replaces that of the schedules: it is the hosts that are held. The hosts
+    start ``lead_ns`` [rank] before their ranks.
+
+    Example: two pieces of 3 and 4, launched 1 and 6 after h, where d = h: the device is done at max(0 + 7, 1 + 7, 6 +
+    4) = 10.
+    """
+
+    host_ns: Int64
+    work_ns: Int64
+    reach_ns: Int64
+    host_lag_ns: Int64
+    device_lag_ns: Int64
+    hold_ns: Int64
+    lead_ns: Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +99,8 @@ class Schedules:
     """For each rank op, the one on another stream whose end it waits for as well, or NONE; None: none does."""
     after_gap_ns: Int64 | None = None
     """From that end to its start, which ``gap_ns`` includes."""
+    lanes: Lanes | None = None
+    """None: what a rank's host does is part of its own time."""
 
     def slice_of(self, rank: int) -> slice:
         """Where one rank's ops are."""
@@ -83,11 +120,13 @@ class ReplayResult:
     start_ns: Int64
     end_ns: Int64
     complete: bool
+    host_mark_ns: Int64 | None = None
+    """When the hosts came to the marks; None without lanes."""
 
 
 def replay(schedules: Schedules) -> ReplayResult:
     """Replay all schedules to their ends."""
-    return _Replay(schedules).run()
+    return (_Replay(schedules) if schedules.lanes is None else _LanesReplay(schedules, schedules.lanes)).run()
 
 
 class _Replay:
@@ -201,3 +240,71 @@ class _Replay:
                 self._runnable.append(rank)
             able += self._following[rank_op]
         return able
+
+
+class _LanesReplay(_Replay):
+    """One run of hosts beside their devices."""
+
+    def __init__(self, schedules: Schedules, lanes: Lanes) -> None:
+        super().__init__(schedules)
+        self._host = (schedules.start_ns - lanes.lead_ns).tolist()
+        self._host_own = lanes.host_ns.tolist()
+        self._own = lanes.work_ns.tolist()
+        self._reach = lanes.reach_ns.tolist()
+        self._host_lag = lanes.host_lag_ns.tolist()
+        self._device_lag = lanes.device_lag_ns.tolist()
+        self._hold = lanes.hold_ns.tolist()
+        self._noted: dict[int, int] = {}
+        self._host_marks = [NONE] * schedules.marks
+
+    def run(self) -> ReplayResult:
+        return replace(super().run(), host_mark_ns=np.array(self._host_marks, dtype=np.int64))
+
+    def _advance(self, rank: int) -> None:
+        """Run one rank until its host or its device has to wait for a collective, or both are done."""
+        host, now, at, stop = self._host[rank], self._time[rank], self._at[rank], self._first[rank + 1]
+        while at < stop:
+            kind, operand = self._kind[at], self._operand[at]
+            reached = max(now + self._own[at], host + self._reach[at])
+            called = host + self._host_own[at]
+            if kind == OpKind.ISSUE:
+                self._ready[operand] = max(called + self._host_lag[at], reached + self._device_lag[at])
+                self._start_op(operand)
+            elif kind == OpKind.WAIT:
+                if self._device_lag[at] != NEVER:
+                    end = self._end[operand]
+                    if end is None:
+                        self._waiting[operand] = rank
+                        break
+                    reached = max(reached, end + self._device_lag[at])
+            elif kind == OpKind.MARK:
+                self._host_marks[operand] = called
+                self._marks[operand] = max(called + self._host_lag[at], reached + self._device_lag[at])
+            else:
+                goes_on = self._host_goes_on(rank, at, called, reached)
+                if goes_on is None:
+                    break
+                called = goes_on
+            host, now = called, reached
+            at += 1
+        self._host[rank], self._time[rank], self._at[rank] = host, now, at
+
+    def _host_goes_on(self, rank: int, at: int, called: int, reached: int) -> int | None:
+        """When a host that is there at ``called``, its device at ``reached``, goes on after an op of its own; None
+        where that is not known yet.
+        """
+        kind, operand = self._kind[at], self._operand[at]
+        lag: int = self._host_lag[at]
+        if kind == OpKind.SYNC:
+            return max(called, (reached if operand == NONE else self._noted[operand]) + lag)
+        if kind == OpKind.HOLD:
+            held: int = self._hold[operand]
+            return max(called + lag, held)
+        if kind == OpKind.NOTE:
+            self._noted[operand] = reached
+            return called
+        end: int | None = self._end[operand]
+        if end is None:
+            self._waiting[operand] = rank
+            return None
+        return max(called, end + lag)

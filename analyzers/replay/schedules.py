@@ -7,8 +7,7 @@ before which on a stream, and when each could start. Replayed unchanged, the sch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,9 +16,11 @@ from perfscope.analyzers.job.deliveries import Deliveries, deliveries
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
+from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, rank_lane, side_by_side
+from perfscope.analyzers.replay.program import host_waits, issues, marks, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NONE, Bool, Int64
+from perfscope.trace.trace import NEVER, Bool, Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,11 @@ class RecordedSchedules:
     lead_ns: Int64
     late: Bool
     deliveries: Mapping[int, Deliveries]
+    with_hosts: Schedules | None
+    """The same with hosts beside their devices, in the order of the program; None where the host of a rank is not
+    known."""
+    lanes: tuple[RankLane, ...]
+    """Those of ``with_hosts`` rank by rank, with what they follow from."""
 
     def windows_ns(self, replayed: ReplayResult) -> Int64:
         """Length of each rank's (lines) window in each used step (columns)."""
@@ -82,9 +88,10 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
     builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):
         builder.add(rank, begin[index], end[index])
+    schedules, with_hosts = builder.schedules(ranks, marks=2 * begin.size)
     firsts = [(own, int(own.steps.indices_of(steps[:1])[0])) for _, own in sorted(result.partials.items())]
     return RecordedSchedules(
-        schedules=builder.schedules(ranks, marks=2 * begin.size),
+        schedules=schedules,
         begin=begin,
         end=end,
         steps=steps,
@@ -94,6 +101,8 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
         lead_ns=np.array([_lead_before_window_ns(own, index) for own, index in firsts], dtype=np.int64),
         late=np.array([own.progress.late[index] for own, index in firsts], dtype=np.bool_),
         deliveries=found,
+        with_hosts=with_hosts,
+        lanes=tuple(builder.lanes),
     )
 
 
@@ -103,50 +112,40 @@ def _lead_before_window_ns(partial: RankPartial, index: int) -> int:
     return max(0, min(int(partial.progress.lead_ns[index]), before))
 
 
-@dataclass(frozen=True, eq=False)
-class _Ops:
-    """Ops of one rank with the time of each, own clock."""
+def _own_and_lag(ops: ProgramOps, first_ns: int, blocked: Intervals) -> tuple[Int64, Int64]:
+    """Own time before each op, counted from ``first_ns``, and its lag.
 
-    time_ns: Int64
-    kind: Int64
-    operand: Int64
-    lag_ns: Int64
-
-    @classmethod
-    def of(cls, kind: OpKind, time_ns: Int64, operand: Int64, lag_ns: Int64 | None = None) -> _Ops:
-        """Ops of one kind."""
-        lag = np.zeros(len(time_ns), dtype=np.int64) if lag_ns is None else lag_ns
-        return cls(time_ns, np.full(len(time_ns), kind, dtype=np.int64), operand.astype(np.int64), lag)
-
-    @classmethod
-    def in_order(cls, *parts: _Ops) -> _Ops:
-        """All of them by time; at one moment first the ends of waits and stalls, then marks, then what is issued."""
-        time, kind, operand, lag = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("time_ns", "kind", "operand", "lag_ns")
-        )
-        order = np.lexsort((_AT_ONE_MOMENT[kind], time))
-        return cls(time[order], kind[order], operand[order], lag[order])
-
-    def own_and_lag(self, first_ns: int, blocked: Intervals) -> tuple[Int64, Int64]:
-        """Own time before each op, counted from ``first_ns``, and its lag.
-
-        An op inside a blocked stretch happens that much after the rank came to it, and one issued before ``first_ns``
-        that much before.
-        """
-        begin = np.array([first_ns], dtype=np.int64)
-        own = self.time_ns - first_ns - (blocked.before(self.time_ns) - blocked.before(begin))
-        lag = self.lag_ns.copy()
-        inside = np.flatnonzero(blocked.covers(self.time_ns) & np.isin(self.kind, (OpKind.ISSUE, OpKind.MARK)))
-        holding = np.searchsorted(blocked.start_ns, self.time_ns[inside], side="right") - 1
-        lag[inside] = self.time_ns[inside] - np.maximum(blocked.start_ns[holding], first_ns)
-        early = self.time_ns < first_ns
-        lag[early], own[early] = self.time_ns[early] - first_ns, 0
-        return np.diff(own, prepend=0), lag
+    An op inside a blocked stretch happens that much after the rank came to it, and one issued before ``first_ns`` that
+    much before.
+    """
+    begin = np.array([first_ns], dtype=np.int64)
+    own = ops.time_ns - first_ns - (blocked.before(ops.time_ns) - blocked.before(begin))
+    lag = ops.lag_ns.copy()
+    inside = np.flatnonzero(blocked.covers(ops.time_ns) & np.isin(ops.kind, (OpKind.ISSUE, OpKind.MARK)))
+    holding = np.searchsorted(blocked.start_ns, ops.time_ns[inside], side="right") - 1
+    lag[inside] = ops.time_ns[inside] - np.maximum(blocked.start_ns[holding], first_ns)
+    early = ops.time_ns < first_ns
+    lag[early], own[early] = ops.time_ns[early] - first_ns, 0
+    return np.diff(own, prepend=0), lag
 
 
-_AT_ONE_MOMENT: Final = np.array(
-    [{OpKind.WAIT: 0, OpKind.HOLD: 1, OpKind.MARK: 2, OpKind.ISSUE: 3}[kind] for kind in OpKind]
-)
+class _Columns:
+    """Columns of the ops of all ranks: kind, operand, own time, lag."""
+
+    def __init__(self) -> None:
+        self._first = [0]
+        self._columns: list[tuple[Int64, ...]] = []
+
+    def add(self, ops: ProgramOps, own_ns: Int64, lag_ns: Int64) -> None:
+        """Those of the next rank."""
+        self._columns.append((ops.kind, ops.operand, own_ns, lag_ns))
+        self._first.append(self._first[-1] + len(ops.kind))
+
+    def into(self, schedules: Schedules) -> Schedules:
+        """``schedules`` with these ops."""
+        kind, operand, own, lag = (np.concatenate(column) for column in zip(*self._columns, strict=True))
+        first = np.array(self._first, dtype=np.int64)
+        return replace(schedules, first=first, kind=kind, operand=operand, own_ns=own, lag_ns=lag)
 
 
 class _ScheduleBuilder:
@@ -158,12 +157,15 @@ class _ScheduleBuilder:
         self._steps = steps
         self._numbers = RankOpNumbers(result.matched_before)
         self._holds: list[int] = []
+        self._host_holds: list[int] = []
         self._starts: list[int] = []
+        self._notes = 0
         self.begin_ns: list[Int64] = []
         """When each rank (item) began each step, aligned."""
-        self._first = [0]
-        self._columns: list[tuple[Int64, ...]] = []
+        self._columns, self._with_hosts = _Columns(), _Columns()
         self.rank_ops: list[ReplayRankOps] = []
+        self.lanes: list[RankLane] = []
+        """Of those ranks whose hosts are known."""
 
     def add(self, rank: int, begin: Int64, end: Int64) -> None:
         """Write one rank's schedule; ``begin`` and ``end`` are its marks."""
@@ -173,33 +175,39 @@ class _ScheduleBuilder:
         opens, closes = partial.steps.start_ns[chosen], partial.steps.end_ns[chosen]
         first, last = int(opens[0]), int(closes[-1])
         mine = self._numbers.of(rank, partial, first, last)
-        held = self._deliveries[rank]
-        ops = _Ops.in_order(
-            _Ops.of(OpKind.ISSUE, mine.ready_ns, mine.number),
-            _waits(partial, mine, first, last),
-            _Ops.of(OpKind.MARK, opens, begin),
-            _Ops.of(OpKind.MARK, closes, end),
-            _Ops.of(OpKind.HOLD, held.on_ns, len(self._holds) + np.arange(len(held)), -held.stall_ns),
+        held, lane = self._deliveries[rank], partial.progress.host
+        holds, loaded = stalls(partial, held.on_ns, -held.stall_ns, len(self._holds) + np.arange(len(held)))
+        parts = (
+            issues(partial, mine),
+            waits(partial, mine, first, last),
+            marks(partial, opens, begin),
+            marks(partial, closes, end),
+            holds,
         )
-        own, lag = ops.own_and_lag(first, partial.progress.blocked)
-        self._columns.append((ops.kind, ops.operand, own, lag))
+        ops = ProgramOps.in_order(*(part.as_it_happened() for part in parts))
+        self._columns.add(ops, *_own_and_lag(ops, first, partial.progress.blocked))
+        if lane is not None:
+            ops = ProgramOps.in_order(*parts, *host_waits(partial, lane, mine, (first, last), self._notes))
+            self.lanes.append(rank_lane(partial.progress, lane, ops, first))
+            self._with_hosts.add(ops, self.lanes[-1].lanes.work_ns, self.lanes[-1].lanes.device_lag_ns)
+            self._notes += int((ops.kind == OpKind.NOTE).sum())
         self.rank_ops.append(mine)
         self.begin_ns.append(clocks.to_common(rank, opens))
         self._holds += clocks.to_common(rank, held.not_before_ns).tolist()
+        self._host_holds += np.where(loaded == NEVER, NEVER, clocks.to_common(rank, loaded)).tolist()
         self._starts.append(clocks.to_common(rank, first))
-        self._first.append(self._first[-1] + len(own))
 
-    def schedules(self, ranks: tuple[int, ...], marks: int) -> Schedules:
-        """Those of all ranks, side by side."""
-        kind, operand, own, lag = (np.concatenate(column) for column in zip(*self._columns, strict=True))
-        return Schedules(
+    def schedules(self, ranks: tuple[int, ...], marks: int) -> tuple[Schedules, Schedules | None]:
+        """Those of all ranks, side by side; and with hosts beside their devices, where all hosts are known."""
+        nothing = np.empty(0, dtype=np.int64)
+        both = Schedules(
             ranks=ranks,
             start_ns=np.array(self._starts, dtype=np.int64),
-            first=np.array(self._first, dtype=np.int64),
-            kind=kind,
-            operand=operand,
-            own_ns=own,
-            lag_ns=lag,
+            first=nothing,
+            kind=nothing,
+            operand=nothing,
+            own_ns=nothing,
+            lag_ns=nothing,
             instance=np.concatenate([own.instance for own in self.rank_ops]),
             previous=np.concatenate([own.previous for own in self.rank_ops]),
             gap_ns=np.concatenate([own.gap_ns for own in self.rank_ops]),
@@ -210,13 +218,7 @@ class _ScheduleBuilder:
             after=np.concatenate([own.after for own in self.rank_ops]),
             after_gap_ns=np.concatenate([own.after_gap_ns for own in self.rank_ops]),
         )
-
-
-def _waits(partial: RankPartial, mine: ReplayRankOps, first_ns: int, last_ns: int) -> _Ops:
-    """One rank's waits for collectives of its schedule."""
-    stretches, blocker = partial.progress.blocked, partial.progress.blocker
-    number = np.full(len(partial.collectives), NONE, dtype=np.int64)
-    number[mine.row] = mine.number
-    used = (stretches.end_ns > first_ns) & (stretches.end_ns <= last_ns) & (number[blocker] != NONE)
-    until, blocker = stretches.end_ns[used], blocker[used]
-    return _Ops.of(OpKind.WAIT, until, number[blocker], until - partial.collectives.end_ns[blocker])
+        if len(self.lanes) < len(ranks):
+            return self._columns.into(both), None
+        lanes = side_by_side([own.lanes for own in self.lanes], np.array(self._host_holds, dtype=np.int64))
+        return self._columns.into(both), replace(self._with_hosts.into(both), lanes=lanes)

@@ -56,18 +56,30 @@ class Context:
     unsure: dict[tuple[int, str], Latency] = field(default_factory=dict)
     unprofiled_ns: float | None = None
     """The job's step without the profiler, where that is what is predicted; None: the recorded step is."""
+    with_hosts: bool = False
+    """Hosts are replayed beside their devices."""
+
+    @functools.cached_property
+    def beside_hosts(self) -> Context:
+        """The same with hosts beside their devices, where all hosts are known."""
+        if self.recorded.with_hosts is None:
+            return self
+        other = replace(self, with_hosts=True)
+        other.__dict__["latencies"] = self.latencies
+        return other
 
     @functools.cached_property
     def unchanged(self) -> ReplayResult:
         """The recorded steps, replayed as they are."""
-        return replay_schedules(self.recorded.schedules)
+        with_hosts = self.recorded.with_hosts if self.with_hosts else None
+        return replay_schedules(self.recorded.schedules if with_hosts is None else with_hosts)
 
     @functools.cached_property
     def profiler(self) -> ProfilerCost | None:
         """What the profiler adds, to be taken out of what is replayed; None where the recorded step is predicted."""
         if self.unprofiled_ns is None:
             return None
-        return profiler_cost(self.result, self.recorded, self.unprofiled_ns)
+        return profiler_cost(self.result, self.recorded, self.unprofiled_ns, with_hosts=self.with_hosts)
 
     @property
     def replayed_unchanged(self) -> ReplayResult:
@@ -155,9 +167,9 @@ class Context:
 
 def keep_host_pace(schedules: EditableSchedules, context: Context, times: float = 1.0) -> None:
     """The step gets no shorter than ``times`` what its host does in it, except on ranks at their peers' pace, and where
-    the device may hold the host back.
+    the device may hold the host back. Hosts beside their devices keep their pace themselves.
     """
-    for rank in schedules.ops:
+    for rank in () if schedules.hosts else schedules.ops:
         partial = context.result.partials[rank]
         behind = partial.progress.behind_ns[partial.steps.indices_of(context.result.steps)]
         if rank not in context.paced and np.median(behind) < _FULL_QUEUE_NS:
@@ -206,6 +218,8 @@ class Setting:
     apply: Apply
     order: int
     """Lower is applied earlier: -1 ranks' pace, 0 the work itself, 1 what is sent, 2 how fast."""
+    with_hosts: bool = False
+    """It edits hosts beside their devices; else a host's time is its rank's."""
 
 
 def number(name: str, text: str, what: str, *units: str, zero: bool = False) -> float:

@@ -215,7 +215,7 @@ def _accumulate(schedules: EditableSchedules, context: Context, name: str, value
             spared_ns += _without_optimizer(schedules, one)
             dropped.update(one.buckets)
     schedules.without(dropped)
-    schedules.settling = len(used) - whole
+    schedules.settling, schedules.steps_alike = len(used) - whole, False
     # Some scripts read or print the loss of every batch.
     return Uncertainty(less=0.15, more=0.15, slower_ns=spared_ns / len(rounds))
 
@@ -244,7 +244,8 @@ def _without_optimizer(schedules: EditableSchedules, one: Round) -> float:
     for op in schedules.ops[one.rank]:
         if after:
             spared_ns += float(op.own_ns[_AFTER_OPTIMIZER].sum())
-            op.own_ns[_OF_OPTIMIZER + _AFTER_OPTIMIZER] = 0.0
+            for category in (*_OF_OPTIMIZER, *_AFTER_OPTIMIZER):
+                op.scale(category, 0.0)
             if op.step != one.step:
                 break
         after |= op.kind is OpKind.ISSUE and op.rank_op is one.buckets[-1]
@@ -252,9 +253,9 @@ def _without_optimizer(schedules: EditableSchedules, one: Round) -> float:
 
 
 SETTINGS = (
-    Setting("ddp.no_sync", "true", "reduce gradients after the last micro-batch only", _no_sync, 1),
-    Setting("ddp.bucket_cap_mb", "MIB", "DistributedDataParallel(bucket_cap_mb=…)", _bucket_cap, 1),
-    Setting("ddp.comm_dtype", "bf16|fp16", "send gradients in 16 bits", _comm_dtype, 1),
+    Setting("ddp.no_sync", "true", "reduce gradients after the last micro-batch only", _no_sync, 1, with_hosts=True),
+    Setting("ddp.bucket_cap_mb", "MIB", "DistributedDataParallel(bucket_cap_mb=…)", _bucket_cap, 1, with_hosts=True),
+    Setting("ddp.comm_dtype", "bf16|fp16", "send gradients in 16 bits", _comm_dtype, 1, with_hosts=True),
     Setting("batch.accumulation", "K", "K batches per optimizer step; the step time is that of one batch",
             _accumulate, 1),
 )  # fmt: skip

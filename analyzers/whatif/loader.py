@@ -21,7 +21,9 @@ from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
+from perfscope.analyzers.rank.host_lane import HostRow
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
+from perfscope.analyzers.whatif.hosts import HostPart
 from perfscope.analyzers.whatif.schedules import EditableSchedules, ScheduleOp
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import DataLoaderRow
@@ -160,10 +162,21 @@ def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float) ->
         if op.step is not None:
             by_step.setdefault(op.step, []).append(op)
     for ops in by_step.values():
+        if schedules.hosts:
+            _set_host_loading([op.host for op in ops if op.host is not None], per_step_ns)
+            continue
         most = max(ops, key=lambda op: op.own_ns[TimeCategory.DATALOADER])
         for op in ops:
             op.own_ns[TimeCategory.DATALOADER] = 0.0
         most.own_ns[TimeCategory.DATALOADER] = per_step_ns
+
+
+def _set_host_loading(parts: list[HostPart], per_step_ns: float) -> None:
+    most = max(parts, key=lambda part: part.own_ns[HostRow.LOADER])
+    for part in parts:
+        if part is not most:
+            part.scale_row(HostRow.LOADER, 0.0)
+    most.set_host(HostRow.LOADER, per_step_ns)
 
 
 SETTINGS = (Setting("dataloader.num_workers", "N", "DataLoader(num_workers=N)", _workers, 0),)

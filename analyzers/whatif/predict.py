@@ -104,6 +104,8 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     Raises BadSetting for a name or value that is not understood, CannotReplay where the recording does not allow it.
     """
     measured = context.result.step_ns
+    if all(setting_named(name).with_hosts for name in settings):
+        context = context.beside_hosts
     if not context.unchanged.complete:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
     steps = context.recorded.slowest_ns(context.unchanged)
@@ -147,7 +149,7 @@ class _ChangedStep:
 
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
-    schedules = editable_schedules(context.result, context.recorded)
+    schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
     loader.keep_workers_pace(schedules, context)
     if context.profiler is not None:
         context.profiler.remove_from(schedules, context.result)

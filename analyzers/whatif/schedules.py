@@ -7,8 +7,9 @@ them, ``StepOps`` one step of one rank at a time, and ``compiled`` makes arrays 
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -16,11 +17,24 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
+from perfscope.analyzers.rank.host_lane import HostRow
+from perfscope.analyzers.replay.engine import Lanes, OpKind, ReplayResult, Schedules
+from perfscope.analyzers.replay.lanes import side_by_side
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.whatif.hosts import (
+    HOST_ROWS,
+    OF_DEVICE_ROWS,
+    OWN_ROWS,
+    HostOfRank,
+    HostPart,
+    host_of,
+    in_whole_ns,
+    lanes_of,
+    launched_anew,
+)
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NONE, Float64, Int64
+from perfscope.trace.trace import NONE, Float64
 
 NEVER: Final = int(np.iinfo(np.int64).min)
 
@@ -60,6 +74,8 @@ class RankOp:
     """The rank op of another stream whose end it waits for as well: its ``gap_ns`` includes that."""
     after_gap_ns: float = 0.0
     """From that end to its start."""
+    host_ns: float | None = None
+    """What issuing it takes the host; None: as long as it usually does."""
 
     @property
     def bytes(self) -> int:
@@ -73,6 +89,8 @@ class RankOp:
 
 _EARLY_SHARE: Final = 0.1
 """Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
+_FEW_STEPS: Final = 2
+"""Of no more recorded steps, each counts as it is replayed."""
 
 StepCollectives = dict[tuple[int, int], list[RankOp]]
 """(rank, step) -> its rank ops of one sort in the order of issue."""
@@ -82,7 +100,8 @@ StepCollectives = dict[tuple[int, int], list[RankOp]]
 class ScheduleOp:
     """One op: the rank's own time before it by category (ns), and what it then does.
 
-    ``rank_op`` is set where ``kind`` is ISSUE or WAIT, ``mark`` where MARK, ``hold_ns`` where HOLD.
+    ``rank_op`` is set where ``kind`` is ISSUE, WAIT or JOIN, ``mark`` where MARK, SYNC or NOTE, ``hold_ns`` where HOLD.
+    Beside a ``host``, own time and ``lag_ns`` are the device's alone.
     """
 
     kind: OpKind
@@ -95,6 +114,25 @@ class ScheduleOp:
     """A HOLD for a delivery of which it is not sure that its moment is fixed."""
     step: int | None = None
     """The job's step number in which this happens; None before the first."""
+    host: HostPart | None = None
+    """What the host does before it; None where that is part of the rank's own time, or nothing."""
+
+    def scale(self, category: TimeCategory, factor: float) -> None:
+        """The time before it that belongs to a category takes ``factor`` times as long."""
+        self.own_ns[category] *= factor
+        if self.host is not None:
+            self.host.scale(category, factor)
+
+    def add(self, category: TimeCategory, ns: float) -> None:
+        """There is that much more of the device's own time before it."""
+        self.own_ns[category] += ns
+        if self.host is not None:
+            self.host.launches[:, OF_DEVICE_ROWS + category] += ns
+
+    def spend(self, ns: float) -> None:
+        """The host's operators take that much more (negative: less) before it."""
+        if self.host is not None:
+            self.host.own_ns[HostRow.OPERATORS] = max(float(self.host.own_ns[HostRow.OPERATORS]) + ns, 0.0)
 
     @property
     def issued(self) -> RankOp | None:
@@ -121,6 +159,10 @@ class EditableSchedules:
     """Rank -> host time per step that does not depend on the rest; the step cannot be shorter."""
     loading_step_ns: dict[int, float] = field(default_factory=dict)
     """Rank -> time in which its loader workers deliver the batches of a step, where they set its pace."""
+    hosts: Mapping[int, HostOfRank] = field(default_factory=dict)
+    """Of every rank, where hosts are replayed beside their devices; else empty."""
+    steps_alike: bool = True
+    """The change is the same in all steps."""
     settling: int = 0
     """Steps until ranks have found a new rhythm: the first one starts as far apart on them as it was recorded."""
 
@@ -165,9 +207,21 @@ class EditableSchedules:
                 yield StepOps(self, rank, step, whole=whole)
 
     def without(self, rank_ops: set[RankOp]) -> None:
-        """Take these rank ops out, with all waits for them. The own time around them stays."""
+        """Take these rank ops out, with all waits for them, and what issuing them takes the hosts. The other own time
+        around them stays.
+        """
         for rank, ops in self.ops.items():
+            for op in ops:
+                if op.issued in rank_ops:
+                    op.spend(-self.issuing_ns(op))
             self.ops[rank], _ = without(ops, rank_ops)
+
+    def issuing_ns(self, op: ScheduleOp) -> float:
+        """What an op takes a host to issue; 0 without hosts, and where it issues nothing."""
+        issued = op.issued
+        if issued is None or not self.hosts:
+            return 0.0
+        return self.hosts[issued.rank].usually_issuing_ns if issued.host_ns is None else issued.host_ns
 
     def compiled(self) -> Schedules:
         """What the engine replays."""
@@ -204,7 +258,7 @@ class EditableSchedules:
             first=np.cumsum([0, *(len(self.ops[rank]) for rank in ranks)]),
             kind=np.array([op.kind for op in every], dtype=np.int64),
             operand=np.array(operand, dtype=np.int64),
-            own_ns=np.concatenate([_in_whole_ns(self.ops[rank]) for rank in ranks]),
+            own_ns=np.concatenate([in_whole_ns([op.own_ns for op in self.ops[rank]]) for rank in ranks]),
             lag_ns=np.array([round(op.lag_ns) for op in every], dtype=np.int64),
             instance=of_rank_ops[:, 0],
             previous=of_rank_ops[:, 1],
@@ -215,20 +269,65 @@ class EditableSchedules:
             marks=self.marks,
             after=of_rank_ops[:, 4],
             after_gap_ns=of_rank_ops[:, 5],
+            lanes=self._lanes(ranks) if self.hosts else None,
         )
+
+    def _lanes(self, ranks: Sequence[int]) -> Lanes:
+        lanes = []
+        for rank in ranks:
+            ops = self.ops[rank]
+            lags = [float(op.lag_ns) for op in ops]
+            lanes.append(lanes_of([op.own_ns for op in ops], lags, [op.host for op in ops], self.hosts[rank].lead_ns))
+        every = chain.from_iterable(self.ops[rank] for rank in ranks)
+        return side_by_side(lanes, np.array([op.hold_ns for op in every if op.kind is OpKind.HOLD], dtype=np.int64))
 
     def step_ns(self, replayed: ReplayResult, unchanged: ReplayResult) -> float:
         """The job's step time in a replay of these schedules. It misses of the measured step what the replay of the
         ``unchanged`` steps misses: that is taken out.
         """
         measured = float(self.recorded.slowest_ns(unchanged).mean())
-        predicted = self._settled_ns(replayed) * (measured / self._settled_ns(unchanged))
+        recorded_ns = self.recorded.windows_ns(unchanged).astype(np.float64)
+        changed_ns = self._as_the_others(self.recorded.windows_ns(replayed).astype(np.float64), recorded_ns)
+        predicted = self._settled_ns(changed_ns) * (measured / self._settled_ns(recorded_ns))
+        predicted = max(predicted, self._host_paced_ns(replayed, unchanged))
         return max([predicted, *self.floor_step_ns.values(), *self.loading_step_ns.values()])
+
+    def _host_paced_ns(self, replayed: ReplayResult, unchanged: ReplayResult) -> float:
+        """What a step takes the slowest host, less what its device was quicker before the change. A device that
+        has come behind its host is quicker than its host only until it has caught up.
+        """
+        (host, _), (before, device) = self._paces_ns(replayed), self._paces_ns(unchanged)
+        return host - max(before - device, 0.0)
+
+    def _paces_ns(self, replayed: ReplayResult) -> tuple[float, float]:
+        """(the slowest host's time from one step to the next, the slowest device's); 0 without hosts."""
+        begin = self.recorded.begin[:, self.recorded.used]
+        if replayed.host_mark_ns is None or begin.shape[1] < 2:
+            return 0.0, 0.0
+        steps = begin.shape[1] - 1
+        marks = (replayed.host_mark_ns, replayed.mark_ns)
+        host, device = (float((mark_ns[begin[:, -1]] - mark_ns[begin[:, 0]]).max()) / steps for mark_ns in marks)
+        return host, device
 
     @property
     def has_doubtful_loading(self) -> bool:
         """Is it of some rank not sure whether its loader workers set its pace?"""
         return any(found.longest_ns and not found.sure for found in self.recorded.deliveries.values())
+
+    def scale(self, category: TimeCategory, factor: float) -> None:
+        """All ranks' own time of a category takes ``factor`` times as long."""
+        for op in chain.from_iterable(self.ops.values()):
+            op.scale(category, factor)
+
+    def without_host_waits(self, share: float) -> None:
+        """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all."""
+        kinds = (OpKind.SYNC, OpKind.JOIN)
+        for rank, ops in self.ops.items():
+            if share == 0:
+                self.ops[rank], _ = left_out(ops, lambda op: op.kind in kinds)
+            for op in ops if share else ():
+                if op.kind in kinds and op.host is not None:
+                    op.host.lag_ns -= (1 - share) * op.host.waited_ns
 
     def at_least(self, rank: int, step_ns: float) -> None:
         """Host time per step of a rank that does not depend on the rest."""
@@ -244,6 +343,8 @@ class EditableSchedules:
             for op in self.ops[rank]:
                 if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
                     op.hold_ns, op.lag_ns = NEVER, 0.0
+                    if op.host is not None:
+                        op.host.lag_ns = 0.0
 
     @property
     def waits_for_absent(self) -> bool:
@@ -255,11 +356,21 @@ class EditableSchedules:
         for collective in self.collectives():
             collective.floor_ns = NEVER
 
-    def _settled_ns(self, replayed: ReplayResult) -> float:
+    def _as_the_others(self, changed_ns: Float64, recorded_ns: Float64) -> Float64:
+        """The windows with the first step changed as the others are. How far hosts are ahead of their devices where it
+        begins is recorded, not replayed: where the change makes that more or less, it does so in this step.
+        """
+        alike = self.hosts and self.steps_alike and self.recorded.used[0] and changed_ns.shape[1] > _FEW_STEPS
+        if not alike:
+            return changed_ns
+        changed_ns = changed_ns.copy()
+        changed_ns[:, 0] = recorded_ns[:, 0] * np.median(changed_ns[:, 1:] / recorded_ns[:, 1:], axis=1)
+        return changed_ns
+
+    def _settled_ns(self, windows_ns: Float64) -> float:
         """Mean step of the slowest rank, without the steps in which ranks still settle."""
-        windows = self.recorded.windows_ns(replayed)
-        windows = windows[:, min(self.settling, windows.shape[1] - 1) :]
-        return float(windows.mean(axis=1).max())
+        settled = windows_ns[:, min(self.settling, windows_ns.shape[1] - 1) :]
+        return float(settled.mean(axis=1).max())
 
 
 def _group_of_gradients(steps: Sequence[Sequence[RankOp]]) -> int:
@@ -281,22 +392,29 @@ def without(
     """(ops without those of ``rank_ops``, own time after the last of them); ``kind``: only their issues, or waits. The
     own time before an op that is taken out comes before the next one.
     """
+    return left_out(ops, lambda op: op.rank_op in rank_ops and kind in (None, op.kind))
+
+
+def left_out(ops: Sequence[ScheduleOp], gone: Callable[[ScheduleOp], bool]) -> tuple[list[ScheduleOp], Float64]:
+    """The same without those that are ``gone``."""
     left: list[ScheduleOp] = []
-    carried: Float64 | None = None
+    carried: ScheduleOp | None = None
     for op in ops:
-        own_ns = op.own_ns if carried is None else op.own_ns + carried
-        if op.rank_op in rank_ops and kind in (None, op.kind):
-            carried = own_ns
+        joined = op if carried is None else behind(carried, op)
+        if gone(op):
+            carried = joined
         else:
-            left.append(op if carried is None else replace(op, own_ns=own_ns))
+            left.append(joined)
             carried = None
-    return left, np.zeros(len(TimeCategory)) if carried is None else carried
+    return left, np.zeros(len(TimeCategory)) if carried is None else carried.own_ns
 
 
-def _in_whole_ns(ops: list[ScheduleOp]) -> Int64:
-    """Own time before each op in whole ns; rounding errors do not add up."""
-    progress = np.round(np.cumsum([float(op.own_ns.sum()) for op in ops]))
-    return np.diff(progress, prepend=0).astype(np.int64)
+def behind(first: ScheduleOp, op: ScheduleOp) -> ScheduleOp:
+    """``op`` with the time before ``first`` in front of its own."""
+    joined = replace(op, own_ns=first.own_ns + op.own_ns)
+    if first.host is not None or op.host is not None:
+        joined.host = (first.host or HostPart.none()).then(op.host or HostPart.none(), op.own_ns)
+    return joined
 
 
 class StepOps:
@@ -317,9 +435,12 @@ class StepOps:
         self._bounds = (min([first, *issued]), max([last, *issued]) + 1)
         self.ops: list[ScheduleOp] = every[slice(*self._bounds)]
         self.begins = first - self._bounds[0]
-        self._rows = np.cumsum([op.own_ns for op in self.ops], axis=0)
-        self._before = float(self._rows[self.begins - 1].sum()) if self.begins else 0.0
-        self.progress_ns: Float64 = self._rows.sum(axis=1) - self._before
+        hosts = [np.zeros(HOST_ROWS) if op.host is None else op.host.own_ns for op in self.ops]
+        rows = [np.concatenate((op.own_ns, host)) for op, host in zip(self.ops, hosts, strict=True)]
+        self._rows = np.cumsum(rows, axis=0)
+        passed = self._rows[:, :OWN_ROWS].sum(axis=1)
+        self._before = float(passed[self.begins - 1]) if self.begins else 0.0
+        self.progress_ns: Float64 = passed - self._before
         self.ends_ns = float(self.progress_ns[last - self._bounds[0]])
 
     def issues(self, *kinds: str) -> dict[int, RankOp]:
@@ -347,27 +468,45 @@ class StepOps:
 
         At the same progress the ops that were there come first, then those added, in their order.
         """
-        ops = zip(self.progress_ns, self.ops, strict=True)
-        left = [(float(at), op) for at, op in ops if op.rank_op is None or op.rank_op not in dropped]
-        self._write(sorted([*left, *added], key=lambda item: item[0]))
+        ops = list(zip(self.progress_ns, self._rows, self.ops, strict=True))
+        left = [(float(at), rows, op) for at, rows, op in ops if op.rank_op is None or op.rank_op not in dropped]
+        rows = self._rows_at(np.array([at for at, _ in added], dtype=np.float64))
+        left += [(at, passed, op) for (at, op), passed in zip(added, rows, strict=True)]
+        left.sort(key=lambda item: item[0])
+        cost = self._schedules.issuing_ns
+        spent = {id(op): cost(op) for _, op in added}
+        moments = [at for at, _, _ in left]
+        for at, _, op in ops:
+            if op.issued in dropped:
+                following = left[min(bisect_left(moments, at), len(left) - 1)][2]
+                spent[id(following)] = spent.get(id(following), 0.0) - cost(op)
+        self._write([(passed, op) for _, passed, op in left], spent)
 
     def move(self, behind: Mapping[int, int]) -> None:
         """Move ops (by their place in ``ops``) to right behind others; those moved to one place stay in order."""
         order = sorted(range(len(self.ops)), key=lambda place: (behind.get(place, place), place in behind, place))
-        self._write([(float(self.progress_ns[behind.get(place, place)]), self.ops[place]) for place in order])
+        self._write([(self._rows[behind.get(place, place)], self.ops[place]) for place in order])
 
-    def _write(self, items: Sequence[tuple[float, ScheduleOp]]) -> None:
-        """Write the step anew: ops in order, each at its progress."""
-        passed = self._rows_at(np.array([at for at, _ in items]))
+    def _write(self, items: Sequence[tuple[Float64, ScheduleOp]], spent: Mapping[int, float] | None = None) -> None:
+        """Write the step anew: ops in order, each with what has passed there. ``spent``: what the host spends more (or
+        less) before an op, by its id.
+        """
+        # What was left after the last op comes before the next step's first.
+        passed = np.maximum.accumulate(np.vstack([*(rows for rows, _ in items), self._rows[-1]]))
         own = np.diff(passed, axis=0, prepend=0.0)
-        written = [replace(op, own_ns=rows) for (_, op), rows in zip(items, own, strict=True)]
-        rest = self._rows[-1] - (passed[-1] if len(passed) else 0.0)
+        new = [ScheduleOp(OpKind.MARK, rows[:OWN_ROWS]) for rows in own]
+        if self._schedules.hosts:
+            launched = launched_anew([op.host for op in self.ops], self._rows, passed)
+            for op, host, rows in zip(new, launched, own, strict=True):
+                op.host = replace(host, own_ns=rows[OWN_ROWS:])
+        written = [_timed(op, time) for (_, op), time in zip(items, new, strict=False)]
+        for (_, before), op in zip(items, written, strict=True):
+            op.spend((spent or {}).get(id(before), 0.0))
         ops = self._schedules.ops[self.rank]
         ops[slice(*self._bounds)] = written
-        # What was left after the last op comes before the next step's first.
         following = self._bounds[0] + len(written)
-        if rest.any() and following < len(ops):
-            ops[following].own_ns = ops[following].own_ns + rest
+        if own[-1].any() and following < len(ops):
+            ops[following] = behind(new[-1], ops[following])
 
     def _rows_at(self, progress_ns: Float64) -> Float64:
         """Own time passed at each moment of the progress (lines), by category (columns): linear between the ops."""
@@ -385,9 +524,25 @@ def _belongs(rank_op: RankOp | None, step: int) -> bool:
     return rank_op is not None and rank_op.collective.step == step
 
 
-def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> EditableSchedules:
-    """The recorded schedules, ready to be edited."""
-    schedules = recorded.schedules
+def _timed(op: ScheduleOp, time: ScheduleOp) -> ScheduleOp:
+    """``op`` with the time before ``time``."""
+    host = time.host
+    if host is not None and op.host is not None:
+        host = replace(host, lag_ns=op.host.lag_ns, waited_ns=op.host.waited_ns)
+    return replace(op, own_ns=time.own_ns, host=host)
+
+
+def editable_schedules(
+    result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool = False
+) -> EditableSchedules:
+    """The recorded schedules, ready to be edited; ``with_hosts``: hosts beside their devices, where they are known."""
+    schedules, hosts = recorded.schedules, dict[int, HostOfRank]()
+    if with_hosts and recorded.with_hosts is not None:
+        schedules = recorded.with_hosts
+        sides = zip(schedules.ranks, recorded.lanes, strict=True)
+        issuing = _issuing_ns(result, recorded)
+        hosts = {rank: host_of(result.partials[rank].progress, side, issuing[rank]) for rank, side in sides}
+    holds = schedules.hold_ns if schedules.lanes is None else schedules.lanes.hold_ns
     collectives = _collectives(result, schedules)
     lanes = _lanes(schedules)
     backward = _backward(result, recorded)
@@ -396,33 +551,37 @@ def editable_schedules(result: AlignedJob, recorded: RecordedSchedules) -> Edita
     for index, rank in enumerate(schedules.ranks):
         span = schedules.slice_of(rank)
         progress = np.concatenate(([0], np.cumsum(schedules.own_ns[span])))
-        own = recorded.rows_between(result, rank, progress).astype(np.float64)
+        host = hosts.get(rank)
+        own = recorded.rows_between(result, rank, progress).astype(np.float64) if host is None else host.work_ns
         begins = {int(mark): int(step) for mark, step in zip(recorded.begin[index], recorded.steps, strict=True)}
         step = None
         ops[rank] = []
         for place, at in enumerate(range(span.start, span.stop)):
             kind, operand = OpKind(int(schedules.kind[at])), int(schedules.operand[at])
             op = ScheduleOp(kind, own[place], lag_ns=int(schedules.lag_ns[at]))
-            if kind in (OpKind.ISSUE, OpKind.WAIT):
+            if host is not None:
+                op.lag_ns, op.host = host.device_lag_ns[place], host.parts[place]
+            if kind in (OpKind.ISSUE, OpKind.WAIT, OpKind.JOIN):
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
                         rank, collectives[int(schedules.instance[operand])], lanes[operand],
                         int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand]), backward[operand],
+                        host_ns=None if host is None else host.issuing_ns.get(operand),
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
-            elif kind is OpKind.MARK:
-                op.mark = operand
-                step = begins.get(operand, step)
-            else:
-                op.hold_ns = int(schedules.hold_ns[operand])
+            elif kind is OpKind.HOLD:
+                op.hold_ns = int(holds[operand])
                 op.doubtful = not recorded.deliveries[rank].sure
+            else:
+                op.mark = operand
+                step = begins.get(operand, step) if kind is OpKind.MARK else step
             op.step = step
             ops[rank].append(op)
     _wait_for_others(schedules, rank_ops)
     starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
     return EditableSchedules(
         recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
-        loading_step_ns=_loading_step_ns(result, recorded),
+        loading_step_ns=_loading_step_ns(result, recorded), hosts=hosts,
         # A first step that waits for busy workers begins where the one before, which is not replayed, was recorded to.
         settling=int(any(map(len, recorded.deliveries.values()))),
     )  # fmt: skip
@@ -484,6 +643,18 @@ def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:
         backward = result.partials[rank].collectives.backward[recorded.row[rank_ops]]
         for rank_op, by_autograd in zip(rank_ops.tolist(), backward.tolist(), strict=True):
             found[rank_op] = by_autograd
+    return found
+
+
+def _issuing_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, dict[int, float]]:
+    """Rank -> rank op -> what issuing it takes the host."""
+    schedules = recorded.schedules
+    found: dict[int, dict[int, float]] = {}
+    for rank in schedules.ranks:
+        span, lane = schedules.slice_of(rank), result.partials[rank].progress.host
+        rank_ops = schedules.operand[span][schedules.kind[span] == OpKind.ISSUE]
+        cost = None if lane is None else lane.cost_ns[recorded.row[rank_ops]]
+        found[rank] = {} if cost is None else dict(zip(rank_ops.tolist(), cost.astype(float).tolist(), strict=True))
     return found
 
 

@@ -163,5 +163,5 @@ def compute_more(ops: Sequence[ScheduleOp], step: int, when: TrainingPhases, ns:
         computed = float(op.own_ns[TimeCategory.COMPUTE])
         if passed > when.optimizer + 1 and computed > 0:  # beyond rounding
             changed = max(ns, -computed)
-            op.own_ns[TimeCategory.COMPUTE] += changed
+            op.add(TimeCategory.COMPUTE, changed)
             ns -= changed

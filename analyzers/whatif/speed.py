@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
+from itertools import chain
 
 from perfscope.analyzers.job.rank_steps import collecting_ns
+from perfscope.analyzers.rank.host_lane import HostRow
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import (
     BadSetting,
@@ -55,10 +57,8 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
 def _compute(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """Computation ``value`` times as fast. The step cannot get shorter than what its host does meanwhile."""
     speed = factor(name, value)
-    for ops in schedules.ops.values():
-        for op in ops:
-            op.own_ns[TimeCategory.COMPUTE] /= speed
-    if speed > 1:
+    schedules.scale(TimeCategory.COMPUTE, 1 / speed)
+    if speed > 1 and not schedules.hosts:
         for rank in schedules.ops:
             schedules.at_least(rank, context.host_busy_ns(rank))
     return Uncertainty(less=0.10, more=0.0)
@@ -71,17 +71,17 @@ def _idle(
     share = _share(name, value)
     if not context.on_devices:
         raise CannotReplay(f"the job ran on CPUs: {why_not}")
-    for ops in schedules.ops.values():
-        for op in ops:
-            op.own_ns[row] *= share
-    # Communication that starts late because its host is, and waits for such ranks, are not in that category.
-    return Uncertainty(less=0.25, more=0.40)
+    schedules.scale(row, share)
+    if row is TimeCategory.SYNC:
+        schedules.without_host_waits(share)
+    # Without hosts, communication that starts late because its host is, and waits for such ranks, are not in that row.
+    return Uncertainty(less=0.25, more=0.15 if schedules.hosts else 0.40)
 
 
 def _collections(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """``value`` times the garbage collection that delays hosts; 0: none, or only between the recorded steps.
 
-    Its place in a step is not known: it is taken from all host time of the step in proportion.
+    Without hosts beside their devices it is taken from all host time of the step in proportion.
     """
     left = _share(name, value)
     steps = context.result.steps.tolist()
@@ -90,6 +90,12 @@ def _collections(schedules: EditableSchedules, context: Context, name: str, valu
     }
     if not any(any(of_steps.values()) for of_steps in collecting.values()):
         raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
+    schedules.steps_alike = False
+    if schedules.hosts:
+        for op in chain.from_iterable(schedules.ops.values()):
+            if op.host is not None:
+                op.host.scale_row(HostRow.COLLECTION, left)
+        return Uncertainty(less=0.25, more=0.05)
     for rank, ops in schedules.ops.items():
         host: defaultdict[int | None, float] = defaultdict(float)
         for op in ops:
@@ -144,12 +150,15 @@ _syncs = partial(_idle, TimeCategory.SYNC, "the job has no device that a call co
 """Calls that wait for the device; 0: nothing waits for it."""
 
 SETTINGS = (
-    Setting("network.bandwidth", "FACTORx", "every link this many times as fast", _bandwidth, 2),
-    Setting("network.latency", "FACTORx", "latency of every collective times this", _latency, 2),
+    Setting("network.bandwidth", "FACTORx", "every link this many times as fast", _bandwidth, 2, with_hosts=True),
+    Setting("network.latency", "FACTORx", "latency of every collective times this", _latency, 2, with_hosts=True),
     Setting("rank.*", "peers", "rank N at its peers' pace: the median of the ranks that do the same work",
             _rank_at_peers_pace, -1),
-    Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0),
-    Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none", _launches, 0),
-    Setting("host.sync", "SHARE", "the share of idle time behind synchronizing calls that is left; 0: none", _syncs, 0),
-    Setting("host.gc", "SHARE", "the share of garbage collection that is left; 0: none", _collections, 0),
+    Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0, with_hosts=True),
+    Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none",
+            _launches, 0, with_hosts=True),
+    Setting("host.sync", "SHARE", "the share of idle time behind synchronizing calls that is left; 0: none",
+            _syncs, 0, with_hosts=True),
+    Setting("host.gc", "SHARE", "the share of garbage collection that is left; 0: none",
+            _collections, 0, with_hosts=True),
 )  # fmt: skip

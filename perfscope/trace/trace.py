@@ -18,6 +18,8 @@ Float64 = NDArray[np.float64]
 
 NONE = -1
 """In any id column: this event has no such id, or it is not recorded."""
+NEVER = -(2**61)
+"""A time (ns) before all others, also after some additions."""
 
 WHOLE_GRAPH = "CUDA graph "
 """Begins the name of a kernel that stands for a whole CUDA graph, whose own kernels the recording does not list."""

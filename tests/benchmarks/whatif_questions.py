@@ -263,7 +263,45 @@ def _updating(spec: JobSpec, share: float) -> JobSpec:
     return replace(spec, strategy="ddp", model=model)
 
 
+def _host_bound(rng: random.Random) -> Iterator[Question]:
+    """Jobs whose device waits for launches now and then or always, some of them with syncs: how far the host is ahead
+    decides what a change brings.
+    """
+    model = replace(_model(rng), tokens=rng.choice((512, 1024, 2048)), small_kernel_ns=rng.choice((5, 10, 20)) * US)
+    host = HostSpec(
+        operator_ns=rng.choice((6, 10, 20, 40)) * US,
+        launch_ns=rng.choice((4, 8)) * US,
+        latency_ns=rng.choice((0, 5 * US)),
+    )
+    free = _job(rng, rng.choice(("ddp", "fsdp", "fsdp", "zero2")), model=model, host=host, ranks=rng.choice((2, 4)))
+    syncs = HostSync(ranks=None if rng.random() < 0.7 else (rng.randrange(free.ranks),))
+    spec = replace(free, causes=(syncs,)) if rng.random() < 0.5 else free
+    for times in (0.5, 2.0):
+        quick = replace(
+            model,
+            flops_per_ns=model.flops_per_ns * times,
+            small_kernel_ns=round(model.small_kernel_ns / times),
+            optimizer_kernel_ns=round(model.optimizer_kernel_ns / times),
+        )
+        yield Question(Trained(spec), {"compute": f"{times}x"}, Trained(replace(spec, model=quick)))
+        yield Question(
+            Trained(spec), {"network.bandwidth": f"{times}x"}, Trained(_network_changed(spec, bandwidth=times))
+        )
+        yield Question(Trained(spec), {"network.latency": f"{times}x"}, Trained(_network_changed(spec, latency=times)))
+    at_once = replace(host, operator_ns=0, launch_ns=0, event_ns=0)
+    yield Question(Trained(spec), {"host.launch": "0"}, Trained(replace(spec, host=at_once)))
+    if spec is not free:
+        free = replace(free, end_sync=False)
+        yield Question(Trained(spec), {"host.sync": "0"}, Trained(free))
+        both = {"host.sync": "0", "network.bandwidth": "2x"}
+        yield Question(Trained(spec), both, Trained(_network_changed(free, bandwidth=2.0)))
+    slow = rng.randrange(free.ranks)
+    cause = rng.choice((SlowHost(ranks=(slow,), factor=rng.uniform(1.5, 4.0)), SlowCompute(ranks=(slow,), factor=1.7)))
+    if free.ranks > 2:
+        yield Question(Trained(replace(spec, causes=(*spec.causes, cause))), {f"rank.{slow}": "peers"}, Trained(spec))
+
+
 _ASK: tuple[Callable[[random.Random], Iterator[Question]], ...] = (
     _bandwidth, _bandwidth, _bandwidth, _latency, _latency, _latency, _compute, _launch, _sync, _peers, _workers,
-    _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding,
+    _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound,
 )  # fmt: skip

@@ -17,6 +17,7 @@ from tests.generator import (
     MS,
     US,
     HostSpec,
+    HostSync,
     JobSpec,
     LoaderSpec,
     ModelSpec,
@@ -37,6 +38,12 @@ LAUNCH_BOUND = JobSpec(
     ranks=4, tensor=2, steps=6, model=ModelSpec(layers=12, tokens=1024, width=512, hidden=1024),
     network=NetworkSpec(busbw_gbps=217.0, alpha_ns=13 * US), clip_norm=True,
 )  # fmt: skip
+HOST_BOUND = JobSpec(
+    ranks=2, steps=6, end_sync=True, causes=(HostSync(),), host=HostSpec(operator_ns=10 * US, latency_ns=5 * US),
+    model=ModelSpec(layers=8, tokens=1024, width=512, hidden=1024), network=NetworkSpec(busbw_gbps=35.0),
+)  # fmt: skip
+FREE = replace(HOST_BOUND, end_sync=False, causes=())
+AHEAD = replace(HOST_BOUND, strategy="fsdp", end_sync=False, causes=(), model=replace(HOST_BOUND.model, tokens=3072))
 SMALL = JobSpec(
     ranks=4, end_sync=True, model=ModelSpec(layers=16, tokens=1024, width=512, hidden=1024),
     network=NetworkSpec(busbw_gbps=79.0, alpha_ns=126 * US),
@@ -47,12 +54,12 @@ def network(bandwidth: float = 1.0, latency: float = 1.0) -> NetworkSpec:
     return NetworkSpec(busbw_gbps=SLOW_NETWORK.busbw_gbps * bandwidth, alpha_ns=round(SLOW_NETWORK.alpha_ns * latency))
 
 
-def quicker(factor: float) -> ModelSpec:
+def quicker(factor: float, model: ModelSpec = DEEP) -> ModelSpec:
     return replace(
-        DEEP,
-        flops_per_ns=DEEP.flops_per_ns * factor,
-        small_kernel_ns=round(DEEP.small_kernel_ns / factor),
-        optimizer_kernel_ns=round(DEEP.optimizer_kernel_ns / factor),
+        model,
+        flops_per_ns=model.flops_per_ns * factor,
+        small_kernel_ns=round(model.small_kernel_ns / factor),
+        optimizer_kernel_ns=round(model.optimizer_kernel_ns / factor),
     )
 
 
@@ -112,6 +119,24 @@ QUESTIONS = {
         LAUNCH_BOUND,
         {"network.latency": "0.25x"},
         replace(LAUNCH_BOUND, network=replace(LAUNCH_BOUND.network, alpha_ns=round(13 * US / 4))),
+    ),
+    # The calls themselves stay: the job without them also saves what they cost the host.
+    "a host that no longer waits runs ahead": Question(HOST_BOUND, {"host.sync": "0"}, FREE),
+    "a host that no longer waits, and a quick device": Question(
+        HOST_BOUND, {"host.sync": "0", "compute": "2x"}, replace(FREE, model=quicker(2.0, FREE.model))
+    ),
+    **{
+        f"{name} on a device {factor} times as quick": Question(
+            spec, {"compute": f"{factor}x"}, replace(spec, model=quicker(factor, spec.model)), within=0.01
+        )
+        for factor in (0.5, 2.0)
+        for name, spec in (("syncs", HOST_BOUND), ("launches", FREE), ("a host hardly ahead", AHEAD))
+    },
+    "syncs without launches": Question(
+        HOST_BOUND,
+        {"host.launch": "0"},
+        replace(HOST_BOUND, host=replace(HOST_BOUND.host, operator_ns=0, launch_ns=0, event_ns=0)),
+        within=0.02,
     ),
     # All its collectives have one size, so latency cannot be separated from bandwidth and is assumed.
     "FULL_SHARD on twice the bandwidth": Question(

@@ -1,0 +1,241 @@
+"""Finds a rank's host lane: which of its device's work was launched when, and what its blocking calls waited for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.host_activity import COLLECTING, HostActivity
+from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostRow, HostWaits
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
+from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int64, Trace
+
+_BLOCKS: Final = 128
+"""A step is cut into about so many stretches; of the work in each, three pieces are kept."""
+
+_MOST_UNKNOWN: Final = 0.5
+"""Share of a device's work whose launches may be missing."""
+
+
+def host_lane(
+    trace: Trace, work: DeviceWork, is_communication: Bool, host: HostActivity, collectives: Collectives,
+    own: Timeline, steps: Steps,
+) -> HostLane | None:  # fmt: skip
+    """The lane of one rank; ``own`` is its own timeline. None where too few launches are recorded."""
+    mine = np.flatnonzero(~is_communication)
+    if len(mine) == 0 or (work.launch[mine] == NONE).mean() > _MOST_UNKNOWN:
+        return None
+    return _Builder(trace, work, mine, is_communication, host, collectives, own, steps).lane()
+
+
+class _Builder:
+    def __init__(
+        self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, host: HostActivity,
+        collectives: Collectives, own: Timeline, steps: Steps,
+    ) -> None:  # fmt: skip
+        self._host, self._collectives, self._own, self._steps = host, collectives, own, steps
+        index = np.arange(len(mine))
+        self._launched = work.launch_start_ns(trace)[mine]
+        # In the order of their starts; what starts later was not launched before, as far as the device is concerned.
+        self._at = np.minimum.accumulate((self._launched - index)[::-1])[::-1] + index
+        self._start = work.start_ns[mine]
+        ended = np.maximum.accumulate(work.end_ns[mine])
+        self._ended = ended
+        self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
+        self._end = np.minimum(ended, np.append(self._start[1:], LATER))
+        calls = work.launch[mine][work.launch[mine] != NONE]
+        self._call_ns = int(np.median(trace.duration_ns[calls])) if len(calls) else 0
+        chosen = np.flatnonzero(is_communication)
+        chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
+        known = work.launch[chosen] != NONE
+        self._issued = np.where(known, trace.start_ns[work.launch[chosen]], NONE)
+        self._called = np.where(known, trace.end_ns[work.launch[chosen]], NONE)
+        self._cost = _cost_of_issuing(trace, host, self._issued, self._called)
+
+    def lane(self) -> HostLane:
+        waits, waiting = self._waits()
+        blocked_ns, joined = self._blocking(waits)
+        late, latency = self._late()
+        arrived = np.where(late, self._start, np.minimum(self._at + latency, self._start))
+        cuts = np.unique(
+            np.concatenate((
+                self._issued[self._issued != NONE], blocked_ns[blocked_ns < LATER], waits.entered_ns, waits.noted_ns,
+                self._host.loading.end_ns, self._steps.host_start_ns,
+                *(self._next_launch(edges) for edges in (self._steps.start_ns, self._steps.end_ns)),
+            ))
+        )  # fmt: skip
+        cuts = cuts[(cuts > NEVER) & (cuts < LATER)]
+        begin, end = int(min(cuts.min(), self._at[0])), int(max(cuts.max(), self._at[-1])) + 1
+        rows = _HostRows(self._host, waiting, begin, end)
+        kept = self._kept(arrived, rows.total_before(self._at), cuts)
+        at = np.concatenate((self._at[kept], cuts))
+        at, first = np.unique(at, return_index=True)
+        launches = first < len(kept)
+        place = kept[np.where(launches, first, 0)]
+        ends = self._end[np.append(kept[1:], len(self._at)) - 1]
+        done = np.where(launches, ends[np.where(launches, first, 0)], NEVER)
+        return HostLane(
+            at_ns=at,
+            rows_ns=rows.before(at),
+            latency_ns=np.where(launches, arrived[place] - self._at[place], NONE),
+            start_ns=np.where(launches, self._start[place], NONE),
+            end_ns=np.maximum.accumulate(done),
+            issued_ns=self._issued,
+            called_ns=self._called,
+            cost_ns=self._cost,
+            blocked_ns=blocked_ns,
+            resumed_ns=self._resumed(late),
+            joined=joined,
+            call_ns=min(self._call_ns, latency),
+            waits=waits,
+            loading=self._host.loading,
+        )
+
+    def _next_launch(self, device_ns: Int64) -> Int64:
+        """The launch of the first work that starts at or after each time; LATER where none does."""
+        place = np.searchsorted(self._start, device_ns, side="left")
+        return np.append(self._at, LATER)[place]
+
+    def _late(self) -> tuple[Bool, int]:
+        """(did the device wait for the launch of each piece of work, what then passes from launch to start). It did not
+        where it could go on only later, when a collective had ended.
+        """
+        own, blocked = self._own, self._own.where(TimeCategory.COMM_TRANSFER)
+        inside = (self._start > own.start_ns[0]) & (self._start <= own.end_ns) & self._gap
+        # A gap may be the host's in one part and wait for something else in another.
+        begin = np.minimum(np.append(self._start[:1], self._ended[:-1]), self._start)
+        idle = inside & (own.totals(begin, self._start)[:, OF_HOST].sum(axis=1) > 0)
+        last = np.searchsorted(blocked.end_ns, self._start, side="right") - 1
+        until = np.where(last >= 0, np.append(blocked.end_ns, NEVER)[last], NEVER)
+        behind = until > np.maximum(begin, self._launched)
+        took = self._start - self._launched
+        latency = int(np.median(took[idle & ~behind])) if (idle & ~behind).any() else max(int(took.min()), 0)
+        return idle & (~behind | (took <= latency)), latency
+
+    def _resumed(self, late: Bool) -> Int64:
+        """When the device went on after each blocked stretch: idle time right behind it is a part of it, unless that
+        was for a launch.
+        """
+        stretches = self._own.where(TimeCategory.COMM_TRANSFER)
+        own, until = self._own, stretches.end_ns
+        following = np.clip(np.searchsorted(own.start_ns, until, side="right") - 1, 0, len(own) - 1)
+        idle = np.isin(own.category[following], OF_HOST) & (own.start_ns[following] == until)
+        place = np.searchsorted(self._start, until, side="left")
+        idle &= ~np.append(late, True)[place]
+        return np.where(idle, own.ends_ns[following], until)
+
+    def _kept(self, arrived: Int64, host_ns: Int64, cuts: Int64) -> Int64:
+        """Indices of the work that is listed: in every stretch the first piece, the last, and the one that the device
+        waited for or came nearest to.
+        """
+        own = self._own
+        passed = own.totals(np.full(len(self._start), own.start_ns[0]), self._start)[:, OF_DEVICE].sum(axis=1)
+        slack = host_ns + (arrived - self._at) - passed
+        length = max((int(self._start[-1]) - int(self._start[0])) // (_BLOCKS * max(len(self._steps), 1)), 1)
+        cut = np.searchsorted(cuts, self._at, side="right")
+        block = self._start // length
+        begins = np.flatnonzero(np.concatenate(([True], (np.diff(cut) != 0) | (np.diff(block) != 0))))
+        most = np.maximum.reduceat(slack, begins)
+        number = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slack))))
+        binding = np.flatnonzero(slack == most[number])
+        last = np.append(begins[1:], len(slack)) - 1
+        _, latest = np.unique(number[binding][::-1], return_index=True)
+        return np.unique(np.concatenate((begins, binding[::-1][latest], last)))
+
+    def _blocking(self, waits: HostWaits) -> tuple[Int64, Bool]:
+        """(moment of each blocked stretch, is it the host's)."""
+        stretches = self._own.where(TimeCategory.COMM_TRANSFER)
+        place = np.searchsorted(self._start, stretches.end_ns, side="left")
+        moment = np.append(self._at, LATER)[place]
+        launched = np.append(self._launched, NEVER)[place]
+        # Launched after the wait, so it was the host that waited.
+        call = np.searchsorted(waits.returned_ns, stretches.end_ns, side="left")
+        some = call < len(waits.returned_ns)
+        call = np.minimum(call, max(len(waits.returned_ns) - 1, 0))
+        joined = np.zeros(len(stretches), dtype=np.bool_)
+        if len(waits.returned_ns):
+            joined = some & (launched >= stretches.end_ns) & (waits.entered_ns[call] <= stretches.end_ns)
+            joined &= waits.collective[call] != NONE
+            moment = np.where(joined, waits.entered_ns[call], moment)
+        return moment, joined
+
+    def _waits(self) -> tuple[HostWaits, Intervals]:
+        """(what each blocking call waited for: the last that ended before it returned; all time in them)."""
+        begin, until = self._host.blocked_by_end()
+        before = np.searchsorted(self._at, begin + 1, side="left") - 1
+        place = np.minimum(np.searchsorted(self._end, until, side="right") - 1, before)
+        own_end = np.where(place >= 0, self._end[np.maximum(place, 0)], NEVER)
+        order = np.argsort(self._collectives.end_ns, kind="stable")
+        ended = np.searchsorted(self._collectives.end_ns[order], until, side="right") - 1
+        last = order[np.maximum(ended, 0)] if len(order) else np.zeros(len(until), dtype=np.int64)
+        comm_end = np.full(len(until), NEVER, dtype=np.int64)
+        if len(order):
+            known = (ended >= 0) & (self._issued[last] != NONE) & (self._issued[last] <= begin)
+            comm_end = np.where(known, self._collectives.end_ns[last], NEVER)
+        of_comm = (comm_end > begin) & (comm_end >= own_end)
+        waited = of_comm | (own_end > begin)
+        whole = place == before
+        device = (place >= 0) & (whole | (waited & ~of_comm))
+        used = device | of_comm
+        noted = np.append(self._at, LATER)[np.minimum(place, before) + 1]
+        return (
+            HostWaits(
+                entered_ns=begin[used] + 1,
+                returned_ns=until[used],
+                collective=np.where(of_comm, last, NONE)[used],
+                device=device[used],
+                noted_ns=np.where(whole, NEVER, noted)[used],
+                device_end_ns=own_end[used],
+            ),
+            Intervals.of(begin[waited] + 1, until[waited]),
+        )
+
+
+def _cost_of_issuing(trace: Trace, host: HostActivity, issued: Int64, called: Int64) -> Int64:
+    """The time in the operators around the call that launches each collective; without any, in that call."""
+    operators = Intervals.of_rows(
+        trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
+    )
+    place = np.searchsorted(operators.start_ns, issued, side="right") - 1
+    around = operators.covers(issued)
+    length = operators.end_ns - operators.start_ns
+    return np.where(around, length[np.maximum(place, 0)] if len(length) else 0, np.maximum(called - issued, 0))
+
+
+class _HostRows:
+    """The host's time by what it did, up to any moment."""
+
+    def __init__(self, host: HostActivity, waiting: Intervals, begin_ns: int, end_ns: int) -> None:
+        self._begin, self._waiting = begin_ns, waiting
+        busy = waiting.complement(begin_ns, end_ns)
+        layers = (host.named.get(COLLECTING, Intervals.empty()), host.loading, host.operators)
+        self._rows = []
+        for layer in layers:
+            mine = layer.intersect(busy)
+            self._rows.append(mine)
+            busy = busy.subtract(mine)
+
+    def before(self, moment_ns: Int64) -> Int64:
+        """[moment, HostRow]."""
+        begin = np.full(1, self._begin)
+        collection, loader, operators = (row.before(moment_ns) - row.before(begin) for row in self._rows)
+        other = self.total_before(moment_ns) - collection - loader - operators
+        columns = {
+            HostRow.LOADER: loader,
+            HostRow.COLLECTION: collection,
+            HostRow.OPERATORS: operators,
+            HostRow.OTHER: other,
+        }
+        return np.stack([columns[row] for row in HostRow], axis=1)
+
+    def total_before(self, moment_ns: Int64) -> Int64:
+        """All but waits."""
+        begin = np.full(1, self._begin)
+        return moment_ns - self._begin - (self._waiting.before(moment_ns) - self._waiting.before(begin))

@@ -1,0 +1,109 @@
+"""What one rank does, in the order of its program: the ops of its schedule, not yet tied to the time between them.
+
+The host's order is the program's: what it launches first comes first, however late the device gets there. A rank whose
+host is not known has the order in which things happened.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.analyzers.rank.host_lane import LATER, HostLane
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.replay.lanes import ProgramOps
+from perfscope.analyzers.replay.rank_ops import ReplayRankOps
+from perfscope.trace.trace import NEVER, NONE, Int64
+
+
+def issues(partial: RankPartial, mine: ReplayRankOps) -> ProgramOps:
+    """The rank's collectives."""
+    lane, begun = partial.progress.host, partial.collectives.start_ns[mine.row]
+    if lane is None:
+        return ProgramOps.of(OpKind.ISSUE, mine.ready_ns, mine.ready_ns, mine.number, begun_ns=begun)
+    return ProgramOps.of(
+        OpKind.ISSUE, mine.ready_ns, _issued(partial, lane)[mine.row], mine.number,
+        end_ns=lane.called_ns[mine.row], begun_ns=begun,
+    )  # fmt: skip
+
+
+def _issued(partial: RankPartial, lane: HostLane) -> Int64:
+    """The moment of each collective; without a recorded launch, right before the work that starts after it."""
+    return np.where(lane.issued_ns == NONE, lane.moment_of(partial.progress.ready_ns) - 1, lane.issued_ns)
+
+
+def waits(partial: RankPartial, mine: ReplayRankOps, first_ns: int, last_ns: int) -> ProgramOps:
+    """Where the rank waited for collectives of its schedule."""
+    progress = partial.progress
+    number = np.full(len(partial.collectives), NONE, dtype=np.int64)
+    number[mine.row] = mine.number
+    used = (progress.blocked.end_ns > first_ns) & (progress.blocked.end_ns <= last_ns)
+    used &= number[progress.blocker] != NONE
+    until, blocker = progress.blocked.end_ns[used], progress.blocker[used]
+    ended = partial.collectives.end_ns[blocker]
+    lane = progress.host
+    if lane is None:
+        return ProgramOps.of(OpKind.WAIT, until, until, number[blocker], lag_ns=until - ended, end_ns=ended)
+    # What had been launched before cannot wait for it; another thread's launches may look as if it did.
+    moment = np.maximum(lane.blocked_ns[used], _issued(partial, lane)[blocker] + 1)
+    return ProgramOps.of(
+        OpKind.WAIT, until, moment, number[blocker], lag_ns=until - ended, end_ns=ended, waits=~lane.joined[used],
+        idle_ns=lane.resumed_ns[used] - until,
+    )  # fmt: skip
+
+
+def marks(partial: RankPartial, time_ns: Int64, number: Int64) -> ProgramOps:
+    """The ends of step windows: where the work that begins there was launched, or the host's own time before that."""
+    lane = partial.progress.host
+    moment = time_ns if lane is None else lane.moment_of(time_ns)
+    if lane is not None:
+        idle = (lane.done_ns(moment) < time_ns) & (moment < LATER)
+        moment = np.where(idle, np.minimum(moment, time_ns), moment)
+    return ProgramOps.of(OpKind.MARK, time_ns, moment, number)
+
+
+def stalls(partial: RankPartial, until_ns: Int64, lag_ns: Int64, number: Int64) -> tuple[ProgramOps, Int64]:
+    """Stalls of the loader that end whatever the training does, as the device saw them, and when the hosts had their
+    batches (NEVER where no loading is recorded before).
+    """
+    lane = partial.progress.host
+    if lane is None:
+        return ProgramOps.of(OpKind.HOLD, until_ns, until_ns, number, lag_ns=lag_ns), np.full(len(until_ns), NEVER)
+    launched = lane.moment_of(until_ns)
+    place = np.searchsorted(lane.loading.end_ns, launched, side="right") - 1
+    known = place >= 0
+    moment, took = launched.copy(), np.zeros(len(launched), dtype=np.int64)
+    moment[known] = lane.loading.end_ns[place[known]]
+    took[known] = (lane.loading.end_ns - lane.loading.start_ns)[place[known]]
+    held = ProgramOps.of(OpKind.HOLD, until_ns, moment, number, lag_ns=lag_ns, end_ns=took)
+    return held, np.where(known, moment, NEVER)
+
+
+def host_waits(
+    partial: RankPartial, lane: HostLane, mine: ReplayRankOps, window: tuple[int, int], notes: int
+) -> tuple[ProgramOps, ...]:
+    """Calls in the schedule's ``window`` in which the host waits; ``notes`` is how many notes other ranks have."""
+    called = lane.waits
+    base, end = lane.begins_at(window[0]), int(lane.moment_of(np.array(window))[1])
+    used = (called.entered_ns > base) & (called.entered_ns < end)
+    number = np.full(len(partial.collectives), NONE, dtype=np.int64)
+    number[mine.row] = mine.number
+    joins = used & (called.collective != NONE)
+    joins[joins] = number[called.collective[joins]] != NONE
+    syncs = used & called.device
+    waited = called.device_end_ns >= called.entered_ns
+    noted = syncs & (called.noted_ns != NEVER)
+    slot = np.full(len(used), NONE, dtype=np.int64)
+    slot[noted] = notes + np.arange(noted.sum())
+    collective = called.collective[joins]
+    return (
+        ProgramOps.of(
+            OpKind.SYNC, called.returned_ns[syncs], called.entered_ns[syncs], slot[syncs],
+            waits=(waited & (called.collective == NONE))[syncs],
+        ),
+        ProgramOps.of(
+            OpKind.JOIN, called.returned_ns[joins], called.entered_ns[joins], number[collective],
+            end_ns=partial.collectives.end_ns[collective],
+        ),
+        ProgramOps.of(OpKind.NOTE, np.full(noted.sum(), NEVER), called.noted_ns[noted], slot[noted]),
+    )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Hosts beside their devices in a form that settings can edit.
+
+Of each op a host has a part: what it does before the op, by ``HostRow``, and the work that it launches meanwhile. Each
+piece of that work has a line: the host's time up to its launch (by row), what passes until it can start, and the
+device's own time from it to the op (by category). So whatever is stretched or cut, each piece still starts when it is
+launched and what came before has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.host_lane import OF_DEVICE, HostRow
+from perfscope.analyzers.rank.timeline import Progress
+from perfscope.analyzers.replay.engine import Lanes
+from perfscope.analyzers.replay.lanes import RankLane
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NEVER, Float64, Int64
+
+HOST_ROWS: Final = len(HostRow)
+OWN_ROWS: Final = len(TimeCategory)
+_LATENCY: Final = HOST_ROWS
+OF_DEVICE_ROWS: Final = HOST_ROWS + 1
+"""Columns of a piece of work: host rows, latency, and from here on device rows."""
+
+_HOST_ROWS: Final = {
+    TimeCategory.DATALOADER: (HostRow.LOADER,),
+    TimeCategory.LAUNCH: (HostRow.OPERATORS,),
+    TimeCategory.HOST: (HostRow.COLLECTION, HostRow.OTHER),
+}
+
+
+@dataclass(eq=False)
+class HostPart:
+    """A host's part of one op. ``lag_ns`` as in ``Lanes``; ``waited_ns`` is how long it waited there, when recorded;
+    ``launches`` has a line for each piece of work.
+    """
+
+    own_ns: Float64
+    launches: Float64
+    lag_ns: float = 0.0
+    waited_ns: float = 0.0
+
+    @classmethod
+    def none(cls) -> HostPart:
+        """Nothing before an op."""
+        return cls(np.zeros(HOST_ROWS), np.zeros((0, OF_DEVICE_ROWS + OWN_ROWS)))
+
+    def then(self, following: HostPart, work_ns: Float64) -> HostPart:
+        """Both, one after the other, as the part of the op that follows, before which the device has ``work_ns``."""
+        first, second = self.launches.copy(), following.launches.copy()
+        first[:, OF_DEVICE_ROWS:] += work_ns
+        second[:, :HOST_ROWS] += self.own_ns
+        return replace(following, own_ns=self.own_ns + following.own_ns, launches=np.concatenate((first, second)))
+
+    def scale(self, category: TimeCategory, factor: float) -> None:
+        """What belongs to a category takes ``factor`` times as long: on the host where that causes it, else on the
+        device. Garbage collection is host time.
+        """
+        for row in _HOST_ROWS.get(category, ()):
+            self.scale_row(row, factor)
+        self.launches[:, OF_DEVICE_ROWS + category] *= factor
+
+    def scale_row(self, row: HostRow, factor: float) -> None:
+        """The same of one thing that the host does."""
+        self.own_ns[row] *= factor
+        self.launches[:, row] *= factor
+
+    def set_host(self, row: HostRow, ns: float) -> None:
+        """What the host does takes that long, where it did it."""
+        if self.own_ns[row] > 0:
+            self.launches[:, row] *= ns / self.own_ns[row]
+        else:
+            self.launches[:, row] += ns
+        self.own_ns[row] = ns
+
+
+@dataclass(frozen=True, eq=False)
+class HostOfRank:
+    """What a rank's ops start from, one entry per op: the device's own time (by category), its lag, the host's part.
+    The host starts ``lead_ns`` before the rank. ``issuing_ns``: what issuing each of its rank ops takes the host.
+    """
+
+    work_ns: Float64
+    device_lag_ns: Sequence[int]
+    parts: Sequence[HostPart]
+    lead_ns: int
+    issuing_ns: Mapping[int, float]
+
+    @functools.cached_property
+    def usually_issuing_ns(self) -> float:
+        """The median of them; 0 without any."""
+        return median(self.issuing_ns.values()) if self.issuing_ns else 0.0
+
+
+def host_of(progress: Progress, side: RankLane, issuing_ns: Mapping[int, float]) -> HostOfRank:
+    """That of one rank as recorded."""
+    lane = progress.host
+    assert lane is not None
+    points, own = side.points, progress.own
+    passed = lane.rows_at(side.moment_ns).astype(np.float64)
+    begin = np.full(len(side.done_ns), own.start_ns[0])
+    worked = _of_device(own.totals(begin, side.done_ns))
+    launches = np.zeros((len(points.op), OF_DEVICE_ROWS + OWN_ROWS))
+    launches[:, :HOST_ROWS] = lane.rows_ns[points.listed] - passed[points.op]
+    launches[:, HostRow.OPERATORS] += lane.call_ns
+    launches[:, _LATENCY] = points.latency_ns - lane.call_ns
+    done = side.done_ns[points.op + 1]
+    launches[:, OF_DEVICE_ROWS:] = _of_device(own.totals(np.minimum(lane.start_ns[points.listed], done), done))
+    bounds = np.searchsorted(points.op, np.arange(len(side.lanes.host_ns) + 1))
+    host = np.diff(passed, axis=0)
+    parts = [
+        HostPart(host[op], launches[bounds[op] : bounds[op + 1]], lag, waited)
+        for op, (lag, waited) in enumerate(zip(side.lanes.host_lag_ns.tolist(), side.waited_ns.tolist(), strict=True))
+    ]
+    return HostOfRank(
+        np.diff(worked, axis=0), side.lanes.device_lag_ns.tolist(), parts, int(side.lanes.lead_ns[0]), issuing_ns
+    )
+
+
+def _of_device(rows: Int64) -> Float64:
+    """Without what the host causes."""
+    left = np.zeros(rows.shape)
+    left[:, OF_DEVICE] = rows[:, OF_DEVICE]
+    return left
+
+
+def lanes_of(work: Sequence[Float64], lags: Sequence[float], parts: Sequence[HostPart | None], lead_ns: int) -> Lanes:
+    """Lanes of one rank's ops."""
+    hosts = [HostPart.none() if part is None else part for part in parts]
+    reach = [round(float(part.launches.sum(axis=1).max())) if len(part.launches) else NEVER for part in hosts]
+    return Lanes(
+        host_ns=in_whole_ns([part.own_ns for part in hosts]),
+        work_ns=in_whole_ns(work),
+        reach_ns=np.array(reach, dtype=np.int64),
+        host_lag_ns=np.array([round(part.lag_ns) for part in hosts], dtype=np.int64),
+        device_lag_ns=np.array([round(lag) for lag in lags], dtype=np.int64),
+        hold_ns=np.empty(0, dtype=np.int64),
+        lead_ns=np.array([lead_ns], dtype=np.int64),
+    )
+
+
+def in_whole_ns(rows: Sequence[Float64]) -> Int64:
+    """Time before each op in whole ns; rounding errors do not add up."""
+    progress = np.round(np.cumsum([float(row.sum()) for row in rows]))
+    return np.diff(progress, prepend=0).astype(np.int64)
+
+
+def launched_anew(parts: Sequence[HostPart | None], before: Float64, after: Float64) -> list[HostPart]:
+    """The work of ops that are written anew: for each new op a part that has what is launched before it, and no more.
+
+    ``before`` and ``after`` have for each old and each new op (lines) what has passed there: device rows, then host
+    rows. A piece comes before the first new op that lies behind its start.
+    """
+    pieces = [np.zeros((0, OF_DEVICE_ROWS + OWN_ROWS))]
+    for number, part in enumerate(parts):
+        if part is not None and len(part.launches):
+            piece = part.launches.copy()
+            begun = before[number - 1, OWN_ROWS:] if number else 0.0
+            piece[:, :HOST_ROWS] += begun
+            piece[:, OF_DEVICE_ROWS:] = before[number, :OWN_ROWS] - piece[:, OF_DEVICE_ROWS:]
+            pieces.append(piece)
+    every = np.concatenate(pieces)
+    starts, ends = every[:, OF_DEVICE_ROWS:].sum(axis=1), after[:, :OWN_ROWS].sum(axis=1)
+    place = np.minimum(np.searchsorted(ends, starts + 0.5, side="left"), len(after) - 1)
+    order = np.argsort(place, kind="stable")
+    every, place = every[order], place[order]
+    host = np.vstack((np.zeros(HOST_ROWS), after[:, OWN_ROWS:]))
+    every[:, :HOST_ROWS] -= host[place]
+    every[:, OF_DEVICE_ROWS:] = np.maximum(after[place, :OWN_ROWS] - every[:, OF_DEVICE_ROWS:], 0.0)
+    bounds = np.searchsorted(place, np.arange(len(after) + 1))
+    return [replace(HostPart.none(), launches=every[bounds[at] : bounds[at + 1]]) for at in range(len(after))]
