@@ -253,7 +253,7 @@ def _overlap_reductions(schedules: EditableSchedules, context: Context, name: st
 SETTINGS = (
     Setting("zero.stage", "0|1|2|3", "shard parameters, gradients and optimizer more, or less", _stage, 1),
     Setting("fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1),
-    Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1, with_hosts=True),
+    Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1),
     Setting(
         "zero.overlap_comm",
         "true",
