@@ -12,7 +12,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.debug_settings import launches_block
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
 
 RULE: Final = "launch-bound"
 SHARE: Final = 0.05
@@ -49,8 +49,19 @@ def evaluate(job: RuleContext) -> Finding | None:
         evidence=_evidence(job),
         action=_action(job),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
+        predicted=None if step is None else _of_idle_time(step, job.step_time_us - waiting),
         whatif=whatif,
     )
+
+
+def _of_idle_time(replayed: Prediction, without_idle_us: float) -> Prediction:
+    """Faster launches are expected to save at most the devices' idle time before late launches.
+
+    The replay launches everything at once. Its host is then free to load data while the devices compute, which saves
+    the waits for data too. Those have findings of their own, so they count for ``low`` only.
+    """
+    mid = max(replayed.mid, without_idle_us)
+    return Prediction(low=replayed.low, mid=mid, high=max(replayed.high, mid))
 
 
 def _whatif(job: RuleContext) -> dict[str, str]:

@@ -46,7 +46,9 @@ def test_item_in_every_step_is_named_with_its_place_and_cost(synced):
     assert evidence[place] == pytest.approx(idle, rel=0.01)
     assert "cudaStreamSynchronize" in place
     step = synced.summary.job.step_time_us
-    assert finding.ceiling == pytest.approx(step / (step - idle) - 1)
+    # A host that does not wait also runs ahead, which the idle time after its waits does not hold: the next test.
+    assert step - idle > finding.predicted_step_us.mid
+    assert finding.ceiling == pytest.approx(step / finding.predicted_step_us.mid - 1)
     assert (finding.obtained, finding.confidence) == ("replayed", "high")
 
 
