@@ -8,7 +8,7 @@ gathers parameters before each layer's forward and again before its backward, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -201,15 +201,25 @@ def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: 
     gathers = find_gathers(schedules, context, reductions_by_step(schedules))
     if all(len(each.gathers) < 2 for passes in gathers.passes.values() for each in passes):
         raise CannotReplay(f"{name}: no gathers of parameters follow one another in a recorded step")
-    for step_ops in list(schedules.every_step()):
-        behind: dict[int, int] = {}
+    passed: dict[Collective, int] = {}
+    for step_ops in schedules.every_step():
         for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
-            behind |= _issued_ahead(step_ops, each.gathers, ahead)
-        for place, target in behind.items():
+            others = dict.fromkeys((gather.collective for gather in each.gathers), 0)
+            behind = _issued_ahead(step_ops, each.gathers, ahead).items()
+            others |= {
+                collective: len(places) for collective, places in (_passes_by(step_ops, *move) for move in behind)
+            }
+            for collective, count in others.items():
+                passed[collective] = min(passed.get(collective, count), count)
+    for step_ops in list(schedules.every_step()):
+        moved: dict[int, int] = {}
+        for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
+            moved |= _alike(step_ops, _issued_ahead(step_ops, each.gathers, ahead), passed)
+        for place, target in moved.items():
             # As long after the rank came there; when a wait ends, it is there.
             other = step_ops.ops[target]
             step_ops.ops[place].lag_ns = other.lag_ns if other.kind is OpKind.ISSUE else 0.0
-        step_ops.move(behind)
+        step_ops.move(moved)
     keep_host_pace(schedules, context)
     return Uncertainty(less=0.30, more=0.10)
 
@@ -229,6 +239,33 @@ def _issued_ahead(step_ops: StepOps, gathers: Sequence[RankOp], ahead: int) -> d
         if target < issues[rank_op]:
             behind[issues[rank_op]] = target
     return behind
+
+
+def _passes_by(step_ops: StepOps, place: int, target: int) -> tuple[Collective, list[int]]:
+    """(the gather issued at ``place``; places of the other kinds that it comes before on its stream once it is issued
+    behind ``target``).
+    """
+    gather = step_ops.ops[place].issued
+    assert gather is not None
+    between = ((at, step_ops.ops[at].issued) for at in range(target + 1, place))
+    return gather.collective, [
+        at
+        for at, other in between
+        if other is not None and other.lane == gather.lane and other.collective.kind != gather.collective.kind
+    ]
+
+
+def _alike(step_ops: StepOps, behind: Mapping[int, int], passed: Mapping[Collective, int]) -> dict[int, int]:
+    """``behind`` with every gather no further ahead of others than on all ranks (``passed``): communicators need one
+    order everywhere, or ranks would wait for each other.
+    """
+    moved, last = {}, -1
+    for place, target in sorted(behind.items()):
+        collective, others = _passes_by(step_ops, place, target)
+        kept = len(others) - passed[collective]
+        last = max(last, others[kept - 1] if kept else target)
+        moved[place] = last
+    return moved
 
 
 def _overlap_reductions(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
