@@ -11,7 +11,7 @@ the host's, and which of the two it would be after a change shows only with both
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -44,7 +44,7 @@ class HostRow(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class HostWaits:
-    """Calls in which the host waited, in order: parallel arrays, own clock.
+    """Calls in which the host waited, in order: parallel arrays, own clock. Launches that a full queue delayed, too.
 
     Each is entered after the moment ``entered_ns`` and returns at ``returned_ns``. ``collective`` is the one whose end
     it waited for (NONE: none), ``device`` whether it returns only when own work of the device has ended: that launched
@@ -57,6 +57,12 @@ class HostWaits:
     device: Bool
     noted_ns: Int64
     device_end_ns: Int64
+
+    def beside(self, other: HostWaits) -> HostWaits:
+        """Both."""
+        order = np.argsort(np.concatenate((self.returned_ns, other.returned_ns)), kind="stable")
+        columns = ((getattr(self, column.name), getattr(other, column.name)) for column in fields(HostWaits))
+        return HostWaits(*(np.concatenate(pair)[order] for pair in columns))
 
 
 @dataclass(frozen=True, eq=False)

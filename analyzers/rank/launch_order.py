@@ -10,7 +10,7 @@ from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.host_activity import COLLECTING, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostRow, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.launches import DeviceWork, full_queue
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.analyzers.rank.timeline import Timeline
@@ -19,6 +19,9 @@ from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int64, Trace
 
 _BLOCKS: Final = 128
 """A step is cut into about so many stretches; of the work in each, three pieces are kept."""
+
+_PROMPT_NS: Final = 20_000
+"""From a launch to the start of its work no more passes, where nothing else keeps that waiting."""
 
 _MOST_UNKNOWN: Final = 0.5
 """Share of a device's work whose launches may be missing."""
@@ -50,8 +53,15 @@ class _Builder:
         self._ended = ended
         self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
         self._end = np.minimum(ended, np.append(self._start[1:], LATER))
+        queue = full_queue(trace, work)
         calls = work.launch[mine][work.launch[mine] != NONE]
+        calls = calls[~queue.covers(trace.start_ns[calls])]
         self._call_ns = int(np.median(trace.duration_ns[calls])) if len(calls) else 0
+        # What is left is the launch.
+        self._queue = Intervals.of(queue.start_ns, np.maximum(queue.end_ns - self._call_ns, queue.start_ns))
+        launched = work.launch != NONE
+        passed = work.start_ns[launched] - trace.start_ns[work.launch[launched]]
+        self._least_ns = min(max(int(passed.min()), 0), _PROMPT_NS)
         chosen = np.flatnonzero(is_communication)
         chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
         known = work.launch[chosen] != NONE
@@ -62,18 +72,20 @@ class _Builder:
     def lane(self) -> HostLane:
         waits, waiting = self._waits()
         blocked_ns, joined = self._blocking(waits)
+        for_queue = self._queue_waits()
         late, latency = self._late()
         arrived = np.where(late, self._start, np.minimum(self._at + latency, self._start))
         cuts = np.unique(
             np.concatenate((
                 self._issued[self._issued != NONE], blocked_ns[blocked_ns < LATER], waits.entered_ns, waits.noted_ns,
+                for_queue.entered_ns, for_queue.noted_ns,
                 self._host.loading.end_ns, self._steps.host_start_ns,
                 *(self._next_launch(edges) for edges in (self._steps.start_ns, self._steps.end_ns)),
             ))
         )  # fmt: skip
         cuts = cuts[(cuts > NEVER) & (cuts < LATER)]
         begin, end = int(min(cuts.min(), self._at[0])), int(max(cuts.max(), self._at[-1])) + 1
-        rows = _HostRows(self._host, waiting, begin, end)
+        rows = _HostRows(self._host, waiting.union(self._queue), begin, end)
         kept = self._kept(arrived, rows.total_before(self._at), cuts)
         at = np.concatenate((self._at[kept], cuts))
         at, first = np.unique(at, return_index=True)
@@ -94,7 +106,7 @@ class _Builder:
             resumed_ns=self._resumed(late),
             joined=joined,
             call_ns=min(self._call_ns, latency),
-            waits=waits,
+            waits=waits.beside(for_queue),
             loading=self._host.loading,
         )
 
@@ -116,7 +128,7 @@ class _Builder:
         until = np.where(last >= 0, np.append(blocked.end_ns, NEVER)[last], NEVER)
         behind = until > np.maximum(begin, self._launched)
         took = self._start - self._launched
-        latency = int(np.median(took[idle & ~behind])) if (idle & ~behind).any() else max(int(took.min()), 0)
+        latency = int(np.median(took[idle & ~behind])) if (idle & ~behind).any() else self._least_ns
         return idle & (~behind | (took <= latency)), latency
 
     def _resumed(self, late: Bool) -> Int64:
@@ -138,9 +150,8 @@ class _Builder:
         own = self._own
         passed = own.totals(np.full(len(self._start), own.start_ns[0]), self._start)[:, OF_DEVICE].sum(axis=1)
         slack = host_ns + (arrived - self._at) - passed
-        length = max((int(self._start[-1]) - int(self._start[0])) // (_BLOCKS * max(len(self._steps), 1)), 1)
         cut = np.searchsorted(cuts, self._at, side="right")
-        block = self._start // length
+        block = self._block(self._start)
         begins = np.flatnonzero(np.concatenate(([True], (np.diff(cut) != 0) | (np.diff(block) != 0))))
         most = np.maximum.reduceat(slack, begins)
         number = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(slack))))
@@ -148,6 +159,30 @@ class _Builder:
         last = np.append(begins[1:], len(slack)) - 1
         _, latest = np.unique(number[binding][::-1], return_index=True)
         return np.unique(np.concatenate((begins, binding[::-1][latest], last)))
+
+    def _block(self, time_ns: Int64) -> Int64:
+        """The number of the stretch of each time."""
+        length = (int(self._start[-1]) - int(self._start[0])) // (_BLOCKS * max(len(self._steps), 1))
+        return time_ns // max(length, 1)
+
+    def _queue_waits(self) -> HostWaits:
+        """Launches that wait until the device has begun earlier work and so taken it out of its full queue: of those in
+        one stretch, between the same two collectives, the last, which is behind all they wait for.
+        """
+        entered, until = self._queue.start_ns + 1, self._queue.end_ns
+        taken = np.searchsorted(self._start, until, side="right") - 1
+        following = np.minimum(taken + 1, len(self._at) - 1)
+        issued = np.searchsorted(np.sort(self._issued), entered)
+        last = np.append((np.diff(self._block(until)) != 0) | (np.diff(issued) != 0), True)[: len(until)]
+        used = last & (taken >= 0) & (self._at[following] < entered)
+        return HostWaits(
+            entered_ns=entered[used],
+            returned_ns=until[used],
+            collective=np.full(used.sum(), NONE),
+            device=np.ones(used.sum(), dtype=np.bool_),
+            noted_ns=self._at[following[used]],
+            device_end_ns=np.maximum(self._end[taken[used]], entered[used]),
+        )
 
     def _blocking(self, waits: HostWaits) -> tuple[Int64, Bool]:
         """(moment of each blocked stretch, is it the host's)."""

@@ -121,7 +121,8 @@ class ReplayResult:
     end_ns: Int64
     complete: bool
     host_mark_ns: Int64 | None = None
-    """When the hosts came to the marks; None without lanes."""
+    """When the hosts would come to the marks if they never waited for their devices or for collectives; None without
+    lanes."""
 
 
 def replay(schedules: Schedules) -> ReplayResult:
@@ -256,6 +257,7 @@ class _LanesReplay(_Replay):
         self._hold = lanes.hold_ns.tolist()
         self._noted: dict[int, int] = {}
         self._host_marks = [NONE] * schedules.marks
+        self._waited = [0] * len(self._host)
 
     def run(self) -> ReplayResult:
         return replace(super().run(), host_mark_ns=np.array(self._host_marks, dtype=np.int64))
@@ -278,12 +280,14 @@ class _LanesReplay(_Replay):
                         break
                     reached = max(reached, end + self._device_lag[at])
             elif kind == OpKind.MARK:
-                self._host_marks[operand] = called
+                self._host_marks[operand] = called - self._waited[rank]
                 self._marks[operand] = max(called + self._host_lag[at], reached + self._device_lag[at])
             else:
                 goes_on = self._host_goes_on(rank, at, called, reached)
                 if goes_on is None:
                     break
+                if kind != OpKind.HOLD:
+                    self._waited[rank] += goes_on - called
                 called = goes_on
             host, now = called, reached
             at += 1

@@ -293,8 +293,8 @@ class EditableSchedules:
         return max([predicted, *self.floor_step_ns.values(), *self.loading_step_ns.values()])
 
     def _host_paced_ns(self, replayed: ReplayResult, unchanged: ReplayResult) -> float:
-        """What a step takes the slowest host, less what its device was quicker before the change. A device that
-        has come behind its host is quicker than its host only until it has caught up.
+        """What a step takes the slowest host that never waits, less what its device was quicker before the change. A
+        device that has come behind its host is quicker than its host only until it has caught up.
         """
         (host, _), (before, device) = self._paces_ns(replayed), self._paces_ns(unchanged)
         return host - max(before - device, 0.0)

@@ -1,0 +1,66 @@
+"""Hosts that wait, or are far ahead, limit no faster step: against the emulated job with the change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.replay.engine import replay
+from perfscope.analyzers.whatif.change import Context
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate
+from tests.emulator.changes import apply
+
+LOADER = Loader(load_ns=2 * MS)
+FULL_QUEUE = Job(
+    ranks=2, microbatches=2, bucket_mb=10, gradient_bytes=2, loader=LOADER, warmup=6,
+    model=Model(blocks=3, tokens=4096, flops_per_ns=100_000.0, small_kernels=6), recording=Recording(first=21),
+)  # fmt: skip
+ONE_RANK_READS_THE_LOSS = Job(
+    ranks=2, model=Model(blocks=3, width=512), causes=(Cause("sync", ranks=(0,)),), network=Network(gbps=6.0),
+    loader=LOADER, recording=Recording(steps=5, first=20),
+)  # fmt: skip
+ALL_IS_LAUNCHED_EARLY = Job(
+    strategy="fsdp", ranks=2, microbatches=2, gradient_bytes=2, loader=LOADER, network=Network(gbps=20.0),
+    model=Model(blocks=2, tokens=4096, width=2048, flops_per_ns=100_000.0, small_kernels=6),
+)  # fmt: skip
+ASKED = {
+    "a full queue": (FULL_QUEUE, {"compute": "1.5x"}),
+    "a queue that empties": (FULL_QUEUE, {"compute": "3x"}),
+    "one rank reads the loss": (ONE_RANK_READS_THE_LOSS, {"network.bandwidth": "10x"}),
+    "all is launched early": (ALL_IS_LAUNCHED_EARLY, {"network.bandwidth": "10x"}),
+}
+
+
+def recorded(job: Job, folder: Path) -> Context:
+    emulate(job).write(folder)
+    return context_of(folder, workers=1)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_change_of_the_devices_brings_what_it_brings(name: str, tmp_path: Path) -> None:
+    job, settings = ASKED[name]
+    changed = apply(job, settings)
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert truth < 0.8 * emulate(job).step_ns  # else little shows
+    assert predict(recorded(job, tmp_path), settings).mid_ns == pytest.approx(truth, rel=0.01)
+
+
+def test_launches_that_wait_for_a_full_queue_come_back(tmp_path: Path) -> None:
+    """Most of what the hosts take is that wait: what they do themselves is less than half of a step."""
+    calls = [call for call in emulate(FULL_QUEUE).ranks[0].calls if call.launches]
+    assert sum(call.end_ns - call.start_ns > 50 * US for call in calls) > 100  # else the case is not what it is about
+    recording = recorded(replace(FULL_QUEUE, noise=0.02), tmp_path).recorded
+    assert recording.with_hosts is not None
+    found = replay(recording.with_hosts)
+    assert np.array_equal(recording.windows_ns(found), recording.windows_ns(replay(recording.schedules)))
+    assert found.host_mark_ns is not None
+    begun = recording.begin[:, recording.used]
+    hosts = found.host_mark_ns[begun[:, -1]] - found.host_mark_ns[begun[:, 0]]
+    devices = found.mark_ns[begun[:, -1]] - found.mark_ns[begun[:, 0]]
+    assert (hosts < 0.5 * devices).all()
