@@ -216,9 +216,10 @@ def _by_hosts(context: Context, settings: Mapping[str, str], measured: float, mi
     """(least, most) that the hosts' pace may make of a prediction, ns.
 
     A host that limits a faster step may take longer for it than the work that is known of it. And while a device waits
-    for its host, it could do more in the same time: a change for the worse may cost nothing.
+    for its host, it could do more in the same time: a change for the worse may cost nothing. Where the host's own work
+    is what changes, the recorded work says neither.
     """
-    if not context.on_devices or any(name.startswith("host.") for name in settings):
+    if not context.on_devices or any(name.startswith(("host.", "gradients.")) for name in settings):
         return mid, mid
     ranks = list(context.result.partials)
     if mid <= measured:
