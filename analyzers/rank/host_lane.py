@@ -33,7 +33,7 @@ OF_DEVICE: Final = tuple(
 )
 
 
-class HostRow(enum.IntEnum):
+class HostTime(enum.IntEnum):
     """What a host does when it does not wait for its device."""
 
     LOADER = 0
@@ -71,7 +71,7 @@ class HostLane:
 
     At a moment the host launches a piece of own work, which could start ``latency_ns`` later (NONE: it launches none)
     and did at ``start_ns``; ``end_ns`` is by when all own work launched before the next moment had ended, or the next
-    had started. ``rows_ns`` [moment, HostRow] is the host's time up to the moment, waits not counted. Not all work is
+    had started. ``rows_ns`` [moment, HostTime] is the host's time up to the moment, waits not counted. Not all work is
     listed, but in every stretch what the device had to wait for, or would first have to.
 
     ``issued_ns`` and ``called_ns`` are begin and end of the call that launched each collective (NONE: not known),
@@ -118,7 +118,7 @@ class HostLane:
         return found
 
     def rows_at(self, moment_ns: Int64) -> Int64:
-        """The host's time up to each moment by ``HostRow`` (columns)."""
+        """The host's time up to each moment by ``HostTime`` (columns)."""
         first = self.at_ns[0]
         at, known = np.clip(moment_ns, first, self.at_ns[-1]) - first, self.at_ns - first
         return np.stack([np.rint(np.interp(at, known, column)) for column in self.rows_ns.T], axis=1).astype(np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.host_activity import COLLECTING, HostActivity
-from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostRow, HostWaits
+from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, full_queue
 from perfscope.analyzers.rank.steps import Steps
@@ -258,17 +258,17 @@ class _HostRows:
             busy = busy.subtract(mine)
 
     def before(self, moment_ns: Int64) -> Int64:
-        """[moment, HostRow]."""
+        """[moment, HostTime]."""
         begin = np.full(1, self._begin)
         collection, loader, operators = (row.before(moment_ns) - row.before(begin) for row in self._rows)
         other = self.total_before(moment_ns) - collection - loader - operators
         columns = {
-            HostRow.LOADER: loader,
-            HostRow.COLLECTION: collection,
-            HostRow.OPERATORS: operators,
-            HostRow.OTHER: other,
+            HostTime.LOADER: loader,
+            HostTime.COLLECTION: collection,
+            HostTime.OPERATORS: operators,
+            HostTime.OTHER: other,
         }
-        return np.stack([columns[row] for row in HostRow], axis=1)
+        return np.stack([columns[row] for row in HostTime], axis=1)
 
     def total_before(self, moment_ns: Int64) -> Int64:
         """All but waits."""

@@ -1,6 +1,6 @@
 """Hosts beside their devices in a form that settings can edit.
 
-Of each op a host has a part: what it does before the op, by ``HostRow``, and the work that it launches meanwhile. Each
+Of each op a host has a part: what it does before the op, by ``HostTime``, and the work that it launches meanwhile. Each
 piece of that work has a line: the host's time up to its launch (by row), what passes until it can start, and the
 device's own time from it to the op (by category). So whatever is stretched or cut, each piece still starts when it is
 launched and what came before has ended.
@@ -16,23 +16,23 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_lane import OF_DEVICE, HostRow
+from perfscope.analyzers.rank.host_lane import OF_DEVICE, HostTime
 from perfscope.analyzers.rank.timeline import Progress
 from perfscope.analyzers.replay.engine import Lanes
 from perfscope.analyzers.replay.lanes import RankLane
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Float64, Int64
 
-HOST_ROWS: Final = len(HostRow)
+HOST_ROWS: Final = len(HostTime)
 OWN_ROWS: Final = len(TimeCategory)
 _LATENCY: Final = HOST_ROWS
 OF_DEVICE_ROWS: Final = HOST_ROWS + 1
 """Columns of a piece of work: host rows, latency, and from here on device rows."""
 
 _HOST_ROWS: Final = {
-    TimeCategory.DATALOADER: (HostRow.LOADER,),
-    TimeCategory.LAUNCH: (HostRow.OPERATORS,),
-    TimeCategory.HOST: (HostRow.COLLECTION, HostRow.OTHER),
+    TimeCategory.DATALOADER: (HostTime.LOADER,),
+    TimeCategory.LAUNCH: (HostTime.OPERATORS,),
+    TimeCategory.HOST: (HostTime.COLLECTION, HostTime.OTHER),
 }
 
 
@@ -67,12 +67,12 @@ class HostPart:
             self.scale_row(row, factor)
         self.launches[:, OF_DEVICE_ROWS + category] *= factor
 
-    def scale_row(self, row: HostRow, factor: float) -> None:
+    def scale_row(self, row: HostTime, factor: float) -> None:
         """The same of one thing that the host does."""
         self.own_ns[row] *= factor
         self.launches[:, row] *= factor
 
-    def set_host(self, row: HostRow, ns: float) -> None:
+    def set_host(self, row: HostTime, ns: float) -> None:
         """What the host does takes that long, where it did it."""
         if self.own_ns[row] > 0:
             self.launches[:, row] *= ns / self.own_ns[row]
@@ -109,7 +109,7 @@ def host_of(progress: Progress, side: RankLane, issuing_ns: Mapping[int, float])
     worked = _of_device(own.totals(begin, side.done_ns))
     launches = np.zeros((len(points.op), OF_DEVICE_ROWS + OWN_ROWS))
     launches[:, :HOST_ROWS] = lane.rows_ns[points.listed] - passed[points.op]
-    launches[:, HostRow.OPERATORS] += lane.call_ns
+    launches[:, HostTime.OPERATORS] += lane.call_ns
     launches[:, _LATENCY] = points.latency_ns - lane.call_ns
     done = side.done_ns[points.op + 1]
     launches[:, OF_DEVICE_ROWS:] = _of_device(own.totals(np.minimum(lane.start_ns[points.listed], done), done))

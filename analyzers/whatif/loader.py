@@ -21,7 +21,7 @@ from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
-from perfscope.analyzers.rank.host_lane import HostRow
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
 from perfscope.analyzers.whatif.hosts import HostPart
 from perfscope.analyzers.whatif.schedules import EditableSchedules, ScheduleOp
@@ -172,11 +172,11 @@ def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float) ->
 
 
 def _set_host_loading(parts: list[HostPart], per_step_ns: float) -> None:
-    most = max(parts, key=lambda part: part.own_ns[HostRow.LOADER])
+    most = max(parts, key=lambda part: part.own_ns[HostTime.LOADER])
     for part in parts:
         if part is not most:
-            part.scale_row(HostRow.LOADER, 0.0)
-    most.set_host(HostRow.LOADER, per_step_ns)
+            part.scale_row(HostTime.LOADER, 0.0)
+    most.set_host(HostTime.LOADER, per_step_ns)
 
 
 SETTINGS = (Setting("dataloader.num_workers", "N", "DataLoader(num_workers=N)", _workers, 0),)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.rank.host_lane import HostRow
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import Lanes, OpKind, ReplayResult, Schedules
 from perfscope.analyzers.replay.lanes import side_by_side
 from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -132,7 +132,7 @@ class ScheduleOp:
     def spend(self, ns: float) -> None:
         """The host's operators take that much more (negative: less) before it."""
         if self.host is not None:
-            self.host.own_ns[HostRow.OPERATORS] = max(float(self.host.own_ns[HostRow.OPERATORS]) + ns, 0.0)
+            self.host.own_ns[HostTime.OPERATORS] = max(float(self.host.own_ns[HostTime.OPERATORS]) + ns, 0.0)
 
     @property
     def issued(self) -> RankOp | None:

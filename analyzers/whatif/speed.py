@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from perfscope.analyzers.job.rank_steps import collecting_ns
-from perfscope.analyzers.rank.host_lane import HostRow
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import (
     BadSetting,
@@ -94,7 +94,7 @@ def _collections(schedules: EditableSchedules, context: Context, name: str, valu
     if schedules.hosts:
         for op in chain.from_iterable(schedules.ops.values()):
             if op.host is not None:
-                op.host.scale_row(HostRow.COLLECTION, left)
+                op.host.scale_row(HostTime.COLLECTION, left)
         return Uncertainty(less=0.25, more=0.05)
     for rank, ops in schedules.ops.items():
         host: defaultdict[int | None, float] = defaultdict(float)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.rank.host_lane import HostRow
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.hosts import HOST_ROWS, HostPart
@@ -29,7 +29,7 @@ _ON_HOST: Final = np.array([TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCateg
 _ON_DEVICE: Final = np.array([TimeCategory.LAUNCH, TimeCategory.HOST, TimeCategory.UNKNOWN])
 """The same on a rank with a device."""
 
-_OF_HOST: Final = np.array([HostRow.OPERATORS, HostRow.OTHER])
+_OF_HOST: Final = np.array([HostTime.OPERATORS, HostTime.OTHER])
 """The same of a host beside its device."""
 
 _CLOSE: Final = 0.002
