@@ -7,6 +7,8 @@ import pytest
 from tests.emulator.draw import draw
 from tests.emulator.judge import judge
 
+pytestmark = pytest.mark.scale
+
 
 @pytest.mark.parametrize("seed", [1001, 1003, 1008, 1009])
 def test_who_is_named_and_what_is_advised(seed: int) -> None:

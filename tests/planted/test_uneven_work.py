@@ -15,6 +15,8 @@ from perfscope.results.summary import Summary
 from tests.generator import ExtraLayers, Job, JobSpec, ModelSpec, SlowCompute, simulate
 from tests.planted.jobs import data_parallel, pipeline
 
+pytestmark = pytest.mark.scale
+
 DDP = replace(data_parallel(8, "ddp"), ranks_per_host=8, steps=8)
 STAGES = replace(pipeline(8), ranks_per_host=8, model=ModelSpec(layers=8, tokens=2048))
 

@@ -19,7 +19,10 @@ from perfscope.results.summary import Summary
 from tests.real.sheets import Interval, Sheet, common, length, of_chrome, of_nsys, outside, raw_events
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
-pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason="no folder of real traces beside the checkout")
+pytestmark = [
+    pytest.mark.scale,
+    pytest.mark.skipif(not TRACES.is_dir(), reason="no folder of real traces beside the checkout"),
+]
 
 RECORDINGS = (
     "a100_ddp_rank0of2/rank0", "a100_rank3of8/rank3", "h100_eager_single/trace", "mi300x_ddp_ckpt_rank0of8/rank0",

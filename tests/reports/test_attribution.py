@@ -19,6 +19,8 @@ from perfscope.results.time_breakdown import shares
 from tests.generator import MS, HostSync, JobSpec, Pause, RotatingPause, SlowCompute, SlowHost, SlowLoader, simulate
 from tests.planted.jobs import data_parallel, pipeline
 
+pytestmark = pytest.mark.scale
+
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "traces"
 DDP = replace(data_parallel(8, "ddp"), ranks_per_host=4)

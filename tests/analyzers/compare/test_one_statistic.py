@@ -14,6 +14,8 @@ from perfscope.results.comparison import Difference
 from perfscope.results.summary import Summary
 from tests.reports.examples import breakdown, healthy, job
 
+pytestmark = pytest.mark.scale
+
 NAMES = ("compute", "exposed_comm_transfer", "idle_dataloader", "idle_launch", "idle_host")
 Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 

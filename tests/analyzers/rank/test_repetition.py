@@ -72,6 +72,7 @@ def test_ranks_that_communicate_are_one_window():
     assert not steps_of(loop(*[[*TRAINING, NCCL]] * 4)).marked
 
 
+@pytest.mark.scale
 @pytest.mark.skipif(not TRACES.is_dir(), reason="no folder of real traces beside the checkout")
 @pytest.mark.parametrize("workers", [0, 4])
 def test_a_real_training_without_its_marks_has_the_same_steps(workers: int, tmp_path: Path) -> None:

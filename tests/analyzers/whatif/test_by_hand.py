@@ -13,6 +13,8 @@ from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import US, Cpu, Job, Model, Network, Recording
 
+pytestmark = pytest.mark.scale
+
 LOOP = Job(strategy="manual", recording=Recording(steps=4))
 JOBS = {
     "compute": LOOP,

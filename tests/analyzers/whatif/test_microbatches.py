@@ -18,6 +18,8 @@ from tests.emulator.emulate import emulate
 from tests.emulator.spec import Job, Model, Recording
 from tests.generator import ExtraLayers, JobSpec, ModelSpec, NetworkSpec, simulate
 
+pytestmark = pytest.mark.scale
+
 MODEL = ModelSpec(layers=8, tokens=16384)
 ONE_F_ONE_B = pipeline(model=MODEL, end_sync=True)
 JOBS = {

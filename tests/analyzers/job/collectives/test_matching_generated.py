@@ -17,6 +17,8 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.trace.clock import Clocks
 from tests.generator import MS, Job, JobSpec, ModelSpec, PipelineSpec, simulate
 
+pytestmark = pytest.mark.scale
+
 SMALL = ModelSpec(layers=8, tokens=1024)
 
 
