@@ -307,6 +307,7 @@ class TestWhereItRuns:
             assert result.exit_code == 0, result.output
         assert (tmp_path / "1.txt").read_text() == (tmp_path / "3.txt").read_text()
 
+    @pytest.mark.scale
     def test_a_cluster_changes_nothing(self, traces, tmp_path_factory, monkeypatch):
         """Given a relative path too, which means something else in the workers."""
         (traces / "rank3.json.gz").write_bytes(b"no trace")

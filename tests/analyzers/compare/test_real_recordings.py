@@ -13,6 +13,8 @@ import pytest
 import perfscope
 from perfscope.reports.compare import words
 
+pytestmark = pytest.mark.scale
+
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
 WITHOUT, WITH = TRACES / "resnet50_workers_0", TRACES / "resnet50_workers_4"
 

@@ -24,6 +24,8 @@ from tests.emulator.emulate import emulate
 from tests.emulator.spec import Job, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 
+pytestmark = pytest.mark.scale
+
 SPEC = JobSpec(
     ranks=4, steps=4, strategy="fsdp", model=ModelSpec(layers=6, tokens=2048),
     network=NetworkSpec(busbw_gbps=20.0, alpha_ns=50_000),
