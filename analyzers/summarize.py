@@ -30,7 +30,7 @@ from perfscope.analyzers.job.tables.ncu import MeasuredKernel, ncu_command, unli
 from perfscope.analyzers.job.tables.operators import operator_rows
 from perfscope.analyzers.job.tables.syncs import sync_rows
 from perfscope.analyzers.job.tables.tables import launch_rows, module_rows
-from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
+from perfscope.analyzers.job.unprofiled import unprofiled_median_ns, unprofiled_step_ns
 from perfscope.analyzers.job.utilisation import device_names, utilisation
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
@@ -157,7 +157,7 @@ def _job_info(
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
     unprofiled = unprofiled_step_ns(runs) if result.is_marked else None
-    unprofiled_median = _unprofiled_median_ns(runs)
+    unprofiled_median = unprofiled_median_ns(runs)
     strategies = _strategies(result, runs, pipeline) or ("unknown",)
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
@@ -200,12 +200,6 @@ def _model(run: RunMetadata | None) -> dict[str, object] | None:
         "dtypes": list(model.dtypes),
         "compiled": model.compiled,
     }
-
-
-def _unprofiled_median_ns(runs: Mapping[int, RunMetadata]) -> float | None:
-    """Median wall time of a step outside the recording, of the slowest rank."""
-    medians = [median(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns]
-    return max(medians, default=None)
 
 
 def _profiled_ns(result: AlignedJob) -> float:

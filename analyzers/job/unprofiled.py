@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Final
 
 from perfscope.recording.metadata import RunMetadata
@@ -20,6 +21,12 @@ def unprofiled_step_ns(runs: Mapping[int, RunMetadata]) -> float | None:
     """
     timed = [run.steps.unprofiled_ns for run in runs.values() if len(run.steps.unprofiled_ns) >= FEW_STEPS]
     return max(map(_mean, timed), default=None)
+
+
+def unprofiled_median_ns(runs: Mapping[int, RunMetadata]) -> float | None:
+    """Median wall time of an unprofiled step, of the slowest rank: what profiled steps are compared with."""
+    medians = [median(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns]
+    return max(medians, default=None)
 
 
 def _mean(steps_ns: Sequence[int]) -> float:

@@ -43,7 +43,7 @@ from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Bool, Int64, Trace
 
 LATENCY_NS: Final = 50_000
-"""A launch is on the device within this time."""
+"""A launch is on the device within this time (most take 5 to 20 µs): work that starts sooner found the device idle."""
 
 QUEUED_NS: Final = 20_000
 """Queued work starts within this time of what it waits for. In ten recordings (A100, H100, V100, MI300X) it took at

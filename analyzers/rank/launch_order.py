@@ -10,7 +10,7 @@ from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.host_activity import COLLECTING, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork, full_queue
+from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.analyzers.rank.timeline import Timeline
@@ -28,20 +28,22 @@ _MOST_UNKNOWN: Final = 0.5
 
 
 def host_lane(
-    trace: Trace, work: DeviceWork, is_communication: Bool, host: HostActivity, collectives: Collectives,
-    own: Timeline, steps: Steps,
+    trace: Trace, work: DeviceWork, is_communication: Bool, host: HostActivity, queue: Intervals,
+    collectives: Collectives, own: Timeline, steps: Steps,
 ) -> HostLane | None:  # fmt: skip
-    """The lane of one rank; ``own`` is its own timeline. None where too few launches are recorded."""
+    """The lane of one rank; ``own`` is its own timeline, ``queue`` its ``full_queue``. None where too few launches are
+    recorded.
+    """
     mine = np.flatnonzero(~is_communication)
     if len(mine) == 0 or (work.launch[mine] == NONE).mean() > _MOST_UNKNOWN:
         return None
-    return _Builder(trace, work, mine, is_communication, host, collectives, own, steps).lane()
+    return _Builder(trace, work, mine, is_communication, host, queue, collectives, own, steps).lane()
 
 
 class _Builder:
     def __init__(
         self, trace: Trace, work: DeviceWork, mine: Int64, is_communication: Bool, host: HostActivity,
-        collectives: Collectives, own: Timeline, steps: Steps,
+        queue: Intervals, collectives: Collectives, own: Timeline, steps: Steps,
     ) -> None:  # fmt: skip
         self._host, self._collectives, self._own, self._steps = host, collectives, own, steps
         index = np.arange(len(mine))
@@ -53,7 +55,6 @@ class _Builder:
         self._ended = ended
         self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
         self._end = np.minimum(ended, np.append(self._start[1:], LATER))
-        queue = full_queue(trace, work)
         calls = work.launch[mine][work.launch[mine] != NONE]
         calls = calls[~queue.covers(trace.start_ns[calls])]
         self._call_ns = int(np.median(trace.duration_ns[calls])) if len(calls) else 0

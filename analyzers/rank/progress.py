@@ -19,7 +19,7 @@ import numpy as np
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import HostActivity
-from perfscope.analyzers.rank.idle import idle_layers
+from perfscope.analyzers.rank.idle import LATENCY_NS, idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launch_order import host_lane
 from perfscope.analyzers.rank.launches import DeviceWork, full_queue
@@ -34,9 +34,6 @@ _AT_ONCE_NS: Final = 50_000
 _LONG_GAP_NS: Final = 1_000_000
 """A thread that is idle for this long while a collective runs waits; it is not just between two operators."""
 
-_PROMPT_NS: Final = 50_000
-"""Work that starts within this time of its launch found the device idle: launches take 5 to 20 µs to get there."""
-
 _COLLECTIVE_OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored)[a-z_]+$")
 """torch.distributed's operators that issue a collective to a backend."""
 
@@ -48,7 +45,8 @@ def progress(
     trace: Trace, work: DeviceWork, host: HostActivity, collectives: Collectives, timeline: Timeline, steps: Steps
 ) -> Progress:
     """Own progress of one rank over the time that ``timeline`` (its time breakdown) covers."""
-    away = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns)).union(full_queue(trace, work))
+    queue = full_queue(trace, work)
+    away = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns)).union(queue)
     busy = steps.host_end_ns - steps.host_start_ns - away.within(steps.host_start_ns, steps.host_end_ns)
     if len(timeline) == 0:
         # Nothing in the window has a duration.
@@ -74,9 +72,9 @@ def progress(
         ready_ns=_ready(trace, work, is_communication, collectives),
         lead_ns=launched - steps.host_start_ns,
         behind_ns=behind,
-        late=(work.launch[first] != NONE) & (behind < _PROMPT_NS),
+        late=(work.launch[first] != NONE) & (behind < LATENCY_NS),
         host_busy_ns=busy,
-        host=host_lane(trace, work, is_communication, host, collectives, own, steps),
+        host=host_lane(trace, work, is_communication, host, queue, collectives, own, steps),
     )
 
 

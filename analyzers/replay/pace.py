@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import NEVER, Int64
 
 _AS_SLOW: Final = 1.5
 """Loaders are equally slow where the time between their batches, of which few may be known, differs by less."""
@@ -51,13 +51,13 @@ def _usual_holds(recorded: RecordedSchedules, index: int, others: Sequence[int])
     none, because their loaders do not make it stall.
     """
     holds, steps = _holds(recorded, index)
-    schedules, never = recorded.schedules, np.iinfo(np.int64).min
+    schedules = recorded.schedules
     alike = [theirs for theirs, when in (_holds(recorded, other) for other in others) if np.array_equal(when, steps)]
     if 2 * len(alike) <= len(others) or len(holds) == 0:
         nothing = np.zeros(len(holds), dtype=np.int64)
         if _loads_like(recorded, index, others):
             return holds, nothing, schedules.hold_ns[schedules.operand[holds]]
-        return holds, nothing, np.full(len(holds), never)
+        return holds, nothing, np.full(len(holds), NEVER)
     stalls = np.median([schedules.lag_ns[theirs] for theirs in alike], axis=0)
     until = np.median([schedules.hold_ns[schedules.operand[theirs]] for theirs in alike], axis=0)
     return holds, stalls.astype(np.int64), until.astype(np.int64)

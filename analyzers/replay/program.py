@@ -35,8 +35,7 @@ def _issued(partial: RankPartial, lane: HostLane) -> Int64:
 def waits(partial: RankPartial, mine: ReplayRankOps, first_ns: int, last_ns: int) -> ProgramOps:
     """Where the rank waited for collectives of its schedule."""
     progress = partial.progress
-    number = np.full(len(partial.collectives), NONE, dtype=np.int64)
-    number[mine.row] = mine.number
+    number = mine.number_of_row(partial)
     used = (progress.blocked.end_ns > first_ns) & (progress.blocked.end_ns <= last_ns)
     used &= number[progress.blocker] != NONE
     until, blocker = progress.blocked.end_ns[used], progress.blocker[used]
@@ -86,8 +85,7 @@ def host_waits(
     called = lane.waits
     base, end = lane.begins_at(window[0]), int(lane.moment_of(np.array(window))[1])
     used = (called.entered_ns > base) & (called.entered_ns < end)
-    number = np.full(len(partial.collectives), NONE, dtype=np.int64)
-    number[mine.row] = mine.number
+    number = mine.number_of_row(partial)
     joins = used & (called.collective != NONE)
     joins[joins] = number[called.collective[joins]] != NONE
     syncs = used & called.device

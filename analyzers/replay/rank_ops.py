@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.rank.partial import RankPartial
-from perfscope.trace.trace import NONE, Int64
+from perfscope.trace.trace import NEVER, NONE, Int64
 
 _PROMPT_NS: Final = 20_000
 """What waits for an event of another stream starts within this time of it."""
@@ -32,6 +32,12 @@ class ReplayRankOps:
     ready_ns: Int64
     after: Int64
     after_gap_ns: Int64
+
+    def number_of_row(self, partial: RankPartial) -> Int64:
+        """The number of each row of the rank's ``Collectives``; NONE where it is not in the schedule."""
+        number = np.full(len(partial.collectives), NONE, dtype=np.int64)
+        number[self.row] = self.number
+        return number
 
 
 class RankOpNumbers:
@@ -81,9 +87,8 @@ class RankOpNumbers:
 
     def floor_ns(self) -> Int64:
         """For each instance, its last arrival where that was a rank which is not in the recording."""
-        never = np.iinfo(np.int64).min
-        known = np.where(self._matched.instances.complete, never, self._matched.instances.last_arrival_ns)
-        return np.concatenate((known, np.full(self._alone, never)))
+        known = np.where(self._matched.instances.complete, NEVER, self._matched.instances.last_arrival_ns)
+        return np.concatenate((known, np.full(self._alone, NEVER)))
 
 
 def _follow(stream: Int64, ready_ns: Int64, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:

@@ -21,7 +21,6 @@ from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, TRANSFER_ERROR, alone_share
 from perfscope.analyzers.whatif.schedules import (
-    NEVER,
     Collective,
     EditableSchedules,
     RankOp,
@@ -29,7 +28,7 @@ from perfscope.analyzers.whatif.schedules import (
     StepOps,
 )
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import NEVER, Float64
 
 MANY: Final = 8
 """All-reduces of a step below which no loop over the parameters is at work."""
@@ -194,5 +193,12 @@ def _ready(step_ops: StepOps, first: int, ends: Sequence[float], backward: float
 
 
 SETTINGS = (
-    Setting("gradients.reduce", "flat|ddp", "gradients reduced by a loop: in one all-reduce, or by DDP", _reduce, 1),
+    Setting(
+        "gradients.reduce",
+        "flat|ddp",
+        "gradients reduced by a loop: in one all-reduce, or by DDP",
+        _reduce,
+        1,
+        of_host_work=True,
+    ),
 )

@@ -220,6 +220,8 @@ class Setting:
     """Lower is applied earlier: -1 ranks' pace, 0 the work itself, 1 what is sent, 2 how fast."""
     with_hosts: bool = False
     """It edits hosts beside their devices; else a host's time is its rank's."""
+    of_host_work: bool = False
+    """What the hosts do is what it changes, so their recorded work bounds nothing."""
 
 
 def number(name: str, text: str, what: str, *units: str, zero: bool = False) -> float:

@@ -30,7 +30,6 @@ from perfscope.analyzers.whatif.change import (
     whole_number,
 )
 from perfscope.analyzers.whatif.schedules import (
-    NEVER,
     SMALLEST,
     Collective,
     EditableSchedules,
@@ -40,7 +39,7 @@ from perfscope.analyzers.whatif.schedules import (
 )
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import NEVER, Float64
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each of the forward."""

@@ -36,10 +36,8 @@ TRUSTED: Final = 0.05
 _SUREST: Final = 0.01
 """Share of the step time that a prediction may be off however little is changed: other things vary as much."""
 
-
 _VARIES: Final = 0.02
 """Standard deviation of a job's steps, as a share, as long as no steps show it."""
-
 
 _HOST_PACE: Final = 1.15
 """How much longer than what it does a host may take for a step that it limits."""
@@ -219,7 +217,7 @@ def _by_hosts(context: Context, settings: Mapping[str, str], measured: float, mi
     for its host, it could do more in the same time: a change for the worse may cost nothing. Where the host's own work
     is what changes, the recorded work says neither.
     """
-    if not context.on_devices or any(name.startswith(("host.", "gradients.")) for name in settings):
+    if not context.on_devices or any(setting_named(name).of_host_work for name in settings):
         return mid, mid
     ranks = list(context.result.partials)
     if mid <= measured:

@@ -34,9 +34,7 @@ from perfscope.analyzers.whatif.hosts import (
 )
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NONE, Float64
-
-NEVER: Final = int(np.iinfo(np.int64).min)
+from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 
 SMALLEST: Final = 4096
 """Collectives of fewer bytes move no parameters and no gradients: losses, norms, counters."""
@@ -636,10 +634,7 @@ def _wait_for_others(schedules: Schedules, rank_ops: Mapping[int, RankOp]) -> No
 def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:
     """For each rank op: did autograd issue it?"""
     found = [False] * len(recorded.row)
-    issues = recorded.schedules.kind == OpKind.ISSUE
-    for rank in recorded.schedules.ranks:
-        span = recorded.schedules.slice_of(rank)
-        rank_ops = recorded.schedules.operand[span][issues[span]]
+    for rank, rank_ops in _issued(recorded):
         backward = result.partials[rank].collectives.backward[recorded.row[rank_ops]]
         for rank_op, by_autograd in zip(rank_ops.tolist(), backward.tolist(), strict=True):
             found[rank_op] = by_autograd
@@ -648,14 +643,20 @@ def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:
 
 def _issuing_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, dict[int, float]]:
     """Rank -> rank op -> what issuing it takes the host."""
-    schedules = recorded.schedules
     found: dict[int, dict[int, float]] = {}
-    for rank in schedules.ranks:
-        span, lane = schedules.slice_of(rank), result.partials[rank].progress.host
-        rank_ops = schedules.operand[span][schedules.kind[span] == OpKind.ISSUE]
+    for rank, rank_ops in _issued(recorded):
+        lane = result.partials[rank].progress.host
         cost = None if lane is None else lane.cost_ns[recorded.row[rank_ops]]
         found[rank] = {} if cost is None else dict(zip(rank_ops.tolist(), cost.astype(float).tolist(), strict=True))
     return found
+
+
+def _issued(recorded: RecordedSchedules) -> Iterator[tuple[int, Int64]]:
+    """(rank, numbers of the rank ops that it issues) of every rank."""
+    schedules = recorded.schedules
+    for rank in schedules.ranks:
+        span = schedules.slice_of(rank)
+        yield rank, schedules.operand[span][schedules.kind[span] == OpKind.ISSUE]
 
 
 def _lanes(schedules: Schedules) -> dict[int, int]:

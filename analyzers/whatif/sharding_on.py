@@ -28,7 +28,6 @@ from perfscope.analyzers.whatif.change import CannotReplay, Context, Uncertainty
 from perfscope.analyzers.whatif.ddp import alone_share
 from perfscope.analyzers.whatif.gathers import Gathers
 from perfscope.analyzers.whatif.schedules import (
-    NEVER,
     Collective,
     EditableSchedules,
     RankOp,
@@ -46,7 +45,7 @@ from perfscope.analyzers.whatif.sharding_recorded import (
     phases,
     units,
 )
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import NEVER, Float64
 
 _MISSED: Final = 0.20
 """Share of what is saved or lost that the model may miss: overheads of wrappers, how far gathers are overlapped."""

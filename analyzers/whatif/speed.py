@@ -156,9 +156,9 @@ SETTINGS = (
             _rank_at_peers_pace, -1),
     Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0, with_hosts=True),
     Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none",
-            _launches, 0, with_hosts=True),
+            _launches, 0, with_hosts=True, of_host_work=True),
     Setting("host.sync", "SHARE", "the share of idle time behind synchronizing calls that is left; 0: none",
-            _syncs, 0, with_hosts=True),
+            _syncs, 0, with_hosts=True, of_host_work=True),
     Setting("host.gc", "SHARE", "the share of garbage collection that is left; 0: none",
-            _collections, 0, with_hosts=True),
+            _collections, 0, with_hosts=True, of_host_work=True),
 )  # fmt: skip
