@@ -19,6 +19,7 @@ import numpy as np
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.host_lane import LATER
 from perfscope.analyzers.rank.idle import LATENCY_NS, idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launch_order import host_lane
@@ -98,20 +99,21 @@ def _own_timeline_of_threads(host: HostActivity, collectives: Collectives, timel
     """On CPUs, the training threads are blocked where they do nothing until a collective ends, and then continue.
 
     A thread that continues long after the last end had something else to do. One that continues a little before the end
-    was waiting too: the backend's thread signals first and closes its range when it is scheduled again.
+    of a collective that had been running was waiting too: the backend's thread signals first and closes its range when
+    it is scheduled again.
     """
     compute = timeline.where(TimeCategory.COMPUTE)
     gaps = compute.union(host.loading).complement(int(timeline.start_ns[0]), timeline.end_ns)
     begin, until = gaps.start_ns, gaps.end_ns
     length = until - begin
-    ends = np.sort(collectives.end_ns)
+    order = np.argsort(collectives.end_ns, kind="stable")
+    ends, place = collectives.end_ns[order], np.searchsorted(collectives.end_ns[order], until, side="right")
     waits = _until_last_end(ends, begin, until)
-    last = np.concatenate(([np.iinfo(np.int64).min], ends))[np.searchsorted(ends, until, side="right")]
+    last = np.concatenate(([np.iinfo(np.int64).min], ends))[place]
     inside = (last > begin) & (until - last <= np.maximum(_WAKING_NS, length // 10))
-    following = np.append(ends, np.iinfo(np.int64).max)[np.searchsorted(ends, until, side="right")]
-    started = np.sort(collectives.start_ns)
+    following, started = np.append(ends, LATER)[place], np.append(collectives.start_ns[order], LATER)[place]
     # It is issued as the gap begins; the backend's thread begins it a little later.
-    running = np.searchsorted(started, begin + length // 2, side="right") > np.searchsorted(ends, until, side="right")
+    running = started <= begin + length // 2
     before_end = ~inside & running & (length >= _LONG_GAP_NS) & (following - until <= length // 2)
     whole = Intervals.of(begin[inside | before_end], until[inside | before_end])
     layers = [
@@ -189,7 +191,7 @@ def _blockers(own: Timeline, collectives: Collectives) -> Int64:
     """For each blocked stretch, the collective that ended last before its end.
 
     Where none ended inside it (the timeline ends there, or its thread continued before the range was closed), the one
-    that ends next.
+    that ends next: it was running, or the stretch would not be one.
     """
     stretches = own.where(TimeCategory.COMM_TRANSFER)
     if len(stretches) == 0:
