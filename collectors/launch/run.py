@@ -30,7 +30,7 @@ FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 """A terminal sends these to the command as well, so they are passed on only where no terminal does."""
 
 _OURS: Final = re.compile(
-    rf"^(?:rank-\d+\.(?:run\.json|steps\.bin|capture-\d+\.trace\.json(?:\.gz)?)(?:{re.escape(PARTIAL_SUFFIX)})?"
+    rf"^(?:rank-\d+\.(?:run\.json|steps\.bin|stacks\.txt|flight\.(?:pickle|json)|capture-\d+\.trace\.json(?:\.gz)?)(?:{re.escape(PARTIAL_SUFFIX)})?"
     rf"|nsys-[0-9a-f]+\.\w[\w-]*|host-[\w.-]+\.samples\.jsonl|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
 )
 _OURS_IN_BOOTSTRAP: Final = re.compile(

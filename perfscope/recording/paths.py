@@ -8,6 +8,8 @@ A recording is one folder::
       rank-00003.capture-0.trace.json.gz   the Chrome trace of one capture of one rank
       rank-00003.steps.bin                 how long each of its steps took (perfscope.recording.history)
       host-node7.samples.jsonl             what the system sampler saw of one host (perfscope.recording.samples)
+      rank-00003.stacks.txt                the stacks of a rank that made no step (faulthandler)
+      rank-00003.flight.pickle             its last collectives, as torch's flight recorder writes them (or .json)
       .bootstrap/                          what gets the collector into the ranks; not data
       report.html                          written by ``perfscope analyze``
       merged.pftrace                       written by ``perfscope merge``
@@ -35,6 +37,8 @@ PARTIAL_SUFFIX: Final = ".partial"
 _RUN = re.compile(r"^rank-(\d+)\.run\.json$")
 _SAMPLES = re.compile(r"^host-([\w.-]+)\.samples\.jsonl$")
 _STEPS = re.compile(r"^rank-(\d+)\.steps\.bin$")
+_STACKS = re.compile(r"^rank-(\d+)\.stacks\.txt$")
+_FLIGHT = re.compile(r"^rank-(\d+)\.flight\.(?:pickle|json)$")
 _TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
 
 
@@ -63,6 +67,16 @@ def steps_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.steps.bin"
 
 
+def stacks_file(folder: Path, rank: int) -> Path:
+    """The stacks of all threads of a rank that made no step, as ``faulthandler`` writes them."""
+    return folder / f"rank-{rank:05d}.stacks.txt"
+
+
+def flight_file(folder: Path, rank: int, form: str = "pickle") -> Path:
+    """The last collectives of a rank that made no step, in torch's own format: ``form`` is ``pickle`` or ``json``."""
+    return folder / f"rank-{rank:05d}.flight.{form}"
+
+
 def partial(path: Path) -> Path:
     """The temporary name under which ``path`` is written before it is renamed."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
@@ -88,4 +102,16 @@ def rank_and_capture_of_trace_file(path: Path) -> tuple[int, int] | None:
 def rank_of_steps_file(path: Path) -> int | None:
     """The rank in a step history's name, None if it is not one."""
     match = _STEPS.match(path.name)
+    return int(match[1]) if match else None
+
+
+def rank_of_stacks_file(path: Path) -> int | None:
+    """The rank in the name of a rank's stacks, None if it is not one."""
+    match = _STACKS.match(path.name)
+    return int(match[1]) if match else None
+
+
+def rank_of_flight_file(path: Path) -> int | None:
+    """The rank in the name of a flight-recorder dump that this project wrote, None if it is not one."""
+    match = _FLIGHT.match(path.name)
     return int(match[1]) if match else None
