@@ -20,13 +20,9 @@ from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, TRANSFER_ERROR, alone_share
-from perfscope.analyzers.whatif.schedules import (
-    Collective,
-    EditableSchedules,
-    RankOp,
-    ScheduleOp,
-    StepOps,
-)
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
+from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Float64
 
@@ -101,7 +97,7 @@ def _loops(schedules: EditableSchedules) -> list[_Loop]:
     group = next((own[0].collective.group for own in schedules.of_gradients("all_reduce").values()), None)
     used = set(schedules.recorded.steps[schedules.recorded.used].tolist())
     loops = []
-    for step_ops in schedules.every_step():
+    for step_ops in every_step(schedules):
         found = _loop_of(step_ops, group)
         if found is not None:
             loops.append(found)

@@ -22,7 +22,8 @@ from perfscope.analyzers.replay.pace import at_peers_pace
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.latency import Latencies, Latency
-from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
 from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_cost
 from perfscope.errors import UnusableInput
 from perfscope.recording.metadata import RunMetadata

@@ -29,14 +29,9 @@ from perfscope.analyzers.whatif.change import (
     number,
     whole_number,
 )
-from perfscope.analyzers.whatif.schedules import (
-    SMALLEST,
-    Collective,
-    EditableSchedules,
-    RankOp,
-    ScheduleOp,
-    StepOps,
-)
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp
+from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Float64

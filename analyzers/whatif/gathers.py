@@ -16,7 +16,8 @@ from typing import Final
 
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.whatif.change import Context
-from perfscope.analyzers.whatif.schedules import SMALLEST, EditableSchedules, RankOp, StepCollectives
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
+from perfscope.analyzers.whatif.schedules.ops import SMALLEST, RankOp
 from perfscope.grouping import grouped
 
 _TWICE: Final = 1.5

@@ -23,8 +23,9 @@ from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
-from perfscope.analyzers.whatif.hosts import HostPart
-from perfscope.analyzers.whatif.schedules import EditableSchedules, ScheduleOp
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.hosts import HostPart
+from perfscope.analyzers.whatif.schedules.ops import ScheduleOp
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import DataLoaderRow
 

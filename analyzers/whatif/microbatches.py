@@ -15,7 +15,8 @@ import numpy as np
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, keep_host_pace, whole_number
 from perfscope.analyzers.whatif.pipeline_turns import Hop, Turn, Work, turns
-from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp, ScheduleOp
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.stage_schedules import Layout, Piece, StageSchedule, layout_of, taken_apart
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64

@@ -12,7 +12,8 @@ from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.whatif import by_hand, ddp, loader, microbatches, sharding, speed, threads
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
-from perfscope.analyzers.whatif.schedules import editable_schedules
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.analyzers.whatif.schedules.step_time import step_ns
 from perfscope.errors import did_you_mean
 from perfscope.results.categories import TimeCategory
 from perfscope.results.findings import Predict, Prediction
@@ -165,8 +166,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         raise CannotReplay(
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
-    step_ns = schedules.step_ns(replayed, context.replayed_unchanged)
-    return _ChangedStep(step_ns, sure, bool(question.unsure) or doubtful, question.assumptions())
+    predicted = step_ns(schedules, replayed, context.replayed_unchanged)
+    return _ChangedStep(predicted, sure, bool(question.unsure) or doubtful, question.assumptions())
 
 
 def _turns(context: Context) -> Uncertainty:

@@ -25,14 +25,9 @@ from perfscope.analyzers.whatif.change import (
     keep_host_pace,
 )
 from perfscope.analyzers.whatif.gathers import Gathers, find_gathers, recorded_stage
-from perfscope.analyzers.whatif.schedules import (
-    Collective,
-    EditableSchedules,
-    RankOp,
-    ScheduleOp,
-    StepCollectives,
-    StepOps,
-)
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
+from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
 from perfscope.analyzers.whatif.sharding_on import shard
 from perfscope.analyzers.whatif.sharding_plan import deepspeed_bucket
 from perfscope.analyzers.whatif.sharding_recorded import (
@@ -101,7 +96,7 @@ def _gather_once(schedules: EditableSchedules, context: Context, gathers: Gather
     size = round(size / pieces)
     collectives: dict[tuple[int, int, int], Collective] = {}
     models = {rank_op.rank: rank_op for rank_op in reversed(every)}
-    for step_ops in schedules.every_step(whole=True):
+    for step_ops in every_step(schedules, whole=True):
         model, step = models.get(step_ops.rank), step_ops.step
         if model is None:
             continue
@@ -121,7 +116,7 @@ def _is_fsdp(context: Context) -> bool:
 
 def _move_reductions(schedules: EditableSchedules, together: float) -> None:
     """Reductions are issued ``together`` bytes at a time, and nothing waits before all of them are."""
-    for step_ops in schedules.every_step():
+    for step_ops in every_step(schedules):
         issues = step_ops.issues("reduce_scatter")
         if not issues:
             continue
@@ -202,7 +197,7 @@ def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: 
     if all(len(each.gathers) < 2 for passes in gathers.passes.values() for each in passes):
         raise CannotReplay(f"{name}: no gathers of parameters follow one another in a recorded step")
     passed: dict[Collective, int] = {}
-    for step_ops in schedules.every_step():
+    for step_ops in every_step(schedules):
         for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
             others = dict.fromkeys((gather.collective for gather in each.gathers), 0)
             behind = _issued_ahead(step_ops, each.gathers, ahead).items()
@@ -211,7 +206,7 @@ def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: 
             }
             for collective, count in others.items():
                 passed[collective] = min(passed.get(collective, count), count)
-    for step_ops in list(schedules.every_step()):
+    for step_ops in list(every_step(schedules)):
         moved: dict[int, int] = {}
         for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
             moved |= _alike(step_ops, _issued_ahead(step_ops, each.gathers, ahead), passed)
@@ -273,7 +268,7 @@ def _overlap_reductions(schedules: EditableSchedules, context: Context, name: st
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: the recording does not show what would wait for each reduction")
     moved = False
-    for step_ops in list(schedules.every_step()):
+    for step_ops in list(every_step(schedules)):
         issues = step_ops.issues("reduce_scatter", "all_reduce")
         if not issues:
             continue

@@ -20,7 +20,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.whatif.change import CannotReplay, Context
-from perfscope.analyzers.whatif.schedules import RankOp
+from perfscope.analyzers.whatif.schedules.ops import RankOp
 from perfscope.recording.metadata import ModelMetadata
 
 _DEEPSPEED_BUCKET: Final = 500_000_000

@@ -12,7 +12,9 @@ from perfscope.analyzers.rank.host_activity import DDP_FORWARD
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import Context
-from perfscope.analyzers.whatif.schedules import EditableSchedules, RankOp, ScheduleOp, StepCollectives, StepOps
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
+from perfscope.analyzers.whatif.schedules.ops import RankOp, ScheduleOp
+from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.recording.vocabulary import FORWARD, OPTIMIZER
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64

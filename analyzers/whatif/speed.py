@@ -19,7 +19,8 @@ from perfscope.analyzers.whatif.change import (
     keep_host_pace,
     number,
 )
-from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import Collective
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
 

@@ -16,7 +16,8 @@ from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context
 from perfscope.analyzers.whatif.pipeline_turns import CONSTRUCTED, Work, turns
-from perfscope.analyzers.whatif.schedules import Collective, EditableSchedules, RankOp, ScheduleOp, without
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, without
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Float64

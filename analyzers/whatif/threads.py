@@ -19,7 +19,7 @@ from typing import Final
 
 from perfscope.analyzers.job.cores import cores_of
 from perfscope.analyzers.whatif.change import FULL, CannotReplay, Context, Setting, Uncertainty, whole_number
-from perfscope.analyzers.whatif.schedules import EditableSchedules
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.recording.metadata import CpuMetadata
 from perfscope.results.categories import TimeCategory
 

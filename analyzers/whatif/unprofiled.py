@@ -19,8 +19,9 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules
-from perfscope.analyzers.whatif.hosts import HOST_ROWS, HostPart
-from perfscope.analyzers.whatif.schedules import EditableSchedules, editable_schedules
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, HostPart
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 

@@ -11,7 +11,8 @@ import pytest
 
 from perfscope.analyzers.replay.engine import Lanes, OpKind, Schedules, replay
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.schedules import editable_schedules
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.analyzers.whatif.schedules.steps import every_step
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.trace.trace import NEVER, NONE
 from tests.generator import MS, US, HostSpec, HostSync, JobSpec, LoaderSpec, ModelSpec, SlowLoader, simulate
@@ -120,7 +121,7 @@ def test_the_recorded_steps_come_back_and_so_when_all_ops_are_written_anew(tmp_p
     measured = recorded.windows_ns(replay(recorded.schedules))
     assert np.array_equal(recorded.windows_ns(found), measured)
     written = editable_schedules(context.result, recorded, with_hosts=True)
-    for step in list(written.every_step()):
+    for step in list(every_step(written)):
         step.replace(frozenset(), [])
     assert np.abs(recorded.windows_ns(replay(written.compiled())) - measured).max() <= 2
 

@@ -14,7 +14,7 @@ import pytest
 from perfscope.analyzers.whatif.change import CannotReplay, Context
 from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.schedules import editable_schedules
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.sharding_recorded import reductions_by_step
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata

@@ -1,0 +1,220 @@
+"""The ops of all ranks, which settings edit."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from perfscope.analyzers.replay.engine import Lanes, OpKind, Schedules
+from perfscope.analyzers.replay.lanes import side_by_side
+from perfscope.analyzers.whatif.schedules.hosts import HostOfRank, in_whole_ns, lanes_of
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
+from perfscope.grouping import grouped
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NEVER, NONE
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.replay.schedules import RecordedSchedules
+
+_EARLY_SHARE: Final = 0.1
+"""Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
+
+StepCollectives = dict[tuple[int, int], list[RankOp]]
+"""(rank, step) -> its rank ops of one sort in the order of issue."""
+
+
+@dataclass(eq=False)
+class EditableSchedules:
+    """All ranks' ops, in order. ``start_ns`` is when each rank starts."""
+
+    recorded: RecordedSchedules
+    ops: dict[int, list[ScheduleOp]]
+    start_ns: dict[int, int]
+    marks: int
+    lanes: int
+    """Lanes in use: a new one takes this number."""
+    floor_step_ns: dict[int, float] = field(default_factory=dict)
+    """Rank -> host time per step that does not depend on the rest; the step cannot be shorter."""
+    loading_step_ns: dict[int, float] = field(default_factory=dict)
+    """Rank -> time in which its loader workers deliver the batches of a step, where they set its pace."""
+    hosts: Mapping[int, HostOfRank] = field(default_factory=dict)
+    """Of every rank, where hosts are replayed beside their devices; else empty."""
+    steps_alike: bool = True
+    """The change is the same in all steps."""
+    settling: int = 0
+    """Steps until ranks have found a new rhythm: the first one starts as far apart on them as it was recorded."""
+
+    @functools.cached_property
+    def steps(self) -> frozenset[int]:
+        """Numbers of the recorded steps."""
+        return frozenset(self.recorded.steps.tolist())
+
+    def issued(self) -> Iterator[RankOp]:
+        """Every rank op, rank by rank in the order of issue."""
+        return filter(None, (op.issued for op in chain.from_iterable(self.ops.values())))
+
+    def by_step(self, kind: str) -> StepCollectives:
+        """The collectives of a kind that move parameters or gradients, rank by rank and step by step."""
+        return grouped(
+            ((rank_op.rank, step), rank_op)
+            for rank_op in self.issued()
+            if (step := rank_op.collective.step) in self.steps and rank_op.moves(kind)
+        )
+
+    def of_gradients(self, kind: str) -> StepCollectives:
+        """Those of them in the group that moves most bytes of each rank; empty where none is recorded with its size. A
+        group that moves them before the backward as well moves activations (tensor parallelism), unless there is no
+        other.
+        """
+        of_rank = grouped((rank, rank_ops) for (rank, _), rank_ops in self.by_step(kind).items())
+        groups = {rank: _group_of_gradients(steps) for rank, steps in of_rank.items()}
+        of_group = (
+            (key, [own for own in rank_ops if own.collective.group == groups[key[0]]])
+            for key, rank_ops in self.by_step(kind).items()
+        )
+        return {key: rank_ops for key, rank_ops in of_group if rank_ops}
+
+    def collectives(self) -> dict[Collective, list[RankOp]]:
+        """Every collective with its rank ops, in the order in which they are first issued."""
+        return grouped((rank_op.collective, rank_op) for rank_op in self.issued())
+
+    def without(self, rank_ops: set[RankOp]) -> None:
+        """Take these rank ops out, with all waits for them, and what issuing them takes the hosts. The other own time
+        around them stays.
+        """
+        for rank, ops in self.ops.items():
+            for op in ops:
+                if op.issued in rank_ops:
+                    op.spend(-self.issuing_ns(op))
+            self.ops[rank], _ = without(ops, rank_ops)
+
+    def issuing_ns(self, op: ScheduleOp) -> float:
+        """What an op takes a host to issue; 0 without hosts, and where it issues nothing."""
+        issued = op.issued
+        if issued is None or not self.hosts:
+            return 0.0
+        return self.hosts[issued.rank].usually_issuing_ns if issued.host_ns is None else issued.host_ns
+
+    def compiled(self) -> Schedules:
+        """What the engine replays."""
+        ranks = tuple(sorted(self.ops))
+        numbers: dict[RankOp, int] = {}
+        instances: dict[Collective, int] = {}
+        last: dict[tuple[int, int], int] = {}
+        columns: list[tuple[int, ...]] = []
+        every = [op for rank in ranks for op in self.ops[rank]]
+        for rank_op in filter(None, (op.issued for op in every)):
+            instance = instances.setdefault(rank_op.collective, len(instances))
+            previous = last.get((rank_op.rank, rank_op.lane), NONE)
+            after = NONE if rank_op.after is None else numbers.get(rank_op.after, NONE)
+            # Without the one that it waited for it starts at once.
+            gap = rank_op.gap_ns if rank_op.after is None or after != NONE else 0.0
+            columns.append((
+                instance, previous, round(gap), round(rank_op.transfer_ns), after, round(rank_op.after_gap_ns),
+            ))  # fmt: skip
+            last[rank_op.rank, rank_op.lane] = numbers[rank_op] = len(numbers)
+        holds = [op.hold_ns for op in every if op.kind is OpKind.HOLD]
+        number_of_hold = iter(range(len(holds)))
+        operand = [
+            numbers[op.rank_op]
+            if op.rank_op is not None
+            else next(number_of_hold)
+            if op.kind is OpKind.HOLD
+            else op.mark
+            for op in every
+        ]
+        of_rank_ops = np.array(columns, dtype=np.int64).reshape(-1, 6)
+        return Schedules(
+            ranks=ranks,
+            start_ns=np.array([self.start_ns[rank] for rank in ranks], dtype=np.int64),
+            first=np.cumsum([0, *(len(self.ops[rank]) for rank in ranks)]),
+            kind=np.array([op.kind for op in every], dtype=np.int64),
+            operand=np.array(operand, dtype=np.int64),
+            own_ns=np.concatenate([in_whole_ns([op.own_ns for op in self.ops[rank]]) for rank in ranks]),
+            lag_ns=np.array([round(op.lag_ns) for op in every], dtype=np.int64),
+            instance=of_rank_ops[:, 0],
+            previous=of_rank_ops[:, 1],
+            gap_ns=of_rank_ops[:, 2],
+            transfer_ns=of_rank_ops[:, 3],
+            floor_ns=np.array([collective.floor_ns for collective in instances], dtype=np.int64),
+            hold_ns=np.array(holds, dtype=np.int64),
+            marks=self.marks,
+            after=of_rank_ops[:, 4],
+            after_gap_ns=of_rank_ops[:, 5],
+            lanes=self._lanes(ranks) if self.hosts else None,
+        )
+
+    def _lanes(self, ranks: Sequence[int]) -> Lanes:
+        lanes = []
+        for rank in ranks:
+            ops = self.ops[rank]
+            lags = [float(op.lag_ns) for op in ops]
+            lanes.append(lanes_of([op.own_ns for op in ops], lags, [op.host for op in ops], self.hosts[rank].lead_ns))
+        every = chain.from_iterable(self.ops[rank] for rank in ranks)
+        return side_by_side(lanes, np.array([op.hold_ns for op in every if op.kind is OpKind.HOLD], dtype=np.int64))
+
+    @property
+    def has_doubtful_loading(self) -> bool:
+        """Is it of some rank not sure whether its loader workers set its pace?"""
+        return any(found.longest_ns and not found.sure for found in self.recorded.deliveries.values())
+
+    def scale(self, category: TimeCategory, factor: float) -> None:
+        """All ranks' own time of a category takes ``factor`` times as long."""
+        for op in chain.from_iterable(self.ops.values()):
+            op.scale(category, factor)
+
+    def without_host_waits(self, share: float) -> None:
+        """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all."""
+        kinds = (OpKind.SYNC, OpKind.JOIN)
+        for rank, ops in self.ops.items():
+            if share == 0:
+                self.ops[rank], _ = left_out(ops, lambda op: op.kind in kinds)
+            for op in ops if share else ():
+                if op.kind in kinds and op.host is not None:
+                    op.host.lag_ns -= (1 - share) * op.host.waited_ns
+
+    def at_least(self, rank: int, step_ns: float) -> None:
+        """Host time per step of a rank that does not depend on the rest."""
+        self.floor_step_ns[rank] = max(self.floor_step_ns.get(rank, 0.0), step_ns)
+
+    def free_loading(self, ranks: Iterable[int], *, doubtful: bool = False) -> None:
+        """Workers do not set the pace of these ranks any more (``doubtful``: nor where that was not sure). Their stalls
+        are own time as all other.
+        """
+        for rank in ranks:
+            if not doubtful or not self.recorded.deliveries[rank].sure:
+                self.loading_step_ns.pop(rank, None)
+            for op in self.ops[rank]:
+                if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
+                    op.hold_ns, op.lag_ns = NEVER, 0.0
+                    if op.host is not None:
+                        op.host.lag_ns = 0.0
+
+    @property
+    def waits_for_absent(self) -> bool:
+        """Does a rank wait for one that is not in the recording?"""
+        return any(collective.floor_ns != NEVER for collective in self.collectives())
+
+    def free_of_absent(self) -> None:
+        """Ranks that are not in the recording are never the last to arrive, as if the change helped them most."""
+        for collective in self.collectives():
+            collective.floor_ns = NEVER
+
+
+def _group_of_gradients(steps: Sequence[Sequence[RankOp]]) -> int:
+    """The group of one rank's reductions of gradients, step by step."""
+    moved: Counter[int] = Counter()
+    early: Counter[int] = Counter()
+    for rank_ops in steps:
+        first = next((place for place, own in enumerate(rank_ops) if own.backward), 0)
+        for place, own in enumerate(rank_ops):
+            moved[own.collective.group] += own.bytes
+            early[own.collective.group] += own.bytes if place < first else 0
+    late = [group for group in moved if early[group] <= _EARLY_SHARE * moved[group]]
+    return max(late or moved, key=moved.__getitem__)

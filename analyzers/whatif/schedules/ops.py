@@ -1,0 +1,143 @@
+"""One op of one rank, and the rank's part in a collective (a rank op)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.whatif.schedules.hosts import OF_DEVICE_ROWS, HostPart
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NEVER, NONE, Float64
+
+SMALLEST: Final = 4096
+"""Collectives of fewer bytes move no parameters and no gradients: losses, norms, counters."""
+
+
+@dataclass(eq=False)
+class Collective:
+    """A collective or message of ``size`` ranks. ``bytes`` as in ``Collectives`` (None: not known); ``floor_ns`` is the
+    last arrival of a rank that is not in the recording.
+    """
+
+    kind: str
+    group: int
+    bytes: int | None
+    size: int
+    step: int | None
+    dtype: str | None = None
+    floor_ns: int = NEVER
+
+
+@dataclass(eq=False)
+class RankOp:
+    """One rank's part in a collective: on which ``lane`` (stream) of the rank, how long after it could start it did
+    (``gap_ns``), and how long it took from the last arrival (``transfer_ns``).
+    """
+
+    rank: int
+    collective: Collective
+    lane: int
+    gap_ns: float = 0.0
+    transfer_ns: float = 0.0
+    backward: bool = False
+    """Issued by autograd, as far as that is recorded."""
+    after: RankOp | None = None
+    """The rank op of another stream whose end it waits for as well: its ``gap_ns`` includes that."""
+    after_gap_ns: float = 0.0
+    """From that end to its start."""
+    host_ns: float | None = None
+    """What issuing it takes the host; None: as long as it usually does."""
+
+    @property
+    def bytes(self) -> int:
+        """Of its collective; 0 where not known."""
+        return self.collective.bytes or 0
+
+    def moves(self, *kinds: str) -> bool:
+        """Is it of one of these kinds, and moves parameters or gradients?"""
+        return self.collective.kind in kinds and self.bytes >= SMALLEST
+
+
+@dataclass(eq=False)
+class ScheduleOp:
+    """One op: the rank's own time before it by category (ns), and what it then does.
+
+    ``rank_op`` is set where ``kind`` is ISSUE, WAIT or JOIN, ``mark`` where MARK, SYNC or NOTE, ``hold_ns`` where HOLD.
+    Beside a ``host``, own time and ``lag_ns`` are the device's alone.
+    """
+
+    kind: OpKind
+    own_ns: Float64
+    lag_ns: float = 0.0
+    rank_op: RankOp | None = None
+    mark: int = NONE
+    hold_ns: int = NEVER
+    doubtful: bool = False
+    """A HOLD for a delivery of which it is not sure that its moment is fixed."""
+    step: int | None = None
+    """The job's step number in which this happens; None before the first."""
+    host: HostPart | None = None
+    """What the host does before it; None where that is part of the rank's own time, or nothing."""
+
+    def scale(self, category: TimeCategory, factor: float) -> None:
+        """The time before it that belongs to a category takes ``factor`` times as long."""
+        self.own_ns[category] *= factor
+        if self.host is not None:
+            self.host.scale(category, factor)
+
+    def add(self, category: TimeCategory, ns: float) -> None:
+        """There is that much more of the device's own time before it."""
+        self.own_ns[category] += ns
+        if self.host is not None:
+            self.host.launches[:, OF_DEVICE_ROWS + category] += ns
+
+    def spend(self, ns: float) -> None:
+        """The host's operators take that much more (negative: less) before it."""
+        if self.host is not None:
+            self.host.own_ns[HostTime.OPERATORS] = max(float(self.host.own_ns[HostTime.OPERATORS]) + ns, 0.0)
+
+    @property
+    def issued(self) -> RankOp | None:
+        """The rank op that it issues; None where it does something else."""
+        return self.rank_op if self.kind is OpKind.ISSUE else None
+
+    @classmethod
+    def of(cls, kind: OpKind, rank_op: RankOp, step: int | None, lag_ns: float = 0.0) -> ScheduleOp:
+        """An op without own time before it, which issues a rank op or waits for it."""
+        return cls(kind, np.zeros(len(TimeCategory)), lag_ns, rank_op, step=step)
+
+
+def without(
+    ops: Sequence[ScheduleOp], rank_ops: Set[RankOp], kind: OpKind | None = None
+) -> tuple[list[ScheduleOp], Float64]:
+    """(ops without those of ``rank_ops``, own time after the last of them); ``kind``: only their issues, or waits. The
+    own time before an op that is taken out comes before the next one.
+    """
+    return left_out(ops, lambda op: op.rank_op in rank_ops and kind in (None, op.kind))
+
+
+def left_out(ops: Sequence[ScheduleOp], gone: Callable[[ScheduleOp], bool]) -> tuple[list[ScheduleOp], Float64]:
+    """The same without those that are ``gone``."""
+    left: list[ScheduleOp] = []
+    carried: ScheduleOp | None = None
+    for op in ops:
+        joined = op if carried is None else behind(carried, op)
+        if gone(op):
+            carried = joined
+        else:
+            left.append(joined)
+            carried = None
+    return left, np.zeros(len(TimeCategory)) if carried is None else carried.own_ns
+
+
+def behind(first: ScheduleOp, op: ScheduleOp) -> ScheduleOp:
+    """``op`` with the time before ``first`` in front of its own."""
+    joined = replace(op, own_ns=first.own_ns + op.own_ns)
+    if first.host is not None or op.host is not None:
+        joined.host = (first.host or HostPart.none()).then(op.host or HostPart.none(), op.own_ns)
+    return joined

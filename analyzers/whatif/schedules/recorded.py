@@ -1,0 +1,152 @@
+"""The recorded schedules, ready to be edited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.engine import OpKind, Schedules
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.hosts import HostOfRank, host_of
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
+from perfscope.trace.trace import NONE, Int64
+
+
+def editable_schedules(
+    result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool = False
+) -> EditableSchedules:
+    """The recorded schedules, ready to be edited; ``with_hosts``: hosts beside their devices, where they are known."""
+    schedules, hosts = recorded.schedules, dict[int, HostOfRank]()
+    if with_hosts and recorded.with_hosts is not None:
+        schedules = recorded.with_hosts
+        sides = zip(schedules.ranks, recorded.lanes, strict=True)
+        issuing = _issuing_ns(result, recorded)
+        hosts = {rank: host_of(result.partials[rank].progress, side, issuing[rank]) for rank, side in sides}
+    holds = schedules.hold_ns if schedules.lanes is None else schedules.lanes.hold_ns
+    collectives = _collectives(result, schedules)
+    lanes = _lanes(schedules)
+    backward = _backward(result, recorded)
+    rank_ops: dict[int, RankOp] = {}
+    ops: dict[int, list[ScheduleOp]] = {}
+    for index, rank in enumerate(schedules.ranks):
+        span = schedules.slice_of(rank)
+        progress = np.concatenate(([0], np.cumsum(schedules.own_ns[span])))
+        host = hosts.get(rank)
+        own = recorded.rows_between(result, rank, progress).astype(np.float64) if host is None else host.work_ns
+        begins = {int(mark): int(step) for mark, step in zip(recorded.begin[index], recorded.steps, strict=True)}
+        step = None
+        ops[rank] = []
+        for place, at in enumerate(range(span.start, span.stop)):
+            kind, operand = OpKind(int(schedules.kind[at])), int(schedules.operand[at])
+            op = ScheduleOp(kind, own[place], lag_ns=int(schedules.lag_ns[at]))
+            if host is not None:
+                op.lag_ns, op.host = host.device_lag_ns[place], host.parts[place]
+            if kind in (OpKind.ISSUE, OpKind.WAIT, OpKind.JOIN):
+                if operand not in rank_ops:
+                    rank_ops[operand] = RankOp(
+                        rank, collectives[int(schedules.instance[operand])], lanes[operand],
+                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand]), backward[operand],
+                        host_ns=None if host is None else host.issuing_ns.get(operand),
+                    )  # fmt: skip
+                op.rank_op = rank_ops[operand]
+            elif kind is OpKind.HOLD:
+                op.hold_ns = int(holds[operand])
+                op.doubtful = not recorded.deliveries[rank].sure
+            else:
+                op.mark = operand
+                step = begins.get(operand, step) if kind is OpKind.MARK else step
+            op.step = step
+            ops[rank].append(op)
+    _wait_for_others(schedules, rank_ops)
+    starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
+    return EditableSchedules(
+        recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
+        loading_step_ns=_loading_step_ns(result, recorded), hosts=hosts,
+        # A first step that waits for busy workers begins where the one before, which is not replayed, was recorded to.
+        settling=int(any(map(len, recorded.deliveries.values()))),
+    )  # fmt: skip
+
+
+def _loading_step_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, float]:
+    """Of the batches that were taken inside the windows. The recorded steps show less where they hold fewer of the
+    workers' turns than usual: then they are believed.
+    """
+    steps = {}
+    for rank, found in recorded.deliveries.items():
+        partial, (start, end) = result.partials[rank], result.windows[rank]
+        if found.batch_ns is not None:
+            taken = partial.loading.end_ns
+            batches = int(((taken > start[0]) & (taken <= end[-1])).sum())
+            steps[rank] = min(found.batch_ns * batches / len(start), result.mean_step_ns(rank))
+    return steps
+
+
+def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
+    """One for each instance of the schedules; those beyond the matched ones are a single rank's."""
+    known = result.matched_before.instances
+    collectives = []
+    for number, floor in enumerate(schedules.floor_ns.tolist()):
+        if number >= len(known):
+            collectives.append(Collective(kind="unmatched", group=NONE, bytes=None, size=1, step=None))
+            continue
+        group, count, dtype = int(known.group[number]), int(known.bytes[number]), int(known.dtype[number])
+        collectives.append(
+            Collective(
+                kind=known.kinds[int(known.kind[number])],
+                group=group,
+                bytes=count if count >= 0 else None,
+                size=len(known.groups[group].ranks) or known.groups[group].size or int(known.participants[number]),
+                step=int(known.step[number]),
+                dtype=known.dtypes[dtype] if dtype != NONE else None,
+                floor_ns=int(floor),
+            )
+        )
+    return collectives
+
+
+def _wait_for_others(schedules: Schedules, rank_ops: Mapping[int, RankOp]) -> None:
+    """Note which rank ops (by their number) wait for one of another stream."""
+    if schedules.after is None or schedules.after_gap_ns is None:
+        return
+    for number, rank_op in rank_ops.items():
+        if (other := int(schedules.after[number])) != NONE:
+            rank_op.after, rank_op.after_gap_ns = rank_ops.get(other), float(schedules.after_gap_ns[number])
+
+
+def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:
+    """For each rank op: did autograd issue it?"""
+    found = [False] * len(recorded.row)
+    for rank, rank_ops in _issued(recorded):
+        backward = result.partials[rank].collectives.backward[recorded.row[rank_ops]]
+        for rank_op, by_autograd in zip(rank_ops.tolist(), backward.tolist(), strict=True):
+            found[rank_op] = by_autograd
+    return found
+
+
+def _issuing_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, dict[int, float]]:
+    """Rank -> rank op -> what issuing it takes the host."""
+    found: dict[int, dict[int, float]] = {}
+    for rank, rank_ops in _issued(recorded):
+        lane = result.partials[rank].progress.host
+        cost = None if lane is None else lane.cost_ns[recorded.row[rank_ops]]
+        found[rank] = {} if cost is None else dict(zip(rank_ops.tolist(), cost.astype(float).tolist(), strict=True))
+    return found
+
+
+def _issued(recorded: RecordedSchedules) -> Iterator[tuple[int, Int64]]:
+    """(rank, numbers of the rank ops that it issues) of every rank."""
+    schedules = recorded.schedules
+    for rank in schedules.ranks:
+        span = schedules.slice_of(rank)
+        yield rank, schedules.operand[span][schedules.kind[span] == OpKind.ISSUE]
+
+
+def _lanes(schedules: Schedules) -> dict[int, int]:
+    """Rank op -> the lane that it runs on: that of the one it follows, else a new one."""
+    lanes: dict[int, int] = {}
+    for rank_op, previous in enumerate(schedules.previous.tolist()):
+        lanes[rank_op] = lanes[previous] if previous != NONE and previous in lanes else len(lanes)
+    return lanes

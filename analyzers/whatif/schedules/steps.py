@@ -1,0 +1,138 @@
+"""One step of one rank written anew: ops taken out, put in and moved, while the own time stays where it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, launched_anew
+from perfscope.analyzers.whatif.schedules.ops import RankOp, ScheduleOp, behind
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Float64
+
+
+class StepOps:
+    """The ops of one rank in one step, and those around them that issue its collectives: a host that runs ahead of its
+    device issues some before the device begins the step. ``begins`` is the place of the op that begins the step.
+
+    ``progress_ns`` is the rank's own time passed at each op, counted from before that one; new ops are placed by it.
+    ``ends_ns`` is that of the step's last op; ``whole``: of the op that starts the next step, with all own time of
+    this one.
+    """
+
+    def __init__(self, schedules: EditableSchedules, rank: int, step: int, *, whole: bool = False) -> None:
+        self._schedules, self.rank, self.step = schedules, rank, step
+        every = schedules.ops[rank]
+        inside = [place for place, op in enumerate(every) if op.step == step] or [0]
+        issued = [place for place, op in enumerate(every) if _belongs(op.issued, step)]
+        first, last = inside[0], min(inside[-1] + whole, len(every) - 1)
+        self._bounds = (min([first, *issued]), max([last, *issued]) + 1)
+        self.ops: list[ScheduleOp] = every[slice(*self._bounds)]
+        self.begins = first - self._bounds[0]
+        hosts = [np.zeros(HOST_ROWS) if op.host is None else op.host.own_ns for op in self.ops]
+        rows = [np.concatenate((op.own_ns, host)) for op, host in zip(self.ops, hosts, strict=True)]
+        self._rows = np.cumsum(rows, axis=0)
+        passed = self._rows[:, :OWN_ROWS].sum(axis=1)
+        self._before = float(passed[self.begins - 1]) if self.begins else 0.0
+        self.progress_ns: Float64 = passed - self._before
+        self.ends_ns = float(self.progress_ns[last - self._bounds[0]])
+
+    def issues(self, *kinds: str) -> dict[int, RankOp]:
+        """Place in ``ops`` -> the rank op issued there: the step's of these kinds that move parameters or gradients."""
+        issued = ((place, op.issued) for place, op in enumerate(self.ops))
+        return {
+            place: rank_op
+            for place, rank_op in issued
+            if rank_op is not None and _belongs(rank_op, self.step) and rank_op.moves(*kinds)
+        }
+
+    def places(self, kind: OpKind, rank_ops: set[RankOp]) -> list[int]:
+        """Places in ``ops`` of those that issue ``rank_ops``, or wait for them."""
+        return [place for place, op in enumerate(self.ops) if op.kind is kind and op.rank_op in rank_ops]
+
+    def in_every_part(self, rank_ops: set[RankOp], parts: int) -> bool:
+        """Are these issued all through the ``parts`` micro-batches of the step's work, not in the last one only?"""
+        worked = self.progress_ns - self._rows[:, TimeCategory.DATALOADER]
+        issues = self.places(OpKind.ISSUE, rank_ops)
+        first, last, begin = (float(worked[place]) for place in (issues[0], issues[-1], self.begins))
+        return parts > 1 and first < begin + (last - begin) * (parts - 1) / parts
+
+    def replace(self, dropped: frozenset[RankOp], added: Sequence[tuple[float, ScheduleOp]]) -> None:
+        """Take the ops of the rank ops ``dropped`` out and put ``added`` in at their progress; the own time stays.
+
+        At the same progress the ops that were there come first, then those added, in their order.
+        """
+        ops = list(zip(self.progress_ns, self._rows, self.ops, strict=True))
+        left = [(float(at), rows, op) for at, rows, op in ops if op.rank_op is None or op.rank_op not in dropped]
+        rows = self._rows_at(np.array([at for at, _ in added], dtype=np.float64))
+        left += [(at, passed, op) for (at, op), passed in zip(added, rows, strict=True)]
+        left.sort(key=lambda item: item[0])
+        cost = self._schedules.issuing_ns
+        spent = {id(op): cost(op) for _, op in added}
+        moments = [at for at, _, _ in left]
+        for at, _, op in ops:
+            if op.issued in dropped:
+                following = left[min(bisect_left(moments, at), len(left) - 1)][2]
+                spent[id(following)] = spent.get(id(following), 0.0) - cost(op)
+        self._write([(passed, op) for _, passed, op in left], spent)
+
+    def move(self, behind: Mapping[int, int]) -> None:
+        """Move ops (by their place in ``ops``) to right behind others; those moved to one place stay in order."""
+        order = sorted(range(len(self.ops)), key=lambda place: (behind.get(place, place), place in behind, place))
+        self._write([(self._rows[behind.get(place, place)], self.ops[place]) for place in order])
+
+    def _write(self, items: Sequence[tuple[Float64, ScheduleOp]], spent: Mapping[int, float] | None = None) -> None:
+        """Write the step anew: ops in order, each with what has passed there. ``spent``: what the host spends more (or
+        less) before an op, by its id.
+        """
+        # What was left after the last op comes before the next step's first.
+        passed = np.maximum.accumulate(np.vstack([*(rows for rows, _ in items), self._rows[-1]]))
+        own = np.diff(passed, axis=0, prepend=0.0)
+        new = [ScheduleOp(OpKind.MARK, rows[:OWN_ROWS]) for rows in own]
+        if self._schedules.hosts:
+            launched = launched_anew([op.host for op in self.ops], self._rows, passed)
+            for op, host, rows in zip(new, launched, own, strict=True):
+                op.host = replace(host, own_ns=rows[OWN_ROWS:])
+        written = [_timed(op, time) for (_, op), time in zip(items, new, strict=False)]
+        for (_, before), op in zip(items, written, strict=True):
+            op.spend((spent or {}).get(id(before), 0.0))
+        ops = self._schedules.ops[self.rank]
+        ops[slice(*self._bounds)] = written
+        following = self._bounds[0] + len(written)
+        if own[-1].any() and following < len(ops):
+            ops[following] = behind(new[-1], ops[following])
+
+    def _rows_at(self, progress_ns: Float64) -> Float64:
+        """Own time passed at each moment of the progress (lines), by category (columns): linear between the ops."""
+        points = np.concatenate(([-self._before], self.progress_ns))
+        rows = np.concatenate((np.zeros((1, self._rows.shape[1])), self._rows))
+        after = np.clip(np.searchsorted(points, progress_ns, side="left"), 1, len(points) - 1)
+        length = points[after] - points[after - 1]
+        share = np.divide(progress_ns - points[after - 1], length, out=np.ones_like(length), where=length > 0)
+        share = np.clip(share, 0.0, 1.0)[:, None]
+        return np.asarray(rows[after - 1] + share * (rows[after] - rows[after - 1]), dtype=np.float64)
+
+
+def every_step(schedules: EditableSchedules, *, whole: bool = False) -> Iterator[StepOps]:
+    """Every step of every rank; its ops are read when it is its turn."""
+    for rank, ops in schedules.ops.items():
+        for step in sorted({op.step for op in ops if op.step is not None}):
+            yield StepOps(schedules, rank, step, whole=whole)
+
+
+def _belongs(rank_op: RankOp | None, step: int) -> bool:
+    """Is it part of a collective of this step?"""
+    return rank_op is not None and rank_op.collective.step == step
+
+
+def _timed(op: ScheduleOp, time: ScheduleOp) -> ScheduleOp:
+    """``op`` with the time before ``time``."""
+    host = time.host
+    if host is not None and op.host is not None:
+        host = replace(host, lag_ns=op.host.lag_ns, waited_ns=op.host.waited_ns)
+    return replace(op, own_ns=time.own_ns, host=host)
