@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -104,7 +104,7 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None) -> Job
         rank = paths.rank_of_run_file(entry)
         if rank is not None:
             try:
-                runs[rank] = metadata.load_run(entry)
+                runs[rank] = _of_rank(metadata.load_run(entry), rank, entry)
             except ValueError as error:
                 problems.append(Problem(rank, entry, str(error)))
     captures: dict[int, dict[int, Path]] = {}
@@ -126,15 +126,25 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None) -> Job
     )  # fmt: skip
 
 
+def _of_rank(run: RunMetadata, rank: int, path: Path) -> RunMetadata:
+    """What a file named after ``rank`` holds, in which names go before numbers: no two files have one name."""
+    if run.rank == rank and rank < run.world_size:
+        return run
+    said = f"{path.name}: says rank {run.rank} of {run.world_size}, its name rank {rank}: the name is used."
+    return replace(run, rank=rank, world_size=max(run.world_size, rank + 1), problems=(*run.problems, said))
+
+
 def _launch(folder: Path, problems: list[Problem]) -> LaunchMetadata | None:
     path = folder / paths.LAUNCH_FILE
     if not path.exists():
         return None
     try:
-        return metadata.load_launch(path)
+        launch = metadata.load_launch(path)
     except ValueError as error:
         problems.append(Problem(None, path, str(error)))
         return None
+    problems += [Problem(None, path, sentence) for sentence in launch.problems]
+    return launch
 
 
 def _choose_capture(folder: Path, captures: dict[int, dict[int, Path]], wanted: int | None) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
+from perfscope.recording.typed import POSITIVE, SIGNED, WrongValue, build
 
 RUN_SCHEMA = "perfscope.run/1"
 LAUNCH_SCHEMA = "perfscope.launch/1"
@@ -177,12 +178,12 @@ class RunMetadata:
     """Elastic restarts before this one."""
     rank: int = 0
     local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
+    world_size: int = field(default=1, metadata=POSITIVE)
+    local_world_size: int = field(default=1, metadata=POSITIVE)
     host: str = ""
-    cpu_count: int | None = None
+    cpu_count: int | None = field(default=None, metadata=POSITIVE)
     """Cores this process may run on."""
-    cpu_threads: int | None = None
+    cpu_threads: int | None = field(default=None, metadata=POSITIVE)
     """``torch.get_num_threads()``: threads that one operator on the CPU is spread over."""
     cpu: CpuMetadata | None = None
     """None where nothing was captured."""
@@ -233,7 +234,7 @@ class NodeLaunch:
     host: str = ""
     command: tuple[str, ...] = ()
     started_at: str = ""
-    exit_code: int | None = None
+    exit_code: int | None = field(default=None, metadata=SIGNED)
     ranks: tuple[int, ...] = ()
     """Ranks that left anything in this node's folder."""
 
@@ -248,24 +249,12 @@ class LaunchMetadata:
     started_at: str = ""
     host: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    exit_code: int | None = None
+    exit_code: int | None = field(default=None, metadata=SIGNED)
     """The command's own; negative: the signal that ended it. None while it runs or when the launcher was killed."""
     nodes: tuple[NodeLaunch, ...] = ()
     """Of a gathered recording: every node's own launch."""
-
-
-_NESTED: dict[str, type[Any]] = {
-    "cpu": CpuMetadata,
-    "device": DeviceMetadata,
-    "model": ModelMetadata,
-    "steps": StepsMetadata,
-}
-_NESTED_LISTS: dict[str, type[Any]] = {
-    "captures": CaptureMetadata,
-    "dataloaders": DataLoaderMetadata,
-    "process_groups": ProcessGroupMetadata,
-    "nodes": NodeLaunch,
-}
+    problems: tuple[str, ...] = ()
+    """What of the file could not be used, one sentence each; empty as it is written."""
 
 
 def save(run: RunMetadata | LaunchMetadata, path: Path) -> None:
@@ -293,30 +282,19 @@ def load_launch(path: Path) -> LaunchMetadata:
 def _load(path: Path, kind: type[_Metadata], schema: str) -> _Metadata:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: is not whole JSON (line {error.lineno}, column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not JSON in UTF-8, or nested too deep") from error
     if not isinstance(raw, dict) or raw.get("schema") != schema:
         found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise ValueError(f"{path}: expected {schema!r}, found {found!r}; record the run again with this version")
+    faults: list[str] = []
     try:
-        built: _Metadata = _build(kind, raw)
-    except TypeError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return built
-
-
-def _build(kind: type[Any], raw: dict[str, Any]) -> Any:
-    """Make ``kind`` from JSON values: nested classes made too, lists as tuples, unknown keys dropped."""
-    known = {entry.name for entry in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key not in known:
-            continue
-        if key in _NESTED and isinstance(value, dict):
-            value = _build(_NESTED[key], value)
-        elif key in _NESTED_LISTS and isinstance(value, list):
-            value = tuple(_build(_NESTED_LISTS[key], item) for item in value)
-        elif isinstance(value, list):
-            value = tuple(value)
-        values[key] = value
-    return kind(**values)
+        built: _Metadata = build(kind, raw, faults)
+    except WrongValue as error:
+        raise ValueError(f"{path}: is not {error}") from error
+    problems = (*built.problems, *(f"{path.name}: {fault}." for fault in faults))
+    return dataclasses.replace(built, problems=problems)
