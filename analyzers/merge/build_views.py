@@ -123,16 +123,18 @@ def _sampled_counters(analysis: JobAnalysis, windows: Windows, zero_ns: int) -> 
         def shown(time_ns: Int64, rank: int = clock_of) -> Int64:
             return clocks.to_common(rank, time_ns) - zero_ns
 
-        for table, device in zip(samples.devices, samples.header.get("devices", ()), strict=False):
-            for rank in ranks_of.get((samples.host, int(device.get("index", 0))), ()):
+        for table, device in zip(samples.devices, samples.header.devices, strict=False):
+            for rank in ranks_of.get((samples.header.host, device.index), ()):
                 for column, name, unit, factor in _DEVICE:
                     time, values = table.column(column)
                     counters.setdefault(rank, []).append(Counter(name, unit, shown(time), values * factor))
         for pid, process in samples.processes.items():
-            title = {RANK: "process: cores used", LOADER: f"loader worker {pid}: cores used"}.get(process.kind)
+            title = {RANK: "process: cores used", LOADER: f"loader worker {pid}: cores used"}.get(
+                process.described.kind
+            )
             if title is not None:
                 time, values = _rate(process.table, "cpu_ms")
-                counters.setdefault(process.rank, []).append(Counter(title, COUNT, shown(time), values / 1e3))
+                counters.setdefault(process.described.rank, []).append(Counter(title, COUNT, shown(time), values / 1e3))
     return {rank: tuple(of_rank) for rank, of_rank in counters.items()}
 
 
@@ -148,7 +150,7 @@ def _samples_around(analysis: JobAnalysis, windows: Windows, zero_ns: int) -> It
             hosts = read_samples(path, min(bounds) - _AROUND_NS, max(bounds) + _AROUND_NS)
         except OSError:
             continue
-        yield from ((samples, by_host[samples.host]) for samples in hosts if samples.host in by_host)
+        yield from ((samples, by_host[samples.header.host]) for samples in hosts if samples.header.host in by_host)
 
 
 def _rate(table: SampleTable, column: str) -> tuple[Int64, Float64]:

@@ -121,8 +121,7 @@ class RuleContext:
     @property
     def deepspeed_config(self) -> dict[str, Any]:
         """The DeepSpeed JSON in use; empty without DeepSpeed."""
-        config = self.settings("deepspeed").get("config")
-        return config if isinstance(config, dict) else {}
+        return self.settings("deepspeed").get("config") or {}
 
     @cached_property
     def environment(self) -> dict[str, dict[str, tuple[int, ...]]]:

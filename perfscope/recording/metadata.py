@@ -11,10 +11,10 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
-from perfscope.recording.typed import POSITIVE, SIGNED, WrongValue, build
+from perfscope.recording.typed import POSITIVE, SIGNED, WrongValue, build, check
 
 RUN_SCHEMA = "perfscope.run/1"
 LAUNCH_SCHEMA = "perfscope.launch/1"
@@ -257,6 +257,18 @@ class LaunchMetadata:
     """What of the file could not be used, one sentence each; empty as it is written."""
 
 
+_SETTINGS: Final = {
+    "ddp.bucket_cap_mb": float,
+    "ddp.bucket_bytes": tuple[int, ...],
+    "deepspeed.zero_optimization": dict[str, Any],
+    "deepspeed.zero_optimization.stage": int,
+    "deepspeed.config": dict[str, Any],
+    "deepspeed.config.zero_optimization": dict[str, Any],
+    "gradient_accumulation.backwards_per_step": float,
+}
+"""The kinds of those settings, by path, that more than a comparison is made of."""
+
+
 def save(run: RunMetadata | LaunchMetadata, path: Path) -> None:
     """Write metadata as JSON, whole or not at all. Raises OSError when the folder cannot be written."""
     temporary = partial(path)
@@ -296,5 +308,7 @@ def _load(path: Path, kind: type[_Metadata], schema: str) -> _Metadata:
         built: _Metadata = build(kind, raw, faults)
     except WrongValue as error:
         raise ValueError(f"{path}: is not {error}") from error
+    if isinstance(built, RunMetadata):
+        check(built.settings, _SETTINGS, faults, "settings.")
     problems = (*built.problems, *(f"{path.name}: {fault}." for fault in faults))
     return dataclasses.replace(built, problems=problems)

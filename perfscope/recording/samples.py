@@ -14,6 +14,7 @@ the difference of two samples belongs to the time between them; all else is as f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 SCHEMA: Final = "perfscope.samples/1"
@@ -74,3 +75,46 @@ PROCESS_COLUMNS: Final = {"cpu_ms": True, "threads": False, "resident_bytes": Fa
 RANK: Final = "rank"
 LOADER: Final = "loader"
 """Kinds of processes: a rank, and a worker of one of its data loaders."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledDevice:
+    """What a header says of one device: what does not change while a job runs."""
+
+    index: int = 0
+    """The driver's."""
+    name: str = ""
+    uuid: str = ""
+    memory_bytes: int | None = None
+    power_limit_mw: float | None = None
+    sm_mhz_max: float | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerHeader:
+    """What a header says, as far as it is read again."""
+
+    host: str = ""
+    cores: int | None = None
+    cores_physical: int | None = None
+    cores_quota: float | None = None
+    """Cores' worth of time that the job's control group may use."""
+    memory_bytes: int | None = None
+    devices: tuple[SampledDevice, ...] = ()
+    host_columns: tuple[str, ...] = ()
+    device_columns: tuple[str, ...] = ()
+    process_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledProcess:
+    """A process of the job, as the line says that was written when it was met."""
+
+    process: int
+    """Its id on its host."""
+    rank: int
+    kind: str
+    cores: str = ""
+    """The cores that it may run on, in the kernel's notation; empty where not known."""

@@ -11,7 +11,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, TypeVar
 
 _LARGEST: Final = 2**63 - 1
@@ -55,6 +55,20 @@ def build(kind: type[_Kind], raw: dict[str, Any], faults: list[str], within: str
         return kind(**values)
     except TypeError as error:
         raise WrongValue("a complete object") from error
+
+
+def check(nested: dict[str, Any], kinds: Mapping[str, Any], faults: list[str], within: str) -> None:
+    """Take out of ``nested`` objects what is not of the kind that ``kinds`` has for its dotted path."""
+    for path, kind in kinds.items():
+        *owners, name = path.split(".")
+        owner: Any = nested
+        for each in owners:
+            owner = owner.get(each) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and owner.get(name) is not None:
+            try:
+                _value(kind, owner[name], 0, faults, path)
+            except WrongValue as error:
+                faults.append(f"{within}{path} is {_shown(owner.pop(name))}, not {error}: it is left out")
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from typing import Any
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.errors import PerfscopeError
+from perfscope.recording.paths import samples_file
+from perfscope.recording.samples import DEVICE_COLUMNS, HOST_COLUMNS, LOADER, PROCESS_COLUMNS, RANK, SCHEMA
 from perfscope.reports import markdown, terminal
 from perfscope.reports.page import page
 from tests.emulator.emulate import emulate
@@ -98,9 +100,47 @@ def recordings(folder: Path) -> list[Path]:
             own = {"fsdp": SETTINGS["fsdp"], "pipeline": SETTINGS["megatron"], "ddp": SETTINGS["deepspeed"]}[name]
             some = {"fsdp": "fsdp", "pipeline": "megatron", "ddp": "deepspeed"}[name]
             settings = {key: value for key, value in SETTINGS.items() if key not in ("fsdp", "deepspeed", "megatron")}
-            path.write_text(json.dumps({**REST, **raw, "settings": {**settings, **raw["settings"], some: own}}))
+            raw = {**REST, **raw, "settings": {**settings, **raw["settings"], some: own}}
+            path.write_text(json.dumps(raw))
+            sample(folder / name, raw)
     shutil.copytree(ROOT / "sample_traces" / "starved", folder / "starved")
     return sorted(folder.iterdir())
+
+
+def sample(folder: Path, run: dict[str, Any]) -> None:
+    """Write what a sampler would have, of a rank's host: 20 samples over the trace, of the rank and one worker."""
+    trace = json.loads(next(folder.glob(f"rank-{run['rank']:05d}.*trace.json")).read_text())
+    moments = [event["ts"] * 1e3 for event in trace["traceEvents"] if event.get("ph") == "X"]
+    begin = trace.get("baseTimeNanoseconds", 0) + int(min(moments))
+    each = (int(max(moments) - min(moments)) + 10**8) // 18
+    device = {
+        "index": run["device"]["index"], "name": "NVIDIA A100", "uuid": "", "memory_bytes": 40 << 30,
+        "power_limit_mw": 400_000, "sm_mhz_max": 1410, "pcie_width": 8, "pcie_width_max": 16,
+    }  # fmt: skip
+    lines: list[Any] = [
+        {
+            "schema": SCHEMA, "host": run["host"], "cores": 8, "cores_physical": 4, "cores_quota": 2.0,
+            "memory_bytes": 64 << 30, "devices": [device], "host_columns": list(HOST_COLUMNS),
+            "device_columns": list(DEVICE_COLUMNS), "process_columns": list(PROCESS_COLUMNS),
+        },
+        {"process": run["pid"], "rank": run["rank"], "kind": RANK, "cores": "0-3"},
+        {"process": run["pid"] + 50, "rank": run["rank"], "kind": LOADER, "cores": "0-3"},
+        {"problem": "no power readings"},
+    ]  # fmt: skip
+    for count in range(20):
+        processes = [[run["pid"] + more, 10 * count, 4, 10**9, 0] for more in (0, 50)]
+        host = [100 * count + 1] * len(HOST_COLUMNS)
+        lines.append([begin - 10**8 // 2 + count * each, host, [[50] * len(DEVICE_COLUMNS)], processes])
+    samples_file(folder, run["host"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def changed(content: str, dice: random.Random) -> tuple[str, str]:
+    """The text of a JSON file, or of one of JSON lines, with some of its values changed, and which."""
+    lines = content.splitlines() if content.startswith('{"schema": "perfscope.samples') else [content]
+    place = dice.randrange(min(len(lines), 8))
+    value, told = mutated(json.loads(lines[place]), dice)
+    lines[place] = json.dumps(value)
+    return "\n".join(lines) + "\n", f"line {place}: {told}"
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -114,13 +154,13 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(item, (*path, index))
 
 
-def mutated(raw: dict[str, Any], dice: random.Random) -> tuple[dict[str, Any], str]:
+def mutated(raw: Any, dice: random.Random) -> tuple[Any, str]:
     """A copy with one to three changes, and what they are."""
-    changed = json.loads(json.dumps(raw))
+    copy = json.loads(json.dumps(raw))
     told = []
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        path = dice.choice([each for each in places(changed) if each])
-        owner = changed
+        path = dice.choice([each for each in places(copy) if each])
+        owner = copy
         for key in path[:-1]:
             owner = owner[key]
         how = dice.random()
@@ -133,7 +173,7 @@ def mutated(raw: dict[str, Any], dice: random.Random) -> tuple[dict[str, Any], s
         else:
             owner[path[-1]] = dice.choice(VALUES)
             told.append(f"{path} = {str(owner[path[-1]])[:40]!r}")
-    return changed, "; ".join(told)
+    return copy, "; ".join(told)
 
 
 def outcome(folder: Path) -> str | None:
@@ -154,14 +194,15 @@ def run(base: Path, folder: Path, seed: int, numbers: range) -> list[tuple[int, 
     """Mutate a file of ``base`` for each number, in the copy ``folder``: number, mutation, fault of each failure."""
     if not folder.exists():
         shutil.copytree(base, folder)
-    files = sorted(path.name for path in base.iterdir() if path.name.endswith((".run.json", "perfscope.json")))
+    files = sorted(
+        path.name for path in base.iterdir() if path.name.endswith((".run.json", "perfscope.json", ".samples.jsonl"))
+    )
     failed = []
     for number in numbers:
         dice = random.Random(f"{seed}-{number}")
         name = dice.choice(files)
-        raw = json.loads((base / name).read_text())
-        changed, told = mutated(raw, dice)
-        (folder / name).write_text(json.dumps(changed))
+        content, told = changed((base / name).read_text(), dice)
+        (folder / name).write_text(content)
         fault = outcome(folder)
         shutil.copy(base / name, folder / name)
         if fault is not None:

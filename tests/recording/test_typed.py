@@ -52,6 +52,15 @@ def test_what_is_right_beside_it_stays(tmp_path: Path) -> None:
     )
 
 
+def test_settings_that_are_computed_with_have_their_kinds(tmp_path: Path) -> None:
+    zero = {"zero_optimization": True, "config": {"zero_optimization": 3, "steps_per_print": "often"}}
+    found = loaded(tmp_path, settings={"ddp": {"bucket_cap_mb": "25", "comm_hook": 5}, "deepspeed": zero})
+    assert found.settings == {"ddp": {"comm_hook": 5}, "deepspeed": {"config": {"steps_per_print": "often"}}}
+    assert found.problems[0] == (
+        "rank-00000.run.json: settings.ddp.bucket_cap_mb is '25', not a number from 0 on: it is left out."
+    )
+
+
 def test_an_exit_code_may_be_negative(tmp_path: Path) -> None:
     path = tmp_path / "perfscope.json"
     path.write_text(json.dumps({"schema": "perfscope.launch/1", "exit_code": -15, "host": ["x"]}))

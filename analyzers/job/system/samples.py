@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
-from perfscope.recording.samples import SCHEMA
+from perfscope.recording.samples import SCHEMA, SampledProcess, SamplerHeader
+from perfscope.recording.typed import WrongValue, build, text
 from perfscope.trace.trace import Float64, Int64
 
 LEAST_COVER: Final = 0.5
@@ -75,14 +77,16 @@ class SampleTable:
         return float(values.max()) if len(values) else None
 
 
+_Row = list[float | None]
+_Sample = tuple[Annotated[int, msgspec.Meta(ge=0, le=2**62)], _Row, list[_Row], list[_Row]]
+"""Time, values of the host, of each device, and of each process after its id."""
+
+
 @dataclass(frozen=True, eq=False)
 class ProcessSamples:
     """One process of the job."""
 
-    rank: int
-    kind: str
-    cores: str
-    """The cores that it may run on, in the kernel's notation; empty where not known."""
+    described: SampledProcess
     table: SampleTable
 
 
@@ -90,8 +94,7 @@ class ProcessSamples:
 class HostSamples:
     """One run of a sampler on one host."""
 
-    host: str
-    header: dict[str, Any]
+    header: SamplerHeader
     table: SampleTable
     devices: tuple[SampleTable, ...] = ()
     processes: dict[int, ProcessSamples] = field(default_factory=dict)
@@ -122,76 +125,77 @@ def read_samples(path: Path, start_ns: int, end_ns: int) -> list[HostSamples]:
     """
     with path.open("rb") as stream:
         parts = list(_runs(stream, start_ns, end_ns))
-    return [run for lines in parts if (run := _of_lines(lines)) is not None]
+    return [run for part in parts if (run := _of_run(part)) is not None]
 
 
-def _runs(lines: Iterable[bytes], start_ns: int, end_ns: int) -> Iterator[list[Any]]:
-    """Decoded lines, a list for each header; samples outside the interval are not decoded: jobs run for days."""
-    decode = msgspec.json.Decoder().decode
-    current: list[Any] = []
+@dataclass(eq=False)
+class _Run:
+    """The lines that follow a header, up to the next."""
+
+    header: SamplerHeader
+    processes: dict[int, SampledProcess] = field(default_factory=dict)
+    samples: list[_Sample] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _runs(lines: Iterable[bytes], start_ns: int, end_ns: int) -> Iterator[_Run]:
+    """Decoded lines by header; samples outside the interval are not decoded: jobs run for days."""
+    decode, decode_sample = msgspec.json.Decoder(dict[str, Any]).decode, msgspec.json.Decoder(_Sample).decode
+    current: _Run | None = None
     for line in lines:
-        try:
-            if line.startswith(b"[") and not start_ns <= int(line[1 : line.index(b",")]) <= end_ns:
+        # A damaged line is left out; before the first header nothing says what values mean.
+        with suppress(msgspec.MsgspecError, ValueError, WrongValue):
+            if line.startswith(b"["):
+                if current is not None and start_ns <= int(line[1 : line.index(b",")]) <= end_ns:
+                    current.samples.append(decode_sample(line))
                 continue
-            value = decode(line) if not line.isspace() else None
-        except (msgspec.DecodeError, ValueError):
-            continue
-        if isinstance(value, dict) and value.get("schema") == SCHEMA:
-            if current:
-                yield current
-            current = [value]
-        elif current:
-            current.append(value)
-    if current:
+            value = decode(line) if not line.isspace() else {}
+            if value.get("schema") == SCHEMA:
+                if current is not None:
+                    yield current
+                current = _Run(build(SamplerHeader, value, []))
+            elif current is not None and "process" in value:
+                met = build(SampledProcess, value, [])
+                current.processes[met.process] = met
+            elif current is not None and "problem" in value:
+                current.problems.append(text(str(value["problem"])))
+    if current is not None:
         yield current
 
 
-def _of_lines(lines: list[Any]) -> HostSamples | None:
-    header = lines[0]
-    described = {line["process"]: line for line in lines[1:] if isinstance(line, dict) and "process" in line}
-    samples = [line for line in lines[1:] if isinstance(line, list) and len(line) == 4]
-    if not samples:
+def _of_run(run: _Run) -> HostSamples | None:
+    if not run.samples:
         return None
-    time = np.array([line[0] for line in samples], dtype=np.int64)
-    order = np.argsort(time, kind="stable")  # a host's clock may be set back
-    samples = [samples[index] for index in order]
-    time = time[order]
-    count = min((len(line[2]) for line in samples), default=0)
+    samples = sorted(run.samples, key=lambda sample: sample[0])  # a host's clock may be set back
+    time = np.array([sample[0] for sample in samples], dtype=np.int64)
+    header, count = run.header, min(len(sample[2]) for sample in samples)
     return HostSamples(
-        host=str(header.get("host", "")),
         header=header,
-        table=_table(header, "host_columns", time, [line[1] for line in samples]),
+        table=_table(header.host_columns, time, [sample[1] for sample in samples]),
         devices=tuple(
-            _table(header, "device_columns", time, [line[2][index] for line in samples]) for index in range(count)
+            _table(header.device_columns, time, [sample[2][index] for sample in samples]) for index in range(count)
         ),
-        processes=_processes(header, described, samples),
-        problems=tuple(str(line["problem"]) for line in lines[1:] if isinstance(line, dict) and "problem" in line),
+        processes=_processes(run, samples),
+        problems=tuple(run.problems),
     )
 
 
-def _processes(
-    header: dict[str, Any], described: dict[int, dict[str, Any]], samples: list[Any]
-) -> dict[int, ProcessSamples]:
-    times: dict[int, list[int]] = {pid: [] for pid in described}
-    rows: dict[int, list[list[float | None]]] = {pid: [] for pid in described}
-    for sample in samples:
-        for pid, *values in sample[3]:
-            if pid in described:
-                times[pid].append(sample[0])
-                rows[pid].append(values)
+def _processes(run: _Run, samples: list[_Sample]) -> dict[int, ProcessSamples]:
+    times: dict[int, list[int]] = {pid: [] for pid in run.processes}
+    rows: dict[int, list[_Row]] = {pid: [] for pid in run.processes}
+    for time, _, _, processes in samples:
+        for values in processes:
+            pid = int(values[0]) if values and values[0] is not None else -1
+            if pid in rows:
+                times[pid].append(time)
+                rows[pid].append(values[1:])
     return {
-        pid: ProcessSamples(
-            rank=int(entry.get("rank", -1)),
-            kind=str(entry.get("kind", "")),
-            cores=str(entry.get("cores", "")),
-            table=_table(header, "process_columns", np.array(times[pid], dtype=np.int64), rows[pid]),
-        )
-        for pid, entry in described.items()
+        pid: ProcessSamples(met, _table(run.header.process_columns, np.array(times[pid], dtype=np.int64), rows[pid]))
+        for pid, met in run.processes.items()
     }
 
 
-def _table(header: dict[str, Any], key: str, time: Int64, rows: list[list[float | None]]) -> SampleTable:
-    columns = tuple(header.get(key, ()))
+def _table(columns: tuple[str, ...], time: Int64, rows: list[_Row]) -> SampleTable:
     values = np.array(
         [row if len(row) == len(columns) else [None] * len(columns) for row in rows], dtype=np.float64
     ).reshape(len(rows), len(columns))

@@ -12,7 +12,7 @@ from perfscope.analyzers.job.system.samples import Machine, SampleTable, read_sa
 from perfscope.grouping import grouped
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
-from perfscope.recording.samples import LOADER, RANK
+from perfscope.recording.samples import LOADER, RANK, SampledDevice
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series, System
 from perfscope.trace.trace import Float64, Int64
 
@@ -41,6 +41,9 @@ AROUND_NS: Final = (10 * 10**9, 60 * 10**9)
 HOSTS_SHOWN: Final = 8
 DEVICES_SHOWN: Final = 32
 """More do not fit into one chart: the busiest hosts and the least used devices are shown."""
+
+_DIGITS: Final = 6
+"""Of the largest number that can be a core's."""
 
 POINTS: Final = 240
 """Points in one series; more samples are averaged over intervals."""
@@ -90,12 +93,12 @@ def _machines(job: Job, result: AlignedJob, runs: Mapping[int, RunMetadata]) -> 
             runs_of_sampler = read_samples(path, first, last)
         except OSError:
             continue
-        runs_of_sampler = [samples for samples in runs_of_sampler if samples.host in by_host]
+        runs_of_sampler = [samples for samples in runs_of_sampler if samples.header.host in by_host]
         if runs_of_sampler:
-            samples = max(runs_of_sampler, key=lambda each: each.samples_in(*windows[each.host]))
-            ranks = by_host[samples.host]
+            samples = max(runs_of_sampler, key=lambda each: each.samples_in(*windows[each.header.host]))
+            ranks = by_host[samples.header.host]
             machines.append(
-                Machine(samples, tuple(ranks), *windows[samples.host], to_picture_ns=offsets[ranks[0]] - begin)
+                Machine(samples, tuple(ranks), *windows[samples.header.host], to_picture_ns=offsets[ranks[0]] - begin)
             )
     return [each for each in machines if each.samples.table.mean("idle_ms", each.start_ns, each.end_ns) is not None]
 
@@ -112,11 +115,11 @@ def _host_row(machine: Machine) -> HostRow:
     busy = _sum([cpu["user"], cpu["system"], cpu["steal"]])
     mine = [process.table.rate("cpu_ms", *span) for process in machine.samples.processes.values()]
     return HostRow(
-        host=machine.samples.host,
+        host=machine.samples.header.host,
         ranks=machine.ranks,
         samples=machine.samples.samples_in(*span),
-        cores=header.get("cores"),
-        cores_physical=header.get("cores_physical"),
+        cores=header.cores,
+        cores_physical=header.cores_physical,
         cores_usable=_usable(machine),
         cpu_share=share(busy),
         iowait_share=share(cpu["iowait"]),
@@ -125,7 +128,7 @@ def _host_row(machine: Machine) -> HostRow:
         **{f"{name}_share": _scaled(table.rate(f"{name}_us", *span), 1e-6) for name in _STALLS},
         job_cores=_scaled(_sum(mine), 1e-3),
         memory_used_bytes=table.largest("memory_used_bytes", *span),
-        memory_bytes=header.get("memory_bytes"),
+        memory_bytes=header.memory_bytes,
         shm_used_bytes=table.largest("shm_used_bytes", *span),
         **{f"{name}_per_s": table.rate(name, *span) for name in _BYTES},
     )
@@ -136,10 +139,10 @@ def _usable(machine: Machine) -> float | None:
     header = machine.samples.header
     bound: set[int] = set()
     for process in machine.samples.processes.values():
-        if process.kind == RANK:
-            bound |= listed_cores(process.cores)
-    cores = float(len(bound)) if bound else header.get("cores")
-    quota = header.get("cores_quota")
+        if process.described.kind == RANK:
+            bound |= listed_cores(process.described.cores)
+    cores = float(len(bound)) if bound else header.cores
+    quota = header.cores_quota
     return min(cores, quota) if cores is not None and quota is not None else cores
 
 
@@ -150,35 +153,37 @@ def listed_cores(text: str) -> set[int]:
         first, _, last = part.partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()):
             return set()
+        if len(last or first) > _DIGITS:
+            return set()
         cores.update(range(int(first), int(last or first) + 1))
     return cores
 
 
 def _device_rows(machine: Machine, runs: Mapping[int, RunMetadata]) -> Iterable[DeviceRow]:
     span = machine.start_ns, machine.end_ns
-    for table, known in zip(machine.samples.devices, machine.samples.header.get("devices", ()), strict=False):
-        memory = _scaled(known.get("memory_bytes"), 1.0)
+    for table, known in zip(machine.samples.devices, machine.samples.header.devices, strict=False):
+        memory = _scaled(known.memory_bytes, 1.0)
         yield DeviceRow(
-            host=machine.samples.host,
-            index=int(known.get("index", 0)),
-            name=str(known.get("name", "")),
+            host=machine.samples.header.host,
+            index=known.index,
+            name=known.name,
             ranks=tuple(rank for rank in machine.ranks if trains_on(runs[rank], known)),
             utilisation=_scaled(table.mean("utilisation", *span), 1e-2),
             memory_used_bytes=table.largest("memory_used_bytes", *span),
             memory_bytes=memory,
             sm_mhz=table.mean("sm_mhz", *span),
-            sm_mhz_max=_scaled(known.get("sm_mhz_max"), 1.0),
+            sm_mhz_max=_scaled(known.sm_mhz_max, 1.0),
             memory_mhz=table.mean("memory_mhz", *span),
             power_w=_scaled(_first(table.rate("energy_mj", *span), table.mean("power_mw", *span)), 1e-3),
-            power_limit_w=_scaled(known.get("power_limit_mw"), 1e-3),
+            power_limit_w=_scaled(known.power_limit_mw, 1e-3),
             temperature_c=table.largest("temperature_c", *span),
             throttled=_reasons(table, *span),
             nvlink_sent_bytes_per_s=_scaled(table.rate("nvlink_sent_kib", *span), 1024),
             nvlink_received_bytes_per_s=_scaled(table.rate("nvlink_received_kib", *span), 1024),
             pcie_sent_bytes_per_s=_pcie(table, "sent", *span),
             pcie_received_bytes_per_s=_pcie(table, "received", *span),
-            pcie_width=known.get("pcie_width"),
-            pcie_width_max=known.get("pcie_width_max"),
+            pcie_width=known.pcie_width,
+            pcie_width_max=known.pcie_width_max,
         )
 
 
@@ -193,37 +198,36 @@ def _reasons(table: SampleTable, start_ns: int, end_ns: int) -> dict[str, float]
     return {name: share for name, share in shares.items() if share > 0}
 
 
-def trains_on(run: RunMetadata, device: Mapping[str, object]) -> bool:
+def trains_on(run: RunMetadata, device: SampledDevice) -> bool:
     """Whether a rank trains on this device of the driver: by UUID, else by CUDA_VISIBLE_DEVICES and index."""
     if run.device.type != "cuda" or run.device.index is None:
         return False
-    uuid = str(device.get("uuid", ""))
-    if run.device.uuid and uuid:
-        return uuid.endswith(run.device.uuid)
+    if run.device.uuid and device.uuid:
+        return device.uuid.endswith(run.device.uuid)
     visible = run.environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return run.device.index == device.get("index")
+        return run.device.index == device.index
     chosen = [entry.strip() for entry in visible.split(",")]
     if run.device.index >= len(chosen):
         return False
     entry = chosen[run.device.index]
-    return int(entry) == device.get("index") if entry.isdecimal() else bool(entry) and uuid.startswith(entry)
+    return int(entry) == device.index if entry.isdecimal() else bool(entry) and device.uuid.startswith(entry)
 
 
 def _process_rows(machine: Machine) -> Iterable[ProcessRow]:
     span = machine.start_ns, machine.end_ns
     for process in machine.samples.processes.values():
-        if process.kind != RANK or process.rank not in machine.ranks:
+        if process.described.kind != RANK or process.described.rank not in machine.ranks:
             continue
         of_workers = [
             each.table.rate("cpu_ms", *span)
             for each in machine.samples.processes.values()
-            if each.kind == LOADER and each.rank == process.rank
+            if each.described.kind == LOADER and each.described.rank == process.described.rank
         ]
         used = [rate * 1e-3 for rate in of_workers if rate is not None]
         yield ProcessRow(
-            rank=process.rank,
-            host=machine.samples.host,
+            rank=process.described.rank,
+            host=machine.samples.header.host,
             cores=_scaled(process.table.rate("cpu_ms", *span), 1e-3),
             threads=process.table.mean("threads", *span),
             waited_share=_scaled(process.table.rate("waited_ms", *span), 1e-3),
@@ -255,20 +259,20 @@ def _shown(hosts: Sequence[HostRow], devices: Sequence[DeviceRow]) -> set[_Place
 
 def _host_series(machine: Machine, usable: float | None, shown: set[_Place]) -> Iterator[Series]:
     """The series of one host and its devices among those ``shown``."""
-    host = machine.samples.host
+    host = machine.samples.header.host
     if (host, None) in shown:
         yield from _series(machine, None, "cpu", *_busy(machine.samples.table))
         if usable:
             time, values = machine.samples.table.column("runnable")
             yield from _series(machine, None, "runnable", time, values / usable)
-    for table, known in zip(machine.samples.devices, machine.samples.header.get("devices", ()), strict=False):
-        index = int(known.get("index", 0))
+    for table, known in zip(machine.samples.devices, machine.samples.header.devices, strict=False):
+        index = known.index
         if (host, index) not in shown:
             continue
         for what, column, whole in (
             ("utilisation", "utilisation", 100),
-            ("clock", "sm_mhz", known.get("sm_mhz_max")),
-            ("power", "power_mw", known.get("power_limit_mw")),
+            ("clock", "sm_mhz", known.sm_mhz_max),
+            ("power", "power_mw", known.power_limit_mw),
         ):
             time, values = table.column(column)
             if whole:
@@ -300,7 +304,7 @@ def _series(machine: Machine, device: int | None, what: str, time_ns: Int64, val
     at = np.add.reduceat((time_ns + machine.to_picture_ns) / 1e3, starts) / sizes
     mean = np.add.reduceat(values, starts) / sizes
     yield Series(
-        host=machine.samples.host,
+        host=machine.samples.header.host,
         device=device,
         what=what,
         time_us=tuple(at.tolist()),

@@ -17,7 +17,15 @@ from perfscope.analyzers.job.system.table import listed_cores, system, trains_on
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import DeviceMetadata, RunMetadata
 from perfscope.recording.paths import samples_file
-from perfscope.recording.samples import DEVICE_COLUMNS, HOST_COLUMNS, LOADER, PROCESS_COLUMNS, RANK, SCHEMA
+from perfscope.recording.samples import (
+    DEVICE_COLUMNS,
+    HOST_COLUMNS,
+    LOADER,
+    PROCESS_COLUMNS,
+    RANK,
+    SCHEMA,
+    SampledDevice,
+)
 from perfscope.results.system import System
 
 SECOND = 10**9
@@ -204,7 +212,7 @@ class TestDevices:
     )
     def test_which_device_a_rank_trains_on(self, device: Any, environment: dict[str, str], ours: bool) -> None:
         record = run(0, device=DeviceMetadata(type="cuda", **device), environment=environment)
-        assert trains_on(record, {"index": 0, "uuid": "GPU-ab-1234"}) is ours
+        assert trains_on(record, SampledDevice(index=0, uuid="GPU-ab-1234")) is ours
 
 
 class TestProcesses:
