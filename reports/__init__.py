@@ -2,6 +2,8 @@
 
 page/           an analysis as one self-contained HTML page
 compare/        a comparison or a check as a page, and in the terminal
+figures/        the charts, as plotly figures
+html            self-contained HTML files
 terminal        an analysis as plain text
 markdown        an analysis, a comparison or a check for a pull request
 notebook        an analysis in a notebook's cell

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-import jinja2
-
+from perfscope.reports.html import environment
 from perfscope.reports.page import overview
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
@@ -20,21 +17,13 @@ def render(summary: Summary) -> str:
     """The verdict as a fragment of HTML; everything that came from a recording is escaped."""
     taken = shares(summary.time_breakdown)
     shown = [category for category in TimeCategory if taken[category.id] >= _VISIBLE_SHARE]
-    return _template().render(
-        verdict=summary.verdict,
-        identity=overview.identity(summary),
-        step_time=duration(summary.job.step_time_us),
-        parts=[(category.label, percent(taken[category.id])) for category in shown],
+    return (
+        environment()
+        .get_template("notebook.html")
+        .render(
+            verdict=summary.verdict,
+            identity=overview.identity(summary),
+            step_time=duration(summary.job.step_time_us),
+            parts=[(category.label, percent(taken[category.id])) for category in shown],
+        )
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("perfscope.reports", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("notebook.html")

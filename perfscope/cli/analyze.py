@@ -17,7 +17,6 @@ from perfscope.execution import engine
 from perfscope.recording import paths, remote
 from perfscope.reports import markdown as as_markdown
 from perfscope.reports import terminal
-from perfscope.reports.page import page
 from perfscope.results.prices import Price, priced
 
 
@@ -72,6 +71,12 @@ def _single_recording(given: tuple[str, ...]) -> str:
     "--markdown", type=outputs.FILE, help="Also write a summary as Markdown, for a pull request; - prints it."
 )
 @click.option(
+    "--figures",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Also write each chart of the page as PNG and SVG into DIR (needs kaleido).",
+)
+@click.option(
     "--capture",
     type=click.IntRange(min=0),
     help="Which capture to analyze, counted from 0.  [default: the last one that most ranks have]",
@@ -117,6 +122,7 @@ def command(
     output: Path | None,
     json_file: Path | None,
     markdown: Path | None,
+    figures: Path | None,
     capture: int | None,
     workers: int | None,
     scheduler: str | None,
@@ -138,6 +144,9 @@ def command(
     perfscope analyze perfscope-recording
     perfscope analyze traces/ --output review.html --json review.json
     """
+    from perfscope.reports.figures.figures import check_images
+    from perfscope.reports.page import page
+
     recording = _single_recording(traces)
     if workers is not None and scheduler is not None:
         raise click.UsageError("--workers is for this machine, --scheduler for a cluster: give only one")
@@ -146,6 +155,8 @@ def command(
         outputs.check(target, "--output")
         outputs.check(json_file, "--json")
         outputs.check(markdown, "--markdown")
+    if figures is not None:
+        check_images()
     with _executor(scheduler) as executor:
         summary = analyze(
             recording,
@@ -168,6 +179,8 @@ def command(
         outputs.write_json(json_file, summary.to_dict(), "--json")
     if markdown is not None:
         outputs.write(markdown, as_markdown.of_summary(summary), "--markdown")
+    if figures is not None:
+        summary.figures.write_images(figures)
     printed = "-" in (str(json_file), str(markdown))
     if not quiet and not printed:
         click.echo(terminal.verdict(summary))

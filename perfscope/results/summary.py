@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from perfscope.results import rows, tables
@@ -82,6 +83,13 @@ class Summary:
         made: Frames = _loaded("perfscope.results.frames").Frames(self)
         return made
 
+    @cached_property
+    def figures(self) -> Any:
+        """The page's charts as plotly figures (``reports.figures.figures.Figures``), by name and as attributes:
+        ``summary.figures.time_breakdown``.
+        """
+        return _loaded("perfscope.reports.figures.figures").Figures(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of schema ``perfscope.summary/1``."""
         findings = [finding.to_dict() for finding in self.findings]
@@ -111,5 +119,5 @@ class Summary:
 
 
 def _loaded(module: str) -> Any:
-    """A module of higher layers (pandas, msgspec, jinja2), imported only when a summary is asked for what it makes."""
+    """A module of higher layers, or one that needs pandas or msgspec: imported when a summary is asked for it."""
     return importlib.import_module(module)

@@ -1,4 +1,5 @@
-// Draws every chart the page has a place for, and draws again when the look changes: light or dark, screen or paper.
+// Shows the figures, and fits them to the reader: light or dark, screen or paper, narrow or wide, the ranks and the
+// order of choice. What is drawn was made before, in Python.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -6,28 +7,18 @@
   const NARROW = 600;
   const PAPER_WIDTH = 680;
 
-  function currentLook() {
-    const style = getComputedStyle(root);
-    const value = (name) => style.getPropertyValue(name).trim();
-    const colours = Object.fromEntries(data.categories.map(({ name }) => [name, value(`--c-${name}`)]));
-    const [text, muted, line, page, raised] = ["--text", "--muted", "--line", "--page", "--raised"].map(value);
-    const narrow = root.clientWidth < NARROW;
-    const body = getComputedStyle(document.body);
-    // Labels grow with the page's text on very wide screens.
-    const size = Math.round(0.8 * parseFloat(body.fontSize));
-    return { colours, text, muted, line, page, raised, narrow, size, font: body.fontFamily };
-  }
-
-  let data; // Unpacked, as Plotly, after the first screen is painted: it can be read and used before.
+  let packed; // As text: colours are exchanged in it.
+  let figures;
+  let inDark;
   const checked = [...document.querySelectorAll("#timeline-ranks input:checked")];
-  const chosen = { sort: "rank", ranks: new Set(checked.map((box) => Number(box.value))) }; // The reader's choices.
+  const chosen = { order: "rank", ranks: new Set(checked.map((box) => Number(box.value))) }; // The reader's choices.
 
   const places = [...document.querySelectorAll(".plot")];
   const pending = new Set(places);
 
   async function load() {
     const plotly = unpack("plotly").arrayBuffer();
-    data = await unpack("data").json();
+    packed = await unpack("figures").text();
     const script = document.createElement("script");
     script.src = URL.createObjectURL(new Blob([await plotly], { type: "text/javascript" }));
     await new Promise((resolve, reject) => {
@@ -38,17 +29,51 @@
     URL.revokeObjectURL(script.src);
   }
 
+  // Colours are text between quotes, each with its counterpart in the dark.
+  function inColours() {
+    const wanted = dark.matches && !root.classList.contains("paper");
+    if (wanted !== inDark) {
+      const made = JSON.parse(packed);
+      const exchanged = packed.replace(/"(#[0-9a-f]{6})"/g, (all, colour) => `"${made.dark[colour] ?? colour}"`);
+      figures = (wanted ? JSON.parse(exchanged) : made).figures;
+      inDark = wanted;
+    }
+    return figures;
+  }
+
+  // A layout with some of its values exchanged, one level deep.
+  function changed(layout, more) {
+    const made = { ...layout };
+    for (const [name, value] of Object.entries(more ?? {})) made[name] = typeof value === "object" ? { ...made[name], ...value } : value;
+    return made;
+  }
+
+  const chosenRanks = (meta) => Object.keys(meta.lanes).filter((rank) => chosen.ranks.has(Number(rank)));
+
+  function fitted(name) {
+    let { data, layout } = inColours()[name];
+    const { meta } = layout;
+    // The page writes the title as a heading; labels grow with its text on very wide screens.
+    const body = getComputedStyle(document.body);
+    const font = { family: body.fontFamily, size: Math.round(0.8 * parseFloat(body.fontSize)) };
+    layout = changed(layout, { title: { text: "" }, margin: { t: layout.margin.t - meta.titled }, font });
+    layout.height -= meta.titled;
+    if (meta.orders) layout = changed(layout, meta.orders[chosen.order]);
+    if (meta.lanes) {
+      const rows = chosenRanks(meta).flatMap((rank) => meta.lanes[rank]);
+      data = data.map((trace) => (trace.meta === undefined ? trace : { ...trace, visible: chosen.ranks.has(trace.meta) }));
+      layout = changed(layout, { yaxis: { categoryarray: rows }, height: 110 + Math.max(rows.length, 2) * meta.row });
+    }
+    if (root.clientWidth < NARROW) layout = changed(layout, meta.narrow);
+    return [data, layout];
+  }
+
   function drawOne(place, width) {
     pending.delete(place);
-    const [name, index] = place.id.slice("chart-".length).split("-");
-    const [traces, layout] = figures[name](data, { ...currentLook(), chosen }, Number(index));
+    const [data, layout] = fitted(place.id.slice("chart-".length));
     if (width) layout.width = width;
-    Plotly.react(place, traces, layout, {
-      responsive: !width,
-      displaylogo: false,
-      displayModeBar: false,
-      doubleClick: "reset",
-    });
+    const config = { responsive: !width, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+    Plotly.react(place, data, layout, config);
   }
 
   function finished() {
@@ -115,8 +140,8 @@
   setTimeout(begin, 300);
   dark.addEventListener("change", () => drawAll());
   document.getElementById("breakdown-sort")?.addEventListener("change", (event) => {
-    chosen.sort = event.target.value;
-    redraw("breakdown");
+    chosen.order = event.target.value;
+    redraw("time_breakdown");
   });
   document.getElementById("timeline-ranks")?.addEventListener("change", (event) => {
     const rank = Number(event.target.value);

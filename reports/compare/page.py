@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from perfscope.reports.compare import pictures, words
 from perfscope.reports.compare.tables import breakdown_table, difference_tables, scaling_table, settings_table
-from perfscope.reports.page import page
+from perfscope.reports.html import assemble, save
 from perfscope.reports.page.definitions import DEFINITIONS
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference
@@ -49,12 +49,12 @@ MORE_DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
 
 def render(comparison: Comparison) -> str:
     """The whole page as HTML."""
-    return page.assemble("comparison.html", _values(comparison), styles=_STYLES, scripts=_SCRIPTS)
+    return assemble("comparison.html", _values(comparison), styles=_STYLES, scripts=_SCRIPTS)
 
 
 def write(comparison: Comparison, path: Path) -> None:
     """Write the page, whole or not at all. Raises OSError when the folder cannot be written."""
-    page.save(render(comparison), path)
+    save(render(comparison), path)
 
 
 def _values(comparison: Comparison) -> dict[str, Any]:

@@ -1,23 +1,18 @@
-"""The time breakdown per rank: chart, legend, table, and what they show in words."""
+"""The time breakdown per rank: legend, table, and what they show in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from perfscope.reports import tables
-from perfscope.reports.page.numbers import scaled
 from perfscope.reports.tables import Filled, HtmlTable
 from perfscope.results.attribution import causes, named, who
-from perfscope.results.categories import CATEGORIES, TimeCategory
+from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown, largest_loss, shares
-from perfscope.text import duration, percent, unit_for
-
-HEATMAP_ABOVE = 64
-"""More ranks than this are drawn as a heat map: bars would be thinner than their gaps."""
+from perfscope.text import duration, percent
 
 
 @dataclass(frozen=True)
@@ -133,19 +128,3 @@ def _bounded(filled: Filled, rows: Sequence[TimeBreakdown], name: str) -> Filled
         for cell, row in zip(filled.cells, rows, strict=True)
     )
     return replace(filled, cells=cells)
-
-
-def breakdown_chart(rows: Sequence[TimeBreakdown]) -> dict[str, Any] | None:
-    """The mean step of each rank by category, as bars or as a heat map; None without ranks."""
-    if not rows:
-        return None
-    unit = unit_for(max(row.step_time_us for row in rows))
-    named = {name: [row.categories()[name] for row in rows] for name in CATEGORIES}
-    return {
-        "kind": "heatmap" if len(rows) > HEATMAP_ABOVE else "bars",
-        "unit": unit.name,
-        "ranks": [row.rank for row in rows],
-        "hosts": [row.host for row in rows],
-        "steps": scaled((row.step_time_us for row in rows), unit),
-        "values": {name: scaled(values, unit) for name, values in named.items() if any(values)},
-    }

@@ -1,28 +1,26 @@
 """The page: one self-contained HTML file, rendered from a ``Summary`` alone.
 
-The file loads nothing: style, scripts, plotly and data are inside it, the last two packed (gzip, base64). Its content
-security policy allows only the scripts whose hashes it names, and those that these make themselves (``blob:``, for the
-unpacked plotly): even a name from a trace that slipped past the escaping could not run or fetch anything.
+Plotly and the figures are inside it, packed (gzip, base64); its scripts unpack them into a ``blob:`` that the page's
+policy allows.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
-import importlib.util
 import json
-import re
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
+import plotly
 
-from perfscope.errors import PerfscopeError
 from perfscope.execution.cache import Cache
-from perfscope.recording.paths import partial
+from perfscope.reports.figures.breakdown import HEATMAP_ABOVE
+from perfscope.reports.figures.colours import dark_of_light
+from perfscope.reports.figures.figures import Figures
+from perfscope.reports.figures.timeline import first_shown
+from perfscope.reports.html import assemble, save
 from perfscope.reports.page import (
     advice,
     breakdown,
@@ -50,15 +48,9 @@ _SCRIPTS: Final = (
     "tooltips.js",
     "tables.js",
     "copy.js",
-    "drawing.js",
-    "figures.js",
-    "figures_step.js",
-    "figures_communication.js",
     "charts.js",
 )
 """In the order in which they run."""
-
-_NUMBER_AND_UNIT: Final = re.compile(r"(\d) (%|[mµ]?s\b|[KMGT]?i?B\b|[MGT]B/s|TFLOP)")
 
 TOP_FINDINGS: Final = 5
 """Findings listed under the verdict; the rest is further down."""
@@ -66,18 +58,8 @@ TOP_FINDINGS: Final = 5
 
 def render(summary: Summary) -> str:
     """The whole page as HTML."""
-    scripts = tuple(_asset(name) for name in _SCRIPTS)
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            **_values(summary),
-            style=_asset("page.css"),
-            plotly=_plotly(),
-            scripts=scripts,
-            policy=_policy(scripts, "blob:"),
-        )
-    )
+    values = {**_values(summary), "plotly": _plotly()}
+    return assemble("page.html", values, styles=("page.css",), scripts=_SCRIPTS, sources=("blob:",))
 
 
 def write(summary: Summary, path: Path) -> None:
@@ -85,25 +67,10 @@ def write(summary: Summary, path: Path) -> None:
     save(render(summary), path)
 
 
-def assemble(template: str, values: dict[str, Any], *, styles: tuple[str, ...], scripts: tuple[str, ...]) -> str:
-    """A page of another kind, self-contained as this one is: ``styles`` and ``scripts`` are names in ``assets``."""
-    texts = tuple(_asset(name) for name in scripts)
-    style = "\n".join(_asset(name) for name in styles)
-    return _environment().get_template(template).render(**values, style=style, scripts=texts, policy=_policy(texts))
-
-
-def save(html: str, path: Path) -> None:
-    """Write a page, whole or not at all. Raises OSError when the folder cannot be written."""
-    temporary = partial(path)
-    # A name from a trace may hold half a surrogate pair, which UTF-8 cannot write.
-    temporary.write_text(html, encoding="utf-8", errors="replace", newline="\n")
-    temporary.replace(path)
-
-
 def _values(summary: Summary) -> dict[str, Any]:
     """Everything the template shows, worked out; the template itself decides nothing but layout."""
     rows, job = summary.time_breakdown, summary.job
-    taken, data = shares(rows), charts.chart_data(summary)
+    taken, figures = shares(rows), summary.figures
     return {
         "summary": summary,
         # Of a recording of step times alone there is no time breakdown and no communication.
@@ -124,11 +91,10 @@ def _values(summary: Summary) -> dict[str, Any]:
         "breakdown_table": breakdown.breakdown_table(rows) if rows else ABSENT,
         "named_host": breakdown.named_host_table(rows),
         "breakdown_reading": breakdown.breakdown_reading(summary),
-        "is_heatmap": len(rows) > breakdown.HEATMAP_ABOVE,
-        "strips": charts.shown_strips(summary),
+        "is_heatmap": len(rows) > HEATMAP_ABOVE,
         "strips_reading": charts.strips_reading(summary),
         "steps_reading": charts.steps_reading(summary),
-        "has_curve": any(series["curve"] for series in (data["bandwidth"] or {"series": ()})["series"]),
+        "first_shown": first_shown(summary),
         "timeline_reading": timeline.timeline_reading(summary),
         "path_reading": charts.path_reading(summary),
         "history_reading": run_history.history_reading(summary),
@@ -151,53 +117,24 @@ def _values(summary: Summary) -> dict[str, Any]:
         "gaps": gaps.gaps(summary),
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,
-        # A browser reads no infinity and no NaN.
-        "packed_data": _packed(json.dumps(data, allow_nan=False, separators=(",", ":")).encode("ascii")),
-        "data": data,
+        "figures": figures,
+        "packed_figures": _packed(_drawn(figures).encode("ascii")),
     }
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("perfscope.reports", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Last line of defence: a value that no formatter saw shows as absent, never as "None".
-        finalize=lambda value: ABSENT if value is None else value,
-    )
-    environment.filters["bound"] = _bound
-    environment.filters["at_joints"] = _at_joints
-    return environment
-
-
-def _bound(text: str) -> str:
-    """``text`` with its numbers bound to their units, so that no line ends between them."""
-    return _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", text)
-
-
-def _at_joints(name: str) -> list[str]:
-    """A dotted name in the parts between which a line may end: after dots and underscores."""
-    return re.split(r"(?<=[._])(?=.)", name[:400])
-
-
-@cache
-def _asset(name: str) -> str:
-    """A file of ``assets``, as it goes into the page."""
-    return (resources.files("perfscope.reports") / "assets" / name).read_text(encoding="utf-8")
+def _drawn(figures: Figures) -> str:
+    """The figures as JSON, and the colours that they have in the dark, as ``charts.js`` reads them."""
+    made = {name: figure.to_plotly_json() for name, figure in figures.items()}
+    # A browser reads no infinity and no NaN.
+    return json.dumps({"dark": dark_of_light(), "figures": made}, allow_nan=False, separators=(",", ":"))
 
 
 @cache
 def _plotly() -> str:
     """The script that the plotly package brings, packed: from the cache, because packing takes longer than the rest of
-    the page. The package itself is not imported: it is slow to.
+    the page.
     """
-    package = importlib.util.find_spec("plotly")
-    if package is None or not package.submodule_search_locations:
-        raise PerfscopeError("the plotly package draws the report's charts and is not installed: pip install plotly")
-    script = Path(package.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     cached = Cache.from_environment()
     content = cached.content(script) if cached is not None else None
     if cached is None or content is None:
@@ -213,16 +150,3 @@ def _plotly() -> str:
 def _packed(content: bytes) -> str:
     """Gzip in base64, the same for the same content: ``unpack.js`` reads it."""
     return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode("ascii")
-
-
-def _policy(scripts: tuple[str, ...], *sources: str) -> str:
-    """The content security policy: these scripts, inline styles (plotly sets them), pictures made here; no network.
-
-    ``sources`` are allowed besides for scripts.
-    """
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join((*(f"'sha256-{digest}'" for digest in hashes), *sources))
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )

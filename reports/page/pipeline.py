@@ -1,17 +1,13 @@
-"""Pipeline parallelism on the page: one step of every stage as a bar of work and bubbles, and the table of stages."""
+"""Pipeline parallelism on the page: how it works in words, and the table of stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final
 
 from perfscope.reports import tables
 from perfscope.reports.tables import HtmlTable
-from perfscope.results.rows import StepTimeline
 from perfscope.results.summary import Summary
-from perfscope.results.tables import Pipeline, StageRow
+from perfscope.results.tables import Pipeline
 from perfscope.text import count, duration, factor, flop, percent, plural, rank_list
 
 NAMES: Final = {
@@ -22,9 +18,6 @@ NAMES: Final = {
 }
 """Schedules in words."""
 
-_LEAST: Final = 0.002
-"""Stretches shorter than this share of the width cannot be seen: they become part of their neighbours."""
-
 _UNEVEN: Final = 1.05
 """Busy time of the busiest stage over the mean, from which the page has a sentence about it."""
 
@@ -32,35 +25,15 @@ _NO_RANGES: Final = "No range marks single micro-batches."
 _NO_SHAPES: Final = "No operator shapes were recorded."
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """A stretch of a bar; places are per cent of its width."""
-
-    kind: str
-    """``busy`` or ``bubble``."""
-    left: float
-    width: float
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One stage's step in the chart."""
-
-    label: str
-    stretches: tuple[Stretch, ...]
-
-
 def values(summary: Summary) -> dict[str, Any]:
     """What the template shows of the pipeline; ``pipeline`` is None where there is none."""
     pipeline = summary.pipeline
     if pipeline is None or not pipeline.stages:
         return {"pipeline": None}
-    bars = stage_bars(pipeline, summary.step_timeline)
     return {
         "pipeline": {
             "reading": reading(pipeline),
-            "bars": bars,
-            "caption": _caption(summary, bars),
+            "caption": _caption(summary),
             "table": stage_table(pipeline),
         }
     }
@@ -125,41 +98,8 @@ def stage_table(pipeline: Pipeline) -> HtmlTable:
     return tables.table("pipeline-stages", "Stages", columns, "Means per step over the ranks of a stage.")
 
 
-def stage_bars(pipeline: Pipeline, strips: Sequence[StepTimeline]) -> tuple[Bar, ...]:
-    """A bar for each stage of which a rank is among the ``strips`` (of one step, on aligned clocks)."""
-    first: dict[int, StepTimeline] = {}
-    for strip in strips:
-        if strip.start_us and (not first or strip.step == next(iter(first.values())).step):
-            first.setdefault(strip.rank, strip)
-    shown = [(row, next((first[rank] for rank in row.ranks if rank in first), None)) for row in pipeline.stages]
-    known = [(row, strip) for row, strip in shown if strip is not None]
-    if not known:
-        return ()
-    begin = min(strip.start_us[0] for _, strip in known)
-    span = max(strip.start_us[-1] + strip.duration_us[-1] for _, strip in known) - begin
-    waiting = {"exposed_comm_wait"}
-    if pipeline.bubbles_are_bounds:  # without its neighbours a rank's waits look like transfers
-        waiting.add("exposed_comm_transfer")
-    return tuple(_bar(row, strip, begin, span, waiting) for row, strip in known) if span > 0 else ()
-
-
-def _bar(row: StageRow, strip: StepTimeline, begin: float, span: float, waiting: set[str]) -> Bar:
-    pieces = [
-        ("bubble" if name in waiting and length >= _LEAST * span else "busy", start, start + length)
-        for name, start, length in zip(strip.categories, strip.start_us, strip.duration_us, strict=True)
-    ]
-    stretches = []
-    for kind, group in groupby(pieces, key=lambda piece: piece[0]):
-        joined = list(group)
-        left, right = 100 * (joined[0][1] - begin) / span, 100 * (joined[-1][2] - begin) / span
-        stretches.append(Stretch(kind, left, right - left))
-    return Bar(f"{row.stage} · rank {strip.rank}", tuple(stretches))
-
-
-def _caption(summary: Summary, bars: Sequence[Bar]) -> str:
+def _caption(summary: Summary) -> str:
     """What the chart shows."""
-    if not bars:
-        return ""
     step = next((strip.step for strip in summary.step_timeline if strip.start_us), None)
     name = f"step {step}" if step is not None else "the recording"
     return f"{name.capitalize()}, about {duration(summary.job.step_time_us)}; one rank per stage."

@@ -1,35 +1,12 @@
-"""Step times over the whole run, captured or not: the chart, the outliers, and what they show."""
+"""Step times over the whole run, captured or not: the outliers, and what they show."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from perfscope.reports import tables
-from perfscope.reports.page.numbers import rounded, scaled
 from perfscope.reports.tables import HtmlTable
 from perfscope.results.history import History, RankHistory
 from perfscope.results.summary import Summary
-from perfscope.text import count_per_step, duration, factor, known, percent, plural, ranks_in_words, unit_for
-
-
-def history_chart(summary: Summary) -> dict[str, Any] | None:
-    """Median and longest step of each part of the run, and the outliers; None below two parts."""
-    history = summary.history
-    if history is None or len(history.bins) < 2:
-        return None
-    unit = unit_for(max(bin_.max_us for bin_ in history.bins))
-    return {
-        "unit": unit.name,
-        "first": [bin_.first_step for bin_ in history.bins],
-        "last": [bin_.last_step for bin_ in history.bins],
-        "median": scaled((bin_.median_us for bin_ in history.bins), unit),
-        "longest": scaled((bin_.max_us for bin_ in history.bins), unit),
-        "outliers": [
-            {"step": row.step, "time": rounded(row.us / unit.size), "rank": row.rank, "stage": row.stage}
-            for row in history.outliers
-        ],
-        "recorded": [min(summary.job.steps), max(summary.job.steps)] if summary.job.steps else None,
-    }
+from perfscope.text import count_per_step, duration, factor, known, percent, plural, ranks_in_words
 
 
 def history_reading(summary: Summary) -> str:

@@ -4,57 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import fmean
 from typing import Any, Final
 
 from perfscope.reports import tables
-from perfscope.reports.page.numbers import rounded, scaled
 from perfscope.reports.tables import Filled, HtmlTable
 from perfscope.results.summary import Summary
-from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series, System
-from perfscope.text import byte_size, percent, plural, rank_list, significant, unit_for
-
-SERIES_SHOWN: Final = 8
-"""In one row of the chart; more cannot be told apart."""
-
-_ROWS: Final = (
-    ("utilisation", "GPU busy, %", 100.0, False),
-    ("clock", "clock, % of maximum", 100.0, False),
-    ("power", "power, % of limit", 100.0, False),
-    ("cpu", "CPU busy, %", 100.0, True),
-    ("runnable", "runnable threads per core", 1.0, True),
-)
-"""Of the chart: series, axis, factor, and whether the highest or the lowest of many series are drawn."""
+from perfscope.results.system import DeviceRow, HostRow, ProcessRow
+from perfscope.text import byte_size, percent, plural, rank_list, significant
 
 _NOT_REPORTED: Final = "Not reported by this system."
 _column: Final = partial(tables.column, reason=_NOT_REPORTED)
-
-
-def system_chart(summary: Summary) -> dict[str, Any] | None:
-    """The chart's rows; None where nothing was sampled."""
-    system = summary.system
-    if system is None or not system.series:
-        return None
-    unit = unit_for(max(abs(time) for series in system.series for time in (series.time_us[0], series.time_us[-1])))
-
-    rows = []
-    for what, axis, factor, highest in _ROWS:
-        series = _extreme([each for each in system.series if each.what == what], highest=highest)
-        if series:
-            rows.append(
-                {
-                    "axis": axis,
-                    "series": [
-                        {
-                            "name": _name(each, system),
-                            "time": scaled(each.time_us, unit),
-                            "values": [rounded(value * factor) for value in each.values],
-                        }
-                        for each in series
-                    ],
-                }
-            )
-    return {"unit": unit.name, "window": [edge / unit.size for edge in system.window_us], "rows": rows}
 
 
 def system_reading(summary: Summary) -> str:
@@ -183,19 +142,6 @@ def _some(
     if all(each is None for each in values):
         return []
     return [_column(label, values, write, definition=definition)]
-
-
-def _extreme(series: list[Series], *, highest: bool) -> list[Series]:
-    """The series in a row of the chart: the highest or lowest, in the order of their names."""
-    chosen = sorted(series, key=lambda each: fmean(each.values), reverse=highest)[:SERIES_SHOWN]
-    return sorted(chosen, key=lambda each: (each.host, -1 if each.device is None else each.device))
-
-
-def _name(series: Series, system: System) -> str:
-    """The name of a series: with the host only where there are several."""
-    if series.device is None:
-        return series.host
-    return f"GPU {series.device}" if len(system.hosts) == 1 else f"{series.host} GPU {series.device}"
 
 
 def _reasons(row: DeviceRow) -> str:

@@ -6,6 +6,7 @@ Bad input gets a clear message and the right exit code, and what can be saved is
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import sqlite3
 from pathlib import Path
@@ -198,6 +199,17 @@ def test_an_unwritable_place_for_the_page(traces):
     result = run(traces, "--output", traces / "no" / "such" / "page.html")
     assert result.exit_code == 1
     assert "--output" in result.stderr
+
+
+def test_figures_need_kaleido_and_that_is_said_before_the_analysis(traces, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "kaleido" else found(name, *more)
+    )
+    result = run("analyze", traces, "--figures", traces / "figures")
+    assert result.exit_code == 2
+    assert "pip install 'kaleido>=1'" in result.output
+    assert not (traces / "report.html").exists()
 
 
 def test_a_single_file(traces):

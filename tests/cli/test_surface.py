@@ -51,6 +51,7 @@ SURFACE = {
         "options": {
             "--capture",
             "--currency",
+            "--figures",
             "--flops",
             "--json",
             "--markdown",

@@ -8,7 +8,7 @@ import re
 
 
 def unpacked(html: str, name: str) -> bytes:
-    """``name`` is ``data`` (the charts' values, JSON) or ``plotly``."""
+    """``name`` is ``figures`` (JSON) or ``plotly``."""
     match = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', html)
     assert match
     return gzip.decompress(base64.b64decode(match[1]))

@@ -11,7 +11,8 @@ import pytest
 
 import perfscope
 from perfscope.reports import terminal
-from perfscope.reports.page import breakdown, charts, evidence, timeline
+from perfscope.reports.figures.timeline import first_shown
+from perfscope.reports.page import breakdown, charts, evidence
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
@@ -144,7 +145,7 @@ def test_the_sentences_about_generated_jobs_name_those_who_were_slowed(summary: 
 def test_the_ranks_shown_first_are_those_that_are_named(summary: Summary) -> None:
     recorded = {lane.rank for lane in summary.lanes}
     first = [rank for rank in attributed_ranks(summary.stragglers) if rank in recorded][:2]
-    assert set(first) <= timeline.first_shown(summary)
+    assert set(first) <= first_shown(summary)
     strips = {strip.rank for strip in charts.shown_strips(summary)}
     assert not strips or {row.rank for row in summary.stragglers[:2]} <= strips
 

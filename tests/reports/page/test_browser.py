@@ -49,8 +49,8 @@ def test_the_time_breakdown_has_a_bar_for_every_rank_and_part(look_at: LookAt) -
     summary = gpu()
     tab = look_at(summary)
     parts = sum(value > 0 for row in summary.time_breakdown for value in row.categories().values())
-    assert tab.locator("#chart-breakdown svg .bars .point path").count() == parts
-    assert tab.locator("#chart-strips svg .bars .point path").count() == sum(
+    assert tab.locator("#chart-time_breakdown svg .bars .point path").count() == parts
+    assert tab.locator("#chart-step_timeline svg .bars .point path").count() == sum(
         len(s.start_us) for s in summary.step_timeline
     )
 
@@ -59,7 +59,7 @@ def test_bars_are_as_long_as_the_numbers_say(look_at: LookAt) -> None:
     """Rank 2 computes twice as long as the others, and so is its bar."""
     summary = straggler()
     tab = look_at(summary)
-    first_trace = tab.locator("#chart-breakdown svg .trace.bars").first
+    first_trace = tab.locator("#chart-time_breakdown svg .trace.bars").first
     widths = [path.bounding_box()["width"] for path in first_trace.locator(".point path").all()]
     compute = [row.compute_us for row in summary.time_breakdown]
     assert widths[2] / widths[0] == pytest.approx(compute[2] / compute[0], rel=0.02)
@@ -67,16 +67,16 @@ def test_bars_are_as_long_as_the_numbers_say(look_at: LookAt) -> None:
 
 def test_many_ranks_are_a_heat_map(look_at: LookAt) -> None:
     tab = look_at(large())
-    assert tab.locator("#chart-breakdown svg .hm image").count() == 2
-    assert tab.locator("#chart-breakdown svg .bars").count() == 0
-    assert tab.locator("#chart-strips .yaxislayer-above text").count() == 32
-    assert "517" in tab.locator("#chart-strips .yaxislayer-above").text_content()
+    assert tab.locator("#chart-time_breakdown svg .hm image").count() == 2
+    assert tab.locator("#chart-time_breakdown svg .bars").count() == 0
+    assert tab.locator("#chart-step_timeline .yaxislayer-above text").count() == 32
+    assert "517" in tab.locator("#chart-step_timeline .yaxislayer-above").text_content()
 
 
 def test_hovering_a_bar_shows_rank_part_and_share(look_at: LookAt) -> None:
     tab = look_at(straggler())
-    tab.locator("#chart-breakdown .nsewdrag").hover(position={"x": 30, "y": 15})
-    shown = tab.locator("#chart-breakdown .hoverlayer").text_content()
+    tab.locator("#chart-time_breakdown .nsewdrag").hover(position={"x": 30, "y": 15})
+    shown = tab.locator("#chart-time_breakdown .hoverlayer").text_content()
     assert "Compute" in shown
     assert "rank 0" in shown
     assert "59 ms" in shown
@@ -127,9 +127,9 @@ def test_a_table_is_saved_as_csv_with_full_numbers_and_harmless_texts(look_at: L
 
 def test_the_breakdown_is_sorted_by_what_the_reader_chooses(look_at: LookAt) -> None:
     tab = look_at(straggler())
-    places = tab.locator("#chart-breakdown .yaxislayer-above text")
+    places = tab.locator("#chart-time_breakdown .yaxislayer-above text")
     highest = "all => all.sort((a, b) => a.getBoundingClientRect().y - b.getBoundingClientRect().y)[0].textContent"
-    assert places.evaluate_all(highest).strip() == "0"  # beside its host
+    assert places.evaluate_all(highest).strip() == "node-a · rank 0"
     tab.locator("#breakdown-sort").select_option("compute")
     assert places.evaluate_all(highest).strip() == "rank 2"
 
@@ -195,7 +195,7 @@ def test_an_absent_value_says_why(look_at: LookAt) -> None:
 
 def test_dark_follows_the_system_and_colours_the_charts(look_at: LookAt) -> None:
     tab = look_at(straggler(), color_scheme="dark")
-    bar = tab.locator("#chart-breakdown .bars .point path").first
+    bar = tab.locator("#chart-time_breakdown .bars .point path").first
     expect = pytest.importorskip("playwright.sync_api").expect
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     expect(bar).to_have_css("fill", "rgb(48, 126, 221)")
@@ -210,7 +210,7 @@ def test_paper_is_light_and_unfolded(look_at: LookAt) -> None:
     tab.emulate_media(media="print")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert tab.locator("details:not([open])").count() == 0
-    assert tab.locator("#chart-breakdown svg.main-svg").first.bounding_box()["width"] <= 700
+    assert tab.locator("#chart-time_breakdown svg.main-svg").first.bounding_box()["width"] <= 700
     tab.emulate_media(media="screen")
     tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert not tab.evaluate("document.querySelector('details.job').open")
@@ -228,7 +228,7 @@ def test_names_from_a_trace_cannot_run(look_at: LookAt) -> None:
     )
     tab = look_at(summary)
     assert tab.locator("h1").inner_text() == attack
-    tab.locator("#chart-breakdown .nsewdrag").hover(position={"x": 30, "y": 15})
+    tab.locator("#chart-time_breakdown .nsewdrag").hover(position={"x": 30, "y": 15})
     assert tab.evaluate("window.hit") is None
     assert tab.locator("img").count() == 0
 

@@ -1,30 +1,11 @@
-"""Overlap and last arrivals."""
+"""Overlap and last arrivals in words."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-
-import pytest
 
 from perfscope.reports.page import communication
-from perfscope.results.tables import GroupRow
-from tests.reports.examples import EXAMPLES, healthy, straggler
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_arrivals_and_overlap_add_up(name: str) -> None:
-    summary = EXAMPLES[name]()
-    arrivals = communication.arrivals_chart(summary)
-    if arrivals is not None:
-        shares = [part for series in arrivals["series"] for part in series["share"]]
-        assert math.fsum(shares) == pytest.approx(1.0, abs=0.01)
-    overlap = communication.overlap_chart(summary)
-    if overlap is not None:
-        size = {"µs": 1.0, "ms": 1e3, "s": 1e6}[overlap["unit"]]
-        whole = [sum(parts) for parts in zip(overlap["hidden"], overlap["wait"], overlap["transfer"], strict=True)]
-        expected = [row.comm_us / size for row in summary.time_breakdown if row.comm_us > 0]
-        assert whole == pytest.approx(expected, rel=1e-3)
+from tests.reports.examples import healthy, straggler
 
 
 def test_who_arrives_last_is_named_only_where_it_stands_out() -> None:
@@ -32,16 +13,3 @@ def test_who_arrives_last_is_named_only_where_it_stands_out() -> None:
     assert "The other ranks wait for it" in communication.arrivals_reading(straggler())
     even = dataclasses.replace(healthy().collectives[0], last_arriver={0: 0.5, 1: 0.5})
     assert "No rank stands out" in communication.arrivals_reading(dataclasses.replace(healthy(), collectives=(even,)))
-
-
-def test_of_many_groups_those_of_one_role_are_one_colour() -> None:
-    row = dataclasses.replace(healthy().collectives[0], ranks=(0, 1), last_arriver={0: 0.5, 1: 0.5})
-    names = [f"group {number}" for number in range(communication.GROUPS_SHOWN + 1)]
-    groups = tuple(
-        GroupRow(name=name, ranks=(0, 1), role="tensor", role_from="its name", comm_us=1.0, across_hosts=None)
-        for name in names
-    )
-    many = tuple(dataclasses.replace(row, group=name) for name in names)
-    made = communication.arrivals_chart(dataclasses.replace(healthy(), collectives=many, groups=groups))
-    assert made is not None
-    assert [series["name"] for series in made["series"]] == ["tensor groups"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from perfscope.reports.figures.memory import SHOWN, memory_figure
 from perfscope.reports.page import page
-from perfscope.reports.page.memory import SHOWN, memory_chart, memory_reading, memory_table
+from perfscope.reports.page.memory import memory_reading, memory_table
 from perfscope.reports.tables import HtmlTable
 from perfscope.results.rows import MemoryRow
 from perfscope.results.summary import Summary
@@ -86,44 +87,44 @@ class TestTable:
 class TestPicture:
     def test_values_in_one_unit(self) -> None:
         rows = (MemoryRow(rank=0, peak_bytes=60 * GIB, capacity_bytes=80 * GIB),)
-        chart = memory_chart(with_memory(strip(0, (10, 45, 12), held=60), rows=rows))
-        assert chart == {
-            "unit": "ms",
-            "size": "GiB",
-            "capacity": 80.0,
-            "series": [{"name": "rank 0", "time": [0, 10, 20], "allocated": [10, 45, 12], "reserved": [60, 60, 60]}],
-        }
+        chart = memory_figure(with_memory(strip(0, (10, 45, 12), held=60), rows=rows))
+        assert chart is not None
+        tensors, held, capacity = chart.data
+        assert (tensors.name, list(tensors.x), list(tensors.y)) == ("rank 0", [0, 10, 20], [10, 45, 12])
+        assert (held.line.dash, list(held.y)) == ("dash", [60, 60, 60])
+        assert list(capacity.y) == [80, 80]
+        assert chart.layout.xaxis.title.text.startswith("ms ")
+        assert chart.layout.yaxis.title.text == "GiB"
         assert memory_reading(with_memory(strip(0, (10, 45, 12), held=60), rows=rows)) == (
             "On rank 0 tensors take 10.0 GiB to 45.0 GiB; the allocator reserves 60.0 GiB."
         )
 
     def test_capacity_is_left_out_where_it_would_flatten_the_course(self) -> None:
         rows = (MemoryRow(rank=0, peak_bytes=2 * GIB, capacity_bytes=80 * GIB),)
-        chart = memory_chart(with_memory(strip(0, (1, 2)), rows=rows))
+        chart = memory_figure(with_memory(strip(0, (1, 2)), rows=rows))
         assert chart is not None
-        assert chart["capacity"] is None
-        assert chart["series"][0]["reserved"] is None
+        assert [trace.name for trace in chart.data] == ["rank 0"]
 
     def test_of_many_ranks_the_fullest_and_the_emptiest_are_shown(self) -> None:
         example = with_memory(*(strip(rank, (1, 1 + (rank * 7) % 20)) for rank in range(20)))
-        chart = memory_chart(example)
+        chart = memory_figure(example)
         assert chart is not None
-        names = [series["name"] for series in chart["series"]]
+        names = [trace.name for trace in chart.data]
         assert len(names) == SHOWN
         assert {"rank 17", "rank 0"} <= set(names)  # 17 * 7 % 20 = 19
         assert memory_reading(example).startswith("4 of 20 ranks, the fullest among them. On rank 17 ")
 
     def test_the_host_s_course_says_what_it_leaves_out(self) -> None:
         example = with_memory(strip(0, (0.25, 0.5), device=-1))
-        chart = memory_chart(example)
+        chart = memory_figure(example)
         assert chart is not None
-        assert [series["name"] for series in chart["series"]] == ["rank 0, host"]
+        assert [trace.name for trace in chart.data] == ["rank 0, host"]
         assert memory_reading(example).endswith(
             "of host memory, without what was allocated before the profiler started."
         )
 
     def test_nothing_recorded_is_no_picture(self) -> None:
-        assert memory_chart(with_memory()) is None
+        assert memory_figure(with_memory()) is None
         assert memory_reading(with_memory()) == ""
         assert 'id="chart-memory"' not in page.render(gpu())
 

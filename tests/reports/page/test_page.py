@@ -15,10 +15,10 @@ from typing import Any
 import plotly
 import pytest
 
-from perfscope.errors import PerfscopeError
+from perfscope.reports.figures.layout import plain, shortened
+from perfscope.reports.kernel_names import short_name
 from perfscope.reports.page import page
 from perfscope.reports.page.definitions import DEFINITIONS
-from perfscope.results.categories import CATEGORIES
 from perfscope.results.notes import Note
 from perfscope.results.rows import Failure, Verdict
 from perfscope.results.summary import Summary
@@ -196,14 +196,6 @@ def test_plotly_is_packed_once_for_all_reports(monkeypatch: pytest.MonkeyPatch, 
     page._plotly.cache_clear()
 
 
-def test_no_plotly_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    page._plotly.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(PerfscopeError, match="pip install plotly"):
-        page.render(straggler())
-    page._plotly.cache_clear()
-
-
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_names_from_a_recording_are_text(hostile: str, tmp_path: Path) -> None:
     summary = _everywhere(hostile)
@@ -216,8 +208,7 @@ def test_names_from_a_recording_are_text(hostile: str, tmp_path: Path) -> None:
     # The structure is the same as with a harmless name, except that long names are folded.
     skeleton = [tag for tag, attrs in found.elements if tag not in {"details", "summary", "bdi", "span"}]
     assert skeleton == [tag for tag, attrs in clean.elements if tag not in {"details", "summary", "bdi", "span"}]
-    data = _data(written)
-    assert data["breakdown"]["hosts"][0] == hostile
+    assert _figures(written)["time_breakdown"]["data"][0]["customdata"][0][1] == f" on {shortened(hostile)}"
 
 
 def _everywhere(name: str) -> Summary:
@@ -257,47 +248,25 @@ def _everywhere(name: str) -> Summary:
     )
 
 
-def _data(html: str) -> dict[str, Any]:
-    """The charts' values, as the page's scripts read them."""
-    result: dict[str, Any] = json.loads(unpacked(html, "data"))
+def _figures(html: str) -> dict[str, Any]:
+    """The figures, as the page's script reads them."""
+    result: dict[str, Any] = json.loads(unpacked(html, "figures"))["figures"]
     return result
 
 
-def test_the_charts_draw_the_time_breakdowns_numbers() -> None:
+def test_the_page_holds_the_summarys_figures() -> None:
     summary = gpu()
-    breakdown = _data(page.render(summary))["breakdown"]
-    assert breakdown["kind"] == "bars"
-    assert breakdown["unit"] == "ms"
-    for name in CATEGORIES:
-        expected = [row.categories()[name] / 1000 for row in summary.time_breakdown]
-        assert breakdown["values"].get(name, [0.0] * 8) == pytest.approx(expected, rel=1e-3)
+    shown = _figures(page.render(summary))
+    assert list(shown) == list(summary.figures)
+    assert shown["time_breakdown"] == json.loads(summary.figures.time_breakdown.to_json())
 
 
 def test_many_ranks_become_a_heat_map_with_a_folded_table() -> None:
     summary = large(65)
     html = page.render(summary)
-    assert _data(html)["breakdown"]["kind"] == "heatmap"
+    assert _figures(html)["time_breakdown"]["data"][0]["type"] == "heatmap"
     assert '<details class="numbers">' in html
     assert '<details open class="numbers">' in page.render(large(64))
-
-
-def test_a_crowded_step_is_drawn_in_bins_that_keep_its_shares() -> None:
-    """3 ranks of 10,000 stretches each, compute and launch in turn, 3 to 1."""
-    summary = healthy()
-    names = ("compute", "compute", "compute", "idle_launch") * 2500
-    strips = tuple(
-        dataclasses.replace(
-            summary.step_timeline[0],
-            rank=rank,
-            categories=names,
-            start_us=tuple(map(float, range(10_000))),
-            duration_us=(1.0,) * 10_000,
-        )
-        for rank in range(3)
-    )
-    rows = _data(page.render(dataclasses.replace(summary, step_timeline=strips)))["strips"]["rows"]
-    assert sum(len(row["start"]) for row in rows) <= 6000
-    assert all(math.fsum(row["duration"]) == pytest.approx(10.0) for row in rows)  # ms
 
 
 def test_a_job_that_waits_for_data_is_described_in_words() -> None:
@@ -378,9 +347,10 @@ def test_names_in_pictures_are_data(hostile: str) -> None:
         gpu(), lanes=pictures.lanes((0, 1), kernel=hostile, group=hostile), history=pictures.history(hostile)
     )
     html = page.render(summary)
-    data = json.loads(unpacked(html, "data"))
-    assert hostile in data["timeline"]["texts"]
-    assert data["history"]["outliers"][0]["stage"] == hostile
+    figures = _figures(html)
+    texts = [text for trace in figures["timeline"]["data"] for text in trace.get("customdata", ())]
+    assert any(f"<b>{shortened(short_name(hostile), 90)}</b>" in text for text in texts)
+    assert figures["history"]["data"][2]["customdata"] == [f"{plain(hostile)}, rank 0"]
     assert html.count("<script>alert(1)") == 0
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from perfscope.reports.figures.pipeline import pipeline_figure, stage_stretches
 from perfscope.reports.page.page import render
-from perfscope.reports.page.pipeline import reading, stage_bars, stage_table, values
+from perfscope.reports.page.pipeline import reading, stage_table, values
 from perfscope.results.tables import Pipeline, StageRow
 from tests.reports.examples import healthy, strip
 
@@ -71,25 +72,23 @@ def test_the_table_shows_only_what_is_known() -> None:
 
 
 def test_bars_hold_the_whole_of_a_step() -> None:
-    bars = stage_bars(PIPELINE, STRIPS)
-    assert [bar.label for bar in bars] == ["0 · rank 0", "1 · rank 2"]
-    assert [(s.kind, s.left, s.width) for s in bars[0].stretches] == [
-        ("busy", 0.0, 30.0), ("bubble", 30.0, 20.0), ("busy", 50.0, 50.0),
-    ]  # fmt: skip
+    stages = stage_stretches(PIPELINE, STRIPS)
+    assert list(stages) == ["stage 0 · rank 0", "stage 1 · rank 2"]
+    first, second = stages.values()
+    assert first == [("busy", 0.0, 30e3), ("bubble", 30e3, 50e3), ("busy", 50e3, 100e3)]
     # Too short to be seen: it goes to the work around it.
-    assert [(s.kind, s.left, pytest.approx(s.width)) for s in bars[1].stretches] == [
-        ("bubble", 0.0, 40.0), ("busy", 40.0, 60.0),
-    ]  # fmt: skip
+    assert second == [("bubble", 0.0, 40e3), ("busy", 40e3, pytest.approx(100e3))]
 
 
 def test_without_neighbours_transfers_may_be_waits() -> None:
-    first, _ = stage_bars(replace(PIPELINE, bubbles_are_bounds=True), STRIPS)
-    assert [stretch.kind for stretch in first.stretches] == ["busy", "bubble", "busy", "bubble"]
+    first, _ = stage_stretches(replace(PIPELINE, bubbles_are_bounds=True), STRIPS).values()
+    assert [kind for kind, _, _ in first] == ["busy", "bubble", "busy", "bubble"]
 
 
 def test_no_strips_no_picture() -> None:
-    assert stage_bars(PIPELINE, ()) == ()
-    assert stage_bars(PIPELINE, (strip(9, ("compute", 1.0)),)) == ()
+    assert stage_stretches(PIPELINE, ()) == {}
+    assert stage_stretches(PIPELINE, (strip(9, ("compute", 1.0)),)) == {}
+    assert pipeline_figure(replace(healthy(), pipeline=PIPELINE, step_timeline=())) is None
 
 
 def test_the_page_has_a_section_only_where_there_is_a_pipeline() -> None:
@@ -98,5 +97,4 @@ def test_the_page_has_a_section_only_where_there_is_a_pipeline() -> None:
     page = render(replace(healthy(), pipeline=PIPELINE, step_timeline=STRIPS))
     assert 'id="pipeline"' in page
     assert 'href="#pipeline"' in page
-    assert page.count('class="lane"') == 2
-    assert 'class="c-exposed_comm_wait" style="left:30.00%;width:20.00%"' in page
+    assert 'id="chart-pipeline"' in page

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from perfscope.reports.figures.system import SERIES_SHOWN, system_figure
 from perfscope.reports.page import page
 from perfscope.reports.page.definitions import DEFINITIONS
-from perfscope.reports.page.system import SERIES_SHOWN, system_chart, system_reading, system_tables
+from perfscope.reports.page.system import system_reading, system_tables
 from perfscope.reports.tables import HtmlTable
 from perfscope.results.summary import Summary
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series, System
@@ -101,26 +102,28 @@ class TestPicture:
         courses = (
             series("cpu", (0.5, 0.7)), series("utilisation", (0.9, 1.0), index=0), series("clock", (1.0, 0.9), index=0)
         )  # fmt: skip
-        chart = system_chart(monitored(series=courses, devices=(device(0),)))
+        chart = system_figure(monitored(series=courses, devices=(device(0),)))
         assert chart is not None
-        assert [row["axis"] for row in chart["rows"]] == ["GPU busy, %", "clock, % of maximum", "CPU busy, %"]
-        assert chart["rows"][0]["series"] == [{"name": "GPU 0", "time": [0, 500], "values": [90, 100]}]
-        assert chart["rows"][2]["series"] == [{"name": "node7", "time": [0, 500], "values": [50, 70]}]
-        assert (chart["unit"], chart["window"]) == ("ms", [0, 2000])
+        titles = [chart.layout[axis].title.text for axis in ("yaxis", "yaxis2", "yaxis3")]
+        assert titles == ["GPU busy, %", "clock, % of maximum", "CPU busy, %"]
+        lines = [(line.name, line.yaxis, list(line.x), list(line.y)) for line in chart.data]
+        assert lines[0] == ("GPU 0", "y", [0, 500], [90, 100])
+        assert lines[2] == ("node7", "y3", [0, 500], [50, 70])
+        assert (chart.layout.shapes[0].x0, chart.layout.shapes[0].x1) == (0, 2000)  # ms
 
     def test_of_many_devices_the_least_busy_are_drawn(self) -> None:
         courses = tuple(series("utilisation", (index / 16, index / 16), index=index) for index in range(16))
-        chart = system_chart(monitored(series=courses, devices=tuple(device(index) for index in range(16))))
+        chart = system_figure(monitored(series=courses, devices=tuple(device(index) for index in range(16))))
         assert chart is not None
-        names = [one["name"] for one in chart["rows"][0]["series"]]
+        names = [line.name for line in chart.data]
         assert names == [f"GPU {index}" for index in range(SERIES_SHOWN)]
 
     def test_hosts_are_named_where_there_are_several(self) -> None:
-        chart = system_chart(
+        chart = system_figure(
             monitored(hosts=(host(), host("node8")), series=(series("utilisation", (1.0, 1.0), index=3),))
         )
         assert chart is not None
-        assert chart["rows"][0]["series"][0]["name"] == "node7 GPU 3"
+        assert chart.data[0].name == "node7 GPU 3"
 
     def test_it_describes_what_it_shows(self) -> None:
         devices = (device(0, utilisation=0.95), device(1, utilisation=0.31), device(2, utilisation=0.0, ranks=()))
@@ -130,7 +133,7 @@ class TestPicture:
         assert "2 hosts and devices not drawn." in reading
 
     def test_no_picture_without_courses(self) -> None:
-        assert system_chart(monitored()) is None
+        assert system_figure(monitored()) is None
         assert 'id="chart-system"' not in page.render(monitored())
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import re
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from perfscope.reports.figures.colours import DARK, LIGHT, SERIES
 from perfscope.results.categories import CATEGORIES
 
 LEAST_DISTANCE = 20.0
@@ -30,13 +29,6 @@ EYES = {
 }
 
 
-def _palettes(root: Path) -> dict[str, dict[str, str]]:
-    """Category -> colour, for light and dark, as the style sheet has them."""
-    style = (root / "reports" / "assets" / "page.css").read_text(encoding="utf-8")
-    light, dark = re.split(r"@media screen and \(prefers-color-scheme: dark\)", style, maxsplit=1)
-    return {name: dict(re.findall(r"--c-(\w+): (#\w{6});", part)) for name, part in (("light", light), ("dark", dark))}
-
-
 def _lab(colour: str, eye: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -49,16 +41,16 @@ def _lab(colour: str, eye: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_category_has_a_colour_that_stands_apart(root: Path, scheme: str) -> None:
-    palette = _palettes(root)[scheme]
-    assert set(palette) == set(CATEGORIES)
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_every_category_has_a_colour_that_stands_apart(colours: dict[str, str]) -> None:
+    palette = {name: colours[name] for name in CATEGORIES}
     for (one, first), (other, second) in itertools.combinations(palette.items(), 2):
         for eye, matrix in EYES.items():
             distance = float(np.linalg.norm(_lab(first, matrix) - _lab(second, matrix)))
             assert distance >= LEAST_DISTANCE, f"{one} and {other} for {eye} eyes: {distance:.1f}"
 
 
-def test_every_category_has_a_class(root: Path) -> None:
-    style = (root / "reports" / "assets" / "page.css").read_text(encoding="utf-8")
-    assert re.findall(r"^\.c-(\w+) { background: var\(--c-\1\); }$", style, flags=re.MULTILINE) == list(CATEGORIES)
+def test_each_light_colour_has_one_dark_one() -> None:
+    assert list(LIGHT) == list(DARK)
+    assert len(set(LIGHT.values())) == len(LIGHT)
+    assert not set(SERIES) & set(LIGHT.values())

@@ -1,0 +1,102 @@
+"""What all figures share: text from a recording made safe for plotly, the layout, axes, the look on narrow screens."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import plotly.graph_objects as go
+
+from perfscope.reports.figures.colours import LIGHT
+
+LEGEND_ABOVE: Final = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0}
+
+_TITLE_HEIGHT: Final = 44
+"""Pixels above the plot for its title, which the page writes as text of its own."""
+
+_AXIS: Final = {
+    "gridcolor": LIGHT["line"],
+    "zerolinecolor": LIGHT["line"],
+    "linecolor": LIGHT["line"],
+    "automargin": True,
+}
+
+
+def plain(text: str) -> str:
+    """Plotly reads a little HTML in labels; names from a recording must not be read so."""
+    return html.escape(text, quote=False)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """``text`` made safe, and cut where it is longer than a label can be."""
+    return plain(f"{text[: most - 3]}…" if len(text) > most else text)
+
+
+def figure(
+    title: str,
+    traces: Iterable[Any],
+    *,
+    height: int,
+    narrow: dict[str, Any] | None = None,
+    meta: dict[str, Any] | None = None,
+    **layout: Any,
+) -> go.Figure:
+    """A figure in PerfScope's look.
+
+    ``height`` is in pixels, without the title. ``narrow`` is what changes in the layout on a narrow screen, one level
+    deep; the page's script applies it. ``meta`` is what else that script needs.
+    """
+    font = {"size": 12, "color": LIGHT["text"]}
+    axes = {name: {**_AXIS, **layout.pop(name, {})} for name in ("xaxis", "yaxis")}
+    return go.Figure(
+        data=list(traces),
+        layout={
+            "template": "none",
+            "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
+            "height": height + _TITLE_HEIGHT,
+            "margin": {"l": 8, "r": 12, "t": 8 + _TITLE_HEIGHT, "b": 8},
+            "paper_bgcolor": LIGHT["page"],
+            "plot_bgcolor": LIGHT["page"],
+            "font": font,
+            "hoverlabel": {"align": "left", "bgcolor": LIGHT["raised"], "bordercolor": LIGHT["line"], "font": font},
+            "showlegend": False,
+            # What the reader zoomed to stays when other ranks are chosen or the colours change.
+            "uirevision": "kept",
+            "meta": {"narrow": {"dragmode": False, **(narrow or {})}, "titled": _TITLE_HEIGHT, **(meta or {})},
+            **axes,
+            **layout,
+        },
+    )
+
+
+def rank_axis(labels: Sequence[str]) -> dict[str, Any]:
+    """The vertical axis of bars, one for each rank, the first on top; named as long as names have room."""
+    return {
+        "type": "category",
+        "autorange": "reversed",
+        "showgrid": False,
+        "ticksuffix": " ",
+        "tickprefix": "" if len(labels) > 32 else "rank ",
+        "fixedrange": True,
+        "dtick": 4 if len(labels) > 32 else 1,
+    }
+
+
+def bar_height(count: int) -> int:
+    """Pixels of one bar among so many, its gap included."""
+    return 13 if count > 32 else 20 if count > 8 else 30
+
+
+def bar(name: str, colour: str, *, line: float = 0, opacity: Any = None, **values: Any) -> go.Bar:
+    """A horizontal bar trace."""
+    marker = {"color": colour, "line": {"width": line, "color": LIGHT["page"]}, "opacity": opacity}
+    return go.Bar(orientation="h", name=name, marker=marker, **values)
+
+
+def shade(start: float, end: float) -> dict[str, Any]:
+    """A band over the whole height, between two places of the horizontal axis."""
+    return {
+        "type": "rect", "xref": "x", "yref": "paper", "x0": start, "x1": end, "y0": 0, "y1": 1, "layer": "below",
+        "line": {"width": 0}, "fillcolor": LIGHT["line"],
+    }  # fmt: skip

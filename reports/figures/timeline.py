@@ -1,0 +1,195 @@
+"""The timeline of one step: lanes of selected ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import plotly.graph_objects as go
+
+from perfscope.reports.figures.colours import LIGHT
+from perfscope.reports.figures.layout import LEGEND_ABOVE, bar, figure, plain, shortened
+from perfscope.reports.figures.numbers import rounded, scaled
+from perfscope.reports.kernel_names import short_name
+from perfscope.results.attribution import attributed_ranks
+from perfscope.results.summary import Summary
+from perfscope.results.tables import Lane
+from perfscope.text import ScaledUnit, byte_size, duration, percent, unit_for
+
+SHOWN_FIRST: Final = 3
+"""Ranks in the chart until the reader selects others."""
+
+STAGES_SHOWN_FIRST: Final = 4
+
+LABELS: Final = {
+    "compute": "compute",
+    "communication": "communication",
+    "copy": "copy",
+    "host": "host",
+    "backward": "host backward",
+    "loader": "dataloader",
+}
+"""Lanes in words, in the order of the chart."""
+
+_COLOURS: Final = {
+    "compute": ("compute", "compute"),
+    "wait": ("waiting in a collective", "exposed_comm_wait"),
+    "transfer": ("transfer", "exposed_comm_transfer"),
+    "copy": ("copy", "exposed_copy"),
+    "host": ("host", "idle_host"),
+    "backward": ("host backward", "idle_sync"),
+    "loader": ("dataloader", "idle_dataloader"),
+}
+"""What is drawn -> its name in the legend and the category whose colour it has."""
+
+_PALEST: Final = 0.3
+"""A run of short events is as pale as it is empty, but never so pale that it cannot be seen."""
+
+_DIGITS: Final = 6
+"""Significant digits of a time: enough to zoom in on a thousandth of the step."""
+
+_ROW_HEIGHT: Final = 24
+
+
+@dataclass
+class _Bars:
+    """What is drawn in one colour on one rank."""
+
+    places: list[str] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    opacity: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+def first_shown(summary: Summary) -> set[int]:
+    """The ranks worth seeing first: stragglers, one of each stage, the one that waits most, then the lowest."""
+    recorded = sorted({lane.rank for lane in summary.lanes})
+    waits = {row.rank: row.exposed_comm_wait_us for row in summary.time_breakdown}
+    stragglers = attributed_ranks(summary.stragglers)
+    by_wait = sorted(recorded, key=lambda rank: -waits.get(rank, 0.0))
+    stages = summary.pipeline.stages if summary.pipeline is not None else ()
+    of_stages = [row.ranks[0] for row in stages if row.ranks][:STAGES_SHOWN_FIRST]
+    wanted = dict.fromkeys(rank for rank in (*stragglers[:2], *of_stages, *by_wait[:1], *recorded) if rank in recorded)
+    return set(list(wanted)[: max(SHOWN_FIRST, len(of_stages))])
+
+
+def timeline_figure(summary: Summary) -> go.Figure | None:
+    """Every rank's lanes, those of the ranks worth seeing first visible; None where no lane was recorded.
+
+    Each trace's ``meta`` is its rank; the figure's ``meta`` has the lanes of each rank, for those who choose others.
+    """
+    if not summary.lanes:
+        return None
+    unit = unit_for(max(lane.start_us[-1] + lane.duration_us[-1] for lane in summary.lanes))
+    drawn: dict[tuple[int, str], _Bars] = {}
+    places: dict[int, list[str]] = {}
+    for lane in summary.lanes:
+        places.setdefault(lane.rank, []).append(_place(lane))
+        for kind, start, length, opacity, text in _entries(lane):
+            bars = drawn.setdefault((lane.rank, kind), _Bars())
+            bars.places.append(_place(lane))
+            bars.starts.append(start)
+            bars.lengths.append(length)
+            bars.opacity.append(opacity)
+            bars.texts.append(text)
+    shown = first_shown(summary)
+    rows = [place for rank, lanes in places.items() if rank in shown for place in lanes]
+    kinds = [kind for kind in _COLOURS if any(kind == other for _, other in drawn)]
+    traces = [_legend(kind) for kind in kinds]
+    traces += [_trace(rank, kind, bars, unit, visible=rank in shown) for (rank, kind), bars in drawn.items()]
+    return figure(
+        "Timeline of one step",
+        traces,
+        height=110 + max(len(rows), 2) * _ROW_HEIGHT,
+        meta={"lanes": {str(rank): lanes for rank, lanes in places.items()}, "row": _ROW_HEIGHT},
+        barmode="overlay",
+        bargap=0.2,
+        showlegend=True,
+        legend=LEGEND_ABOVE,
+        xaxis={"title": {"text": f"{unit.name} from the step's start"}, "rangemode": "tozero"},
+        yaxis={
+            "type": "category", "categoryorder": "array", "categoryarray": rows, "autorange": "reversed",
+            "showgrid": False, "fixedrange": True, "ticksuffix": " ",
+        },
+    )  # fmt: skip
+
+
+def _place(lane: Lane) -> str:
+    return f"rank {lane.rank} · {LABELS[lane.kind]}"
+
+
+def _entries(lane: Lane) -> Iterator[tuple[str, float, float, float, str]]:
+    """(what is drawn, start, length, opacity, text) of every entry; a collective is its wait, then its transfer."""
+    for at, (start, length) in enumerate(zip(lane.start_us, lane.duration_us, strict=True)):
+        text = _text(lane, at)
+        if lane.kind != "communication":
+            busy = lane.busy_us[at] / length if lane.events[at] > 1 and length > 0 else 1.0
+            yield lane.kind, start, length, max(rounded(busy, 2) or 0.0, _PALEST), text
+            continue
+        wait = lane.wait_us[at] or 0.0
+        if wait > 0:
+            yield "wait", start, wait, 1.0, text
+        yield "transfer", start + wait, max(length - wait, 0.0), 1.0, text
+
+
+def _text(lane: Lane, at: int) -> str:
+    """What is shown of an entry under the pointer."""
+
+    def named(index: int | None) -> str:
+        if index is None:
+            return ""
+        name = lane.texts[index]
+        return shortened(short_name(name) if lane.kind == "compute" else name, 90)
+
+    lines = [f"<b>{named(lane.name[at]) or plain(lane.kind)}</b>"]
+    length = lane.duration_us[at]
+    if lane.events[at] > 1:
+        busy = percent(lane.busy_us[at] / length) if length > 0 else "100%"
+        lines.insert(0, f"{lane.events[at]} short events, busy {busy}; the longest:")
+    if lane.operator[at] is not None:
+        lines.append(f"launched by {shortened(lane.texts[lane.operator[at] or 0], 90)}")
+    if lane.kind == "communication":
+        lines += _collective(lane, at, length)
+    return "<br>".join((*lines, f"{duration(length)} from {duration(lane.start_us[at])}"))
+
+
+def _collective(lane: Lane, at: int, length: float) -> Iterator[str]:
+    size, group, wait = lane.bytes[at], lane.group[at], lane.wait_us[at]
+    if size:
+        yield byte_size(size)
+    if group is not None:
+        yield f"group {shortened(lane.texts[group])}"
+    if wait is not None:
+        yield f"wait {duration(wait)}, transfer {duration(max(length - wait, 0.0))}"
+
+
+def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, *, visible: bool) -> go.Bar:
+    name, colour = _COLOURS[kind]
+    pale = any(part < 1 for part in bars.opacity)
+    return bar(
+        name,
+        LIGHT[colour],
+        opacity=bars.opacity if pale else None,
+        y=bars.places,
+        x=_times(bars.lengths, unit),
+        base=_times(bars.starts, unit),
+        # `text` would be drawn into the bars.
+        customdata=bars.texts,
+        hovertemplate="%{customdata}<extra></extra>",
+        visible=visible,
+        showlegend=False,
+        legendgroup=kind,
+        meta=rank,
+    )
+
+
+def _legend(kind: str) -> go.Bar:
+    """The entry of the legend, whichever ranks are chosen."""
+    name, colour = _COLOURS[kind]
+    return bar(name, LIGHT[colour], x=[None], y=[None], legendgroup=kind)
+
+
+def _times(values: Sequence[float], unit: ScaledUnit) -> list[float | None]:
+    return scaled(values, unit, _DIGITS)

@@ -1,0 +1,100 @@
+"""Self-contained HTML files: templates, style sheets and scripts put together.
+
+Such a file loads nothing. Its content security policy allows only the scripts whose hashes it names: even a name from
+a trace that slipped past the escaping could not run or fetch anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+
+from perfscope.recording.paths import partial
+from perfscope.reports.figures.colours import DARK, LIGHT, variables
+from perfscope.text import ABSENT
+
+_NUMBER_AND_UNIT: Final = re.compile(r"(\d) (%|[mµ]?s\b|[KMGT]?i?B\b|[MGT]B/s|TFLOP)")
+
+
+def assemble(
+    template: str,
+    values: dict[str, Any],
+    *,
+    styles: tuple[str, ...],
+    scripts: tuple[str, ...],
+    sources: tuple[str, ...] = (),
+) -> str:
+    """A self-contained page: ``styles`` and ``scripts`` are names in ``assets``.
+
+    Scripts from ``sources`` may run besides, those that the page's own scripts make.
+    """
+    texts = tuple(_asset(name) for name in scripts)
+    return (
+        environment()
+        .get_template(template)
+        .render(**values, style=_style(*styles), scripts=texts, policy=_policy(texts, sources))
+    )
+
+
+def save(html: str, path: Path) -> None:
+    """Write a page, whole or not at all. Raises OSError when the folder cannot be written."""
+    temporary = partial(path)
+    # A name from a trace may hold half a surrogate pair, which UTF-8 cannot write.
+    temporary.write_text(html, encoding="utf-8", errors="replace", newline="\n")
+    temporary.replace(path)
+
+
+def _style(*names: str) -> str:
+    """Style sheets, after the colours that they use."""
+    dark = f"@media screen and (prefers-color-scheme: dark){{:root:not(.paper){{{variables(DARK)}}}}}"
+    return "\n".join((f":root{{{variables(LIGHT)}}}", dark, *(_asset(name) for name in names)))
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates: everything that they show is escaped, and what they do not know is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("perfscope.reports", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Last line of defence: a value that no formatter saw shows as absent, never as "None".
+        finalize=lambda value: ABSENT if value is None else value,
+    )
+    environment.filters["bound"] = _bound
+    environment.filters["at_joints"] = _at_joints
+    return environment
+
+
+def _bound(text: str) -> str:
+    """``text`` with its numbers bound to their units, so that no line ends between them."""
+    return _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", text)
+
+
+def _at_joints(name: str) -> list[str]:
+    """A dotted name in the parts between which a line may end: after dots and underscores."""
+    return re.split(r"(?<=[._])(?=.)", name[:400])
+
+
+@cache
+def _asset(name: str) -> str:
+    """A file of ``assets``, as it goes into the page."""
+    return (resources.files("perfscope.reports") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: tuple[str, ...], sources: tuple[str, ...]) -> str:
+    """The content security policy: these scripts, inline styles (plotly sets them), pictures made here; no network."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join((*(f"'sha256-{digest}'" for digest in hashes), *sources))
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )

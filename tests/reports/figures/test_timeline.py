@@ -1,0 +1,37 @@
+"""The timeline of one step: which ranks it shows, and what its entries contain."""
+
+from __future__ import annotations
+
+from perfscope.reports.figures import timeline
+from tests.reports.examples import gpu
+
+
+def test_the_timeline_shows_stragglers_and_the_longest_waiting_first() -> None:
+    summary = gpu()
+    made = timeline.timeline_figure(summary)
+    assert made is not None
+    assert list(made.layout.meta["lanes"]) == [str(rank) for rank in range(8)]
+    waits = {row.rank: row.exposed_comm_wait_us for row in summary.time_breakdown}
+    shown = {trace.meta for trace in made.data if trace.meta is not None and trace.visible}
+    assert shown == timeline.first_shown(summary)
+    assert len(shown) == timeline.SHOWN_FIRST
+    assert max(waits, key=waits.__getitem__) in shown
+    assert {row.rank for row in summary.stragglers[:2]} <= shown
+    places = [place for rank in sorted(shown) for place in made.layout.meta["lanes"][str(rank)]]
+    assert list(made.layout.yaxis.categoryarray) == places
+
+
+def test_an_entry_shows_operator_bytes_group_and_wait() -> None:
+    made = timeline.timeline_figure(gpu())
+    assert made is not None
+    compute, wait, transfer = (
+        next(trace for trace in made.data if trace.meta == 2 and trace.legendgroup == kind)
+        for kind in ("compute", "wait", "transfer")
+    )
+    assert compute.customdata[0] == "<b>sm90_xmma_gemm_bf16</b><br>launched by aten::mm<br>290 ms from 0 µs"
+    assert compute.customdata[1].startswith("40 short events, busy 25%; the longest:<br>")
+    assert list(compute.marker.opacity) == [1.0, 0.3]
+    text = "<b>all_gather</b><br>386 MiB<br>group fsdp<br>wait 9.00 ms, transfer 41.0 ms<br>50.0 ms from 100 ms"
+    assert (wait.customdata[0], transfer.customdata[0]) == (text, text)
+    assert (wait.base[0], wait.x[0]) == (100, 9.002)
+    assert (transfer.base[0], transfer.x[0]) == (109.002, 40.998)
