@@ -12,8 +12,9 @@ A step has two windows, because the device lags behind the host:
   device windows; on a rank without device work it covers the host windows, each extended to the start of the next.
 
 A profiler often begins with an idle device, in a loop in which the device would still work on the step before. Where
-nothing of that is recorded, the first step's device counts as so far behind at its begin as it is at its end; where a
-blocking call waits for it, the device is done when the call finds it so.
+nothing of that is recorded, the first step's device counts as so far behind at its begin as it is at its end. Where the
+next step's first launch comes much sooner after its begin, it is as it usually is where that comes as late, if more.
+Where a blocking call waits for it, the device is done when the call finds it so.
 
 Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
 [150, 220) give the device windows [30, 140), [140, 220): at 100 the device is 40 behind, so the first step begins with
@@ -43,6 +44,10 @@ BY_REPETITION = "repetition of the kernels (nothing marks the steps, so they are
 UNMARKED = "no step markers"
 
 _NEVER: Final = np.iinfo(np.int64).max
+
+_AS_LATE: Final = 0.5
+"""A step's first launch came as late as another's where the host took this share of that time to it, or more. Where
+several loader workers deliver together, the host waits once for all of them, and is as many steps ahead by then."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +175,15 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     behind = np.maximum(launched.done_ns(start), waited_for_earlier_work(trace, work))
     begin = np.minimum(opening, np.maximum(start, behind))
     stop = np.where(followed, np.append(begin[1:], _NEVER), closed)
-    # The device lags behind the host at the begin of the first step as it does at its end.
+    # The device lags behind the host at the begin of the first step as it does at its end, or at that of steps alike.
     first = np.append(True, ~followed[:-1]) & (begin <= start)
-    begin[first] = np.maximum(begin, np.minimum(opening, start + np.maximum(stop - until, 0)))[first]
+    lag, lead = np.maximum(stop - until, 0), launched.first_ns(start, until) - start
+    for place in np.flatnonzero(first & used):
+        alike = used & ~first & (lead >= _AS_LATE * lead[place])
+        late = lag[place]
+        if alike.any() and not alike[place + 1 : place + 2].any():
+            late = max(late, int(np.median((begin - start)[alike])))
+        begin[place] = max(begin[place], min(opening[place], start[place] + late))
     begin = np.maximum.accumulate(begin)
     stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))
     used &= stop > begin
@@ -208,9 +219,17 @@ class _Launched:
 
     def opening_ns(self, begin_ns: Int64, until_ns: Int64) -> Int64:
         """Start of the kernel launched first in each host window; ``_NEVER`` where none is."""
-        called, start = self.called_ns[self.is_kernel], np.append(self.start_ns[self.is_kernel], _NEVER)
+        return self._of_first(self.start_ns, begin_ns, until_ns)
+
+    def first_ns(self, begin_ns: Int64, until_ns: Int64) -> Int64:
+        """When that kernel was launched."""
+        return self._of_first(self.called_ns, begin_ns, until_ns)
+
+    def _of_first(self, column: Int64, begin_ns: Int64, until_ns: Int64) -> Int64:
+        called = self.called_ns[self.is_kernel]
         first = np.searchsorted(called, begin_ns)
-        return np.where(first < np.searchsorted(called, until_ns), start[first], _NEVER)
+        known = first < np.searchsorted(called, until_ns)
+        return np.where(known, np.append(column[self.is_kernel], _NEVER)[first], _NEVER)
 
     def done_ns(self, time_ns: Int64) -> Int64:
         """When all work launched before each time has ended."""

@@ -162,6 +162,25 @@ def test_a_window_is_a_whole_period_however_many_steps_are_recorded():
         assert (rows["COMPUTE"], rows["DATALOADER"], sum(rows.values())) == (50 * count, 17 * count, 80 * count)
 
 
+def test_the_device_is_as_far_behind_as_at_the_other_steps_that_wait_for_a_pair_of_batches():
+    """Two workers deliver together every 200, the device takes 90 a step. So the host waits in every other step, and
+    begins that 165 before the device is done with the two before it::
+
+        host    step 0 [10                       195) 1 [195 210) step 2 [210
+        device                          175  #195   285##285   375#  375  #395
+    """
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    for count in (3, 4, 5, 6):
+        builder = TraceBuilder()
+        for step in range(count):
+            pair, second = 200 * (step // 2), step % 2
+            begin = pair + (195 if second else 10)
+            builder.step(step, begin, pair + (210 if second else 195)).note(loader, begin + 1, pair + 190 + 10 * second)
+            builder.launched("a", pair + 191 + 12 * second, pair + 195 + 90 * second, pair + 285 + 90 * second)
+        steps = analyze_rank(builder.build()).steps
+        assert (steps.end_ns - steps.start_ns).tolist()[: count - 1] == [110, 90, 110, 90, 110][: count - 1]
+
+
 def test_a_lone_step_whose_host_waits_for_its_device_is_the_host_s():
     builder = TraceBuilder().step(1, 0, 300).note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 5, 105)
     builder.launched("a", 120, 125, 250).call("cudaDeviceSynchronize", 130, 255)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -292,14 +293,19 @@ def test_rows_of_anything_on_cpus_are_exact(soup: tuple[JobSpec, Host, list[Work
 
 def _bounds(works: Sequence[Work], steps: Sequence[int]) -> list[tuple[int, int]]:
     """A step begins once the host has begun it and all earlier work has ended, with its first kernel at the latest; the
-    first one, before which nothing is recorded, as late after the host as it ends."""
+    first one, before which nothing is recorded, as late after the host as it ends; or, where the second one's first
+    launch comes less than half as late as its own, as those usually do whose launch does not."""
     kernels = [work for work in works if work.kind in ("compute", "comm")]
-    first = [min((w for w in kernels if w.step == step), key=lambda work: work.queued_ns).started for step in steps]
+    opening = [min((w for w in kernels if w.step == step), key=lambda work: work.queued_ns) for step in steps]
+    first, lead = [w.started for w in opening], [w.queued_ns - n * LENGTH for n, w in enumerate(opening)]
     done = [max((w.ended for w in works if w.step < step), default=0) for step in [*steps, steps[-1] + 1]]
     edges = [max(index * LENGTH, ended) for index, ended in enumerate(done)]
     starts = [min(start, edge) for start, edge in zip(first, edges, strict=False)]
     ends = [*starts[1:], edges[-1]]
-    return list(zip([min(first[0], ends[0] - LENGTH), *starts[1:]], ends, strict=True))
+    late = {n: start - n * LENGTH for n, start in enumerate(starts) if n and 2 * lead[n] >= lead[0]}
+    usual = int(statistics.median(late.values())) if late and 1 not in late else 0
+    lag = max(ends[0] - LENGTH, usual)
+    return list(zip([min(first[0], lag), *starts[1:]], ends, strict=True))
 
 
 def _brute_force(works: Sequence[Work], start: int, end: int) -> dict[str, int]:
