@@ -57,6 +57,10 @@ def _no_sync_of_the_host(job: Job, _: str) -> Job:
     return replace(job, item_every=0, causes=tuple(cause for cause in job.causes if cause.kind != "sync"))
 
 
+def _in_16_bits(job: Job, _: str) -> Job:
+    return replace(job, compressed=True) if job.strategy == "ddp" else replace(job, gradient_bytes=2)
+
+
 def _sharded_at(job: Job, value: str) -> Job | None:
     return replace(job, reshard=False) if value in ("2", "SHARD_GRAD_OP") else None
 
@@ -76,7 +80,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "dataloader.num_workers": (_ALL, lambda job, value: replace(job, loader=replace(job.loader, workers=int(value)))),
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
-    "ddp.comm_dtype": (_DDP | {"manual"}, lambda job, _: replace(job, gradient_bytes=2)),
+    "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,10 +55,15 @@ def wire_share(kind: str, ranks: int) -> float:
 
 
 def transfer_ns(job: Job, group: Communicator, kind: str, size: int, step: int, number: int | str) -> int:
-    """t(S) = latency + S f(n) / B, with the network's jitter."""
-    ns = group.latency_ns + size * wire_share(kind, len(group.ranks)) / group.gbps
+    """t(S) = latency + S f(n) / B, with the network's jitter.
+
+    A slow link (the host's memory instead of NVLink, sockets instead of InfiniBand, a worn cable) above all has less
+    bandwidth: four GPUs take 42 us and 5 GB/s over PCIe (NCCL issue 445), 17 us over NVLink (nccl-tests issue 123).
+    """
+    slower = job.factor("slow link", -1)
+    ns = group.latency_ns * math.sqrt(slower) + size * wire_share(kind, len(group.ranks)) / group.gbps * slower
     jitter = 1 + job.network.jitter * abs(normal(job.seed, step, group.name, kind, number))
-    return round(ns * jitter * job.factor("slow link", -1))
+    return round(ns * jitter)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from tests.emulator import model as layers
 from tests.emulator.machine import Waits, Work
 from tests.emulator.nccl import Issue, collective
 from tests.emulator.rank import Rank
 from tests.emulator.spec import MIB, US, Job
+
+_DECOMPRESSION = 21
+"""Stream on which a communication hook's ``then`` runs."""
 
 
 def _copy_ns(elements: float, size: int) -> float:
@@ -46,11 +50,28 @@ class Reducer:
             yield from rank.kernel(name, _copy_ns(elements, 4), f"copy{parameter}")
         self._left[index] -= 1
         while self._next < len(self._left) and not self._left[self._next]:
-            elements = self.buckets[self._next][1]
-            issue = Issue("allreduce", elements, rank.job.gradient_bytes)
-            work = yield from collective(rank, self._group, issue, f"bucket{self._next}.{rank.micro}")
-            self._works.append(work)
+            label, elements = f"bucket{self._next}.{rank.micro}", self.buckets[self._next][1]
+            send = self._compressed if rank.job.compressed else self._plain
+            self._works.append((yield from send(label, elements)))
             self._next += 1
+
+    def _plain(self, label: str, elements: int) -> Generator[Any, None, Work]:
+        return collective(self._rank, self._group, Issue("allreduce", elements, self._rank.job.gradient_bytes), label)
+
+    def _compressed(self, label: str, elements: int) -> Generator[Any, None, Work]:
+        """``bf16_compress_hook``: ``buffer.to(bf16).div_(n)``, all-reduced, and copied back on a stream of its own."""
+        rank = self._rank
+        for operator, size in (("aten::to", 3), ("aten::div_", 2)):
+            with rank.operator(operator):
+                rank.spend(rank.job.cpu.operator_ns)
+                yield from rank.kernel(f"{operator} of gradients", _copy_ns(elements, size), f"{operator}.{label}")
+        sent = yield from collective(rank, self._group, Issue("allreduce", elements, 2), label)
+        with rank.operator("aten::copy_"):
+            rank.spend(rank.job.cpu.operator_ns)
+            back = Work(
+                rank.number, _DECOMPRESSION, "kernel", "copy of gradients", round(_copy_ns(elements, 3)), rank.now
+            )
+            return (yield from rank.launch(back, [sent]))
 
     def finish(self) -> list[Work]:
         """At the end of the backward: what the compute stream has to wait for."""

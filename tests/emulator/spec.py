@@ -19,7 +19,8 @@ class Cause:
 
     ``slow compute``, ``slow host``, ``slow loader``: times as long; ``pause``: ns that the host does something else
     (``how``: ``gc``, ``checkpoint``, ``log``) in every ``every``-th step; ``sync``: the loss is read in every step,
-    after the forward; ``slow link``: every transfer takes times as long.
+    after the forward; ``slow link``: bytes take times as long on every link, latency the root
+    of that.
     """
 
     kind: str
@@ -141,6 +142,8 @@ class Job:
     """The first bucket has the limit of the others, as where a script sets it since torch 2.5; else 1 MiB."""
     gradient_bytes: int = 4
     """Of an element of a reduced gradient."""
+    compressed: bool = False
+    """DDP sends buckets in 16 bits: ``bf16_compress_hook``."""
     reshard: bool = True
     """FSDP frees a unit's parameters after its forward."""
     backward_prefetch: bool = True
