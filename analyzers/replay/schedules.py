@@ -45,8 +45,8 @@ class RecordedSchedules:
     late: Bool
     deliveries: Mapping[int, Deliveries]
     with_hosts: Schedules | None
-    """The same with hosts beside their devices, in the order of the program; None where the host of a rank is not
-    known."""
+    """The same with hosts beside their devices, in the order of the program, where ranks that are not recorded come
+    whenever the others do; None where the host of a rank is not known."""
     lanes: tuple[RankLane, ...]
     """Those of ``with_hosts`` rank by rank, with what they follow from."""
 
@@ -221,4 +221,6 @@ class _ScheduleBuilder:
         if len(self.lanes) < len(ranks):
             return self._columns.into(both), None
         lanes = side_by_side([own.lanes for own in self.lanes], np.array(self._host_holds, dtype=np.int64))
-        return self._columns.into(both), replace(self._with_hosts.into(both), lanes=lanes)
+        # Those that are not recorded come after the others, whenever these do.
+        free = np.full(len(both.floor_ns), NEVER)
+        return self._columns.into(both), replace(self._with_hosts.into(both), lanes=lanes, floor_ns=free)

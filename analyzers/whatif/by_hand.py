@@ -24,7 +24,7 @@ from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NEVER, Float64
+from perfscope.trace.trace import Float64
 
 MANY: Final = 8
 """All-reduces of a step below which no loop over the parameters is at work."""
@@ -64,7 +64,7 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     loops = _loops(schedules)
     if not loops:
         raise CannotReplay(f"{name}: no loop of all-reduces after the backward is recorded with its sizes")
-    if any(one.collective.floor_ns != NEVER for loop in loops for one in loop.reduced):
+    if any(not one.collective.whole for loop in loops for one in loop.reduced):
         raise CannotReplay(
             f"{name}: some ranks are not recorded, so their arrival at other all-reduces is not known; record all ranks"
         )

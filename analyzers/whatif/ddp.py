@@ -34,12 +34,14 @@ from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankO
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NEVER, Float64
+from perfscope.trace.trace import Float64
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each of the forward."""
 TRANSFER_ERROR: Final = 0.10
 """Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
+_LATE: Final = 0.02
+"""Share of the step for which ranks that are not recorded may delay reductions, and count as if they did not."""
 _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 _OF_OPTIMIZER: Final = [TimeCategory.COMPUTE, TimeCategory.LAUNCH]
 _AFTER_OPTIMIZER: Final = [TimeCategory.HOST, TimeCategory.SYNC]
@@ -66,9 +68,11 @@ def gradient_rounds(schedules: EditableSchedules) -> list[Round]:
 def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     cap = number(name, value, "MiB above 0, such as 50", "MB", "MiB")
     rounds = gradient_rounds(schedules)
-    if any(bucket.collective.floor_ns != NEVER for one in rounds for bucket in one.buckets):
+    late_ns = [sum(bucket.late_ns for bucket in one.buckets) for one in rounds]
+    if float(np.mean(late_ns)) > _LATE * context.result.step_ns:
         raise CannotReplay(
-            f"{name}: some ranks are not recorded, so their arrival at new buckets is not known; record all ranks"
+            f"{name}: others waited for ranks that are not recorded, whose arrival at new buckets is not known; "
+            "record all ranks"
         )
     sizes = {tuple(bucket.collective.bytes or 0 for bucket in one.buckets) for one in rounds}
     if len({sum(recorded) for recorded in sizes}) > 1:

@@ -18,8 +18,8 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks
-from perfscope.analyzers.job.collectives.cost_model import fit
-from perfscope.analyzers.job.collectives.table import bus_factor, group_size, instance_transfer_ns
+from perfscope.analyzers.job.collectives.cost_model import fit, is_transfer, transfers_ns
+from perfscope.analyzers.job.collectives.table import bus_factor, group_size
 
 TINY: Final = 4096
 """Collectives of at most this many bytes are all latency: losses, norms, counters."""
@@ -116,10 +116,10 @@ class Latencies:
 
 
 def _sizes(result: AlignedJob) -> Iterable[_TransferSize]:
-    """Every group's and kind's sizes; of collectives whose participants are all in the recording."""
+    """Every group's and kind's sizes."""
     instances = result.matched.instances
-    transfer = instance_transfer_ns(result.matched)
-    usable = np.flatnonzero(instances.complete & (instances.participants > 1) & (instances.bytes > 0) & (transfer > 0))
+    transfer = transfers_ns(result.matched)
+    usable = np.flatnonzero(is_transfer(instances) & (instances.bytes > 0) & (transfer > 0))
     alike = Blocks.of(instances.group[usable], instances.kind[usable], instances.bytes[usable])
     for begin, count in zip(alike.first.tolist(), alike.size.tolist(), strict=True):
         chosen = usable[alike.order[begin : begin + count]]

@@ -55,8 +55,8 @@ class WhatIfAnswer:
 
     ``error`` is the unchanged replay's, relative. Low and high allow for it, for what the models of the changes leave
     out, and for how far the mean of so few steps may be from that of all: twice its standard error. Where ranks that
-    are not in the recording were waited for, ``low`` takes them as never late. ``assumed`` lists
-    what the recording does not hold and the prediction rests on; low and high allow for that too.
+    are not in the recording were waited for, they come as late after the others as they did, for ``low`` never late.
+    ``assumed`` lists what the recording does not hold and the prediction rests on; low and high allow for that too.
     """
 
     settings: Mapping[str, str] = field(hash=False)
@@ -155,10 +155,12 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     doubtful = schedules.has_doubtful_loading or schedules.waits_for_absent
     if leaning < 0:
         schedules.free_loading(schedules.ops, doubtful=True)
-        schedules.free_of_absent()
     paced = tuple(sorted(int(name[5:]) for name in settings if name.startswith("rank.") and name[5:].isdecimal()))
-    question = context.for_question(paced, leaning)
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
+    if leaning < 0 or not paced:  # whether others keep up with a rank at its peers' pace is not known
+        # What is sent, and how fast, does not change when they come.
+        schedules.free_of_absent(never_late=leaning < 0 and asked[0][0].order <= 0)
+    question = context.for_question(paced, leaning)
     applied = [setting.apply(schedules, question, name, value) for setting, name, value in asked]
     sure = Uncertainty.worst([*applied, _turns(context)])
     replayed = replay(schedules.compiled())

@@ -41,7 +41,7 @@ from perfscope.analyzers.whatif.sharding_recorded import (
     phases,
     units,
 )
-from perfscope.trace.trace import NEVER, Float64
+from perfscope.trace.trace import Float64
 
 _MISSED: Final = 0.20
 """Share of what is saved or lost that the model may miss: overheads of wrappers, how far gathers are overlapped."""
@@ -80,7 +80,7 @@ def shard(
 def _refuse(context: Context, name: str, reductions: StepCollectives) -> None:
     if not reductions:
         raise CannotReplay(f"{name}: no reduction of gradients is recorded with its size; record with shapes")
-    if any(rank_op.collective.floor_ns != NEVER for rank_ops in reductions.values() for rank_op in rank_ops):
+    if any(not rank_op.collective.whole for rank_ops in reductions.values() for rank_op in rank_ops):
         raise CannotReplay(
             f"{name}: some ranks are not recorded, so their arrival at the new gathers is not known; record all ranks"
         )

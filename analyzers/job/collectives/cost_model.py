@@ -12,10 +12,15 @@ from perfscope.analyzers.job.collectives.matched import Instances, MatchedCollec
 from perfscope.analyzers.job.collectives.table import bus_factor, group_size, instance_transfer_ns
 from perfscope.results.rows import CostRow
 from perfscope.trace.medians import weighted_median
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import Bool, Float64, Int64
 
 _SPREAD: Final = 2.0
 """Largest over smallest size below which latency and bandwidth cannot be separated."""
+
+_PROMPT: Final = 0.1
+"""Share of like collectives for which ranks that are not recorded came before the others, whatever else they did."""
+_DELAYED: Final = 0.1
+"""How much longer than others show, as a share, even the quickest collectives of a size are that all waited."""
 
 _MOST_SIZES: Final = 256
 """All-to-alls of experts hardly ever have one size twice, and every pair of sizes counts."""
@@ -33,13 +38,10 @@ class CostModel:
 
 
 def cost_models(matched: MatchedCollectives) -> tuple[CostModel, ...]:
-    """Fit t(S) = alpha + slope · S for every group and kind that moved at least two clearly different sizes.
-
-    Only collectives whose participants are all in the recording count: of others the transfer is only bounded.
-    """
+    """Fit t(S) = alpha + slope · S for every group and kind that moved at least two clearly different sizes."""
     instances = matched.instances
-    transfer = instance_transfer_ns(matched)
-    usable = np.flatnonzero(instances.complete & (instances.participants > 1) & (instances.bytes > 0) & (transfer > 0))
+    transfer = transfers_ns(matched)
+    usable = np.flatnonzero(is_transfer(instances) & (instances.bytes > 0) & (transfer > 0))
     alike = Blocks.of(instances.group[usable], instances.kind[usable])
     models = []
     for label in range(len(alike)):
@@ -48,6 +50,36 @@ def cost_models(matched: MatchedCollectives) -> tuple[CostModel, ...]:
         if fitted is not None:
             models.append(CostModel(int(instances.group[chosen[0]]), int(instances.kind[chosen[0]]), *fitted))
     return tuple(models)
+
+
+def is_transfer(instances: Instances) -> Bool:
+    """Which instances are between ranks, not of a group of one."""
+    return (instances.participants > 1) | ~instances.complete
+
+
+def transfers_ns(matched: MatchedCollectives) -> Int64:
+    """For each instance the transfer alone, as far as the recording shows it.
+
+    Of a collective of which some ranks are not recorded the time since the last recorded arrival bounds it: those ranks
+    may have been later. It is taken to be no longer than that of the quickest like ones, for which they were not, nor
+    than what those of other sizes show.
+    """
+    instances = matched.instances
+    transfer = instance_transfer_ns(matched)
+    bounded = np.flatnonzero(~instances.complete & (instances.bytes > 0))
+    alike = Blocks.of(instances.group[bounded], instances.kind[bounded])
+    for label in range(len(alike)):
+        chosen = bounded[alike.rows(label)]
+        size, longest = instances.bytes[chosen], transfer[chosen]
+        for one in np.unique(size).tolist():
+            same = size == one
+            longest[same] = np.minimum(longest[same], np.quantile(longest[same], _PROMPT, method="lower"))
+        model = fit(size.astype(np.float64), longest.astype(np.float64))
+        if model is not None:
+            shown = np.round(model[0] + model[1] * size).astype(np.int64)
+            longest = np.where(longest > (1 + _DELAYED) * shown, shown, longest)
+        transfer[chosen] = longest
+    return transfer
 
 
 def fit(size: Float64, time: Float64) -> tuple[float, float, float] | None:
@@ -82,9 +114,10 @@ def _medians(size: Float64, time: Float64) -> tuple[Float64, Float64]:
 
 
 def cost_rows(models: tuple[CostModel, ...], instances: Instances) -> tuple[CostRow, ...]:
-    """The cost models as the summary shows them."""
+    """The cost models as the summary shows them: of groups whose ranks are all recorded."""
     rows = []
-    for model in models:
+    whole = set(instances.group[instances.complete].tolist())
+    for model in (one for one in models if one.group in whole):
         group, kind = instances.groups[model.group], instances.kinds[model.kind]
         factor = bus_factor(kind, group_size(instances, model.group))
         rows.append(

@@ -116,7 +116,8 @@ class EditableSchedules:
             # Without the one that it waited for it starts at once.
             gap = rank_op.gap_ns if rank_op.after is None or after != NONE else 0.0
             columns.append((
-                instance, previous, round(gap), round(rank_op.transfer_ns), after, round(rank_op.after_gap_ns),
+                instance, previous, round(gap), round(rank_op.late_ns + rank_op.transfer_ns), after,
+                round(rank_op.after_gap_ns),
             ))  # fmt: skip
             last[rank_op.rank, rank_op.lane] = numbers[rank_op] = len(numbers)
         holds = [op.hold_ns for op in every if op.kind is OpKind.HOLD]
@@ -199,12 +200,13 @@ class EditableSchedules:
     @property
     def waits_for_absent(self) -> bool:
         """Does a rank wait for one that is not in the recording?"""
-        return any(collective.floor_ns != NEVER for collective in self.collectives())
+        return any(not collective.whole for collective in self.collectives())
 
-    def free_of_absent(self) -> None:
-        """Ranks that are not in the recording are never the last to arrive, as if the change helped them most."""
-        for collective in self.collectives():
-            collective.floor_ns = NEVER
+    def free_of_absent(self, *, never_late: bool) -> None:
+        """Ranks that are not in the recording arrive as long after the others as they did, or never later."""
+        for rank_op in self.issued():
+            rank_op.collective.floor_ns = NEVER
+            rank_op.late_ns = 0.0 if never_late else rank_op.late_ns
 
 
 def _group_of_gradients(steps: Sequence[Sequence[RankOp]]) -> int:

@@ -20,8 +20,8 @@ SMALLEST: Final = 4096
 
 @dataclass(eq=False)
 class Collective:
-    """A collective or message of ``size`` ranks. ``bytes`` as in ``Collectives`` (None: not known); ``floor_ns`` is the
-    last arrival of a rank that is not in the recording.
+    """A collective or message of ``size`` ranks. ``bytes`` as in ``Collectives`` (None: not known); ``whole``: all
+    its ranks are recorded; else ``floor_ns`` is the last recorded arrival.
     """
 
     kind: str
@@ -30,13 +30,15 @@ class Collective:
     size: int
     step: int | None
     dtype: str | None = None
+    whole: bool = True
     floor_ns: int = NEVER
 
 
 @dataclass(eq=False)
 class RankOp:
     """One rank's part in a collective: on which ``lane`` (stream) of the rank, how long after it could start it did
-    (``gap_ns``), and how long it took from the last arrival (``transfer_ns``).
+    (``gap_ns``), how much later than the recorded ranks others seem to have come (``late_ns``), and how long it took
+    from then on (``transfer_ns``).
     """
 
     rank: int
@@ -44,6 +46,7 @@ class RankOp:
     lane: int
     gap_ns: float = 0.0
     transfer_ns: float = 0.0
+    late_ns: float = 0.0
     backward: bool = False
     """Issued by autograd, as far as that is recorded."""
     after: RankOp | None = None

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.cost_model import transfers_ns
+from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -29,6 +31,7 @@ def editable_schedules(
     collectives = _collectives(result, schedules)
     lanes = _lanes(schedules)
     backward = _backward(result, recorded)
+    late = _late_ns(result, schedules)
     rank_ops: dict[int, RankOp] = {}
     ops: dict[int, list[ScheduleOp]] = {}
     for index, rank in enumerate(schedules.ranks):
@@ -48,7 +51,8 @@ def editable_schedules(
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
                         rank, collectives[int(schedules.instance[operand])], lanes[operand],
-                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand]), backward[operand],
+                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand] - late[operand]),
+                        int(late[operand]), backward[operand],
                         host_ns=None if host is None else host.issuing_ns.get(operand),
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
@@ -101,10 +105,19 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 size=len(known.groups[group].ranks) or known.groups[group].size or int(known.participants[number]),
                 step=int(known.step[number]),
                 dtype=known.dtypes[dtype] if dtype != NONE else None,
+                whole=bool(known.complete[number]),
                 floor_ns=int(floor),
             )
         )
     return collectives
+
+
+def _late_ns(result: AlignedJob, schedules: Schedules) -> Int64:
+    """How much later than the recorded ranks others seem to have come, for each rank op."""
+    matched = result.matched_before
+    late = np.zeros(len(schedules.floor_ns), dtype=np.int64)
+    late[: len(matched.instances)] = instance_transfer_ns(matched) - transfers_ns(matched)
+    return np.minimum(late[schedules.instance], schedules.transfer_ns)
 
 
 def _wait_for_others(schedules: Schedules, rank_ops: Mapping[int, RankOp]) -> None:

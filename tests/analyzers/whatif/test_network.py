@@ -1,0 +1,62 @@
+"""What-ifs of the network, against the emulated job run again with the change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.emulator import MS, Cause, Job, Loader, Model, Network, Recording, emulate
+from tests.emulator.changes import apply
+
+JOB = Job(
+    model=Model(blocks=3, tokens=2048),
+    network=Network(gbps=25.0, latency_ns=40_000),
+    loader=Loader(load_ns=1 * MS),
+    recording=Recording(steps=4),
+)
+STRATEGIES = {
+    "ddp": JOB,
+    "ddp in two turns": replace(JOB, microbatches=2, no_sync=False),
+    "by hand": replace(JOB, strategy="manual"),
+    "fsdp": replace(JOB, strategy="fsdp"),
+    "two hosts": replace(JOB, ranks_per_host=2, network=replace(JOB.network, between_gbps=12.0)),
+    "without rank 2": replace(JOB, recording=Recording(steps=4, missing=(2,))),
+}
+
+
+@pytest.mark.parametrize("job", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_better_network_never_makes_the_step_longer(job: Job, tmp_path: Path) -> None:
+    emulate(job).write(tmp_path)
+    context = context_of(tmp_path, workers=1)
+    for setting, values in (("network.bandwidth", (0.5, 0.8, 1, 1.5, 4)), ("network.latency", (8, 2, 1, 0.5, 0.1))):
+        found = [predict(context, {setting: f"{value}x"}) for value in values]
+        steps = [one.mid_ns for one in found]
+        assert steps == sorted(steps, reverse=True)
+        assert found[2].mid_ns == pytest.approx(found[2].measured_ns, rel=1e-6)
+
+
+def _missed(job: Job, folder: Path, settings: dict[str, str]) -> float:
+    """Relative error of the predicted step, whose range holds the truth."""
+    emulate(job).write(folder)
+    found = predict(context_of(folder, workers=1), settings)
+    changed = apply(job, settings)
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert found.low_ns < truth < found.high_ns
+    return found.mid_ns / truth - 1
+
+
+@pytest.mark.parametrize("settings", [{"network.bandwidth": "2x"}, {"network.bandwidth": "0.5x"}, {"compute": "1.5x"}])
+def test_ranks_that_are_missing_gain_as_the_others(settings: dict[str, str], tmp_path: Path) -> None:
+    job = STRATEGIES["without rank 2"]
+    assert abs(_missed(job, tmp_path, settings)) < 0.03
+
+
+def test_of_a_late_rank_that_is_missing_only_the_transfer_gets_quicker(tmp_path: Path) -> None:
+    """Rank 2 computes 1.3 times as long: the others' collectives seem to take much longer than their transfers."""
+    job = replace(STRATEGIES["without rank 2"], causes=(Cause("slow compute", 1.3, (2,)),))
+    assert abs(_missed(job, tmp_path, {"network.bandwidth": "2x"})) < 0.05
