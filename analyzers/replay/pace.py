@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
-from perfscope.trace.trace import NEVER, Int64
+from perfscope.trace.trace import NEVER, Float64, Int64
 
 _AS_SLOW: Final = 1.5
 """Loaders are equally slow where the time between their batches, of which few may be known, differs by less."""
@@ -41,7 +41,7 @@ def at_peers_pace(
         index = schedules.ranks.index(rank)
         holds, stalls, until = _usual_holds(recorded, index, others)
         lag[holds], hold[schedules.operand[holds]] = stalls, until
-        start[index] -= _sooner(recorded, index, others)
+        start[index] -= late_by(recorded, index, others)
     return replace(schedules, own_ns=own, lag_ns=lag, start_ns=start, hold_ns=hold)
 
 
@@ -82,16 +82,25 @@ def _holds(recorded: RecordedSchedules, index: int) -> tuple[Int64, Int64]:
     return span.start + holds, np.searchsorted(begins, holds)
 
 
-def _sooner(recorded: RecordedSchedules, index: int, others: Sequence[int]) -> int:
-    """By how much sooner rank ``index`` (a line) would come to its first window at the pace of ``others``.
+def came_later_ns(later_ns: Int64 | Float64, lead_ns: Int64 | Float64) -> Float64:
+    """By how much ranks came later to their first window than at their peers' pace.
 
-    It came that much later than their median, as far as it does so in the later steps too, or as its host took longer
-    to the first launch while the device waited for it.
+    ``later_ns`` [..., bound] is by how much each came later than its peers to each of ``RecordedSchedules.bound_ns``:
+    the first counts as far as a later one is as large, for what delays a rank in the recording did so before, too; or
+    as far as the host took longer to the first launch, by ``lead_ns``, while the device waited for it.
     """
-    later = recorded.begin_ns[index] - np.median(recorded.begin_ns[others], axis=0)
-    usually = np.median(later[1:]) if len(later) > 1 else 0
-    by_host = recorded.lead_ns[index] - np.median(recorded.lead_ns[others]) if recorded.late[index] else 0
-    return max(0, int(min(later[0], max(usually, by_host))))
+    evident = np.maximum(later_ns[..., 1:].max(axis=-1), lead_ns)
+    return np.asarray(np.maximum(np.minimum(later_ns[..., 0], evident), 0.0), dtype=np.float64)
+
+
+def late_by(recorded: RecordedSchedules, index: int, others: Sequence[int] = ()) -> int:
+    """By how much later rank ``index`` (a line) came to its first window than at the pace of ``others``: all if none
+    are named.
+    """
+    others = others or [other for other in range(len(recorded.late)) if other != index] or [index]
+    later = recorded.bound_ns[index] - np.median(recorded.bound_ns[others], axis=0)
+    lead = recorded.lead_ns[index] - np.median(recorded.lead_ns[others]) if recorded.late[index] else 0.0
+    return int(came_later_ns(later, np.float64(lead)))
 
 
 def scaled(schedules: Schedules, ranks: Sequence[int], factor: float) -> Schedules:

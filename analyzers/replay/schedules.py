@@ -29,8 +29,9 @@ class RecordedSchedules:
 
     ``begin`` and ``end`` hold the mark at which each rank (line) begins and ends each recorded step (column);
     ``steps`` are the steps' numbers, ``used`` marks those that the analysis uses. ``row`` is each rank op's row in its
-    rank's ``Collectives``; ``begin_ns`` [rank, step] when each rank began each step, aligned; ``lead_ns`` is the part
-    of each rank's ``Progress.lead_ns`` of the first step that is before its window, ``late`` its ``Progress.late``.
+    rank's ``Collectives``; ``bound_ns`` [rank, step] when each rank began each step and, last, ended the last one,
+    aligned; ``lead_ns`` is the part of each rank's ``Progress.lead_ns`` of the first step that is before its window,
+    ``late`` its ``Progress.late``.
     ``deliveries`` are those of each rank that the schedules hold it up for.
     """
 
@@ -40,7 +41,7 @@ class RecordedSchedules:
     steps: Int64
     used: Bool
     row: Int64
-    begin_ns: Int64
+    bound_ns: Int64
     lead_ns: Int64
     late: Bool
     deliveries: Mapping[int, Deliveries]
@@ -97,7 +98,7 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
         steps=steps,
         used=np.isin(steps, result.steps),
         row=np.concatenate([own.row for own in builder.rank_ops]),
-        begin_ns=np.stack(builder.begin_ns),
+        bound_ns=np.stack(builder.bound_ns),
         lead_ns=np.array([_lead_before_window_ns(own, index) for own, index in firsts], dtype=np.int64),
         late=np.array([own.progress.late[index] for own, index in firsts], dtype=np.bool_),
         deliveries=found,
@@ -160,8 +161,8 @@ class _ScheduleBuilder:
         self._host_holds: list[int] = []
         self._starts: list[int] = []
         self._notes = 0
-        self.begin_ns: list[Int64] = []
-        """When each rank (item) began each step, aligned."""
+        self.bound_ns: list[Int64] = []
+        """When each rank (item) began each step and ended the last one, aligned."""
         self._columns, self._with_hosts = _Columns(), _Columns()
         self.rank_ops: list[ReplayRankOps] = []
         self.lanes: list[RankLane] = []
@@ -192,7 +193,7 @@ class _ScheduleBuilder:
             self._with_hosts.add(ops, self.lanes[-1].lanes.work_ns, self.lanes[-1].lanes.device_lag_ns)
             self._notes += int((ops.kind == OpKind.NOTE).sum())
         self.rank_ops.append(mine)
-        self.begin_ns.append(clocks.to_common(rank, opens))
+        self.bound_ns.append(clocks.to_common(rank, np.append(opens, last)))
         self._holds += clocks.to_common(rank, held.not_before_ns).tolist()
         self._host_holds += np.where(loaded == NEVER, NEVER, clocks.to_common(rank, loaded)).tolist()
         self._starts.append(clocks.to_common(rank, first))

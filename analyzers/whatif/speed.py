@@ -9,6 +9,7 @@ from itertools import chain
 from perfscope.analyzers.job.rank_steps import collecting_ns
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.replay.pace import late_by
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,
@@ -92,6 +93,10 @@ def _collections(schedules: EditableSchedules, context: Context, name: str, valu
     if not any(any(of_steps.values()) for of_steps in collecting.values()):
         raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
     schedules.steps_alike = False
+    for index, rank in enumerate(context.recorded.schedules.ranks):
+        # What made a rank come late to its first window was such a pause, too, as far as one of them is as long.
+        longest = max(collecting[rank].values(), default=0)
+        schedules.start_ns[rank] -= round((1 - left) * min(longest, late_by(context.recorded, index)))
     if schedules.hosts:
         for op in chain.from_iterable(schedules.ops.values()):
             if op.host is not None:

@@ -118,6 +118,8 @@ def _healthy(rng: random.Random, seed: int) -> Job:
         workers=rng.choice((0, 1, 2, 4, 4)), load_ns=0, jitter=rng.choice((0.02, 0.1, 0.2)), pinned=rng.random() < 0.8,
         batch_bytes=round(_between(rng, 0.2, 8) * MIB),
     )  # fmt: skip
+    # torch's profiler marks the steps of every run.
+    recording = replace(recording, annotated=recording.annotated or recording.run)
     return Job(
         seed=seed, strategy="ddp" if strategy == "single" else strategy, ranks=ranks, ranks_per_host=per_host,
         tensor=tensor, stages=stages,

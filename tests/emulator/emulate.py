@@ -25,10 +25,9 @@ class Emulation:
 
     @property
     def step_ns(self) -> float:
-        """Mean period of the recorded steps, and of those that the run has timed: from the last rank's end of the last
-        step before them to that of the last of them."""
-        ends = self.ends_ns
-        steps = len(ends) - 1 - trace.SETTLING if self.job.recording.run else self.job.recording.steps
+        """Mean period of the recorded steps, from the last rank's end of the last step before them to that of the last
+        of them. The few that a run has timed before do not count: too few to tell what a step takes."""
+        ends, steps = self.ends_ns, self.job.recording.steps
         return (ends[-1] - ends[-1 - steps]) / steps
 
     @property

@@ -180,7 +180,8 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
     told = [f"{row.cause} of {row.scope} {row.rank} {row.lost_us / 1e3:.2f}" for row in rows]
     told += [finding.rule for finding in serious]
     for plant, cost in costs.items():
-        unknown = drawn.job.recording.missing and plant.ranks is not None  # the others may be as late
+        # The others may be as late, or as uneven.
+        unknown = drawn.job.recording.missing and (plant.ranks is not None or plant.kind == "uneven work")
         if cost < DUE * before_ns or unknown or (plant.ranks is None and plant.kind not in RULES):
             continue
         judged.due += 1
@@ -234,7 +235,7 @@ def _first_advice(judged: Judged, summary: Summary, before_ns: float) -> None:
         if changed is not None:
             tried[str(settings)] = step_ns(changed.job) / changed.batches
     for plant in judged.drawn.plants:
-        if plant.kind != "slow link":
+        if plant.kind != "slow link" and not (job.recording.missing and plant.kind == "uneven work"):
             tried[str(plant)] = step_ns(plant.cure(job))
     best, best_ns = min(tried.items(), key=lambda item: item[1], default=("", before_ns))
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.pace import came_later_ns
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.results.categories import TimeCategory
@@ -29,23 +30,32 @@ busy all the time too, inside its launches."""
 
 
 def own_in_step(recorded: RecordedSchedules, peers: Peers) -> Int64:
-    """Own time of each rank (lines) in each used step (columns)."""
-    return peers.in_step_ns[:, recorded.used]
+    """Own time of each rank (lines) in each used step (columns), with what made it come late to the first one."""
+    own = peers.in_step_ns[:, recorded.used]
+    if recorded.used[0]:
+        lines = [recorded.schedules.ranks.index(rank) for rank in peers.ranks]
+        lead = np.where(recorded.late[lines], over_others(recorded.lead_ns[lines, None])[:, 0], 0)
+        own[:, 0] += came_later_ns(over_others(recorded.bound_ns[lines]), lead).astype(np.int64)
+    return own
 
 
 def excess(peers: Peers, own: Int64) -> dict[int, Int64]:
     """By how much each rank's own time exceeds the median of the others in each used step."""
-    order = np.sort(own, axis=0)
-    place = np.empty(own.shape, dtype=np.int64)
-    np.put_along_axis(place, np.argsort(own, axis=0, kind="stable"), np.arange(len(own))[:, None], axis=0)
-    left = len(own) - 1
+    return dict(zip(peers.ranks, over_others(own), strict=True))
+
+
+def over_others(values: Int64) -> Int64:
+    """By how much each value exceeds the median of the others of its column."""
+    order = np.sort(values, axis=0)
+    place = np.empty(values.shape, dtype=np.int64)
+    np.put_along_axis(place, np.argsort(values, axis=0, kind="stable"), np.arange(len(values))[:, None], axis=0)
+    left = len(values) - 1
 
     def remaining(index: int) -> Int64:
-        """The value at this place of the order once a rank is taken out of it, for each rank."""
+        """The value at this place of the order once one is taken out of it, for each."""
         return np.asarray(np.where(place > index, order[index], order[index + 1]), dtype=np.int64)
 
-    middle = (remaining((left - 1) // 2) + remaining(left // 2)) // 2
-    return {rank: own[index] - middle[index] for index, rank in enumerate(peers.ranks)}
+    return np.asarray(values - (remaining((left - 1) // 2) + remaining(left // 2)) // 2, dtype=np.int64)
 
 
 def excess_apart(peers: Peers, own: Int64, ranks: Collection[int]) -> dict[int, Int64]:

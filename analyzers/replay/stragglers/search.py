@@ -140,10 +140,12 @@ class _Search:
         self._noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
         self._peers = {rank: peers for peers in groups for rank in peers.ranks}
         self._hosts = hosts
-        self._in_loader_ns = {
-            rank: float(partial.loading.waited_ns[partial.steps.indices_of(result.steps)].mean())
+        waited = {
+            rank: partial.loading.waited_ns[partial.steps.indices_of(result.steps)]
             for rank, partial in result.partials.items()
         }
+        self._in_loader_ns = {rank: float(ns.mean()) for rank, ns in waited.items()}
+        self._loaded_first_ns = np.array([waited[rank][0] for rank in recorded.schedules.ranks])
         self._own = [(peers, own_in_step(recorded, peers)) for peers in groups]
         self._excess = {rank: over for peers, own in self._own for rank, over in excess(peers, own).items()}
         over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self._excess.items()}
@@ -325,7 +327,7 @@ class _Search:
         worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
         return Straggler(worst, tuple(sorted(ranks)), scope, cause, float(saved.mean()), saved)
 
-    def _load_longer(self, ranks: Sequence[int], lost_ns: float) -> bool:
+    def _load_longer(self, ranks: Collection[int], lost_ns: float) -> bool:
         """Are these ranks in the loader for so much longer than the others? Where all loaders are slow, they may differ
         only in that their devices have no work left to overlap that.
         """
@@ -342,10 +344,12 @@ class _Search:
             return None
         least = np.minimum(self._host_bound.floor_ns(paced), self._slowest_ns)
         saved = self._slowest_ns - np.maximum(self._recorded.slowest_ns(replayed), least)
+        if saved.mean() < self._noise:
+            return None
         # Ranks do not begin a recording together, and no rank causes that skew: where no step before the first used one
-        # was recorded, a saving in that step alone is no evidence.
+        # was recorded, a saving in that step alone is evidence only where a batch is seen to come late.
         only_first = len(saved) > 1 and self._recorded.used[0] and saved[1:].sum() <= 0
-        return saved if saved.mean() >= self._noise and not only_first else None
+        return None if only_first and not (paced and self._load_longer(paced, float(saved.mean()))) else saved
 
     def _cause(self, ranks: Sequence[int]) -> str:
         """The category in which these ranks exceed their peers most, over the used steps in which they are slower: in
@@ -361,12 +365,24 @@ class _Search:
             slower = self._recorded.used.copy()
             slower[slower] = self._excess[rank] > 0
             total += peers.excess_ns(rank, ranks)[slower].sum(axis=0)
+            total[TimeCategory.DATALOADER] += self._loaded_before_window_ns(rank, ranks)
             over = self._host_bound.busier_ns(rank, [other for other in peers.ranks if other not in ranks])
             busier_ns += float(over[self._excess[rank] > 0].sum())
         most = TimeCategory(int(_OWN[np.argmax(total[_OWN])]))
         if most is TimeCategory.SYNC and busier_ns >= total[most] / 2:
             most = TimeCategory.LAUNCH
         return CAUSES[most]
+
+    def _loaded_before_window_ns(self, rank: int, without: Collection[int]) -> float:
+        """For how much longer than its peers a rank loaded before its first window begins, and its device waited."""
+        recorded = self._recorded
+        ranks = recorded.schedules.ranks
+        others = [ranks.index(peer) for peer in self._peers[rank].ranks if peer != rank and peer not in without]
+        mine = ranks.index(rank)
+        if not others or not recorded.late[mine] or not recorded.used[0]:
+            return 0.0
+        longer = [each[mine] - np.median(each[others]) for each in (recorded.lead_ns, self._loaded_first_ns)]
+        return max(float(min(longer)), 0.0)
 
 
 def _slow_stages(
