@@ -25,6 +25,7 @@ from perfscope.analyzers.readers.chrome_events import (
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
 from perfscope.errors import TraceError
+from perfscope.recording.typed import text as clean
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.trace.trace import (
     NONE,
@@ -44,6 +45,8 @@ _ALLOCATOR = "[memory]"
 _THREAD_NAME = "thread_name"
 _PROCESS_NAME = "process_name"
 _INT64_MAX = (1 << 63) - 1
+_LONGEST_NS = 30 * 86_400 * 10**9
+"""No recorded event takes longer; sums of many such still have 64 bits."""
 _EARLIEST_EPOCH_NS = 10**18
 """2001. Times before it count from a base, not from the epoch."""
 
@@ -176,7 +179,7 @@ class Builder:
             threads=threads,
             collectives=collectives,
             memory=self._memory.finish(base_ns),
-            strings=tuple(self._columns.strings.values),
+            strings=tuple(map(clean, self._columns.strings.values)),
             rank=metadata.rank,
             world_size=metadata.world_size,
             backend=metadata.backend,
@@ -203,6 +206,7 @@ class Builder:
         keep = self._join_ranges(duration_ns)
         in_time = start_ns <= min(_INT64_MAX, _INT64_MAX - base_ns) - duration_ns
         in_time &= start_ns >= max(-_INT64_MAX, -_INT64_MAX - base_ns)
+        in_time &= duration_ns <= _LONGEST_NS
         self._dropped += int((keep & ~in_time).sum())
         rows = np.flatnonzero(keep & in_time)
         return rows[_by_start_longer_first(start_ns[rows], duration_ns[rows])]

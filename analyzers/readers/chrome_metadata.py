@@ -10,6 +10,7 @@ import msgspec
 
 from perfscope.analyzers.readers.chrome_events import trailing
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.recording.typed import text as clean
 from perfscope.trace.trace import Device, ProcessGroup
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -22,6 +23,8 @@ _SCALAR = re.compile(rb'-?\d+(?:\.\d+)?(?=\s*[,}])|"[^"\\]*"')
 _VERSION_SUFFIX = "_version"
 TIME_BASE = "baseTimeNanoseconds"
 _INT64_MAX = (1 << 63) - 1
+_MOST_RANKS = 1 << 24
+"""No job has more; a number beyond is damage."""
 
 
 Soundness = Literal["whole", "invalid", "cut short"]
@@ -86,10 +89,10 @@ def interpret(fields: dict[str, Any]) -> FileMetadata:
     distributed = fields.get("distributedInfo")
     if not isinstance(distributed, dict):
         distributed = {}
-    world_size = integer(distributed.get("world_size"))
+    world_size = _rank(distributed.get("world_size"))
     recorded = fields.get("record_shapes")
     versions = {
-        key.removesuffix(_VERSION_SUFFIX): str(value)
+        key.removesuffix(_VERSION_SUFFIX): _text(value)
         for source in (fields, distributed)
         for key, value in source.items()
         if key.endswith(_VERSION_SUFFIX) and isinstance(value, (str, int, float)) and value != "unknown"
@@ -97,7 +100,7 @@ def interpret(fields: dict[str, Any]) -> FileMetadata:
     base_ns = integer(fields.get(TIME_BASE))
     return FileMetadata(
         base_ns=base_ns if base_ns is not None and abs(base_ns) <= _INT64_MAX else None,
-        rank=_natural(distributed.get("rank")),
+        rank=_rank(distributed.get("rank")),
         world_size=world_size,
         backend=_text(distributed.get("backend")),
         host=_text(fields.get("host_name") or fields.get("hostname")),
@@ -111,7 +114,7 @@ def interpret(fields: dict[str, Any]) -> FileMetadata:
 def text_of(raw: bytes) -> str:
     """A JSON string's content, or any other value's JSON text."""
     value = _value(raw) if raw[:1] == b'"' else None
-    return value if isinstance(value, str) else raw.decode("utf-8", "replace").strip('"')
+    return clean(value if isinstance(value, str) else raw.decode("utf-8", "replace").strip('"'))
 
 
 def integer(value: Any) -> int | None:
@@ -124,13 +127,13 @@ def integer(value: Any) -> int | None:
         return None
 
 
-def _natural(value: Any) -> int | None:
+def _rank(value: Any) -> int | None:
     number = integer(value)
-    return number if number is not None and number >= 0 else None
+    return number if number is not None and 0 <= number <= _MOST_RANKS else None
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    return clean(value if isinstance(value, str) else "" if value is None else str(value))
 
 
 def _devices(entries: Any) -> list[Device]:
@@ -161,5 +164,5 @@ def ranks_of(value: Any) -> tuple[int, ...]:
         value = _value(value.encode())
     if not isinstance(value, list):
         return ()
-    ranks = [integer(rank) for rank in value]
+    ranks = [_rank(rank) for rank in value]
     return () if None in ranks else tuple(rank for rank in ranks if rank is not None)

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from perfscope.errors import TraceError
+from perfscope.recording.typed import text as clean
 from perfscope.trace.trace import NONE, Int64
 
 STRINGS_TABLE: Final = "StringIds"
@@ -118,9 +119,10 @@ def opened(path: Path) -> Iterator[Tables]:
 def read_rows(
     tables: Tables, table: str, integers: Sequence[str], texts: Sequence[str] = (), only: Only | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows one by one: the values of ``integers``, then those of ``texts``."""
+    """The rows one by one: the values of ``integers``, then those of ``texts``, clean."""
     for chunk in tables.read(table, integers, texts, only):
-        columns = [*(chunk.integers[name].tolist() for name in integers), *(chunk.texts[name] for name in texts)]
+        columns: list[list[Any]] = [chunk.integers[name].tolist() for name in integers]
+        columns += [[text and clean(text) for text in chunk.texts[name]] for name in texts]
         yield from zip(*columns, strict=True)
 
 

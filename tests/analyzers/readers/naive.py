@@ -63,7 +63,7 @@ def _event(event: dict[str, Any], base: int) -> Event:
     external_id = NONE if category == "PYTHON" else args.get("External id", args.get("external id", NONE))
     return Event(
         category,
-        event.get("name", ""),
+        _clean(event.get("name", "")),
         base + ns(event["ts"]),
         ns(event.get("dur", 0)),
         str(event.get("pid", "")),
@@ -72,7 +72,7 @@ def _event(event: dict[str, Any], base: int) -> Event:
         int(args.get("stream", event.get("tid", NONE))) if on_device else NONE,
         int(args.get("correlation", NONE)),
         int(external_id),
-        *(described.get(key) for key in ("Input Dims", "Input type", "Concrete Inputs")),
+        *(_clean(described.get(key)) for key in ("Input Dims", "Input type", "Concrete Inputs")),
     )
 
 
@@ -81,11 +81,20 @@ def ns(us: Any) -> int:
     return int((Decimal(us) * 1000).to_integral_value(ROUND_HALF_EVEN))
 
 
+def _clean(value: Any) -> Any:
+    """Without control characters, which would drive a terminal, in its texts."""
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return "".join("\ufffd" if (ord(c) < 32 and c not in "\t\n") or ord(c) == 127 else c for c in value)
+
+
 def spelled_out(trace: Trace) -> list[Event]:
     """The events of a trace in the same form."""
 
     def value(index: int) -> Any:
-        return None if index == NONE else json.loads(trace.strings[index])
+        return None if index == NONE else _clean(json.loads(trace.strings[index]))
 
     return [
         Event(

@@ -39,11 +39,11 @@ def broken(name: str = '"odd"', rest: str = "") -> str:
         (broken('"a "quoted" word"'), 'a "quoted" word'),
         (broken('"operator"" _x, "y", z"'), 'operator"" _x, "y", z'),
         (broken('"kernel<{lambda()#1}, {lambda()#2}> "x""'), 'kernel<{lambda()#1}, {lambda()#2}> "x"'),
-        (broken('"bell\x01\x07"'), "bell\x01\x07"),
+        (broken('"bell\x01\x07"'), "bell\ufffd\ufffd"),
         (broken('"two\nlines\tand a tab"'), "two\nlines\tand a tab"),
         (broken('"half \\ud800 surrogate"'), "half \ufffd surrogate"),
         (broken('"bad \\u12 escape"'), "bad \\u12 escape"),
-        (broken('"fine \\u00e9 \\n \\\\ \\" \x01"'), 'fine \u00e9 \n \\ " \x01'),
+        (broken('"fine \\u00e9 \\n \\\\ \\" \x01"'), 'fine \u00e9 \n \\ " \ufffd'),
         (broken('"stack"', ', "args": {"Call stack": "a "b" c", "more": ["x "y" z", "w"]}'), "stack"),
         (broken('"bytes"').encode().replace(b"bytes", b"bad \xff\xfe utf-8"), "bad \ufffd\ufffd utf-8"),
     ],
@@ -219,3 +219,10 @@ def test_events_after_a_false_end_are_reported(tmp_path: Path) -> None:
     assert trace.parse_report.notes == (
         "text like events after the end of the event array was not read: the array may be damaged",
     )
+
+
+def test_an_event_of_more_than_a_month_is_dropped_and_counted(tmp_path: Path) -> None:
+    month_us = 30 * 86_400 * 10**6
+    trace = read(tmp_path, around(f'{{"ph": "X", "cat": "cpu_op", "name": "long", "ts": 5, "dur": {month_us + 1}}}'))
+    assert names(trace) == ["before", "after"]
+    assert trace.parse_report.dropped_events == 1
