@@ -121,8 +121,8 @@ class ReplayResult:
     end_ns: Int64
     complete: bool
     host_mark_ns: Int64 | None = None
-    """When the hosts would come to the marks if they never waited for their devices or for collectives; None without
-    lanes."""
+    """When the hosts would come to the marks if they never waited for their devices, for collectives or for batches;
+    None without lanes."""
 
 
 def replay(schedules: Schedules) -> ReplayResult:
@@ -286,8 +286,7 @@ class _LanesReplay(_Replay):
                 goes_on = self._host_goes_on(rank, at, called, reached)
                 if goes_on is None:
                     break
-                if kind != OpKind.HOLD:
-                    self._waited[rank] += goes_on - called
+                self._waited[rank] += goes_on - called - (self._host_lag[at] if kind == OpKind.HOLD else 0)
                 called = goes_on
             host, now = called, reached
             at += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Final
 
 import numpy as np
@@ -24,7 +24,7 @@ from perfscope.analyzers.whatif.change import (
     flag,
     keep_host_pace,
 )
-from perfscope.analyzers.whatif.gathers import Gathers, find_gathers, recorded_stage
+from perfscope.analyzers.whatif.gathers import Gathers, find_gathers, recorded_stage, without_limit
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
@@ -42,6 +42,8 @@ _DDP_BUCKET: Final = 25 << 20
 _FEW: Final = 3
 """With fewer reductions per step it is not known when those of other sizes would be issued."""
 _MOST_AHEAD: Final = 4
+_AT_ONCE: Final = 0.1
+"""Share of a unit's work below which nothing is computed between two gathers."""
 _FSDP1: Final = "FullyShardedDataParallel."
 _FSDP2: Final = "FSDP::"
 
@@ -62,6 +64,10 @@ def _stage(schedules: EditableSchedules, context: Context, name: str, value: str
             f"{name}: parameters are gathered only once per step: the job is at stage 1 or 2, and what it reduces does "
             "not show what lower stages would reduce"
         )
+    if new == 2 and _is_fsdp(context):
+        # ``SHARD_GRAD_OP``: gathered for the forward as before.
+        return _keep_gathered(schedules, context, gathers)
+    without_limit(schedules, gathers)
     schedules.without({rank_op for rank_ops in gathers.by_step.values() for rank_op in rank_ops})
     missed = 0.0
     if new == 0:
@@ -158,20 +164,27 @@ def _reduce_all(schedules: EditableSchedules, context: Context) -> None:
 
 
 def _reshard(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
-    """Parameters gathered for the forward stay for the backward (``SHARD_GRAD_OP``): its gathers go. FSDP1 frees them
-    only in a backward that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too.
-    """
+    """``SHARD_GRAD_OP``."""
     if flag(name, value):
         raise CannotReplay(f"{name}=true: the recording does not show how long the additional gathers would take")
     gathers = find_gathers(schedules, context, reductions_by_step(schedules))
     if not gathers.twice:
         raise CannotReplay(f"{name}: parameters are not gathered twice per step")
+    return _keep_gathered(schedules, context, gathers)
+
+
+def _keep_gathered(schedules: EditableSchedules, context: Context, gathers: Gathers) -> Uncertainty:
+    """Parameters gathered for the forward stay for the backward: its gathers go. FSDP1 frees them only in a backward
+    that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too. Its limit then counts from
+    one backward to the next, and no host comes near it.
+    """
     dropped: set[RankOp] = set()
     for key, passes in gathers.passes.items():
         stay = key in gathers.reduced_once and _is_fsdp1(context)
         for each in passes:
             if each.backward or (stay and each.microbatch):
                 dropped.update(each.gathers)
+    without_limit(schedules, gathers)
     schedules.without(dropped)
     return Uncertainty(less=0.20, more=0.10)
 
@@ -188,7 +201,8 @@ def _is_fsdp1(context: Context) -> bool:
 def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """Every gather is issued, where it is not yet, before the unit ``value`` before its own computes.
 
-    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next.
+    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next. Where its
+    limit makes the host wait it still does: the limit counts units that were freed, so it then waits for the same ones.
     """
     ahead = int(value) if value.isdecimal() else 0
     if not 1 <= ahead <= _MOST_AHEAD:
@@ -220,20 +234,35 @@ def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: 
 
 
 def _issued_ahead(step_ops: StepOps, gathers: Sequence[RankOp], ahead: int) -> dict[int, int]:
-    """Place of the issue of each gather of a pass that comes too late -> behind what it is issued instead: the wait for
-    the one ``ahead`` before it, which ends when its unit computes. Earlier no memory is free: more units would be held.
+    """Place of the issue of each gather of a pass that comes too late -> behind what it is issued instead: where the
+    unit ``ahead`` before its own begins to compute. Earlier no memory is free: more units would be held.
     """
     issues = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
     waits = {op.rank_op: place for place, op in enumerate(step_ops.ops) if op.kind is OpKind.WAIT}
+    already = _ahead_already(step_ops, [issues[gather] for gather in gathers])
     behind, needed = {}, -1
     for number, rank_op in enumerate(gathers[1:], 1):
-        before = gathers[max(number - ahead, 0)]
+        begins = max(number - ahead, 0)
         # Units are needed in order, whether or not the rank had to wait for them.
-        needed = max(needed, waits.get(before, -1))
-        target = max(needed, issues[before])
+        needed = max(needed, waits.get(gathers[begins], -1))
+        target = max(needed, issues[gathers[min(begins + already, number)]])
         if target < issues[rank_op]:
             behind[issues[rank_op]] = target
     return behind
+
+
+def _ahead_already(step_ops: StepOps, issues: Sequence[int]) -> int:
+    """How many gathers ahead of its unit those of a pass are issued: behind the last of them as many more units are
+    reduced; where none is, nothing is computed before as many more are issued.
+    """
+    later = step_ops.issues("all_gather", "reduce_scatter", "all_reduce")
+    reduced = list(
+        takewhile(lambda op: op.collective.kind != "all_gather", (later[at] for at in later if at > issues[-1]))
+    )
+    if reduced:
+        return len(reduced) - 1
+    worked = np.diff(step_ops.progress_ns[list(issues)])
+    return sum(1 for _ in takewhile(lambda ns: ns <= _AT_ONCE * worked.max(), worked)) if len(worked) > 1 else 0
 
 
 def _passes_by(step_ops: StepOps, place: int, target: int) -> tuple[Collective, list[int]]:
@@ -283,9 +312,13 @@ def _overlap_reductions(schedules: EditableSchedules, context: Context, name: st
 
 
 SETTINGS = (
-    Setting("zero.stage", "0|1|2|3", "shard parameters, gradients and optimizer more, or less", _stage, 1),
-    Setting("fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1),
-    Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1),
+    Setting(
+        "zero.stage", "0|1|2|3", "shard parameters, gradients and optimizer more, or less", _stage, 1, with_hosts=True
+    ),
+    Setting(
+        "fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1, with_hosts=True
+    ),
+    Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1, with_hosts=True),
     Setting(
         "zero.overlap_comm",
         "true",

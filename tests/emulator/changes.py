@@ -62,7 +62,9 @@ def _in_16_bits(job: Job, _: str) -> Job:
 
 
 def _sharded_at(job: Job, value: str) -> Job | None:
-    return replace(job, reshard=False) if value in ("2", "SHARD_GRAD_OP") else None
+    if job.strategy == "ddp":
+        return replace(job, strategy="fsdp", reshard=value == "3") if value in ("2", "3") else None
+    return replace(job, reshard=False) if value == "2" else replace(job, strategy="ddp") if value == "0" else None
 
 
 _ALL = frozenset(("ddp", "fsdp", "manual", "tensor", "pipeline"))
@@ -84,7 +86,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
-    "zero.stage": (_FSDP, _sharded_at),
+    "zero.stage": (_FSDP | _DDP, _sharded_at),
     "pipeline.microbatches": (frozenset(("pipeline",)), lambda job, value: replace(job, microbatches=int(value))),
 }
 """Setting -> the strategies that the emulator has it for, and the change."""

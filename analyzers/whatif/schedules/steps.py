@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
 
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, launched_anew
@@ -67,28 +67,36 @@ class StepOps:
 
         At the same progress the ops that were there come first, then those added, in their order.
         """
-        ops = list(zip(self.progress_ns, self._rows, self.ops, strict=True))
-        left = [(float(at), rows, op) for at, rows, op in ops if op.rank_op is None or op.rank_op not in dropped]
+        gone = {place for place, op in enumerate(self.ops) if op.rank_op is not None and op.rank_op in dropped}
+        self._spare(gone)
+        left = [
+            (float(at), rows, op)
+            for place, (at, rows, op) in enumerate(zip(self.progress_ns, self._rows, self.ops, strict=True))
+            if place not in gone
+        ]
         rows = self._rows_at(np.array([at for at, _ in added], dtype=np.float64))
         left += [(at, passed, op) for (at, op), passed in zip(added, rows, strict=True)]
         left.sort(key=lambda item: item[0])
-        cost = self._schedules.issuing_ns
-        spent = {id(op): cost(op) for _, op in added}
-        moments = [at for at, _, _ in left]
-        for at, _, op in ops:
-            if op.issued in dropped:
-                following = left[min(bisect_left(moments, at), len(left) - 1)][2]
-                spent[id(following)] = spent.get(id(following), 0.0) - cost(op)
-        self._write([(passed, op) for _, passed, op in left], spent)
+        self._write([(passed, op) for _, passed, op in left], {id(op) for _, op in added})
 
     def move(self, behind: Mapping[int, int]) -> None:
-        """Move ops (by their place in ``ops``) to right behind others; those moved to one place stay in order."""
+        """Move ops (by their place in ``ops``) to right behind others; those moved to one place stay in order. What
+        issuing them takes the host moves with them.
+        """
+        self._spare(behind)
         order = sorted(range(len(self.ops)), key=lambda place: (behind.get(place, place), place in behind, place))
-        self._write([(self._rows[behind.get(place, place)], self.ops[place]) for place in order])
+        moved = {id(self.ops[place]) for place in behind}
+        self._write([(self._rows[behind.get(place, place)], self.ops[place]) for place in order], moved)
 
-    def _write(self, items: Sequence[tuple[Float64, ScheduleOp]], spent: Mapping[int, float] | None = None) -> None:
-        """Write the step anew: ops in order, each with what has passed there. ``spent``: what the host spends more (or
-        less) before an op, by its id.
+    def _spare(self, places: Iterable[int]) -> None:
+        """The host does not issue there."""
+        for place in places:
+            self._rows[place:, OWN_ROWS + HostTime.OPERATORS] -= self._schedules.issuing_ns(self.ops[place])
+        self._rows = np.maximum.accumulate(self._rows)
+
+    def _write(self, items: Sequence[tuple[Float64, ScheduleOp]], issued_here: Set[int]) -> None:
+        """Write the step anew: ops in order, each with what has passed there. ``issued_here``: ids of those that the
+        host did not issue there before.
         """
         # What was left after the last op comes before the next step's first.
         passed = np.maximum.accumulate(np.vstack([*(rows for rows, _ in items), self._rows[-1]]))
@@ -100,7 +108,8 @@ class StepOps:
                 op.host = replace(host, own_ns=rows[OWN_ROWS:])
         written = [_timed(op, time) for (_, op), time in zip(items, new, strict=False)]
         for (_, before), op in zip(items, written, strict=True):
-            op.spend((spent or {}).get(id(before), 0.0))
+            if id(before) in issued_here:
+                op.spend(self._schedules.issuing_ns(before))
         ops = self._schedules.ops[self.rank]
         ops[slice(*self._bounds)] = written
         following = self._bounds[0] + len(written)
