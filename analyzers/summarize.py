@@ -41,9 +41,11 @@ from perfscope.analyzers.whatif.stage_balance import balanced_step_us
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.attribution import attributed_ranks
+from perfscope.results.findings import Finding
 from perfscope.results.rows import ClockRow, JobInfo, PathRow, Replay, StragglerRow, Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
+from perfscope.text import of_recording
 from perfscope.trace.hardware import peaks_of
 
 _NO_VERDICT: Final = Verdict(headline="", healthy=True, first_action=None)
@@ -119,6 +121,8 @@ def summarize(
 def _advised(context: rules.RuleContext) -> Summary:
     """The summary with what the rules find in it, and what follows from that."""
     findings = rules.unprofiled(rules.evaluate(context), context)
+    if not context.info.steps:
+        findings = tuple(map(_of_recording, findings))
     predict = context.predict_unprofiled or context.predict
     summary = replace(
         context.summary,
@@ -126,7 +130,16 @@ def _advised(context: rules.RuleContext) -> Summary:
         plan=rules.joint_plan(findings, predict),
         curves=curves(context.summary, context.runs, predict, [finding.whatif for finding in findings]),
     )
-    return replace(summary, verdict=verdict(summary))
+    found = verdict(summary)
+    if not context.info.steps:
+        found = replace(found, headline=of_recording(found.headline), first_action=of_recording(found.first_action))
+    return replace(summary, verdict=found)
+
+
+def _of_recording(finding: Finding) -> Finding:
+    """The finding, in words that name no step."""
+    evidence = tuple(replace(row, what=of_recording(row.what)) for row in finding.evidence)
+    return replace(finding, title=of_recording(finding.title), evidence=evidence)
 
 
 def _missing(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[int, ...]:

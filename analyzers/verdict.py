@@ -54,17 +54,16 @@ def verdict(summary: Summary) -> Verdict:
         )
     shares, compute = losses(summary)
     category, share = largest(shares)
-    step = "step" if summary.job.steps else "recording"
     bubble = _bubble(summary.pipeline)
     if share >= LARGE:
         besides = f", besides the pipeline bubble of {bubble}" if bubble else ""
         what = in_words(category, share, summary)
         return Verdict(
-            headline=f"{share:.0%} of the {step} is {what}{besides}; compute takes {compute:.0%}.",
+            headline=f"{share:.0%} of the step is {what}{besides}; compute takes {compute:.0%}.",
             healthy=False,
             first_action=f"No fix is known: {where_to_look(category, summary)}.",
         )
-    busy = f"compute takes {compute:.0%} of the {step}"
+    busy = f"compute takes {compute:.0%} of the step"
     busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
     if share >= 0.005:
         busy += f"; the largest other category is {in_words(category, share, summary)} ({share:.0%})"
@@ -80,9 +79,8 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     gain = first.gain(summary.job.step_time_us)
     recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
     if share >= NAMED and share > recoverable:
-        step = "step" if summary.job.steps else "recording"
         what = in_words(category, share, summary)
-        headline += f" A larger part, {share:.0%} of the {step}, is {what}: no fix is known; "
+        headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."
     return Verdict(headline=headline, healthy=False, first_action=_first_action(first, summary))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -170,3 +171,25 @@ def _with_unit(value: float | None, units: tuple[ScaledUnit, ...]) -> str:
 def printable(text: str) -> str:
     """``text`` on one line, without control characters, so that a name from a trace cannot drive a terminal."""
     return "".join(" " if unicodedata.category(letter) in {"Cc", "Cf", "Zl", "Zp"} else letter for letter in text)
+
+
+_OF_STEPS: Final = (
+    (
+        re.compile(r"\b([Oo]f|[Dd]uring|[Ii]n) (?:the|each|every|its|a|one) (?:mean )?step\b(?! time)"),
+        r"\1 the recording",
+    ),
+    (re.compile(r"'s mean step\b"), "'s recording"),
+    (re.compile(r"\bthe step's start\b"), "the start of the recording"),
+    (re.compile(r"\b(the|its) step time\b"), r"\1 length of the recording"),
+    (re.compile(r"\b(per|each) step of\b"), "of"),
+    (re.compile(r",? (?:mean )?per step\b"), ""),
+    (re.compile(r"\bper rank and step\b"), "per rank"),
+    (re.compile(r"\bOne step of\b"), "The recording of"),
+)
+
+
+def of_recording(text: str) -> str:
+    """``text`` about a step, said of a recording in which no steps were found."""
+    for pattern, said in _OF_STEPS:
+        text = pattern.sub(said, text)
+    return text

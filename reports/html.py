@@ -18,7 +18,7 @@ import jinja2
 
 from perfscope.recording.paths import partial
 from perfscope.reports.figures.colours import DARK, LIGHT, variables
-from perfscope.text import ABSENT
+from perfscope.text import ABSENT, of_recording
 
 _NUMBER_AND_UNIT: Final = re.compile(r"(\d) (%|[mµ]?s\b|[KMGT]?i?B\b|[MGT]B/s|TFLOP)")
 
@@ -71,6 +71,7 @@ def environment() -> jinja2.Environment:
     )
     environment.filters["bound"] = _bound
     environment.filters["at_joints"] = _at_joints
+    environment.filters["of_recording"] = of_recording
     return environment
 
 

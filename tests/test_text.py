@@ -162,3 +162,22 @@ def test_ranks_in_words(ranks: Iterable[int], written: str) -> None:
 
 def test_printable_keeps_a_name_from_driving_the_terminal() -> None:
     assert text.printable("a\x1b[31mb\nc\u202ed") == "a [31mb c d"
+
+
+@pytest.mark.parametrize(
+    ("of_a_step", "of_the_recording"),
+    [
+        ("Copies from pageable memory block 8% of the step", "Copies from pageable memory block 8% of the recording"),
+        (
+            "the other ranks wait for it 62% of each step (slower compute)",
+            "the other ranks wait for it 62% of the recording (slower compute)",
+        ),
+        ("most on rank 0 (5.7% of its step)", "most on rank 0 (5.7% of the recording)"),
+        ("Communication takes 12.0 ms per step on average", "Communication takes 12.0 ms on average"),
+        ("Operators, per rank and step", "Operators, per rank"),
+        ("ms from the step's start", "ms from the start of the recording"),
+        ("No steps were found", "No steps were found"),
+    ],
+)
+def test_without_steps_a_text_is_about_the_recording(of_a_step: str, of_the_recording: str) -> None:
+    assert text.of_recording(of_a_step) == of_the_recording

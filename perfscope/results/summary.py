@@ -78,6 +78,11 @@ class Summary:
     source: Annotated[str, "The folder or file analyzed, as the user named it."] = ""
 
     @property
+    def is_one_window(self) -> bool:
+        """True where no steps were found: what is said of a step holds for the whole recording."""
+        return not self.job.steps and self.history is None
+
+    @property
     def frames(self) -> Frames:
         """Every table as a pandas DataFrame: ``summary.frames.collectives``."""
         made: Frames = _loaded("perfscope.results.frames").Frames(self)

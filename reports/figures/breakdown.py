@@ -10,10 +10,14 @@ import plotly.graph_objects as go
 from perfscope.reports.figures.colours import LIGHT
 from perfscope.reports.figures.layout import bar, bar_height, figure, rank_axis, shortened
 from perfscope.reports.figures.numbers import rounded, scaled
+from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
 from perfscope.text import ScaledUnit, unit_for
+
+MARKED: Final = 8
+"""Stragglers marked in the chart."""
 
 HEATMAP_ABOVE: Final = 64
 """More ranks than this are drawn as a heat map: bars would be thinner than their gaps."""
@@ -28,12 +32,15 @@ def breakdown_figure(summary: Summary) -> go.Figure | None:
     rows = sorted(rows, key=lambda row: (first[row.host], row.rank))
     unit = unit_for(max(row.step_time_us for row in rows))
     categories = [each for each in TimeCategory if any(row.categories()[each.id] for row in rows)]
+    stragglers = set(attributed_ranks(summary.stragglers)[:MARKED])
     if len(rows) > HEATMAP_ABOVE:
-        return _heatmap(sorted(rows, key=lambda row: row.rank), categories, unit)
-    return _bars(rows, categories, unit)
+        return _heatmap(sorted(rows, key=lambda row: row.rank), categories, unit, stragglers)
+    return _bars(rows, categories, unit, stragglers)
 
 
-def _bars(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], unit: ScaledUnit) -> go.Figure:
+def _bars(
+    rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], unit: ScaledUnit, stragglers: set[int]
+) -> go.Figure:
     ranks = [str(row.rank) for row in rows]
     traces = [
         bar(
@@ -49,7 +56,6 @@ def _bars(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], uni
         for category in categories
     ]
     named = rank_axis(ranks)
-    by_host = _by_host(rows)
     return figure(
         "Time breakdown per rank",
         traces,
@@ -59,17 +65,21 @@ def _bars(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], uni
         barmode="stack",
         bargap=0.18,
         xaxis={"title": {"text": f"{unit.name} per step"}, "rangemode": "tozero"},
-        yaxis={**named, **by_host, "categoryorder": "array", "categoryarray": ranks},
+        yaxis={**named, **_names(rows, stragglers), "categoryorder": "array", "categoryarray": ranks},
     )
 
 
-def _by_host(rows: Sequence[TimeBreakdown]) -> dict[str, Any]:
-    """The hosts before the ranks' numbers, where there are several."""
-    if len({row.host for row in rows}) < 2:
-        return {}
-    ticks = rows[:: 4 if len(rows) > 32 else 1]
-    names = [f"{shortened(row.host, 18)} · rank {row.rank}" for row in ticks]
-    return {"tickmode": "array", "tickvals": [str(row.rank) for row in ticks], "ticktext": names, "tickprefix": ""}
+def _names(rows: Sequence[TimeBreakdown], stragglers: set[int]) -> dict[str, Any]:
+    """Ticks of the axis: the hosts before the ranks' numbers, where there are several; stragglers marked."""
+    of_several = len({row.host for row in rows}) > 1
+    every = 4 if len(rows) > 32 else 1
+    marked = [at for at, row in enumerate(rows) if row.rank in stragglers]
+    # A marked name takes the room of its neighbours'.
+    ticks = [at for at in range(0, len(rows), every) if at in marked or all(abs(at - m) >= every for m in marked)]
+    ticks = sorted({*ticks, *marked})
+    names = [(f"{shortened(rows[at].host, 18)} · " if of_several else "") + f"rank {rows[at].rank}" for at in ticks]
+    texts = [f"<b>▸ {name}</b>" if at in marked else name for at, name in zip(ticks, names, strict=True)]
+    return {"tickmode": "array", "tickvals": [str(rows[at].rank) for at in ticks], "ticktext": texts, "tickprefix": ""}
 
 
 def _orders(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory]) -> dict[str, Any]:
@@ -84,7 +94,9 @@ def _orders(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory]) -
     return orders
 
 
-def _heatmap(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], unit: ScaledUnit) -> go.Figure:
+def _heatmap(
+    rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], unit: ScaledUnit, stragglers: set[int]
+) -> go.Figure:
     """Compute has a scale of its own: beside it the shares of the others would look equal."""
     ranks = [row.rank for row in rows]
     labels = [category.label for category in categories]
@@ -127,6 +139,11 @@ def _heatmap(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], 
         traces,
         height=90 + 34 * len(categories),
         narrow={axis: {"showscale": False} for axis in axes},
+        annotations=[
+            {"x": rank, "y": 1, "yref": "paper", "yanchor": "bottom", "ay": -14, "ax": 0, "text": f"<b>rank {rank}</b>"}
+            for rank in sorted(stragglers)
+        ],
+        margin={"l": 8, "r": 12, "t": 90 if stragglers else 52, "b": 8},
         xaxis={"title": {"text": "rank"}, "showgrid": False},
         yaxis={"autorange": "reversed", "showgrid": False, "fixedrange": True, "ticksuffix": " "},
         **axes,

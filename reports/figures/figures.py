@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from perfscope.reports.figures.step import path_figure, step_figure
 from perfscope.reports.figures.system import system_figure
 from perfscope.reports.figures.timeline import timeline_figure
 from perfscope.results.summary import Summary
+from perfscope.text import of_recording
 
 _MAKERS: Final[Mapping[str, Callable[[Summary], go.Figure | None]]] = {
     "time_breakdown": breakdown_figure,
@@ -45,7 +47,8 @@ class Figures(Mapping[str, go.Figure]):
     def __init__(self, summary: Summary) -> None:
         made = {name: make(summary) for name, make in _MAKERS.items()}
         made |= {curve_name(curve): curve_figure(curve) for curve in summary.curves}
-        self._made = {name: figure for name, figure in made.items() if figure is not None}
+        worded = _of_recording if summary.is_one_window else lambda figure: figure
+        self._made = {name: worded(figure) for name, figure in made.items() if figure is not None}
 
     def __getitem__(self, name: str) -> go.Figure:
         if name not in self._made:
@@ -88,6 +91,11 @@ class Figures(Mapping[str, go.Figure]):
             raise PerfscopeError(f"{folder}: cannot be written ({error.strerror or error})") from error
         except RuntimeError as error:  # plotly's, with what to install
             raise PerfscopeError(f"the figures cannot be drawn as images: {' '.join(str(error).split())}") from error
+
+
+def _of_recording(figure: go.Figure) -> go.Figure:
+    """The figure, in words that name no step."""
+    return go.Figure(json.loads(of_recording(json.dumps(figure.to_plotly_json(), ensure_ascii=False))))
 
 
 def check_images() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from statistics import median
+from typing import Final
 
 from perfscope.reports import tables
 from perfscope.reports.tables import Filled, HtmlTable
-from perfscope.results.attribution import causes, named, who
+from perfscope.results.attribution import attributed_ranks, causes, named, who
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown, largest_loss, shares
-from perfscope.text import duration, percent
+from perfscope.text import duration, percent, plural
+
+EACH_SHOWN: Final = 16
+"""Of more ranks those that differ are shown; the table of all of them is folded."""
+
+OUTLYING_SHOWN: Final = 12
+_DIFFERENT: Final = 0.05
+"""Share of the step that a rank must spend otherwise than the typical one to be called different."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,50 @@ def legend(rows: Sequence[TimeBreakdown]) -> tuple[LegendGroup, ...]:
 
 def breakdown_table(rows: Sequence[TimeBreakdown]) -> HtmlTable:
     """The time breakdown in numbers, one row per rank, all times in one unit and with the same decimals."""
+    return tables.table(
+        "time-breakdown",
+        "Time breakdown in numbers",
+        [tables.ranks("Rank", [row.rank for row in rows]), *_times(rows)],
+        "Means per step. The ten categories from compute to unknown idle time add up to the step.",
+    )
+
+
+def outlying_table(summary: Summary) -> HtmlTable | None:
+    """Of many ranks the stragglers and those that differ from the typical rank, and that rank; None for few ranks."""
+    rows = summary.time_breakdown
+    if len(rows) <= EACH_SHOWN:
+        return None
+    typical = min(rows, key=lambda row: _distance(row, _medians(rows)))
+    stragglers = attributed_ranks(summary.stragglers)
+    middle = typical.categories()
+    different = [
+        row for row in rows if row.rank in stragglers or _distance(row, middle) > _DIFFERENT * row.step_time_us
+    ]
+    different.sort(key=lambda row: (row.rank not in stragglers, -_distance(row, middle)))
+    shown = different[:OUTLYING_SHOWN]
+    names = [f"rank {row.rank}" + (", straggler" if row.rank in stragglers else "") for row in shown]
+    if typical not in different:
+        rest = plural(len(rows) - len(different), "other rank")
+        names, shown = [*names, f"{rest}, like rank {typical.rank}"], [*shown, typical]
+    reading = f"{plural(len(different), 'rank differs', 'ranks differ')} by more than {percent(_DIFFERENT)} of the step"
+    reading += f"; {OUTLYING_SHOWN} are shown." if len(different) > OUTLYING_SHOWN else "."
+    columns = [tables.words("Ranks", names), *_times(shown)]
+    return tables.table("outlying", "Ranks that differ", columns, reading)
+
+
+def _medians(rows: Sequence[TimeBreakdown]) -> dict[str, float]:
+    return {category.id: median(row.categories()[category.id] for row in rows) for category in TimeCategory}
+
+
+def _distance(row: TimeBreakdown, middle: Mapping[str, float]) -> float:
+    """µs of the step that a rank spends otherwise."""
+    return sum(abs(us - middle[name]) for name, us in row.categories().items()) / 2
+
+
+def _times(rows: Sequence[TimeBreakdown]) -> list[Filled]:
+    """The columns after the rank's name."""
     largest = max((row.step_time_us for row in rows), default=0.0)
-    columns = [tables.ranks("Rank", [row.rank for row in rows])]
+    columns = []
     if len({row.host for row in rows}) > 1:
         columns.append(tables.words("Host", [row.host for row in rows]))
     columns.append(
@@ -60,12 +111,7 @@ def breakdown_table(rows: Sequence[TimeBreakdown]) -> HtmlTable:
     columns.append(
         tables.durations("Overlapped", [row.hidden_comm_us for row in rows], definition="hidden_comm", largest=largest)
     )
-    return tables.table(
-        "time-breakdown",
-        "Time breakdown in numbers",
-        columns,
-        "Means per step. The ten categories from compute to unknown idle time add up to the step.",
-    )
+    return columns
 
 
 def named_host_table(rows: Sequence[TimeBreakdown]) -> HtmlTable | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +42,7 @@ from perfscope.reports.page.definitions import DEFINITIONS
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
-from perfscope.text import ABSENT, percent
+from perfscope.text import ABSENT, of_recording, percent
 
 _SCRIPTS: Final = (
     "unpack.js",
@@ -58,7 +59,10 @@ TOP_FINDINGS: Final = 5
 
 def render(summary: Summary) -> str:
     """The whole page as HTML."""
-    values = {**_values(summary), "plotly": _plotly()}
+    values = _values(summary)
+    if summary.is_one_window:
+        values = {name: _of_recording(value) for name, value in values.items()}
+    values["plotly"] = _plotly()
     return assemble("page.html", values, styles=("page.css",), scripts=_SCRIPTS, sources=("blob:",))
 
 
@@ -75,6 +79,10 @@ def _values(summary: Summary) -> dict[str, Any]:
         "summary": summary,
         # Of a recording of step times alone there is no time breakdown and no communication.
         "traced": bool(rows) or summary.history is None,
+        "communicates": bool(
+            summary.collectives or "overlap" in figures or (rows and job.world_size != 1 < len(job.ranks))
+        ),
+        "window": "The recording" if summary.is_one_window else "One step",
         "verdict": summary.verdict,
         "identity": overview.identity(summary),
         "command": overview.command(job),
@@ -89,6 +97,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "top_findings": TOP_FINDINGS,
         "legend": breakdown.legend(rows),
         "breakdown_table": breakdown.breakdown_table(rows) if rows else ABSENT,
+        "outlying": breakdown.outlying_table(summary),
         "named_host": breakdown.named_host_table(rows),
         "breakdown_reading": breakdown.breakdown_reading(summary),
         "is_heatmap": len(rows) > HEATMAP_ABOVE,
@@ -120,6 +129,17 @@ def _values(summary: Summary) -> dict[str, Any]:
         "figures": figures,
         "packed_figures": _packed(_drawn(figures).encode("ascii")),
     }
+
+
+def _of_recording(value: Any) -> Any:
+    """What reports say (sentences, tables, tiles, cards), in words that name no step."""
+    if isinstance(value, str):
+        return of_recording(value)
+    if isinstance(value, tuple):
+        return tuple(map(_of_recording, value))
+    if is_dataclass(value) and type(value).__module__.startswith("perfscope.reports."):
+        return replace(value, **{field.name: _of_recording(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def _drawn(figures: Figures) -> str:

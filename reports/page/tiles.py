@@ -46,7 +46,8 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     if summary.history is not None and not summary.time_breakdown:
         return _tiles_of_history(summary, summary.history)
     first = (_step_tile(summary), _throughput_tile(summary), _mfu_tile(summary.utilisation))
-    where = (_communication_tile(summary), _loading_tile(summary))
+    alone = len(summary.job.ranks) == 1 and not any(row.comm_us > 0 for row in summary.time_breakdown)
+    where = (None if alone else _communication_tile(summary), _loading_tile(summary))
     known_tiles = (*first, *where, _cost_tile(summary))
     return tuple(tile for tile in known_tiles if tile is not None)
 

@@ -261,12 +261,36 @@ def test_the_page_holds_the_summarys_figures() -> None:
     assert shown["time_breakdown"] == json.loads(summary.figures.time_breakdown.to_json())
 
 
+def test_without_steps_nothing_is_said_of_a_step() -> None:
+    """Not in a sentence, a table or a chart; the glossary defines steps all the same."""
+    summary = gpu()
+    job = dataclasses.replace(summary.job, steps=(), step_time_us_per_step=())
+    html = page.render(dataclasses.replace(summary, job=job, history=None, findings=()))
+    shown = Page(html[: html.index('<section id="definitions"')] + "</main></body></html>").text
+    assert "of the recording" in shown
+    assert not re.search(r"of (the|its|each) step\b|per step\b|One step\b", shown)
+    assert "per step" not in json.dumps(_figures(html))
+
+
+def test_one_rank_has_no_communication_and_nothing_to_sort() -> None:
+    summary = healthy()
+    one = dataclasses.replace(summary.time_breakdown[0], comm_us=0.0, hidden_comm_us=0.0, exposed_comm_wait_us=0.0)
+    one = dataclasses.replace(one, exposed_comm_transfer_us=0.0)
+    job = dataclasses.replace(summary.job, world_size=1, ranks=(0,))
+    html = page.render(
+        dataclasses.replace(summary, job=job, time_breakdown=(one,), collectives=(), cost_model=(), stragglers=())
+    )
+    assert 'id="communication"' not in html
+    assert 'id="breakdown-sort"' not in html
+    assert "Exposed communication" not in html[: html.index('id="definitions"')]
+
+
 def test_many_ranks_become_a_heat_map_with_a_folded_table() -> None:
     summary = large(65)
     html = page.render(summary)
     assert _figures(html)["time_breakdown"]["data"][0]["type"] == "heatmap"
     assert '<details class="numbers">' in html
-    assert '<details open class="numbers">' in page.render(large(64))
+    assert '<details open class="numbers">' in page.render(large(16))
 
 
 def test_a_job_that_waits_for_data_is_described_in_words() -> None:
