@@ -137,7 +137,7 @@ def _of_recording(value: Any) -> Any:
         return of_recording(value)
     if isinstance(value, tuple):
         return tuple(map(_of_recording, value))
-    if is_dataclass(value) and type(value).__module__.startswith("perfscope.reports."):
+    if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("perfscope.reports."):
         return replace(value, **{field.name: _of_recording(getattr(value, field.name)) for field in fields(value)})
     return value
 
