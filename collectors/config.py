@@ -13,6 +13,11 @@ CONFIG_FILE: Final = "config.json"
 SHORTEST_PERIOD_S: Final = 0.05
 """Of the system sampler: a sample takes milliseconds, which are the training's."""
 
+HANG_TIMEOUT_S: Final = 300.0
+"""Seconds without a step from which a rank stands still, in always-on modes: half of NCCL's own timeout."""
+
+SHORTEST_HANG_S: Final = 1.0
+
 MODES: Final = ("captures", "trigger", "steps", "nvtx", "nsys")
 """What is recorded: captures as planned; captures when a step is slow or somebody asks; none unless somebody asks; only
 ranges for a profiler of the user's own; the same for Nsight Systems, which ``perfscope run`` starts itself."""
@@ -94,6 +99,8 @@ class CollectorConfig:
     """In mode ``trigger``: per cent of the run's time that captures may take before slow steps start no more."""
     signal: str = "USR2"
     """One of :data:`SIGNALS`: what asks a rank for a capture where slow steps or nothing else would start one."""
+    hang_timeout: float = 0.0
+    """Seconds without a step after which a rank writes what it does; 0: never."""
     stop_after: int = 0
     """Steps after which the training is ended (``perfscope tune``); 0: never."""
 
@@ -102,6 +109,7 @@ class CollectorConfig:
         for name, least in (("wait", 1), ("warmup", 0), ("active", 1), ("repeat", 1), ("stop_after", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        self._check_times()
         for name, choices in (("mode", MODES), ("signal", SIGNALS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"--{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
@@ -111,10 +119,14 @@ class CollectorConfig:
             raise ValueError("--cooldown and --max-captures must be 0 or more")
         if not 0 < self.budget <= 100:
             raise ValueError(f"--budget must be above 0 and at most 100 (per cent of the time), not {self.budget}")
-        if self.sample_every and not self.sample_every >= SHORTEST_PERIOD_S:
-            raise ValueError(f"--sample-every must be at least {SHORTEST_PERIOD_S} (seconds), not {self.sample_every}")
         if self.count_flops and self.warmup < 1:
             raise ValueError("--count-flops counts during a warm-up step: set --warmup to at least 1")
+
+    def _check_times(self) -> None:
+        if self.sample_every and not self.sample_every >= SHORTEST_PERIOD_S:
+            raise ValueError(f"--sample-every must be at least {SHORTEST_PERIOD_S} (seconds), not {self.sample_every}")
+        if not (self.hang_timeout == 0 or self.hang_timeout >= SHORTEST_HANG_S):
+            raise ValueError(f"--hang-timeout must be 0 (off) or at least {SHORTEST_HANG_S}, not {self.hang_timeout}")
 
     @property
     def cycle(self) -> int:

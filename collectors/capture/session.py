@@ -7,7 +7,6 @@ does not step.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -23,6 +22,8 @@ from perfscope.collectors.capture.steps import StepDetector, StepVerdict
 from perfscope.collectors.capture.watch import StepWatch
 from perfscope.collectors.claims import claim_rank
 from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.ending import at_end, outcome
+from perfscope.collectors.hang import watch as hang
 from perfscope.collectors.identity import attempt, identify
 from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.nsys import make_way
@@ -53,6 +54,7 @@ class Session:
         self._sampler: HostSampler | None = None
         phases.on_this_thread()
         if not self._is_ours():
+            hang.end()
             return
         context = RankContext(config, self._identity, self._run_file, phases, problems)
         self._capturer = LazyCapturer(context)
@@ -128,6 +130,7 @@ class Session:
         if self._capturer is None:
             return False
         if threading.get_ident() == self._thread:
+            hang.progress()
             return True
         self._problems.add(
             "optimizers step on several threads, and only the first thread's steps are counted; "
@@ -231,12 +234,7 @@ class Collector:
 
     def _start(self) -> None:
         self._session = Session(self._config, self._problems, self._phases)
-        atexit.register(self._close)
-        if "multiprocessing.util" in sys.modules:
-            # Forked children end without running what atexit holds.
-            from multiprocessing.util import Finalize
-
-            Finalize(None, self._close, exitpriority=100)
+        at_end(self._close)
 
     def _close(self) -> None:
         if self._session is not None:
@@ -259,16 +257,6 @@ def note_failure(folder: Path, failure: str) -> None:
         file.write(failure + "\n")
 
 
-def outcome() -> str:
-    """How the process is ending, asked at its end: ``finished`` or ``exception``."""
-    error = sys.exc_info()[1]
-    if error is None:
-        error = getattr(sys, "last_value", None)
-    if isinstance(error, SystemExit):
-        return "finished" if error.code in (None, 0) else "exception"
-    return "finished" if error is None else "exception"
-
-
 _attached: list[Collector] = []
 """This process's collector; empty outside ``perfscope run``."""
 
@@ -276,6 +264,7 @@ _attached: list[Collector] = []
 def attach(config: CollectorConfig) -> Collector:
     """Make this process's collector. Called once, when torch has been imported under ``perfscope run``."""
     _attached[:] = [Collector(config)]
+    hang.begin()
     return _attached[0]
 
 

@@ -36,6 +36,9 @@ WATCHED = {
 OVERRIDES_FILE = "overrides.json"
 """Beside this file only where ``perfscope tune`` tries settings (``perfscope.collectors.overrides.overrides``)."""
 
+HANGS_FILE = "hangs"
+"""Beside this file only where ranks that make no step are to be noticed (``perfscope.collectors.hang``)."""
+
 OVERRIDING = {"attach_torch": "apply_torch", "attach_deepspeed": "apply_deepspeed"}
 """What :data:`WATCHED` calls -> what of that module is called before it then, at once: scripts make loaders before
 optimizers.
@@ -99,6 +102,8 @@ def imported(callback: str) -> None:
         attach(OVERRIDING[callback], "perfscope.collectors.overrides.overrides")
     if callback == WATCHED["torch"]:
         mark("torch")
+        if os.path.exists(os.path.join(FOLDER, HANGS_FILE)):
+            attach("prepare", "perfscope.collectors.hang.prepare")
         WAITING.append(callback)
         try:
             wait_for_an_optimizer()

@@ -12,7 +12,13 @@ from perfscope.collectors.config import ALWAYS_ON, FAILURES_FILE, CollectorConfi
 from perfscope.collectors.launch.nsys import reports
 from perfscope.recording.history import unpack
 from perfscope.recording.metadata import RunMetadata, load_run
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, rank_and_capture_of_trace_file, rank_of_run_file, steps_file
+from perfscope.recording.paths import (
+    BOOTSTRAP_FOLDER,
+    rank_and_capture_of_trace_file,
+    rank_of_run_file,
+    rank_of_stacks_file,
+    steps_file,
+)
 from perfscope.text import byte_size, plural, ranks_in_words
 
 _TAIL_BYTES: Final = 1 << 16
@@ -25,8 +31,10 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
         return [f"nothing was recorded: the command removed {config.folder}; choose another folder with --output"]
     runs = read_runs(config.folder)
     recorded = [run for run in runs if run.captures]
+    stuck = _stuck(config.folder)
     if not recorded:
-        return _without_captures(config, runs) or ["nothing was recorded: " + why_nothing(config, runs, exit_code)]
+        found = _without_captures(config, runs) or ([_next(config.folder)] if stuck else [])
+        return [*stuck, *found] or ["nothing was recorded: " + why_nothing(config, runs, exit_code)]
     lines = [f"recorded {_ranks(recorded, config)}, {_steps(recorded)}, {_size(config.folder)} in {config.folder}"]
     cut = [run for run in recorded if not all(capture.complete for capture in run.captures)]
     if cut:
@@ -39,13 +47,22 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
         lines.append(f"no trace of {ranks_in_words(stopped)}: stopped before it was written")
     if elsewhere:
         lines.append(f"no trace of {ranks_in_words(elsewhere)} here; if other nodes wrote it, see perfscope gather")
-    lines.append(f"next: perfscope analyze {shlex.quote(str(config.folder))}")
-    return lines
+    return [*lines, *stuck, _next(config.folder)]
+
+
+def _next(folder: Path) -> str:
+    return f"next: perfscope analyze {shlex.quote(str(folder))}"
+
+
+def _stuck(folder: Path) -> list[str]:
+    """What ranks that stood still have left, a line; empty without any."""
+    ranks = {rank for path in folder.iterdir() if (rank := rank_of_stacks_file(path)) is not None}
+    return [f"{ranks_in_words(ranks)} stood still or failed, and wrote stacks and last collectives"] if ranks else []
 
 
 def _without_captures(config: CollectorConfig, runs: list[RunMetadata]) -> list[str]:
     """What there is where no capture was to be made, or none had a reason to; empty where there should be one."""
-    folder, next_line = config.folder, f"next: perfscope analyze {shlex.quote(str(config.folder))}"
+    folder, next_line = config.folder, _next(config.folder)
     nsys_reports = reports(folder)
     if nsys_reports:
         size = byte_size(sum(path.stat().st_size for path in nsys_reports))

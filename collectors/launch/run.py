@@ -19,6 +19,7 @@ import perfscope
 from perfscope._version import __version__
 from perfscope.collectors.agreement import ask, open_board
 from perfscope.collectors.config import ALWAYS_ON, CollectorConfig
+from perfscope.collectors.hang.stacks import take_locked
 from perfscope.collectors.launch import bootstrap
 from perfscope.collectors.launch.nsys import wrap
 from perfscope.collectors.redact import redact_command
@@ -34,7 +35,7 @@ _OURS: Final = re.compile(
     rf"|nsys-[0-9a-f]+\.\w[\w-]*|host-[\w.-]+\.samples\.jsonl|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
 )
 _OURS_IN_BOOTSTRAP: Final = re.compile(
-    r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|overrides\.json|stopped-\d+|claim-[\w.-]+|plans|requests|plan-\d+)$"
+    r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|hangs|stacks-\d+|overrides\.json|stopped-\d+|claim-[\w.-]+|plans|requests|plan-\d+)$"
 )
 
 
@@ -58,6 +59,7 @@ class Launch:
                 for name in (
                     "ranks", "wait", "warmup", "active", "repeat", "shapes", "stacks", "memory", "nvtx", "count_flops",
                     "sample_every", "mode", "trigger", "cooldown", "max_captures", "budget", "signal",
+                    "hang_timeout",
                 )
             }
         )  # fmt: skip
@@ -77,6 +79,8 @@ class Launch:
         (folder / BOOTSTRAP_FOLDER).mkdir(exist_ok=True)
         (folder / BOOTSTRAP_FOLDER / "sitecustomize.py").write_bytes(Path(bootstrap.__file__).read_bytes())
         self._config.save(folder / BOOTSTRAP_FOLDER)
+        if self._config.hang_timeout:
+            (folder / BOOTSTRAP_FOLDER / bootstrap.HANGS_FILE).touch()
         open_board(folder)
         if not (folder / LAUNCH_FILE).exists():
             self._opened = True
@@ -86,6 +90,7 @@ class Launch:
         """Run the command to its end; its exit code, or minus the signal that ended it. Raises OSError."""
         environment = child_environment(os.environ, self._config.folder / BOOTSTRAP_FOLDER)
         code = run_child(self._command, environment, self._own_signals())
+        take_locked(self._config.folder)
         if self._opened:
             self._finish(code)
         return code

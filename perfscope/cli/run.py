@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from perfscope.collectors.config import FOR_ANOTHER, SIGNALS, CollectorConfig
+from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
 from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
 from perfscope.collectors.launch.recap import recap
 from perfscope.collectors.launch.run import FolderTakenError, Launch, die_by, isolated_python, package_root
@@ -70,6 +70,10 @@ NSYS_RECORDS: Final = (
     "--sample-every", default=0.5, metavar="SECONDS",
     help="Seconds between two samples of each host: devices, CPU, memory, disk, network."
 )  # fmt: skip
+@click.option(
+    "--hang-timeout", type=float, metavar="SECONDS", show_default=f"{HANG_TIMEOUT_S:g} if always on, else 0",
+    help="A rank that makes no step for so long writes its stacks and last collectives; 0: never."
+)  # fmt: skip
 @click.option("--no-sampler", is_flag=True, help="Do not sample the hosts.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -80,6 +84,7 @@ def command(
     trigger: float | None,
     other: str | None,
     sample_every: float,
+    hang_timeout: float | None,
     no_sampler: bool,
     command: tuple[str, ...],
     **options: int | float | bool | str,
@@ -109,12 +114,14 @@ def command(
     """
     if isinstance(problem := _not_runnable(command[0]), int):
         sys.exit(problem)
+    mode = _mode(steps_only=steps_only, trigger=trigger, other=other)
     try:
         config = CollectorConfig(
             output=str(output.absolute()),
             package_root=package_root(),
             sample_every=0.0 if no_sampler else sample_every,
-            mode=_mode(steps_only=steps_only, trigger=trigger, other=other),
+            mode=mode,
+            hang_timeout=_hang_timeout(hang_timeout, mode),
             trigger=CollectorConfig.trigger if trigger is None else trigger,
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
@@ -150,6 +157,13 @@ def _mode(*, steps_only: bool, trigger: float | None, other: str | None) -> str:
     if len(modes) > 1:
         raise click.UsageError("give only one of --steps-only, --trigger and --with: each sets what is recorded")
     return modes[0] if modes else "captures"
+
+
+def _hang_timeout(asked: float | None, mode: str) -> float:
+    """Seconds; what holds where nothing is asked depends on what is recorded."""
+    if asked is not None:
+        return asked
+    return HANG_TIMEOUT_S if mode in ALWAYS_ON else 0.0
 
 
 def _not_runnable(program: str) -> int | None:

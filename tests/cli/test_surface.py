@@ -19,6 +19,7 @@ SURFACE = {
             "--budget",
             "--cooldown",
             "--count-flops",
+            "--hang-timeout",
             "--join",
             "--max-captures",
             "--memory",

@@ -1,0 +1,185 @@
+"""Real trainings on gloo that come to a standstill, each in its own way: what the ranks leave in the recording."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.recording.paths import flight_file, stacks_file
+from tests.collectors.harness import PERFSCOPE, SCRIPTS, needs_torch, record
+
+pytestmark = [pytest.mark.training, needs_torch]
+
+HANGS = SCRIPTS / "hangs.py"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--master-port", "0", "--rdzv-backend", "c10d")
+PATIENCE_S = 120
+
+
+@contextmanager
+def stuck(folder: Path, kind: str, ranks: int) -> Iterator[Path]:
+    """The recording of a training that stands still, while it does; killed afterwards."""
+    command = [*TORCHRUN, "--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(ranks), str(HANGS), kind]
+    process = subprocess.Popen(
+        [*PERFSCOPE, "run", "-o", str(folder), "--hang-timeout", "3", "--no-sampler", "--", *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: all(flight_file(folder, rank).exists() for rank in range(ranks)), process)
+        yield folder
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(condition: Any, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None, "the training has ended"
+        assert time.monotonic() < end, "nothing was written"
+        time.sleep(0.2)
+
+
+def last(folder: Path, rank: int) -> tuple[str, bool, tuple[str, int] | None]:
+    """A rank's last collective or message, whether it has ended, and where in the script it was called."""
+    entry = dump(folder, rank)["entries"][-1]
+    here = (frame for frame in entry["frames"] if frame["filename"] == str(HANGS))
+    place = next(((frame["name"], frame["line"]) for frame in here), None)
+    return entry["profiling_name"], entry["retired"], place
+
+
+def dump(folder: Path, rank: int) -> dict[str, Any]:
+    content: dict[str, Any] = pickle.loads(flight_file(folder, rank).read_bytes())
+    return content
+
+
+def main_thread(folder: Path, rank: int) -> list[int]:
+    """Lines of the script in the main thread's stack, innermost first."""
+    stack = stacks_file(folder, rank).read_text().rpartition("Thread 0x")[2]
+    return [int(line) for line in re.findall(rf'File "{re.escape(str(HANGS))}", line (\d+)', stack)]
+
+
+def line_of(mark: str) -> int:
+    """The line of the script that ends with a mark."""
+    return next(n for n, line in enumerate(HANGS.read_text().splitlines(), 1) if line.endswith(f"# {mark}"))
+
+
+@pytest.mark.parametrize("kind", ["sleep", "loop"])
+def test_a_rank_that_is_busy_with_itself(tmp_path: Path, kind: str) -> None:
+    with stuck(tmp_path / "r", kind, 2) as folder:
+        assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
+        assert last(folder, 1)[:2] == ("gloo:broadcast", True), "its last collective is over"
+        assert main_thread(folder, 1)[0] == line_of(f"HERE {kind}")
+        assert dump(folder, 1)["perfscope"]["steps"] == dump(folder, 0)["perfscope"]["steps"] == 3
+
+
+def test_an_exception_in_a_process_that_does_not_end(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "exception", 2) as folder:
+        text = stacks_file(folder, 1).read_text()
+        assert text.startswith("Uncaught RuntimeError\n")
+        assert f"line {line_of('HERE exception')} in misbehave" in text.split("Thread 0x")[1]
+        assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
+        assert last(folder, 1)[:2] == ("gloo:broadcast", True)
+
+
+def test_a_dataloader_whose_worker_waits_for_a_lock(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "dataloader", 2) as folder:
+        assert "torch/utils/data/dataloader.py" in stacks_file(folder, 1).read_text()
+        assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
+        assert last(folder, 1)[:2] == ("gloo:broadcast", True)
+
+
+def test_a_collective_left_out(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "skip", 3) as folder:
+        assert last(folder, 0) == ("gloo:all_reduce", False, ("report", line_of("WAIT")))
+        assert last(folder, 1)[:2] == ("gloo:broadcast", False)
+        numbers = {dump(folder, rank)["entries"][-1]["collective_seq_id"] for rank in range(3)}
+        assert len(numbers) == 1, "each is at the same place in the group's order, with different collectives"
+
+
+def test_unlike_shapes(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "shape", 2) as folder:
+        assert last(folder, 1) == ("gloo:all_reduce", False, ("report", line_of("HERE shape")))
+        assert [dump(folder, rank)["entries"][-1]["input_sizes"] for rank in (0, 1)] == [[[]], [[2]]]
+
+
+def test_another_order(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "order", 3) as folder:
+        assert last(folder, 1) == ("gloo:broadcast", False, ("report", line_of("HERE order")))
+        assert last(folder, 2) == ("gloo:all_reduce", False, ("report", line_of("WAIT")))
+
+
+def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "message", 3) as folder:
+        assert last(folder, 2)[:2] == ("gloo:recv 2<-1", False)
+        assert last(folder, 0)[:2] == last(folder, 1)[:2] == ("gloo:barrier", False)
+        messages = [entry for entry in dump(folder, 1)["entries"] if entry["is_p2p"]]
+        assert {entry["profiling_name"] for entry in messages} == {"gloo:recv 1<-0", "gloo:send 1->2"}
+        assert all(entry["retired"] for entry in messages)
+        assert dump(folder, 0)["pg_config"]["0"]["ranks"] == "[0, 1, 2]"
+
+
+def test_a_job_that_makes_no_first_step(tmp_path: Path) -> None:
+    with stuck(tmp_path / "r", "setup", 2) as folder:
+        assert last(folder, 0)[:2] == ("gloo:barrier", False)
+        assert main_thread(folder, 1)[0] == line_of("HERE setup")
+
+
+SCRIPT = """
+import ctypes, os, sys, time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+def steps(n):
+    for _ in range(n):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        time.sleep(0.2)
+steps(10)
+if sys.argv[1] == "pause":
+    time.sleep(6)
+    steps(10)
+elif sys.argv[1] == "fork":
+    steps(10)
+    child = os.fork()
+    if not child:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+elif sys.argv[1] == "lock":
+    ctypes.PyDLL(None).usleep(15_000_000)
+    os._exit(9)
+"""
+
+
+def files(folder: Path) -> list[str]:
+    """What stuck ranks left."""
+    return sorted(path.name for path in folder.rglob("*") if "stacks" in path.name or "flight" in path.name)
+
+
+@pytest.mark.parametrize("what", ["nothing", "pause", "fork"])
+def test_a_job_that_goes_on_leaves_nothing(tmp_path: Path, what: str) -> None:
+    """Also where it paused for longer, or a child that it forked ended while the timer ran in the parent."""
+    recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, what, options=("--hang-timeout", "2"))
+    assert recording.exit_code == 0, recording.err
+    assert files(recording.folder) == []
+
+
+def test_stacks_of_an_interpreter_that_is_locked(tmp_path: Path) -> None:
+    """Nothing in Python runs from the lock to the end: the timer's own thread has written, the launcher keeps it."""
+    recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, "lock", options=("--hang-timeout", "2"))
+    assert recording.exit_code == 9
+    assert files(recording.folder) == ["rank-00000.stacks.txt"]
+    assert 'File "<string>", line 22 in <module>' in stacks_file(recording.folder, 0).read_text()
+    assert "rank 0 stood still or failed" in recording.messages
