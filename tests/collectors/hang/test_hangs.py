@@ -27,8 +27,8 @@ PATIENCE_S = 120
 
 
 @contextmanager
-def stuck(folder: Path, kind: str, ranks: int) -> Iterator[Path]:
-    """The recording of a training that stands still, while it does; killed afterwards."""
+def stuck(folder: Path, kind: str, ranks: int, steps: int = 3) -> Iterator[Path]:
+    """The recording of a training that stands still after ``steps``, while it does; killed afterwards."""
     command = [*TORCHRUN, "--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(ranks), str(HANGS), kind]
     process = subprocess.Popen(
         [*PERFSCOPE, "run", "-o", str(folder), "--hang-timeout", "3", "--no-sampler", "--", *command],
@@ -38,7 +38,7 @@ def stuck(folder: Path, kind: str, ranks: int) -> Iterator[Path]:
         start_new_session=True,
     )
     try:
-        wait_for(lambda: all(flight_file(folder, rank).exists() for rank in range(ranks)), process)
+        wait_for(lambda: all(stands_still(folder, rank, steps) for rank in range(ranks)), process)
         yield folder
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -51,6 +51,13 @@ def wait_for(condition: Any, process: subprocess.Popen[bytes]) -> None:
         assert process.poll() is None, "the training has ended"
         assert time.monotonic() < end, "nothing was written"
         time.sleep(0.2)
+
+
+def stands_still(folder: Path, rank: int, steps: int) -> bool:
+    """Has the rank written, and come as far as it can? On a busy machine it may have written before its first step."""
+    if not flight_file(folder, rank).exists() or dump(folder, rank)["perfscope"]["steps"] != steps:
+        return False
+    return steps > 0 or rank == 1 or bool(dump(folder, rank)["entries"])
 
 
 def last(folder: Path, rank: int) -> tuple[str, bool, tuple[str, int] | None]:
@@ -82,7 +89,7 @@ def test_a_rank_that_is_busy_with_itself(tmp_path: Path, kind: str) -> None:
     with stuck(tmp_path / "r", kind, 2) as folder:
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True), "its last collective is over"
-        assert main_thread(folder, 1)[0] == line_of(f"HERE {kind}")
+        assert main_thread(folder, 1)[0] in (line_of(f"HERE {kind}"), line_of(f"HERE {kind}") - 1)  # or its while
         assert dump(folder, 1)["perfscope"]["steps"] == dump(folder, 0)["perfscope"]["steps"] == 3
 
 
@@ -133,7 +140,7 @@ def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
 
 
 def test_a_job_that_makes_no_first_step(tmp_path: Path) -> None:
-    with stuck(tmp_path / "r", "setup", 2) as folder:
+    with stuck(tmp_path / "r", "setup", 2, steps=0) as folder:
         assert last(folder, 0)[:2] == ("gloo:barrier", False)
         assert main_thread(folder, 1)[0] == line_of("HERE setup")
 
@@ -163,6 +170,9 @@ elif sys.argv[1] == "lock":
 """
 
 
+OPTIONS = ("--steps-only", "--hang-timeout", "2", "--no-sampler")
+
+
 def files(folder: Path) -> list[str]:
     """What stuck ranks left."""
     return sorted(path.name for path in folder.rglob("*") if "stacks" in path.name or "flight" in path.name)
@@ -171,15 +181,15 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize("what", ["nothing", "pause", "fork"])
 def test_a_job_that_goes_on_leaves_nothing(tmp_path: Path, what: str) -> None:
     """Also where it paused for longer, or a child that it forked ended while the timer ran in the parent."""
-    recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, what, options=("--hang-timeout", "2"))
+    recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, what, options=OPTIONS)
     assert recording.exit_code == 0, recording.err
     assert files(recording.folder) == []
 
 
 def test_stacks_of_an_interpreter_that_is_locked(tmp_path: Path) -> None:
     """Nothing in Python runs from the lock to the end: the timer's own thread has written, the launcher keeps it."""
-    recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, "lock", options=("--hang-timeout", "2"))
+    recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, "lock", options=OPTIONS)
     assert recording.exit_code == 9
     assert files(recording.folder) == ["rank-00000.stacks.txt"]
-    assert 'File "<string>", line 22 in <module>' in stacks_file(recording.folder, 0).read_text()
+    assert 'File "<string>", line 21 in <module>' in stacks_file(recording.folder, 0).read_text()
     assert "rank 0 stood still or failed" in recording.messages
