@@ -159,7 +159,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
     if leaning < 0 or not paced:  # whether others keep up with a rank at its peers' pace is not known
         # What is sent, and how fast, does not change when they come.
-        schedules.free_of_absent(never_late=leaning < 0 and asked[0][0].order <= 0)
+        schedules.free_of_absent(never_late=leaning < 0 and bool(asked) and asked[0][0].order <= 0)
     question = context.for_question(paced, leaning)
     applied = [setting.apply(schedules, question, name, value) for setting, name, value in asked]
     sure = Uncertainty.worst([*applied, _turns(context)])

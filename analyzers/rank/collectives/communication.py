@@ -80,10 +80,22 @@ _DTYPES: Final = {
 """Type names in recordings (lower case) -> torch's."""
 
 
+_REDUCED: Final = re.compile(r"_(?:Sum|SumPostDiv|PreMulSum|Avg)_([a-z0-9]+)(?:_|\(|$)")
+_NCCL_DTYPES: Final = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32",
+}  # fmt: skip
+
+
 def dtype_of(text: str) -> str | None:
     """Torch's name of a recorded type (``c10::BFloat16`` -> ``bfloat16``); None when unknown."""
     lowered = text.strip().lower()
     return lowered if lowered in DTYPE_BYTES else _DTYPES.get(lowered)
+
+
+def dtype_of_kernel(name: str) -> str | None:
+    """What a reduction of NCCL adds, by its kernel (``AllReduce_Sum_f32_RING_LL``); None where that does not tell."""
+    found = _REDUCED.search(name)
+    return _NCCL_DTYPES.get(found[1]) if found else None
 
 
 def kind_of(text: str) -> str:

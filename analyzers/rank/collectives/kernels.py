@@ -22,6 +22,7 @@ from perfscope.analyzers.rank.collectives.communication import (
     DTYPE_BYTES,
     device_communication,
     dtype_of,
+    dtype_of_kernel,
     is_known_kind,
     kind_of,
     kind_of_kernel,
@@ -95,7 +96,7 @@ class _KeyReader:
         return raw.CollectiveKey(
             self._group(self._text(group), self._text(ranks), group_size),
             "send_recv" if several else self._kind(self._text(kind), self._text(title), self._text(kernel)),
-            dtype_of(self._text(dtype)),
+            dtype_of(self._text(dtype)) or dtype_of_kernel(self._text(kernel)),
         )
 
     def _text(self, index: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.communication.ddp_arguments import setting, trainer_ddp
-from perfscope.analyzers.rules.communication.traffic import traffic
+from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 
@@ -19,6 +19,8 @@ SHARE: Final = 0.05
 """Share of the step that must be saved."""
 LATENCY: Final = 0.5
 """The transfer is bandwidth-bound when latency is at most this share of it."""
+LONG_US: Final = 500.0
+"""Where sizes are not recorded, mean transfer from which most of it is no latency, which takes 10 to 100 µs."""
 _NO_BF16: Final = ("V100", "T4", "P100", "RTX 20", "Quadro RTX")
 """Devices without bf16 arithmetic: these take fp16."""
 _HOOKS: Final = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}
@@ -29,24 +31,31 @@ def evaluate(job: RuleContext) -> Finding | None:
     if not job.torch_ddp or not job.on_devices or setting(job, "comm_hook"):
         return None
     gradients = traffic(job, "all_reduce")
-    if gradients is None or gradients.dtype != "float32":
-        return None
-    if job.exposed_transfer_us < SHARE * job.step_time_us or (gradients.latency_share or 0.0) > LATENCY:
+    if job.exposed_transfer_us < SHARE * job.step_time_us or not _are_large(job, gradients):
         return None
     dtype = "fp16" if any(name in device for device in job.info.devices for name in _NO_BF16) else "bf16"
     change = {"ddp.comm_dtype": dtype}
-    replayed = job.replayed(change, SHARE)
-    if replayed is None:
-        return None
-    prediction, saved_us = replayed
+    # Without their sizes it is a bound: half of what is exposed.
+    prediction, saved_us = None, job.exposed_transfer_us / 2
+    if gradients is not None:
+        replayed = job.replayed(change, SHARE)
+        if replayed is None:
+            return None
+        prediction, saved_us = replayed
     return job.finding(
         RULE,
         f"{job.exposed_share:.0%} of the step is exposed all-reduce of fp32 gradients; 16 bits halve the bytes",
         saved_us,
         evidence=(
             job.exposed_transfer(),
-            Evidence("fp32 gradient bytes per step", gradients.bytes, "bytes", gradients.ranks),
-            *known("latency as a share of the all-reduce time", gradients.latency_share, "share"),
+            *(
+                ()
+                if gradients is None
+                else (
+                    Evidence("fp32 gradient bytes per step", gradients.bytes, "bytes", gradients.ranks),
+                    *known("latency as a share of the all-reduce time", gradients.latency_share, "share"),
+                )
+            ),
         ),
         action=Action(
             setting="DDP communication hook",
@@ -61,6 +70,15 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=prediction,
         whatif=change,
     )
+
+
+def _are_large(job: RuleContext, gradients: CollectiveTraffic | None) -> bool:
+    """Are fp32 gradients reduced, and is that no matter of latency?"""
+    if gradients is not None:
+        return gradients.dtype == "float32" and (gradients.latency_share or 0.0) <= LATENCY
+    rows = [row for row in job.summary.collectives if row.kind == "all_reduce" and row.dtype == "float32"]
+    transfer_us, count = sum(row.transfer_us * row.count for row in rows), sum(row.count for row in rows)
+    return job.steps > 0 and transfer_us >= LONG_US * count > 0
 
 
 def _how(job: RuleContext, dtype: str) -> str:

@@ -49,18 +49,18 @@ def evaluate(job: RuleContext) -> Finding | None:
         evidence=_evidence(job),
         action=_action(job),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
-        predicted=None if step is None else _of_idle_time(step, job.step_time_us - waiting),
+        predicted=None if step is None else _without_loading(step, job, waiting),
         whatif=whatif,
     )
 
 
-def _of_idle_time(replayed: Prediction, without_idle_us: float) -> Prediction:
-    """Faster launches are expected to save at most the devices' idle time before late launches.
+def _without_loading(replayed: Prediction, job: RuleContext, waiting_us: float) -> Prediction:
+    """Faster launches are expected to save what the replay says, but for waits for data.
 
     The replay launches everything at once. Its host is then free to load data while the devices compute, which saves
     the waits for data too. Those have findings of their own, so they count for ``low`` only.
     """
-    mid = max(replayed.mid, without_idle_us)
+    mid = min(replayed.mid + job.typical_us("idle_dataloader"), max(replayed.mid, job.step_time_us - waiting_us))
     return Prediction(low=replayed.low, mid=mid, high=max(replayed.high, mid))
 
 

@@ -29,23 +29,22 @@ SPARE: Final = 1.1
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no gathers of parameters, overlapped ones, or no free memory for what they gather."""
+    if job.exposed_transfer_us < SHARE * job.step_time_us or not {"fsdp", "zero3"} & set(job.info.strategies):
+        return None
     gathers = traffic(job, "all_gather")
-    if gathers is None or job.exposed_transfer_us < SHARE * job.step_time_us:
-        return None
-    if not {"fsdp", "zero3"} & set(job.info.strategies):
-        return None
-    return _gathered_once(job, gathers) or _inside_hosts(job, gathers)
+    found = _gathered_once(job, gathers)
+    return _inside_hosts(job, gathers) if found is None and gathers is not None else found
 
 
-def _gathered_once(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
+def _gathered_once(job: RuleContext, gathers: CollectiveTraffic | None) -> Finding | None:
     """Parameters gathered once per step."""
     deepspeed = "zero3" in job.info.strategies
     change = {"zero.stage": "2"} if deepspeed else {"fsdp.reshard_after_forward": "false"}
     replayed = job.replayed(change, SHARE)
     # Gathered twice in each micro-batch, each time all but the rank's own shard.
-    takes = gathers.bytes / (2 * job.microbatches) * (1 - 1 / max(len(gathers.ranks), 1))
+    takes = None if gathers is None else gathers.bytes / (2 * job.microbatches) * (1 - 1 / max(len(gathers.ranks), 1))
     room = job.free_bytes
-    if replayed is None or (room is not None and room < SPARE * takes):
+    if replayed is None or (room is not None and (takes is None or room < SPARE * takes)):
         return None
     prediction, saved_us = replayed
     fits = f"{byte_size(room)} are free on the fullest rank" if room is not None else "check that they are free"
@@ -56,7 +55,7 @@ def _gathered_once(job: RuleContext, gathers: CollectiveTraffic) -> Finding | No
         evidence=_evidence(job, gathers, takes),
         action=replace(
             _STAGE_2 if deepspeed else _keep_parameters(job),
-            costs=f"Up to {byte_size(takes)} more memory per rank; {fits}.",
+            costs=f"Up to {'all parameters' if takes is None else byte_size(takes)} more memory per rank; {fits}.",
         ),
         confidence=Confidence.LOW if room is None else job.confidence(),
         predicted=prediction,
@@ -135,7 +134,9 @@ def _hybrid(job: RuleContext, here: int, hosts: int, *, deepspeed: bool) -> Acti
     return Action(setting="fully_shard(mesh=…)", old=None, new=f"({hosts}, {here})", how=how)
 
 
-def _evidence(job: RuleContext, gathers: CollectiveTraffic, takes: float) -> tuple[Evidence, ...]:
+def _evidence(job: RuleContext, gathers: CollectiveTraffic | None, takes: float | None) -> tuple[Evidence, ...]:
+    if gathers is None or takes is None:
+        return (job.exposed_transfer(), *job.free_memory())
     return (
         job.exposed_transfer(),
         Evidence("parameter gathers per step", gathers.count, ranks=gathers.ranks),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.rank.collectives.communication import dtype_of_kernel
 from perfscope.analyzers.rules.communication import gradient_compression
 from perfscope.recording.metadata import DeviceMetadata, RunMetadata
 from perfscope.results.findings import Obtained
@@ -82,3 +83,28 @@ def test_silent_where_it_brings_nothing_or_is_done(job: Analyzed, tmp_path: Path
     latency = analyze(dataclasses.replace(SLOW, network=starts), tmp_path / "latency")
     assert gradient_compression.RULE not in latency.rules
     assert latency.context.typical_us("exposed_comm_transfer") > 0.05 * latency.context.step_time_us
+
+
+def test_without_sizes_it_is_a_bound(job: Analyzed) -> None:
+    """Kernels' names tell the type (``AllReduce_Sum_f32``), and a long transfer is no matter of latency."""
+    rows = tuple(dataclasses.replace(row, bytes=None) for row in job.context.summary.collectives)
+    finding = gradient_compression.evaluate(changed(job.context, collectives=rows))
+    assert finding is not None
+    assert finding.obtained is Obtained.BOUNDED
+    half = job.context.exposed_transfer_us / 2
+    assert finding.ceiling == pytest.approx(half / (job.context.step_time_us - half))
+    short = tuple(dataclasses.replace(row, transfer_us=100.0) for row in rows)
+    assert gradient_compression.evaluate(changed(job.context, collectives=short)) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "float32"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_half(ncclWorkElem)", "float16"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "bfloat16"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", None),
+    ],
+)
+def test_the_kernel_tells_what_is_added(kernel: str, dtype: str | None) -> None:
+    assert dtype_of_kernel(kernel) == dtype

@@ -10,7 +10,7 @@ from perfscope.analyzers.rules.host import launch_bound
 from perfscope.results.findings import Prediction
 from perfscope.results.tables import LaunchRow, ModuleRow
 from tests.analyzers.rules.jobs import QUICK, STEP_US, Analyzed, analyze, breakdown, context, kernel, runs
-from tests.generator import SlowHost
+from tests.generator import SlowHost, simulate
 
 SLOW = SlowHost(factor=16.0)
 
@@ -44,9 +44,9 @@ def test_it_fires_with_the_replay_without_launches(bound):
     (finding,) = [found for found in bound.summary.findings if found.rule == launch_bound.RULE]
     assert finding.whatif == {"host.launch": "0"}
     assert finding.obtained == "replayed"
-    waiting = bound.context.typical_us("idle_launch")
-    saved = bound.summary.job.step_time_us - finding.predicted_step_us.mid
-    assert 0.02 * bound.summary.job.step_time_us < saved <= 1.1 * waiting
+    at_once = replace(QUICK.host, operator_ns=0, launch_ns=0, event_ns=0)
+    free_us = simulate(replace(QUICK, host=at_once, causes=(SLOW,))).truth.step_time_ns / 1e3
+    assert finding.predicted_step_us.mid == pytest.approx(free_us, abs=0.05 * bound.summary.job.step_time_us)
     assert finding.action.new == '"reduce-overhead"'
     assert 'torch.compile(model, mode="reduce-overhead")' in finding.action.how
 

@@ -132,3 +132,13 @@ def test_memory_of_the_states_is_the_paper_s(stage: int, each: float) -> None:
     # Figure 1 of "ZeRO": 7.5 billion parameters on 64 ranks take 120, 31.4, 16.6 and 1.9 GB.
     states = ModelStates(7_500_000_000, (2.0, 2.0, 12.0))
     assert states.bytes_at(stage, 64) == pytest.approx(7.5e9 * each)
+
+
+def test_sizes_are_not_needed(job: Analyzed) -> None:
+    rows = tuple(dataclasses.replace(row, bytes=None) for row in job.context.summary.collectives)
+    finding = sharding_stage.evaluate(changed(job.context, collectives=rows))
+    assert finding is not None
+    assert finding.confidence is Confidence.LOW
+    assert "all parameters more memory" in (finding.action.costs or "")
+    memory = known(job).summary.memory  # what it takes is not known, so neither whether it fits
+    assert sharding_stage.evaluate(changed(job.context, collectives=rows, memory=memory)) is None
