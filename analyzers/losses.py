@@ -21,7 +21,7 @@ _ABOUT: Final = {
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     **dict.fromkeys(("pinned-memory", "offload"), ("exposed_copy",)),
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
-    **dict.fromkeys(("garbage-collection", "cpu-oversubscription"), ("idle_host", "idle_launch")),
+    **dict.fromkeys(("garbage-collection", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")),
     "host-syncs": ("idle_sync",),
     "mixed-precision": (),
 }

@@ -29,6 +29,7 @@ from perfscope.analyzers.rules.communication import (
 from perfscope.analyzers.rules.compute import batch_size, mixed_precision
 from perfscope.analyzers.rules.context import RuleContext as RuleContext
 from perfscope.analyzers.rules.host import (
+    cpu_contention,
     cpu_oversubscription,
     debug_settings,
     garbage_collection,
@@ -44,6 +45,7 @@ from perfscope.results.rows import Plan
 RULES: Final[tuple[Callable[[RuleContext], Finding | None], ...]] = (
     batch_size.evaluate,
     bucket_view.evaluate,
+    cpu_contention.evaluate,
     cpu_oversubscription.evaluate,
     dataloader_workers.evaluate,
     ddp_buckets.evaluate,

@@ -95,7 +95,7 @@ def _oversubscribed(job: RuleContext, host: HostRow) -> _Oversubscribed | None:
     if fitting >= max(threads) or delayed <= 0:
         return None
     rows = [row for row in job.summary.time_breakdown if row.rank in host.ranks]
-    recoverable_us = delayed * _on_cpu_us(rows, runs)
+    recoverable_us = delayed * on_cpu_us(rows, runs)
     return _Oversubscribed(host, cores, max(threads), sum(threads), fitting, recoverable_us)
 
 
@@ -135,8 +135,8 @@ def _part(host: HostRow) -> float:
     return min(host.job_cores / (host.cpu_share * host.cores), 1.0)
 
 
-def _on_cpu_us(rows: Sequence[TimeBreakdown], runs: Sequence[RunMetadata]) -> float:
-    """Time per step that depends on the host, mean over its ranks."""
+def on_cpu_us(rows: Sequence[TimeBreakdown], runs: Sequence[RunMetadata]) -> float:
+    """Time per step that depends on the host's cores, mean over its ranks; all of it where they train on CPUs."""
     if not rows:
         return 0.0
     if all(run.device.type == "cpu" for run in runs):

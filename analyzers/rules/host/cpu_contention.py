@@ -1,0 +1,133 @@
+"""Waiting for a core: fires when the training threads of a host's ranks are ready to run but have no core.
+
+Linux counts for every thread how long it was runnable without running (``/proc/<pid>/task/<tid>/schedstat``); the ranks
+record that of their training threads over the steps of their captures. It is lost whatever takes the cores: more ranks
+or loader workers than cores, or other processes on the host. Threads of operators that outnumber the cores are the
+rule ``cpu-oversubscription``'s. On CPUs the whole step gets shorter with a core for each thread; with a device only as
+far as the device waits for the host. That bounds the gain: a core that is shared with another hyper-thread is slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.host.cpu_oversubscription import on_cpu_us
+from perfscope.grouping import grouped
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.system import HostRow
+from perfscope.text import plural, ranks_in_words
+
+RULE: Final = "cpu-contention"
+SHARE: Final = 0.1
+"""Least share of the step that must be recoverable."""
+
+_MOSTLY: Final = 0.5
+"""From this share of the cores on they are the job's own processes that take them."""
+
+
+@dataclass(frozen=True)
+class _Crowded:
+    """The ranks of one host, and how long they wait for a core."""
+
+    host: str
+    runs: tuple[RunMetadata, ...]
+    waited: float
+    """Share of the time of their steps, mean over the ranks."""
+    cores: int
+    used: float
+    """Cores' worth of time that the job's processes use together."""
+    recoverable_us: float
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(run.rank for run in self.runs)
+
+    @property
+    def workers(self) -> int:
+        return sum(loader.num_workers for run in self.runs for loader in run.dataloaders[:1])
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: the system does not count it, or little of the step waits for a core."""
+    if job.steps == 0:
+        return None
+    hosts = grouped((run.host, run) for _, run in sorted(job.runs.items()))
+    crowded = [case for host, runs in hosts.items() if (case := _crowded(job, host, tuple(runs))) is not None]
+    worst = max(crowded, key=lambda case: case.recoverable_us, default=None)
+    if worst is None or worst.recoverable_us < SHARE * job.step_time_us:
+        return None
+    return job.finding(
+        RULE,
+        f"The training threads of {ranks_in_words(worst.ranks)} wait for a core {worst.waited:.0%} of the time"
+        f" ({plural(worst.cores, 'core')} on {worst.host})",
+        worst.recoverable_us,
+        evidence=_evidence(job, worst),
+        action=_action(worst),
+        confidence=job.confidence(Confidence.MEDIUM),
+    )
+
+
+def _crowded(job: RuleContext, host: str, runs: tuple[RunMetadata, ...]) -> _Crowded | None:
+    counted = [run.cpu for run in runs if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.wall_ns]
+    cores = max((run.cpu_count or 0 for run in runs), default=0)
+    threads = [run.cpu_threads or 1 for run in runs]
+    if len(counted) < len(runs) or not cores or (max(threads) > 1 and sum(threads) > cores):
+        return None
+    waited = sum(min((cpu.waited_ns or 0) / cpu.wall_ns, 1.0) for cpu in counted) / len(counted)
+    rows = [row for row in job.summary.time_breakdown if row.rank in {run.rank for run in runs}]
+    if not rows:
+        return None
+    step_us = sum(row.step_time_us for row in rows) / len(rows)
+    recoverable_us = min(waited * step_us, on_cpu_us(rows, runs))
+    row = _host_row(job, host)
+    used = sum(cpu.process_ns / cpu.wall_ns for cpu in counted)
+    if row is not None and row.job_cores is not None:
+        used = row.job_cores  # with the loader workers
+    return _Crowded(host, runs, waited, cores, used, recoverable_us)
+
+
+def _host_row(job: RuleContext, host: str) -> HostRow | None:
+    """What the system sampler recorded of a host; None without."""
+    system = job.summary.system
+    return next((row for row in system.hosts if row.host == host), None) if system is not None else None
+
+
+def _evidence(job: RuleContext, case: _Crowded) -> tuple[Evidence, ...]:
+    row, others = _host_row(job, case.host), None
+    if row is not None and row.cpu_share is not None and row.cores and row.job_cores is not None:
+        others = max(row.cpu_share * row.cores - row.job_cores, 0.0)
+    return (
+        Evidence("time that training threads waited for a core", case.waited, "share", case.ranks),
+        Evidence("cores that the ranks may use", case.cores, ranks=case.ranks),
+        Evidence("ranks on the host", len(case.runs), ranks=case.ranks),
+        Evidence("cores' worth of CPU time that they use", case.used, ranks=case.ranks),
+        *known("data loader workers", case.workers or None),
+        *known("cores that other processes use", others),
+        *known("threads running or waiting for a core", row.runnable if row is not None else None),
+    )
+
+
+def _action(case: _Crowded) -> Action:
+    """Fewer ranks, or fewer workers, where these take the cores; else nobody else on them."""
+    ranks = len(case.runs)
+    is_own = case.used >= _MOSTLY * case.cores
+    if is_own and ranks > case.cores:
+        return Action(
+            setting="ranks per host", old=str(ranks), new=str(case.cores),
+            how=f"torchrun --nproc-per-node {case.cores} …, so that each rank has a core, or a host with more cores.",
+        )  # fmt: skip
+    if is_own and case.workers and ranks + case.workers > case.cores:
+        each = max((case.cores - ranks) // ranks, 0)
+        return Action(
+            setting="DataLoader(num_workers=…)", old=str(case.workers // ranks), new=str(each),
+            how=f"DataLoader(dataset, …, num_workers={each}): {plural(case.workers, 'worker')} and {ranks} training "
+            f"threads share {plural(case.cores, 'core')}; or a host with more cores.",
+        )  # fmt: skip
+    return Action(
+        setting="other processes on the host", old="share the ranks' cores", new="none on them",
+        how="stop what else runs there (top shows it), or give the job cores of its own: taskset, numactl, a cgroup's "
+        "cpuset, or the scheduler's exclusive mode (sbatch --exclusive).",
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""The rule on waiting for a core: what it fires on, and what looks like it and is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.rules import RULES
+from perfscope.analyzers.rules.host import cpu_contention
+from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, DeviceMetadata, RunMetadata
+from perfscope.results.findings import Confidence, Finding, Obtained, Severity
+from tests.analyzers.rules.jobs import breakdown, context
+
+
+def evaluate(
+    *, ranks: int = 2, cores: int = 2, waited: float | None = 0.4, busy: float = 0.6, threads: int = 1,
+    workers: int = 0, device: str = "cpu", rows: dict[str, float] | None = None, steps: int = 8,
+) -> Finding | None:  # fmt: skip
+    """Each rank runs for ``busy`` and waits for a core for ``waited`` of its steps' time."""
+    cpu = CpuMetadata(
+        steps=8, wall_ns=8_000_000, process_ns=round(busy * 8e6), thread_ns=round(busy * 8e6),
+        waited_ns=None if waited is None else round(waited * 8e6),
+    )  # fmt: skip
+    runs = {
+        rank: RunMetadata(
+            rank=rank, host="node7", cpu_count=cores, cpu_threads=threads, cpu=cpu,
+            device=DeviceMetadata(type=device), dataloaders=(DataLoaderMetadata(num_workers=workers),),
+        )
+        for rank in range(ranks)
+    }  # fmt: skip
+    breakdowns = (breakdown(rank, **(rows or {})) for rank in range(ranks))
+    return cpu_contention.evaluate(context(*breakdowns, steps=tuple(range(steps)), runs=runs))
+
+
+def test_it_is_asked() -> None:
+    assert cpu_contention.evaluate in RULES
+
+
+def test_ranks_that_share_cores() -> None:
+    found = evaluate(ranks=4)
+    assert found is not None
+    assert found.title == "The training threads of ranks 0-3 wait for a core 40% of the time (2 cores on node7)"
+    assert (found.action.setting, found.action.old, found.action.new) == ("ranks per host", "4", "2")
+    # A step of which 40 % is waiting takes at least 60 % without.
+    assert found.ceiling == pytest.approx(1 / 0.6 - 1)
+    assert (found.obtained, found.severity, found.confidence) == (Obtained.BOUNDED, Severity.HIGH, Confidence.MEDIUM)
+    values = {evidence.what: evidence.value for evidence in found.evidence}
+    assert values["cores' worth of CPU time that they use"] == pytest.approx(2.4)
+
+
+def test_loader_workers_that_take_the_cores() -> None:
+    found = evaluate(cores=4, workers=3, busy=1.2)
+    assert found is not None
+    assert (found.action.setting, found.action.old, found.action.new) == ("DataLoader(num_workers=…)", "3", "1")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_other_processes_on_the_cores(ranks: int) -> None:
+    found = evaluate(ranks=ranks, busy=0.2)
+    assert found is not None
+    assert found.action.setting == "other processes on the host"
+
+
+def test_with_devices_only_the_hosts_part_of_the_step_counts() -> None:
+    assert evaluate(device="cuda") is None
+    found = evaluate(device="cuda", rows={"idle_launch": 20_000})  # of 100,000
+    assert found is not None
+    assert found.ceiling == pytest.approx(1 / 0.8 - 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"waited": None}, {"waited": 0.09}, {"steps": 0}, {"threads": 4}],  # the last is cpu-oversubscription's
+)
+def test_near_misses(changes: dict[str, Any]) -> None:
+    assert evaluate(**changes) is None
