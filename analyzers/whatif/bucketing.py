@@ -17,8 +17,8 @@ from perfscope.recording.metadata import RunMetadata
 from perfscope.trace.trace import Float64
 
 MIB: Final = 1 << 20
-_FIRST_BUCKET: Final = 1 * MIB
-"""torch.distributed's ``_DEFAULT_FIRST_BUCKET_BYTES``."""
+FIRST_BUCKET: Final = 1 * MIB
+"""torch.distributed's ``_DEFAULTFIRST_BUCKET_BYTES``."""
 _DEFAULT_CAP: Final = 25.0
 """``bucket_cap_mb`` where it is not set."""
 _ONE_LIMIT: Final = (2, 5)
@@ -32,7 +32,7 @@ _WHOLE: Final = 0.03
 def limits(runs: Mapping[int, RunMetadata], cap: float) -> tuple[float, float]:
     """(first bucket's limit, the others'), bytes, where ``bucket_cap_mb`` is set to ``cap``."""
     before = any(_version(run.versions.get("torch", "")) < _ONE_LIMIT for run in runs.values())
-    return (min(cap, _FIRST_BUCKET) if before else cap), cap
+    return (min(cap, FIRST_BUCKET) if before else cap), cap
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def _equal_parameters(buckets: Sequence[int], cap: float) -> float | None:
         return None
     sizes = np.array(buckets, dtype=np.float64)
     # None: the limit is not known, and taken to be what the bucket holds.
-    for first, others in ((_FIRST_BUCKET, cap), (cap, cap), (_FIRST_BUCKET, None)):
+    for first, others in ((FIRST_BUCKET, cap), (cap, cap), (FIRST_BUCKET, None)):
         least = sizes[:-1].copy() if others is None else np.full(len(sizes) - 1, others)
         least[0] = first
         if (sizes[:-1] < least * (1 - _WHOLE)).any():

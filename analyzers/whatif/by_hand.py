@@ -16,8 +16,9 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits
+from perfscope.analyzers.whatif.bucketing import FIRST_BUCKET, MIB, bucket_ends
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, TRANSFER_ERROR, alone_share
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -73,12 +74,12 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     sizes = loops[0].sizes
     total = float(sum(sizes))
     # Gradients become ready from the last parameter to the first.
-    ends = [total] if value == "flat" else bucket_ends(total, *limits(context.runs, _CAP), sizes[::-1])
+    ends = [total] if value == "flat" else bucket_ends(total, FIRST_BUCKET, _CAP, sizes[::-1])
     alone = alone_share(context, loops[0].reduced[0].collective.group)
     collectives: dict[tuple[int, int, int], Collective] = {}
-    waited_ns = float(np.mean([_launching(schedules, loop) for loop in loops]))
-    kernels = _FLAT_PASSES if value == "flat" else 1.0
-    kept = [_only_kernels(StepOps(schedules, loop.rank, loop.step), loop, kernels) for loop in loops]
+    # A host that no loop delays launches the rest earlier.
+    waited_ns = 0.0 if schedules.hosts else float(np.mean([_launching(schedules, loop) for loop in loops]))
+    kept = [_only_kernels(schedules, loop, value) for loop in loops]
     for loop in loops:
         _replace(schedules, context, loop, ends, collectives, alone)
     # A wait may have ended in the next step only.
@@ -87,7 +88,7 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
         context.transfer_ns(loops[0].reduced[0], round(size)) for size in np.diff(ends, prepend=0.0).tolist()
     )
     either = TRANSFER_ERROR * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
-    # It does not show when the gradients became ready. And a host that no loop delays launches the rest earlier.
+    # It does not show when the gradients became ready.
     less, more = (0.50, 0.25) if value == "ddp" else (0.15, 0.15)
     return Uncertainty(less, more, either, faster_ns=waited_ns)
 
@@ -164,15 +165,27 @@ def _replace(
     step_ops.replace(frozenset(loop.reduced), added)
 
 
-def _only_kernels(step_ops: StepOps, loop: _Loop, times: float) -> tuple[float, float]:
-    """Leave of the own time inside the loop its compute, so many times; (ns taken out, ns added)."""
+def _only_kernels(schedules: EditableSchedules, loop: _Loop, value: str) -> tuple[float, float]:
+    """Leave of the own time inside the loop its compute, as often as the ``value`` goes over the gradients, and of its
+    host's the launches of that; (ns taken out, ns added).
+    """
+    ops = StepOps(schedules, loop.rank, loop.step).ops[loop.first + 1 : loop.last + 1]
+    times, launches = (_FLAT_PASSES, _FLAT_PASSES / len(loop.reduced)) if value == "flat" else (1.0, 1.0)
+    launching = sum(float(op.host.own_ns[HostTime.OPERATORS]) for op in ops if op.host is not None)
+    issuing = sum(schedules.issuing_ns(op) for op in ops if op.issued in loop.reduced)
+    launches *= max(1 - issuing / launching, 0.0) if launching else 0.0
     dropped = added = 0.0
-    for op in step_ops.ops[loop.first + 1 : loop.last + 1]:
+    for op in ops:
         compute = float(op.own_ns[TimeCategory.COMPUTE])
         dropped += float(op.own_ns.sum()) - compute
         added += (times - 1) * compute
         op.own_ns = np.zeros(len(TimeCategory))
         op.own_ns[TimeCategory.COMPUTE] = times * compute
+        if op.host is not None:
+            for row in HostTime:
+                op.host.scale_row(row, launches if row is HostTime.OPERATORS else 0.0)
+    for one in loop.reduced:
+        one.host_ns = 0.0
     return dropped, added
 
 
@@ -195,6 +208,7 @@ SETTINGS = (
         "gradients reduced by a loop: in one all-reduce, or by DDP",
         _reduce,
         1,
+        with_hosts=True,
         of_host_work=True,
     ),
 )

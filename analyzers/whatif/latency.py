@@ -106,7 +106,8 @@ class Latencies:
             # Those of the same group used the same links; of others, the typical one.
             times = [one.time_ns for one in alike if one.group == group] or [one.time_ns for one in alike]
             return Latency(float(np.median(times)), True, _FACTOR_OF_OTHERS)
-        quick = not largest.far and largest.wire / largest.time_ns >= _NVLINK_GBPS
+        sending_ns = largest.time_ns - _ASSUMED_NS["nvlink"]
+        quick = not largest.far and largest.wire >= _NVLINK_GBPS * sending_ns
         return Latency(
             _ASSUMED_NS["nvlink" if quick else "nccl" if self._on_devices() else "other"], False, _FACTOR_ASSUMED
         )

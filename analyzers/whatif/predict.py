@@ -40,6 +40,9 @@ _SUREST: Final = 0.01
 _VARIES: Final = 0.02
 """Standard deviation of a job's steps, as a share, as long as no steps show it."""
 
+_UNDECIDED: Final = 0.10
+"""Share of a prediction that an assumed latency may make of it, either way; above, there is none."""
+
 _HOST_PACE: Final = 1.15
 """How much longer than what it does a host may take for a step that it limits."""
 
@@ -130,20 +133,33 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     low, high = min(low, least * (1 - share)), max(high, most)
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * measured / replayed for leaning in (-1, 1)]
+        _refuse_undecided(changed, mid, ends)
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
     return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, changed.assumed, profiled)
 
 
 @dataclass(frozen=True)
 class _ChangedStep:
-    """What a step takes with settings changed, ns, how sure that is, whether latencies are uncertain, and what
-    was assumed.
+    """What a step takes with settings changed, ns, how sure that is, whether latencies are uncertain, or anything else
+    is that makes a range (``doubtful``), and what was assumed.
     """
 
     step_ns: float
     sure: Uncertainty
     unsure: bool
+    doubtful: bool
     assumed: tuple[str, ...]
+
+
+def _refuse_undecided(changed: _ChangedStep, mid: float, ends: list[float]) -> None:
+    """Raise CannotReplay where the prediction is little but what was assumed of latencies."""
+    of_latency = ends[1:] if changed.doubtful else ends  # the other end holds the doubt
+    if changed.assumed and max(abs(end - mid) for end in of_latency) > _UNDECIDED * mid:
+        least, most = min(*ends, mid) / 1e6, max(*ends, mid) / 1e6
+        raise CannotReplay(
+            f"{'; '.join(changed.assumed)}: the step may take anything from {least:.2f} to {most:.2f} ms. Record steps "
+            "that also send another size, such as a loss averaged across ranks"
+        )
 
 
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
@@ -169,7 +185,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
     predicted = step_ns(schedules, replayed, context.replayed_unchanged)
-    return _ChangedStep(predicted, sure, bool(question.unsure) or doubtful, question.assumptions())
+    return _ChangedStep(predicted, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions())
 
 
 def _turns(context: Context) -> Uncertainty:

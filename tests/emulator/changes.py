@@ -83,7 +83,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
-    "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value)),
+    "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value, bucket_mb=25.0)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
     "zero.stage": (_FSDP | _DDP, _sharded_at),

@@ -198,6 +198,8 @@ def _setting(kind: str, bad: dict[str, Any]) -> Callable[[random.Random, Job, fl
         good = {name: getattr(job, name) for name in bad}
         if good == bad or not _fits(kind, job):
             return None
+        if kind == "by hand":  # DDP as it is when nobody sets anything
+            good["bucket_mb"] = 25
         return Plant(kind, None, None, good), replace(job, **bad)
 
     return plant

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator import MS, Cause, Job, Loader, Model, Network, Recording, emulate
@@ -60,3 +61,35 @@ def test_of_a_late_rank_that_is_missing_only_the_transfer_gets_quicker(tmp_path:
     """Rank 2 computes 1.3 times as long: the others' collectives seem to take much longer than their transfers."""
     job = replace(STRATEGIES["without rank 2"], causes=(Cause("slow compute", 1.3, (2,)),))
     assert abs(_missed(job, tmp_path, {"network.bandwidth": "2x"})) < 0.05
+
+
+ONE_SIZE = replace(JOB, strategy="fsdp", gradient_bytes=2)
+"""Every gather and every reduction moves as many bytes."""
+
+
+def test_what_depends_on_a_latency_that_does_not_show_is_refused(tmp_path: Path) -> None:
+    emulate(replace(ONE_SIZE, model=replace(JOB.model, width=512))).write(tmp_path)
+    with pytest.raises(CannotReplay, match=r"cannot be separated.* the step may take anything from .* to .* ms"):
+        predict(context_of(tmp_path, workers=1), {"network.latency": "4x"})
+
+
+def test_what_hardly_depends_on_it_is_predicted(tmp_path: Path) -> None:
+    assert (
+        abs(_missed(replace(ONE_SIZE, network=replace(JOB.network, gbps=8.0)), tmp_path, {"network.bandwidth": "2x"}))
+        < 0.03
+    )
+
+
+def test_short_transfers_over_a_fast_link_are_not_taken_for_a_slow_one(tmp_path: Path) -> None:
+    """160 GB/s and 15 us: 46 us for 5 MB, which without latency would be 105 GB/s."""
+    network = replace(JOB.network, gbps=160.0, latency_ns=15_000)
+    emulate(replace(ONE_SIZE, network=network, model=replace(JOB.model, width=512))).write(tmp_path)
+    found = predict(context_of(tmp_path, workers=1), {"network.bandwidth": "2x"})
+    assert any("20 µs of latency are assumed" in words for words in found.assumed)
+
+
+@pytest.mark.parametrize("value", ["flat", "ddp"])
+def test_a_host_that_no_loop_delays_runs_ahead(value: str, tmp_path: Path) -> None:
+    """The loop over 18 gradients keeps the host of a small model busy for longer than the devices send."""
+    job = replace(JOB, strategy="manual", model=Model(blocks=3, tokens=1024, width=512), network=Network(gbps=50.0))
+    assert abs(_missed(job, tmp_path, {"gradients.reduce": value})) < 0.05

@@ -138,10 +138,6 @@ QUESTIONS = {
         replace(HOST_BOUND, host=replace(HOST_BOUND.host, operator_ns=0, launch_ns=0, event_ns=0)),
         within=0.02,
     ),
-    # All its collectives have one size, so latency cannot be separated from bandwidth and is assumed.
-    "FULL_SHARD on twice the bandwidth": Question(
-        FSDP, {"network.bandwidth": "2x"}, replace(FSDP, network=network(2.0)), within=0.08
-    ),
 }
 
 
@@ -179,10 +175,10 @@ def test_accumulating_where_the_optimizer_is_much_of_a_step(tmp_path: Path, batc
 
 @pytest.mark.parametrize("alpha_ns", [15 * US, 200 * US])
 def test_an_unknown_latency_is_assumed_and_the_range_holds_it(tmp_path: Path, alpha_ns: int) -> None:
-    spec = replace(FSDP, steps=4, network=replace(SLOW_NETWORK, alpha_ns=alpha_ns))
+    spec = replace(FSDP, steps=4, network=replace(SLOW_NETWORK, alpha_ns=alpha_ns, busbw_gbps=5.0))
     simulate(spec).write(tmp_path)
     found = whatif(tmp_path, {"network.bandwidth": "2x"})
-    truth = simulate(replace(spec, network=replace(spec.network, busbw_gbps=80.0))).truth.step_time_ns
+    truth = simulate(replace(spec, network=replace(spec.network, busbw_gbps=10.0))).truth.step_time_ns
     assert found.low_ns <= truth <= found.high_ns
     assert found.assumed
     assert "one size of all_gather and reduce_scatter" in found.assumed[0]
