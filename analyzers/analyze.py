@@ -8,14 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from perfscope.analyzers.hang.dumps_only import summarize_dumps
+from perfscope.analyzers.hang.job_hang import job_hang
+from perfscope.analyzers.hang.words import verdict
 from perfscope.analyzers.history.job_history import job_history
 from perfscope.analyzers.history.steps_only import summarize_steps
 from perfscope.analyzers.job.tables.ncu import read_export
 from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job
 from perfscope.analyzers.summarize import summarize
+from perfscope.errors import UnusableInput
 from perfscope.recording import remote
 from perfscope.recording.job import Job, TraceSource, open_job
+from perfscope.results.hang import Hang
+from perfscope.results.history import History
+from perfscope.results.rows import Failure
 from perfscope.results.summary import Summary
 from perfscope.trace.custom_flops import CustomFlops
 
@@ -45,11 +52,27 @@ def analyze(
     with remote.opened(path) as folder:
         job = open_job(folder, capture)
         history, failures = job_history(job, executor, workers)
-        if not job.sources and history is not None:
-            return summarize_steps(job, history, failures)
-        job, ranks = read_ranks(job, executor, workers, progress, formulas)
+        hang, unread = job_hang(job, executor, workers)
+        failures += unread
+        if not job.sources and (history is not None or job.stuck):
+            return _untraced(job, history, hang, failures)
+        try:
+            job, ranks = read_ranks(job, executor, workers, progress, formulas)
+        except UnusableInput:
+            if hang is None:
+                raise
+            return _untraced(job, history, hang, failures)
         ranks.failures += failures
-        return replace(summarize(job, ranks, measured), history=history)
+        summary = replace(summarize(job, ranks, measured), history=history)
+        return replace(summary, hang=hang, verdict=verdict(hang)) if hang is not None else summary
+
+
+def _untraced(job: Job, history: History | None, hang: Hang | None, failures: tuple[Failure, ...]) -> Summary:
+    """Without a trace: of dumps and stacks, of step histories, or of both."""
+    if history is None:
+        return summarize_dumps(job, hang, failures)
+    summary = summarize_steps(job, history, failures)
+    return replace(summary, hang=hang, verdict=verdict(hang)) if hang is not None else summary
 
 
 @dataclass(frozen=True, eq=False)

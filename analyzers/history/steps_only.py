@@ -7,10 +7,12 @@ stages do not replace them, because they include waiting for devices and for oth
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from perfscope._version import __version__
 from perfscope.recording.job import Job
+from perfscope.results.hang import Hang
 from perfscope.results.history import OTHER, History, RankHistory
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import Failure, JobInfo, Replay, Utilisation, Verdict
@@ -34,8 +36,36 @@ def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -
     """A Summary of step histories alone. ``failures``: histories that could not be read."""
     slowest = max(history.ranks, key=lambda row: row.mean_us)
     unread = tuple(Failure(rank=problem.rank, path=str(problem.path), error=problem.error) for problem in job.problems)
+    info = untraced_job(
+        job,
+        tuple(row.rank for row in history.ranks),
+        history.missing_ranks,
+        (*unread, *failures),
+        steps_from=f"only step times were recorded, of steps {slowest.first_step} to {slowest.last_step}",
+    )
+    info = replace(
+        info,
+        step_time_us=slowest.mean_us,
+        unprofiled_step_us=slowest.median_us,
+        hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
+    )
+    verdict = Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job))
+    return untraced_summary(job, info, verdict, _NO_TRACE, notes=tuple(_notes(job, history)), history=history)
+
+
+def untraced_summary(
+    job: Job,
+    info: JobInfo,
+    verdict: Verdict,
+    why_absent: str,
+    *,
+    notes: tuple[Note, ...] = (),
+    history: History | None = None,
+    hang: Hang | None = None,
+) -> Summary:
+    """A Summary without all that needs a trace; ``why_absent`` says why there is none."""
     return Summary(
-        job=_job(job, history, slowest, (*unread, *failures)),
+        job=info,
         time_breakdown=(),
         clock=(),
         collectives=(),
@@ -45,32 +75,36 @@ def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -
         dataloader=(),
         utilisation=Utilisation(
             mfu=None, hfu=None, model_flops_per_step=None, flops_coverage=None, peak_tflops=None, dtype=None,
-            causal="full", why_absent=_NO_TRACE,
+            causal="full", why_absent=why_absent,
         ),
         memory=(),
         replay=Replay(),
         findings=(),
-        verdict=Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job)),
-        notes=tuple(_notes(job, history)),
+        verdict=verdict,
+        notes=notes,
         step_timeline=(),
         history=history,
+        hang=hang,
         perfscope_version=__version__,
         source=str(job.path),
     )  # fmt: skip
 
 
-def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failure, ...]) -> JobInfo:
+def untraced_job(
+    job: Job, ranks: tuple[int, ...], missing_ranks: tuple[int, ...], failures: tuple[Failure, ...], *, steps_from: str
+) -> JobInfo:
+    """What a job's metadata tell about it; its step time, which they do not, is 0."""
     runs = dict(sorted(job.runs.items()))
     first = next(iter(runs.values()), None)
     strategies = tuple(sorted({strategy for run in runs.values() for strategy in run.strategies})) or ("unknown",)
-    ranks = tuple(row.rank for row in history.ranks)
+    known = len(ranks) + len(missing_ranks)
     return JobInfo(
-        world_size=max((run.world_size for run in runs.values()), default=None),
+        world_size=max((run.world_size for run in runs.values()), default=known or None),
         ranks=ranks,
-        missing_ranks=history.missing_ranks,
+        missing_ranks=missing_ranks,
         failures=failures,
         steps=(),
-        step_time_us=slowest.mean_us,
+        step_time_us=0.0,
         step_time_us_per_step=(),
         strategy=strategies[0] if len(strategies) == 1 else strategies,
         backend=first.backend or None if first else None,
@@ -80,14 +114,12 @@ def _job(job: Job, history: History, slowest: RankHistory, failures: tuple[Failu
             )
         ),
         perturbation=None,
-        steps_from=f"only step times were recorded, of steps {slowest.first_step} to {slowest.last_step}",
-        hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
+        steps_from=steps_from,
         command=job.launch.command if job.launch else (first.command if first else ()),
         started_at=(job.launch.started_at if job.launch else "") or (first.started_at if first else "") or None,
         batch_shape=first.batch_shape if first else None,
         settings=dict(first.settings) if first else {},
         versions=dict(first.versions) if first else {},
-        unprofiled_step_us=slowest.median_us,
         exit_code=job.launch.exit_code if job.launch else None,
     )
 

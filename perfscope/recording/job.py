@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
-from perfscope.recording import metadata, paths, remote
+from perfscope.recording import dumps, metadata, paths, remote
 from perfscope.recording.captures import (
     Capture,
     TraceSource,
@@ -56,6 +56,8 @@ class Job:
     """What the system sampler wrote, one file per host."""
     histories: dict[int, Path] = field(default_factory=dict)
     """Rank -> its step history. A recording may hold these alone; ``sources`` is then empty."""
+    stuck: dumps.StuckFiles = field(default_factory=dumps.StuckFiles)
+    """What ranks that stood still left. There may be nothing else."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
 
@@ -71,13 +73,26 @@ def open_job(path: Path, capture: int | None = None) -> Job:
         raise UnusableInput(f"{path}: no such file or folder")
     if path.is_file() and path.name.lower().endswith(_ARCHIVES):
         raise UnusableInput(f"{path}: is an archive; unpack it (tar xf {path.name}) and name the folder")
+    if path.is_file() and (stuck := dumps.find([path])):
+        return _with_stuck(Job(path, ()), stuck)
     if path.is_file() or _is_parquet_export(path):
         return Job(path, (TraceSource(path, rank_in_name(path)),))
     names = _files(path)
+    stuck = dumps.find(entry for entry in names if not _is_recording_file(entry))
+    names = stuck.others(names)
     if any(_is_recording_file(entry) for entry in names):
-        return _open_recording(path, names, capture)
+        return _with_stuck(_open_recording(path, names, capture, stuck), stuck)
     traces = _traces(path, names)
-    return _choose(path, captures_of_files(traces), capture) if traces else _open_folders_below(path, capture)
+    if traces or stuck:
+        return _with_stuck(_choose(path, captures_of_files(traces), capture) if traces else Job(path, ()), stuck)
+    return _open_folders_below(path, capture)
+
+
+def _with_stuck(job: Job, stuck: dumps.StuckFiles) -> Job:
+    nameless = tuple(
+        Problem(None, path, "its name does not say which rank it is of: name it rank<N>") for path in stuck.unnamed
+    )
+    return replace(job, stuck=stuck, problems=(*job.problems, *nameless))
 
 
 def _is_own_result(entry: Path) -> bool:
@@ -96,7 +111,7 @@ def _is_recording_file(entry: Path) -> bool:
     )
 
 
-def _open_recording(folder: Path, names: list[Path], capture: int | None) -> Job:
+def _open_recording(folder: Path, names: list[Path], capture: int | None, stuck: dumps.StuckFiles) -> Job:
     problems: list[Problem] = []
     launch = _launch(folder, problems)
     runs: dict[int, RunMetadata] = {}
@@ -116,7 +131,7 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None) -> Job
     samples = tuple(entry for entry in names if paths.is_samples_file(entry))
     histories = {rank: entry for entry in names if (rank := paths.rank_of_steps_file(entry)) is not None}
     reports = () if captures else tuple(TraceSource(entry, rank_in_name(entry)) for entry in _reports(folder, names))
-    if not captures and not reports and not (histories and capture is None):
+    if not captures and not reports and not ((histories or stuck) and capture is None):
         raise UnusableInput(_nothing_recorded(folder, launch, runs))
     chosen = _choose_capture(folder, captures, capture) if captures else None
     traces = captures[chosen] if chosen is not None else {}
@@ -224,10 +239,17 @@ def _open_folders_below(folder: Path, capture: int | None) -> Job:
     folders = sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: natural(entry.name))
     files = {entry: _files(entry) for entry in folders if not entry.name.startswith(".")}
     recordings = [entry.name for entry, names in files.items() if any(_is_recording_file(name) for name in names)]
-    found = {entry.name: traces for entry, names in files.items() if (traces := _traces(entry, names))}
+    found = {
+        entry.name: traces
+        for entry, names in files.items()
+        if (traces := _traces(entry, dumps.find(names).others(names)))
+    }
     captures = captures_of_folders(found) if found and not recordings else None
     if captures:
         return _choose(folder, captures, capture)
+    # Each node wrote its ranks' dumps into a folder of its own.
+    if not found and (stuck := dumps.find(name for names in files.values() for name in names)):
+        return _with_stuck(Job(folder, ()), stuck)
     if not found and len(folders) == 1:
         return open_job(folders[0], capture)
     suffixes = (*TRACE_SUFFIXES, *NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX)

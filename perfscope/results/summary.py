@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from perfscope.results import rows, tables
 from perfscope.results.cost import Cost
 from perfscope.results.findings import Finding
+from perfscope.results.hang import Hang
 from perfscope.results.history import History
 from perfscope.results.notes import Note
 from perfscope.results.system import System
@@ -68,6 +69,7 @@ class Summary:
     ] = ()
     pipeline: Annotated[tables.Pipeline | None, "None where the job has no pipeline."] = None
     history: Annotated[History | None, "None where the recording holds no step history."] = None
+    hang: Annotated[Hang | None, "None where the job did not hang, or left no dumps and no stacks."] = None
     system: Annotated[System | None, "None where no host was sampled during the used steps."] = None
     cost: Annotated[Cost | None, "None where no price was given (``perfscope analyze --price``)."] = None
     lanes: Annotated[

@@ -1,0 +1,190 @@
+"""The operations at which ranks wait: who came, who did not, and who issued something else."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from perfscope.analyzers.hang.progress import Group, OpenOp, Progress
+from perfscope.analyzers.readers.flight import OpKind
+from perfscope.grouping import grouped
+
+_ONE_SIZE: Final = frozenset(
+    {"all_reduce", "allreduce", "broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "_all_gather_base"}
+    | {"_allgather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"}
+)
+"""Every rank must bring as many elements; of the others sizes may differ."""
+
+
+@dataclass
+class BlockedOp:
+    """One collective, or one send with its recv, that is not done."""
+
+    group: Group
+    p2p: bool
+    sequence: int
+    waiting: dict[int, OpenOp]
+    """Rank -> its part, of those that issued it."""
+    missing: set[int] = field(default_factory=set)
+    """Ranks that did not issue it, or issued something else instead (``variants``)."""
+    unknown: set[int] = field(default_factory=set)
+    """Ranks of which nothing is known: no dump, or one without entries."""
+    variants: dict[str, list[int]] = field(default_factory=dict)
+    """What was issued under this number -> ranks; empty where all issued the same."""
+    undecided: bool = False
+    """The ranks differ, and neither side is the odd one."""
+
+    @property
+    def since_ns(self) -> int:
+        """When the first of the waiting ranks issued it."""
+        return min(op.created_ns for op in self.waiting.values())
+
+    @property
+    def kind(self) -> OpKind:
+        """What most of the waiting ranks issued."""
+        kinds = Counter(op.kind for rank, op in self.waiting.items() if rank not in self.missing)
+        return kinds.most_common(1)[0][0] if kinds else next(iter(self.waiting.values())).kind
+
+
+def blocked_ops(progress: Progress) -> list[BlockedOp]:
+    """Every operation that some rank waits for, in no order."""
+    together = grouped(((op.group, op.sequence), op) for ops in progress.open_ops.values() for op in ops if not op.p2p)
+    collectives = [found for key, ops in together.items() if (found := _collective(progress, *key, ops)) is not None]
+    _set_variants(collectives)
+    return [*collectives, *_messages(progress)]
+
+
+def _collective(progress: Progress, group: int, sequence: int, ops: list[OpenOp]) -> BlockedOp | None:
+    """None where a rank that came has no part that is open: it is done there, so all have come."""
+    waiting = {op.rank: op for op in reversed(ops)}
+    made = BlockedOp(progress.groups[group], False, sequence, waiting)
+    for rank in made.group.ranks:
+        if rank in waiting:
+            continue
+        came = progress.has_come(rank, group, sequence)
+        if came:
+            return None
+        (made.unknown if came is None else made.missing).add(rank)
+    return made
+
+
+def _set_variants(collectives: list[BlockedOp]) -> None:
+    """Compare what the ranks issued. Of ranks that differ the fewer are the odd ones; where there are as many, what
+    groups of the same kind issued under the same number decides.
+    """
+    alike: dict[tuple[str, int, int], Counter[str]] = {}
+    for blocked in collectives:
+        shown = alike.setdefault(_role(blocked), Counter())
+        shown.update(_shown(op.kind) for op in blocked.waiting.values())
+    for blocked in collectives:
+        by_variant = grouped((_shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
+        if len(by_variant) < 2:
+            continue
+        blocked.variants = by_variant
+        votes = sorted(
+            ((len(ranks), alike[_role(blocked)][text], text) for text, ranks in by_variant.items()), reverse=True
+        )
+        if votes[0][:2] == votes[1][:2]:
+            blocked.undecided = True
+        else:
+            blocked.missing |= {rank for text, ranks in by_variant.items() if text != votes[0][2] for rank in ranks}
+
+
+def _role(blocked: BlockedOp) -> tuple[str, int, int]:
+    return blocked.group.description, len(blocked.group.ranks), blocked.sequence
+
+
+def _shown(kind: OpKind) -> str:
+    """What must be the same on all ranks: the operator, the type, and the number of elements where that must be."""
+    types = "/".join(dict.fromkeys(kind.dtypes))
+    if kind.operator not in _ONE_SIZE or not kind.input_sizes:
+        return kind.operator + (f" {types}" if types and kind.operator in _ONE_SIZE else "")
+    counts = (sum(math.prod(dims) for dims in sizes) for sizes in (kind.input_sizes, kind.output_sizes))
+    return (
+        f"{kind.operator} of {' -> '.join(f'{count:,}' for count in dict.fromkeys(counts))} elements {types}".rstrip()
+    )
+
+
+def _messages(progress: Progress) -> Iterator[BlockedOp]:
+    """Sends without a recv, and recvs without a send."""
+    common = {group.index: _numbers_are_common(progress, group) for group in progress.groups}
+    pairs = grouped(((op.group, *_pair(op)), op) for ops in progress.open_ops.values() for op in ops if _is_message(op))
+    for (group, sender, receiver), ops in pairs.items():
+        sends = [op for op in ops if op.kind.operator == "send"]
+        recvs = [op for op in ops if op.kind.operator == "recv"]
+        matched = _by_number if common[group] else _by_order
+        yield from matched(progress, group, (sender, receiver), sends, recvs)
+
+
+def _is_message(op: OpenOp) -> bool:
+    return op.p2p and op.peer is not None and op.peer != op.rank and op.kind.operator in ("send", "recv")
+
+
+def _pair(op: OpenOp) -> tuple[int, int]:
+    peer = op.peer if op.peer is not None else op.rank
+    return (op.rank, peer) if op.kind.operator == "send" else (peer, op.rank)
+
+
+def _numbers_are_common(progress: Progress, group: Group) -> bool:
+    """Do the two sides of a message count it by one number? In a group of two they do; in others they may."""
+    if len(group.ranks) == 2:
+        return True
+    same = different = 0
+    for (index, sender, receiver, side), rows in progress.p2p_rows.items():
+        others = progress.p2p_rows.get((group.index, sender, receiver, "recv"))
+        if index != group.index or side != "send" or not others:
+            continue
+        mine, theirs = {row[0] for row in rows}, {row[0] for row in others}
+        first, last = max(min(mine), min(theirs)), min(max(mine), max(theirs))
+        if first <= last:
+            within = {number for number in mine | theirs if first <= number <= last}
+            same, different = same + len(within & mine & theirs), different + len(within - (mine & theirs))
+    return same > 0 and different * 10 <= same
+
+
+def _by_number(
+    progress: Progress, group: int, pair: tuple[int, int], sends: list[OpenOp], recvs: list[OpenOp]
+) -> Iterator[BlockedOp]:
+    parts = grouped((op.sequence, op) for op in (*sends, *recvs))
+    for sequence, ops in parts.items():
+        made = BlockedOp(progress.groups[group], True, sequence, {op.rank: op for op in reversed(ops)})
+        absent = [rank for rank in pair if rank not in made.waiting]
+        for rank in absent:
+            other = progress.p2p_rows.get((group, *pair, "send" if rank == pair[0] else "recv"), [])
+            if any(number >= sequence for number, _, _ in other):
+                break  # done there: it was issued before what came after it
+            if not other and progress.p2p_status.get((group, rank), -1) >= sequence:
+                break
+            (made.missing if _knows(progress, rank) else made.unknown).add(rank)
+        else:
+            yield made
+
+
+def _by_order(
+    progress: Progress, group: int, pair: tuple[int, int], sends: list[OpenOp], recvs: list[OpenOp]
+) -> Iterator[BlockedOp]:
+    """The first open send belongs to the first open recv, and so on: what is left over has no counterpart.
+
+    A send that is done may have left its message in a buffer: as many recvs as there are such sends since the last recv
+    that is done wait for nobody, but that is not visible, since the buffers of both ranks may begin anywhere.
+    """
+    for place in range(max(len(sends), len(recvs))):
+        ops = [side[place] for side in (sends, recvs) if place < len(side)]
+        made = BlockedOp(progress.groups[group], True, ops[0].sequence, {op.rank: op for op in ops})
+        for rank in set(pair) - made.waiting.keys():
+            (made.missing if _knows(progress, rank) else made.unknown).add(rank)
+        if made.missing or made.unknown:
+            yield made
+
+
+def _knows(progress: Progress, rank: int) -> bool:
+    dump = progress.dumps.get(rank)
+    return dump is not None and (len(dump.group) > 0 or progress.only_active)
+
+
+def timed_out(blocked: BlockedOp) -> bool:
+    """Did a watchdog give up on it?"""
+    return any(op.timed_out for op in blocked.waiting.values())

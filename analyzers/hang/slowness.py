@@ -1,0 +1,76 @@
+"""Does a job stand still, or is it only slow? Dumps may be taken while it works, and some rank is always last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.hang.blocked import BlockedOp
+from perfscope.analyzers.hang.progress import Progress
+from perfscope.analyzers.readers.flight import DONE
+from perfscope.trace.trace import Int64
+
+LONG_NS: Final = 10_000_000_000
+"""A wait of this length is no slowness, where the dumps show that it took so long."""
+
+_ENOUGH: Final = 10
+"""Collectives from which a rank's lateness is a habit."""
+_MOSTLY: Final = 0.8
+"""Share of them that it is last in."""
+_NOTABLE: Final = 0.3
+"""Of the time from one collective to the next: less is scatter, by which some rank is always last."""
+
+
+def certainly_stands(progress: Progress, blocked: Sequence[BlockedOp]) -> bool:
+    """Did a watchdog give up, or does the wait exceed what a slow rank could explain?"""
+    if any(part.timed_out for op in blocked for part in op.waiting.values()):
+        return True
+    return waited_ns(progress, blocked) >= LONG_NS
+
+
+def waited_ns(progress: Progress, blocked: Sequence[BlockedOp]) -> int:
+    """The longest wait that the dumps show: at least so long, since nobody writes into a dump when it was taken."""
+    last = max((dump.last_ns + progress.offsets_ns.get(rank, 0) for rank, dump in progress.dumps.items()), default=0)
+    return max((last - op.since_ns for op in blocked if op.since_ns > 0), default=0)
+
+
+def is_habitually_late(progress: Progress, blocked: Sequence[BlockedOp], ranks: Collection[int]) -> bool:
+    """Do ``ranks`` come last to most collectives, by as much as the others wait for them now?"""
+    late = _lateness_ns(progress, ranks)
+    if len(late) < _ENOUGH or float((late > 0).mean()) < _MOSTLY:
+        return False
+    awaited = [op for op in blocked if op.missing & set(ranks)]
+    return waited_ns(progress, awaited) <= 2 * float(np.percentile(late, 90))
+
+
+def _lateness_ns(progress: Progress, ranks: Collection[int]) -> Int64:
+    """How long after the last of the others the last of ``ranks`` came to each collective that is done.
+
+    Empty where that is no notable part of the time from one collective to the next.
+    """
+    keys, created, own = [], [], []
+    for rank, dump in progress.dumps.items():
+        rows = np.flatnonzero(~dump.p2p & (dump.state == DONE))
+        if not len(rows):
+            continue
+        local = [progress.numbers[rank][index] for index in range(len(dump.groups))]
+        group = np.array(local, dtype=np.int64)[dump.group[rows]]
+        keys.append(np.stack([group, dump.sequence[rows]], axis=1))
+        created.append(dump.created_ns[rows] + progress.offsets_ns.get(rank, 0))
+        own.append(np.full(len(rows), rank in ranks))
+    if not keys:
+        return np.zeros(0, dtype=np.int64)
+    _, instance = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    times, mine = np.concatenate(created), np.concatenate(own)
+    count = int(instance.max()) + 1
+    last = np.zeros((2, count), dtype=np.int64)
+    for side, chosen in enumerate((mine, ~mine)):
+        np.maximum.at(last[side], instance.ravel()[chosen], times[chosen])
+    both = (last > 0).all(axis=0)
+    late: Int64 = (last[0] - last[1])[both]
+    if len(late) < _ENOUGH:
+        return late
+    gap = float(np.ptp(last[0][both])) / len(late)
+    return late if float(np.median(late)) >= _NOTABLE * gap else np.zeros(0, dtype=np.int64)

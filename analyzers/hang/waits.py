@@ -1,0 +1,138 @@
+"""The wait-for graph: from ranks, through the operations at which they wait, to ranks that wait for nobody.
+
+Example: rank 0 sent to rank 1, which has not received; rank 1 is at an all-reduce with ranks 2 and 3, and rank 3 did
+not come. The graph is 0 -> send -> 1 -> all-reduce -> 3, 2 -> all-reduce; rank 3 is its root, ranks 0 to 2 are victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from perfscope.analyzers.hang.blocked import BlockedOp
+from perfscope.analyzers.hang.progress import Progress
+
+_Node = TypeVar("_Node", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Whom the others wait for, in the end."""
+
+    known: frozenset[int]
+    """They did not come, and wait for nobody: from their own dumps."""
+    by_elimination: frozenset[int]
+    """All others came; of these there is no dump, or none with entries."""
+    cycles: tuple[frozenset[int], ...]
+    """Ranks that wait for each other, and for nobody else."""
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The ranks to name."""
+        return self.known or self.by_elimination
+
+
+def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
+    """The roots of the wait-for graph."""
+    graph = _graph(progress, blocked)
+    awaited = {rank for op in blocked for rank in op.missing | op.unknown}
+    awaited |= {
+        target for node, targets in graph.items() if node[0] == "op" for kind, target in targets if kind == "rank"
+    }
+    known: set[int] = set()
+    unknown: set[int] = set()
+    cycles = []
+    for part in _sinks(graph):
+        ranks = frozenset(number for kind, number in part if kind == "rank")
+        if len(ranks) > 1:
+            cycles.append(ranks)
+        elif ranks <= awaited:
+            (known if _has_entries(progress, *ranks) else unknown).update(ranks)
+    # A device that stands still may have issued what waits for another rank, too.
+    known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
+    return Roots(frozenset(known), frozenset(unknown), tuple(cycles))
+
+
+def _has_entries(progress: Progress, rank: int) -> bool:
+    dump = progress.dumps.get(rank)
+    return dump is not None and (len(dump.group) > 0 or bool(dump.status) or progress.only_active)
+
+
+def _graph(progress: Progress, blocked: Sequence[BlockedOp]) -> dict[tuple[str, int], list[tuple[str, int]]]:
+    """("rank", rank) and ("op", index in ``blocked``) -> those that it waits for."""
+    graph: dict[tuple[str, int], list[tuple[str, int]]] = {("rank", rank): [] for rank in progress.world}
+    first_rows = _first_rows(blocked)
+    for index, op in enumerate(blocked):
+        if op.undecided:
+            targets, sources = sorted(op.waiting), sorted(op.waiting)
+        elif op.missing or op.unknown:
+            targets = sorted(op.missing or op.unknown)
+            sources = [rank for rank in op.waiting if rank not in op.missing]
+        else:
+            targets = _not_reached(op, first_rows)
+            sources = [rank for rank in op.waiting if rank not in targets]
+        if targets:
+            graph["op", index] = [("rank", rank) for rank in targets]
+            for rank in sources:
+                graph["rank", rank].append(("op", index))
+    return graph
+
+
+def _first_rows(blocked: Sequence[BlockedOp]) -> dict[int, int]:
+    """Rank -> row of the first operation that it waits for: a device does one after the other."""
+    first: dict[int, int] = {}
+    for op in blocked:
+        for rank, part in op.waiting.items():
+            first[rank] = min(first.get(rank, part.row), part.row)
+    return first
+
+
+def _not_reached(op: BlockedOp, first_rows: Mapping[int, int]) -> list[int]:
+    """Of a collective that all ranks issued: those whose device is still before it."""
+    before = [rank for rank, part in op.waiting.items() if part.row > first_rows[rank]]
+    started = [rank for rank, part in op.waiting.items() if part.started]
+    if not before and started:
+        before = [rank for rank, part in op.waiting.items() if not part.started]
+    return sorted(before) if len(before) < len(op.waiting) else []
+
+
+def _sinks(graph: Mapping[_Node, Sequence[_Node]]) -> list[list[_Node]]:
+    """Strongly connected components that lead nowhere else (Tarjan 1972, without recursion)."""
+    order: dict[_Node, int] = {}
+    low: dict[_Node, int] = {}
+    stack: list[_Node] = []
+    on_stack: set[_Node] = set()
+    component: dict[_Node, int] = {}
+    found: list[list[_Node]] = []
+    for start in graph:
+        if start in order:
+            continue
+        work = [(start, iter(graph.get(start, ())))]
+        order[start] = low[start] = len(order)
+        stack.append(start)
+        on_stack.add(start)
+        while work:
+            node, targets = work[-1]
+            target = next(targets, None)
+            if target is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == order[node]:
+                    cut = stack.index(node)
+                    found.append(stack[cut:])
+                    component.update(dict.fromkeys(stack[cut:], len(found) - 1))
+                    on_stack.difference_update(stack[cut:])
+                    del stack[cut:]
+            elif target not in order:
+                order[target] = low[target] = len(order)
+                stack.append(target)
+                on_stack.add(target)
+                work.append((target, iter(graph.get(target, ()))))
+            elif target in on_stack:
+                low[node] = min(low[node], order[target])
+    leaving = {
+        component[node] for node, targets in graph.items() for target in targets if component[target] != component[node]
+    }
+    return [part for number, part in enumerate(found) if number not in leaving]
