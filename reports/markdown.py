@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from perfscope.reports.compare import words
-from perfscope.reports.page import advice, overview, tiles
+from perfscope.reports.page import advice, hang, overview, tiles
 from perfscope.results.budget import FAILED, PASSED, SKIPPED, UNKNOWN, Check, CheckRow
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference, WorkChange
@@ -37,8 +37,11 @@ def of_summary(summary: Summary) -> str:
     lines.append(escaped(" · ".join(overview.identity(summary))))
     if summary.verdict.first_action:
         lines += ["", f"**Do first:** {escaped(summary.verdict.first_action)}"]
+    if summary.hang is not None:
+        lines += ["", escaped(f"{hang.reading(summary.hang)} {hang.certainty(summary.hang)}")]
     numbers = [[tile.label, tile.value, tile.detail] for tile in tiles.tiles(summary)]
-    lines += ["", *_table(["", "", ""], numbers)]
+    if numbers:
+        lines += ["", *_table(["", "", ""], numbers)]
     if summary.findings:
         rows = [
             [str(card.number), card.finding.title, card.finding.severity, card.speedup.short]
@@ -46,7 +49,8 @@ def of_summary(summary: Summary) -> str:
         ]
         lines += ["", *_folded("What to change", _table(["", "finding", "severity", "speedup"], rows))]
     parts = [[category.label, percent(taken[category.id])] for category in TimeCategory if taken[category.id] > 0]
-    lines += ["", *_folded("Time breakdown, mean of all ranks", _table(["", "share"], parts))]
+    if parts:
+        lines += ["", *_folded("Time breakdown, mean of all ranks", _table(["", "share"], parts))]
     return "\n".join([*lines, "", _sign(summary.perfscope_version)]) + "\n"
 
 

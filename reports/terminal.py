@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable
 
-from perfscope.reports.page import advice, gaps, overview, tiles
+from perfscope.reports.page import advice, gaps, hang, overview, tiles
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import IDLE, TimeCategory
 from perfscope.results.notes import ended
@@ -28,6 +28,7 @@ def verdict(summary: Summary, width: int = 100) -> str:
         _wrapped(" · ".join(overview.identity(summary)), width),
         _headline(summary, width),
         _wrapped(overview.certainty(summary), width),
+        _hang(summary, width),
         _numbers(summary, width),
         _breakdowns(summary, width),
         _findings(summary, width),
@@ -62,6 +63,12 @@ def extremes(rows: Iterable[TimeBreakdown], stragglers: Iterable[int]) -> list[t
 def _headline(summary: Summary, width: int) -> list[str]:
     first = summary.verdict.first_action
     return _wrapped(summary.verdict.headline, width) + (_wrapped(f"Do first: {first}", width) if first else [])
+
+
+def _hang(summary: Summary, width: int) -> list[str]:
+    """Of a job that stands still: the missing ranks, and where in the code ranks are."""
+    lines = hang.terminal_lines(summary.hang) if summary.hang is not None else ()
+    return [part for line in lines for part in _wrapped(line, width, indent=4 if line.startswith(" ") else 0)]
 
 
 def _numbers(summary: Summary, width: int) -> list[str]:

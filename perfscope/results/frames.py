@@ -14,6 +14,7 @@ from perfscope.results.columns import Table
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.fields import Us
 from perfscope.results.findings import Evidence, Finding
+from perfscope.results.hang import Hang, HangCallSite, HangLastSeen, HangMismatch, HangVictim
 from perfscope.results.history import HistoryBin, OutlierStep, RankHistory, SlowRank
 from perfscope.results.notes import Note
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series
@@ -166,6 +167,17 @@ class Frames:
         SlowRank,
         "Ranks that spent more of the run's steps in a stage than their peers, the largest excess first.",
         "history.slow_ranks",
+    )
+    hang = Table(
+        Hang,
+        "Why the job stands still: one row, none where it does not.",
+        without=("mismatches", "victims", "call_sites", "last_seen"),
+    )
+    hang_missing = Table(HangLastSeen, "The last that is known of each missing rank.", "hang.last_seen")
+    hang_victims = Table(HangVictim, "Ranks that wait in consequence of a hang.", "hang.victims")
+    hang_call_sites = Table(HangCallSite, "Where in the code ranks stand.", "hang.call_sites")
+    hang_mismatches = Table(
+        HangMismatch, "Collectives that ranks did not issue alike.", "hang.mismatches", each=("variants",)
     )
     hosts = Table(HostRow, "What each host did during the used steps, where the system sampler ran.", "system.hosts")
     devices = Table(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from statistics import median
 
+from perfscope.reports.page import hang
 from perfscope.reports.page.run_history import drift
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
@@ -85,9 +86,11 @@ def certainty(summary: Summary) -> str:
     """How sure the verdict is, and what it rests on."""
     job = summary.job
     sentences = []
-    if summary.findings and not summary.verdict.healthy:
+    if summary.hang is not None:
+        sentences.append(hang.certainty(summary.hang))
+    elif summary.findings and not summary.verdict.healthy:
         sentences.append(f"{summary.findings[0].confidence.capitalize()} confidence.")
-    if job.ranks:
+    if job.ranks and (summary.time_breakdown or summary.hang is None):
         sentences.append(f"Based on {_basis(summary)}.")
     if job.perturbation is not None and known(job.perturbation):
         sentences.append(perturbation(job.perturbation))

@@ -29,6 +29,7 @@ from perfscope.reports.page import (
     communication,
     evidence,
     gaps,
+    hang,
     kernels,
     memory,
     overview,
@@ -77,8 +78,8 @@ def _values(summary: Summary) -> dict[str, Any]:
     taken, figures = shares(rows), summary.figures
     return {
         "summary": summary,
-        # Of a recording of step times alone there is no time breakdown and no communication.
-        "traced": bool(rows) or summary.history is None,
+        # Of a recording of step times alone, or of a hang alone, there is no time breakdown and no communication.
+        "traced": bool(rows) or (summary.history is None and summary.hang is None),
         "communicates": bool(
             summary.collectives or "overlap" in figures or (rows and job.world_size != 1 < len(job.ranks))
         ),
@@ -123,6 +124,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "system_tables": system.system_tables(summary),
         **kernels.values(summary),
         **pipeline.values(summary),
+        **hang.values(summary),
         "gaps": gaps.gaps(summary),
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,

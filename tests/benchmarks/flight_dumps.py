@@ -12,6 +12,7 @@ import resource
 import tempfile
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -84,7 +85,7 @@ def _job(ranks: int, entries: int) -> tuple[Groups, dict[int, list[dict[str, obj
     for rank in range(ranks):
         mine = [name for name, (_, members) in groups.items() if rank in members]
         own = [
-            op(mine[number % 2], number // 2 + 1, at_ms=number, size=(number % 50 + 1,), frames=_frames(number))
+            op(mine[number % 2], number // 2 + 1, at_ms=number, size=(number % 50 + 1,), frames=_frames(number % 9))
             for number in range(entries - 1)
         ]
         last = op(mine[(entries - 1) % 2], (entries - 1) // 2 + 1, at_ms=entries, state="started", retired=True)
@@ -92,8 +93,9 @@ def _job(ranks: int, entries: int) -> tuple[Groups, dict[int, list[dict[str, obj
     return groups, ops
 
 
+@cache
 def _frames(number: int) -> list[dict[str, object]]:
-    return [{"name": f"call_{depth}", "filename": "/site/train.py", "line": number % 9 + depth} for depth in range(12)]
+    return [{"name": f"call_{depth}", "filename": "/site/train.py", "line": number + depth} for depth in range(12)]
 
 
 if __name__ == "__main__":
