@@ -132,9 +132,8 @@ def _advised(context: rules.RuleContext) -> Summary:
     )
     found = verdict(summary)
     if not context.info.steps:
-        found = replace(
-            found, headline=of_recording(found.headline), first_action=of_recording(found.first_action or "")
-        )
+        action = found.first_action and of_recording(found.first_action)
+        found = replace(found, headline=of_recording(found.headline), first_action=action)
     return replace(summary, verdict=found)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import jinja2
 
 from perfscope.recording.paths import partial
-from perfscope.reports.figures.colours import DARK, LIGHT, variables
+from perfscope.reports.figures.colours import variables
 from perfscope.text import ABSENT, of_recording
 
 _NUMBER_AND_UNIT: Final = re.compile(r"(\d) (%|[mµ]?s\b|[KMGT]?i?B\b|[MGT]B/s|TFLOP)")
@@ -53,8 +53,7 @@ def save(html: str, path: Path) -> None:
 
 def _style(*names: str) -> str:
     """Style sheets, after the colours that they use."""
-    dark = f"@media screen and (prefers-color-scheme: dark){{:root:not(.paper){{{variables(DARK)}}}}}"
-    return "\n".join((f":root{{{variables(LIGHT)}}}", dark, *(_asset(name) for name in names)))
+    return "\n".join((f":root{{{variables()}}}", *(_asset(name) for name in names)))
 
 
 @cache

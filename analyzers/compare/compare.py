@@ -157,7 +157,7 @@ def load(recording: Recording, *, workers: int | None = None) -> LoadedRecording
 
 def is_summary(path: Path) -> bool:
     """Is this file a summary? A trace may end in .json as well, but does not name the schema."""
-    if path.suffix != ".json" or not path.is_file() or path.stat().st_size == 0:
+    if path.suffix not in (".json", ".html") or not path.is_file() or path.stat().st_size == 0:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(_MARK) >= 0
@@ -166,7 +166,7 @@ def is_summary(path: Path) -> bool:
 def labels(runs: Sequence[LoadedRecording]) -> list[str]:
     """A short, unique name for each recording: as much of the end of its path as is needed."""
     paths = [PurePosixPath(run.name.rstrip("/").replace("\\", "/")) for run in runs]
-    parts = [(path.with_suffix("") if path.suffix == ".json" else path).parts or ("run",) for path in paths]
+    parts = [(path.with_suffix("") if path.suffix in (".json", ".html") else path).parts or ("run",) for path in paths]
     for depth in range(1, max(len(part) for part in parts) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,13 @@ from perfscope.results.summary import SCHEMA, Summary
 
 
 def load_summary(path: str | Path) -> Summary:
-    """Read the JSON that ``perfscope analyze --json`` wrote. Raises UnusableInput naming the file and what is wrong."""
+    """Read the JSON that ``perfscope analyze --json`` wrote, or the one inside a page that it wrote.
+
+    Raises UnusableInput naming the file and what is wrong.
+    """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        document = _inside_page(text) if text.startswith("<!DOCTYPE html>") else json.loads(text)
     except OSError as error:
         raise UnusableInput(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
@@ -27,6 +34,24 @@ def load_summary(path: str | Path) -> Summary:
         return summary_from_dict(document)
     except UnusableInput as error:
         raise UnusableInput(f"{path}: {error}") from error
+
+
+def embedded(summary: Summary) -> str:
+    """The summary as a page holds it for programs: JSON whose ``packed`` is that of ``to_dict``, gzip in base64."""
+    content = json.dumps(summary.to_dict(), separators=(",", ":")).encode("ascii")
+    packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode("ascii")
+    return json.dumps({"schema": SCHEMA, "packed": packed})
+
+
+def _inside_page(html: str) -> Any:
+    """The document that ``embedded`` put into a page. Raises ValueError where there is none."""
+    found = re.search(r'<script type="application/json" id="summary">([^<]*)</script>', html)
+    if found is None:
+        raise ValueError("the page holds no summary")
+    try:
+        return json.loads(gzip.decompress(base64.b64decode(json.loads(found[1])["packed"])))
+    except (EOFError, OSError, KeyError, TypeError) as error:
+        raise ValueError("the page's summary is damaged") from error
 
 
 def summary_from_dict(document: Any) -> Summary:

@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from perfscope.results import rows, tables
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "perfscope.summary/1"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Summary:
     """One job's analysis."""
 
@@ -113,6 +115,13 @@ class Summary:
         """The JSON Schema (2020-12) of ``to_dict``, with the definition and the unit of each key."""
         schema: dict[str, Any] = _loaded("perfscope.results.schema").json_schema()
         return schema
+
+    def write_html(self, path: str | PathLike[str]) -> None:
+        """Write the page, as ``perfscope analyze`` does. Raises OSError where it cannot be written."""
+        _loaded("perfscope.reports.page.page").write(self, Path(path))
+
+    def __repr__(self) -> str:
+        return f"<Summary of {self.source or 'a recording'}: {self.verdict.headline[:300]}>"
 
     def _repr_html_(self) -> str:
         """The verdict, as a notebook shows it."""

@@ -31,7 +31,7 @@
 
   // Colours are text between quotes, each with its counterpart in the dark.
   function inColours() {
-    const wanted = dark.matches && !root.classList.contains("paper");
+    const wanted = (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches) && !root.classList.contains("paper");
     if (wanted !== inDark) {
       const made = JSON.parse(packed);
       const exchanged = packed.replace(/"(#[0-9a-f]{6})"/g, (all, colour) => `"${made.dark[colour] ?? colour}"`);
@@ -74,6 +74,7 @@
     if (width) layout.width = width;
     const config = { responsive: !width, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
     Plotly.react(place, data, layout, config);
+    place.dispatchEvent(new Event("drawn"));
   }
 
   function finished() {
@@ -139,6 +140,7 @@
   requestAnimationFrame(() => setTimeout(begin, 0));
   setTimeout(begin, 300);
   dark.addEventListener("change", () => drawAll());
+  root.addEventListener("theme", () => drawAll());
   document.getElementById("breakdown-sort")?.addEventListener("change", (event) => {
     chosen.order = event.target.value;
     redraw("time_breakdown");

@@ -73,7 +73,7 @@
   }
 
   document.addEventListener("input", (event) => {
-    const tools = event.target.closest(".tools");
+    const tools = event.target.closest(".tools[data-table]");
     if (tools) filter(document.getElementById(tools.dataset.table), event.target.value, tools.querySelector("output"));
   });
 

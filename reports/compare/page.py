@@ -12,7 +12,7 @@ from perfscope.reports.page.definitions import DEFINITIONS
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference
 
-_SCRIPTS: Final = ("tooltips.js", "tables.js", "copy.js")
+_SCRIPTS: Final = ("tooltips.js", "tables.js", "copy.js", "theme.js")
 _STYLES: Final = ("page.css", "comparison.css")
 
 MORE_DEFINITIONS: Final[dict[str, tuple[str, str]]] = {

@@ -52,7 +52,9 @@ def dark_of_light() -> dict[str, str]:
     return {colour: DARK[name] for name, colour in LIGHT.items()}
 
 
-def variables(colours: dict[str, str]) -> str:
+def variables() -> str:
     """The colours as variables of a style sheet: ``--page``, and ``--c-compute`` for a category's."""
     plain = ("page", "raised", "text", "muted", "line")
-    return "".join(f"--{name if name in plain else f'c-{name}'}:{value};" for name, value in colours.items())
+    return "".join(
+        f"--{name if name in plain else f'c-{name}'}:light-dark({light},{DARK[name]});" for name, light in LIGHT.items()
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -51,6 +52,11 @@ _DIGITS: Final = 6
 
 _ROW_HEIGHT: Final = 24
 
+_WIDTH_IN_LETTERS: Final = 140
+"""Letters that the whole width of a usual figure has room for."""
+
+_LEAST_LETTERS: Final = 4
+
 
 @dataclass
 class _Bars:
@@ -82,7 +88,8 @@ def timeline_figure(summary: Summary) -> go.Figure | None:
     """
     if not summary.lanes:
         return None
-    unit = unit_for(max(lane.start_us[-1] + lane.duration_us[-1] for lane in summary.lanes))
+    span = max(lane.start_us[-1] + lane.duration_us[-1] for lane in summary.lanes)
+    unit = unit_for(span)
     drawn: dict[tuple[int, str], _Bars] = {}
     places: dict[int, list[str]] = {}
     for lane in summary.lanes:
@@ -98,7 +105,7 @@ def timeline_figure(summary: Summary) -> go.Figure | None:
     rows = [place for rank, lanes in places.items() if rank in shown for place in lanes]
     kinds = [kind for kind in _COLOURS if any(kind == other for _, other in drawn)]
     traces = [_legend(kind) for kind in kinds]
-    traces += [_trace(rank, kind, bars, unit, visible=rank in shown) for (rank, kind), bars in drawn.items()]
+    traces += [_trace(rank, kind, bars, unit, span, visible=rank in shown) for (rank, kind), bars in drawn.items()]
     return figure(
         "Timeline of one step",
         traces,
@@ -165,7 +172,7 @@ def _collective(lane: Lane, at: int, length: float) -> Iterator[str]:
         yield f"wait {duration(wait)}, transfer {duration(max(length - wait, 0.0))}"
 
 
-def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, *, visible: bool) -> go.Bar:
+def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, span: float, *, visible: bool) -> go.Bar:
     name, colour = _COLOURS[kind]
     pale = any(part < 1 for part in bars.opacity)
     return bar(
@@ -175,14 +182,28 @@ def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, *, visible: bool
         y=bars.places,
         x=_times(bars.lengths, unit),
         base=_times(bars.starts, unit),
-        # `text` would be drawn into the bars.
         customdata=bars.texts,
+        text=_drawn_names(bars, span),
+        textposition="inside",
+        textangle=0,
+        constraintext="none",
+        insidetextanchor="middle",
         hovertemplate="%{customdata}<extra></extra>",
         visible=visible,
         showlegend=False,
         legendgroup=kind,
         meta=rank,
     )
+
+
+def _drawn_names(bars: _Bars, span: float) -> list[str]:
+    """The names inside the bars, as much of each as has room; the page's script does the same when it zooms."""
+    room = [int(length / span * _WIDTH_IN_LETTERS) for length in bars.lengths]
+    names = [re.split("<b>|</b>", text)[1] for text in bars.texts]
+    return [
+        (name if len(name) <= most else f"{name[: most - 1]}…") if most >= _LEAST_LETTERS else ""
+        for name, most in zip(names, room, strict=True)
+    ]
 
 
 def _legend(kind: str) -> go.Bar:

@@ -41,6 +41,7 @@ from perfscope.reports.page import (
 )
 from perfscope.reports.page.definitions import DEFINITIONS
 from perfscope.results.categories import TimeCategory
+from perfscope.results.file import embedded
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
 from perfscope.text import ABSENT, of_recording, percent
@@ -50,7 +51,9 @@ _SCRIPTS: Final = (
     "tooltips.js",
     "tables.js",
     "copy.js",
+    "theme.js",
     "charts.js",
+    "timeline.js",
 )
 """In the order in which they run."""
 
@@ -129,6 +132,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,
         "figures": figures,
+        "packed_summary": embedded(summary),
         "packed_figures": _packed(_drawn(figures).encode("ascii")),
     }
 

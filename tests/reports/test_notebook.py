@@ -34,3 +34,9 @@ def test_text_from_a_recording_is_escaped() -> None:
     shown = summary._repr_html_()
     assert "<script" not in shown
     assert shown.count("&lt;script&gt;") >= 3
+
+
+def test_its_repr_is_short_for_every_example() -> None:
+    for make in EXAMPLES.values():
+        assert len(repr(make())) < 500
+    assert "Rank 2 on node-b" in repr(straggler())

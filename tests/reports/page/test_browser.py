@@ -248,3 +248,51 @@ def test_the_policy_stops_a_script_that_got_in(browser: Any, tmp_path: Path) -> 
     assert any("inline script" in text for text in refused)
     assert any("127.0.0.1" in text and "Content Security Policy" in text for text in refused)
     context.close()
+
+
+RANGE = "() => document.getElementById('chart-timeline').layout.xaxis.range"
+
+
+def test_the_timeline_is_worked_in_by_keyboard_wheel_and_search(look_at: LookAt) -> None:
+    tab = look_at(gpu())
+    chart = tab.locator("#chart-timeline")
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect(chart.locator(".bartext", has_text="sm90_xmma").first).to_be_attached()
+    chart.focus()
+    whole = tab.evaluate(RANGE)
+    tab.keyboard.press("w")
+    tab.wait_for_timeout(100)
+    near = tab.evaluate(RANGE)
+    assert near[1] - near[0] == pytest.approx(0.6 * (whole[1] - whole[0]), rel=0.01)
+    tab.keyboard.press("d")
+    tab.wait_for_timeout(100)
+    moved = tab.evaluate(RANGE)
+    assert moved[0] > near[0]
+    tab.locator("#timeline-ranks input:not(:checked)").first.check()
+    assert tab.evaluate(RANGE) == pytest.approx(moved)  # other ranks, the same view
+    chart.focus()
+    chart.locator(".nsewdrag").hover(position={"x": 60, "y": 12})
+    tab.mouse.wheel(0, -300)
+    tab.wait_for_timeout(100)
+    assert tab.evaluate(RANGE)[1] - tab.evaluate(RANGE)[0] < moved[1] - moved[0]
+    tab.keyboard.press("0")
+    tab.wait_for_timeout(100)
+    assert tab.evaluate(RANGE) == pytest.approx(whole, rel=0.1)
+    search = tab.locator("#timeline-tools input")
+    search.fill("elementwise")
+    expect(tab.locator("#timeline-tools output")).to_have_text("4 found")  # one on each rank shown
+    search.press("Enter")
+    expect(tab.locator("#timeline-tools output")).to_have_text("1 of 4")
+    seen = tab.evaluate(RANGE)
+    assert seen[0] <= 300 <= 360 <= seen[1]  # ms: where the short kernels run
+
+
+def test_the_theme_is_the_readers_choice(look_at: LookAt) -> None:
+    tab = look_at(straggler(), color_scheme="light")
+    expect = pytest.importorskip("playwright.sync_api").expect
+    bar = tab.locator("#chart-time_breakdown .bars .point path").first
+    tab.locator("button.theme").click()
+    expect(bar).to_have_css("fill", "rgb(48, 126, 221)")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    tab.locator("button.theme").click()
+    expect(bar).to_have_css("fill", "rgb(26, 90, 170)")

@@ -15,10 +15,13 @@ from typing import Any
 import plotly
 import pytest
 
+from perfscope.analyzers.compare.compare import is_summary
+from perfscope.errors import UnusableInput
 from perfscope.reports.figures.layout import plain, shortened
 from perfscope.reports.kernel_names import short_name
 from perfscope.reports.page import page
 from perfscope.reports.page.definitions import DEFINITIONS
+from perfscope.results.file import load_summary
 from perfscope.results.notes import Note
 from perfscope.results.rows import Failure, Verdict
 from perfscope.results.summary import Summary
@@ -169,8 +172,8 @@ def test_nothing_is_loaded_and_only_named_scripts_may_run(example: Example) -> N
     assert "http" not in policy
     script_sources = re.search(r"script-src ([^;]*)", policy)
     assert script_sources
-    # All but the packed data and plotly, which are text; what they become is a blob's.
-    assert len(script_sources[1].split()) == len(found.scripts) - 2 + len(["blob:"])
+    # All but the packed figures, plotly and the summary, which are text; what they become is a blob's.
+    assert len(script_sources[1].split()) == len(found.scripts) - 3 + len(["blob:"])
     assert "unsafe" not in script_sources[1]
 
 
@@ -380,3 +383,17 @@ def test_names_in_pictures_are_data(hostile: str) -> None:
 
 def test_many_ranks_stay_small() -> None:
     assert len(page.render(dataclasses.replace(large(), lanes=pictures.lanes(range(8)))).encode()) < 12e6
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_page_can_be_read_back_as_the_summary_it_shows(name: str, tmp_path: Path) -> None:
+    summary = EXAMPLES[name]()
+    summary.write_html(tmp_path / "report.html")
+    assert load_summary(tmp_path / "report.html") == Summary.from_dict(json.loads(json.dumps(summary.to_dict())))
+    assert is_summary(tmp_path / "report.html")
+
+
+def test_another_page_is_no_summary(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text("<!DOCTYPE html><p>perfscope.summary/1", encoding="utf-8")
+    with pytest.raises(UnusableInput, match="the page holds no summary"):
+        load_summary(tmp_path / "other.html")
