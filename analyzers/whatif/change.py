@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import CostModel
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules
@@ -27,10 +25,6 @@ from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
 from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_cost
 from perfscope.errors import UnusableInput
 from perfscope.recording.metadata import RunMetadata
-
-_FULL_QUEUE_NS: Final = 1_000_000
-"""A device this far behind its host may hold it back: launches return at once until a thousand of them are queued, and
-those take longer than this. What the host then spends in launches is waiting."""
 
 
 class CannotReplay(UnusableInput):
@@ -166,16 +160,13 @@ class Context:
         )
 
 
-def keep_host_pace(schedules: EditableSchedules, context: Context, times: float = 1.0) -> None:
-    """The step gets no shorter than ``times`` what its host does in it, except on ranks at their peers' pace, and where
-    the device may hold the host back. Hosts beside their devices keep their pace themselves.
+def keep_host_pace(schedules: EditableSchedules, context: Context) -> None:
+    """The step gets no shorter than what its host does in it, except on ranks at their peers' pace. Hosts
+    beside their devices keep their pace themselves.
     """
     for rank in () if schedules.hosts else schedules.ops:
-        partial = context.result.partials[rank]
-        behind = partial.progress.behind_ns[partial.steps.indices_of(context.result.steps)]
-        if rank not in context.paced and np.median(behind) < _FULL_QUEUE_NS:
-            floor = times * context.host_busy_ns(rank)
-            schedules.at_least(rank, floor)
+        if rank not in context.paced:
+            schedules.at_least(rank, context.host_busy_ns(rank))
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Float64
 
 _APART: Final = 0.05
-"""Own time between two messages is a pass from this share of the mean pass on."""
-
-_BESIDE: Final = [TimeCategory.COPY, TimeCategory.DATALOADER]
+"""Computation between two messages is a pass from this share of the mean pass on."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,16 @@ class Piece:
     tail_ns: Float64
 
     @property
-    def own_ns(self) -> float:
-        """All of its own time."""
-        return float(sum(op.own_ns.sum() for op in self.ops) + self.tail_ns.sum())
+    def rows_ns(self) -> Float64:
+        """All of its own time, by category."""
+        return np.asarray(np.sum([*(op.own_ns for op in self.ops), self.tail_ns], axis=0))
 
     @property
     def work_ns(self) -> float:
-        """The same without copies and loading, which are no part of a pass."""
-        return self.own_ns - float(sum(op.own_ns[_BESIDE].sum() for op in self.ops) + self.tail_ns[_BESIDE].sum())
+        """What of it is computation: copies and loading are no part of a pass, and idle time for the host is in
+        exchanges, too.
+        """
+        return float(self.rows_ns[TimeCategory.COMPUTE])
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _like(step: StageStep, kind: str, name: str) -> float:
     """Own time of a pass of that kind, ns."""
     if not step.pieces.get(kind):
         raise CannotReplay(f"{name}: no pass between two messages shows how long one takes; record more micro-batches")
-    return median(piece.own_ns for piece in step.pieces[kind])
+    return median(float(piece.rows_ns.sum()) for piece in step.pieces[kind])
 
 
 def _cut(piece: Piece, own_ns: float, groups: frozenset[int], *, at_end: bool) -> None:
