@@ -12,7 +12,7 @@ from perfscope.analyzers.hang.blocked import BlockedOp, blocked_ops
 from perfscope.analyzers.hang.call_sites import Stacks, call_sites, waits_in_communication
 from perfscope.analyzers.hang.first_missed import first_missed
 from perfscope.analyzers.hang.progress import Progress, progress
-from perfscope.analyzers.hang.slowness import certainly_stands, is_habitually_late
+from perfscope.analyzers.hang.slowness import all_wait, certainly_stands, is_habitually_late
 from perfscope.analyzers.hang.waits import Roots, find_roots
 from perfscope.analyzers.readers.flight import FlightDump
 from perfscope.grouping import grouped
@@ -47,7 +47,8 @@ def find_hang(
     roots = find_roots(state, blocked)
     named = _named(blocked, roots, stacks)
     incomplete = [op for op in blocked if op.missing or op.unknown or op.undecided]
-    if not sure and (not incomplete or is_habitually_late(state, blocked, named.ranks)):
+    goes_on = not incomplete or not all_wait(state, named.ranks) or is_habitually_late(state, blocked, named.ranks)
+    if goes_on and not sure:
         return None
     missed = first_missed(state, incomplete or blocked, named.ranks)
     if missed is None and blocked:

@@ -53,7 +53,7 @@ def blocked_ops(progress: Progress) -> list[BlockedOp]:
     """Every operation that some rank waits for, in no order."""
     together = grouped(((op.group, op.sequence), op) for ops in progress.open_ops.values() for op in ops if not op.p2p)
     collectives = [found for key, ops in together.items() if (found := _collective(progress, *key, ops)) is not None]
-    _set_variants(collectives)
+    _set_variants(progress, collectives)
     return [*collectives, *_messages(progress)]
 
 
@@ -71,30 +71,41 @@ def _collective(progress: Progress, group: int, sequence: int, ops: list[OpenOp]
     return made
 
 
-def _set_variants(collectives: list[BlockedOp]) -> None:
+def _set_variants(progress: Progress, collectives: list[BlockedOp]) -> None:
     """Compare what the ranks issued. Of ranks that differ the fewer are the odd ones; where there are as many, what
     groups of the same kind issued under the same number decides.
     """
-    alike: dict[tuple[str, int, int], Counter[str]] = {}
-    for blocked in collectives:
-        shown = alike.setdefault(_role(blocked), Counter())
-        shown.update(_shown(op.kind) for op in blocked.waiting.values())
     for blocked in collectives:
         by_variant = grouped((_shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
         if len(by_variant) < 2:
             continue
         blocked.variants = by_variant
-        votes = sorted(
-            ((len(ranks), alike[_role(blocked)][text], text) for text, ranks in by_variant.items()), reverse=True
-        )
-        if votes[0][:2] == votes[1][:2]:
+        most = max(map(len, by_variant.values()))
+        first = [text for text, ranks in by_variant.items() if len(ranks) == most]
+        if len(first) > 1:
+            votes = _issued_in_groups_alike(progress, blocked)
+            most = max(votes[text] for text in first)
+            first = [text for text in first if votes[text] == most]
+        if len(first) > 1:
             blocked.undecided = True
         else:
-            blocked.missing |= {rank for text, ranks in by_variant.items() if text != votes[0][2] for rank in ranks}
+            blocked.missing |= {rank for text, ranks in by_variant.items() if text != first[0] for rank in ranks}
 
 
-def _role(blocked: BlockedOp) -> tuple[str, int, int]:
-    return blocked.group.description, len(blocked.group.ranks), blocked.sequence
+def _issued_in_groups_alike(progress: Progress, blocked: BlockedOp) -> Counter[str]:
+    """What ranks of other groups of the same description and size issued under the same number."""
+    votes: Counter[str] = Counter()
+    alike = {group.index for group in progress.groups if _role(group) == _role(blocked.group)} - {blocked.group.index}
+    for rank, dump in progress.dumps.items():
+        for index, number in progress.numbers[rank].items():
+            if number in alike:
+                rows = (dump.group == index) & ~dump.p2p & (dump.sequence == blocked.sequence)
+                votes.update(_shown(dump.kinds[kind]) for kind in dump.kind[rows].tolist())
+    return votes
+
+
+def _role(group: Group) -> tuple[str, str, int]:
+    return group.backend, group.description, len(group.ranks)
 
 
 def _shown(kind: OpKind) -> str:

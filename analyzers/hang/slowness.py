@@ -19,6 +19,8 @@ _ENOUGH: Final = 10
 """Collectives from which a rank's lateness is a habit."""
 _MOSTLY: Final = 0.8
 """Share of them that it is last in."""
+_FEW: Final = 3
+"""Ranks, or one of so many, that may be the cause of a standstill which nothing but their absence shows."""
 _NOTABLE: Final = 0.3
 """Of the time from one collective to the next: less is scatter, by which some rank is always last."""
 
@@ -43,6 +45,14 @@ def is_habitually_late(progress: Progress, blocked: Sequence[BlockedOp], ranks: 
         return False
     awaited = [op for op in blocked if op.missing & set(ranks)]
     return waited_ns(progress, awaited) <= 2 * float(np.percentile(late, 90))
+
+
+def all_wait(progress: Progress, ranks: Collection[int]) -> bool:
+    """Does every rank but ``ranks`` wait, and are these few? In a job that goes on many ranks are on their way."""
+    others = [rank for rank, dump in progress.dumps.items() if rank not in ranks and len(dump.group)]
+    own = [rank for rank in ranks if rank in progress.dumps]
+    few = len(own) <= max(_FEW, len(others) // _FEW)
+    return few and all(progress.open_ops[rank] for rank in others)
 
 
 def _lateness_ns(progress: Progress, ranks: Collection[int]) -> Int64:

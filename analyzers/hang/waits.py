@@ -49,6 +49,10 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
             cycles.append(ranks)
         elif ranks <= awaited:
             (known if _has_entries(progress, *ranks) else unknown).update(ranks)
+    # What is open on the others may be due to something that their buffers no longer hold.
+    odd = {rank for op in blocked if not op.p2p for rank in op.missing & op.waiting.keys()}
+    idle = {rank for rank in known if rank in odd or not progress.open_ops.get(rank)}
+    known = idle or known
     # A device that stands still may have issued what waits for another rank, too.
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
     return Roots(frozenset(known), frozenset(unknown), tuple(cycles))
@@ -63,15 +67,17 @@ def _graph(progress: Progress, blocked: Sequence[BlockedOp]) -> dict[tuple[str, 
     """("rank", rank) and ("op", index in ``blocked``) -> those that it waits for."""
     graph: dict[tuple[str, int], list[tuple[str, int]]] = {("rank", rank): [] for rank in progress.world}
     first_rows = _first_rows(blocked)
+    # A rank that issued something else waits as well, at what nobody will come to: it is a cause, no victim.
+    odd = {rank for op in blocked if not op.p2p for rank in op.missing & op.waiting.keys()}
     for index, op in enumerate(blocked):
         if op.undecided:
             targets, sources = sorted(op.waiting), sorted(op.waiting)
         elif op.missing or op.unknown:
             targets = sorted(op.missing or op.unknown)
-            sources = [rank for rank in op.waiting if rank not in op.missing]
+            sources = [rank for rank in op.waiting if rank not in odd]
         else:
             targets = _not_reached(op, first_rows)
-            sources = [rank for rank in op.waiting if rank not in targets]
+            sources = [rank for rank in op.waiting if rank not in targets and rank not in odd]
         if targets:
             graph["op", index] = [("rank", rank) for rank in targets]
             for rank in sources:

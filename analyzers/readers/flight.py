@@ -28,7 +28,7 @@ SCHEDULED: Final = 0
 STARTED: Final = 1
 DONE: Final = 2
 _STATES: Final = {"scheduled": SCHEDULED, "started": STARTED, "completed": DONE}
-_PEERS: Final = re.compile(r"^(send|recv)\s+(\d{1,9})(?:->|<-)(\d{1,9})$")
+_PEERS: Final = re.compile(r"^(send|recv)\s+(\d{1,9})(?:->|<-)(\d{1,9}|any)$")
 _NUMBER: Final = re.compile(r"^[0-9]{1,9}$")
 _INT64: Final = 2**63 - 1
 
@@ -100,10 +100,13 @@ class FlightDump:
     status: dict[int, GroupStatus] = field(default_factory=dict)
     """Index in ``groups`` -> status, as far as it is known which group it is of."""
 
+    written_ns: int = 0
+    """When it was dumped; only dumps of ``perfscope run`` tell."""
+
     @property
     def last_ns(self) -> int:
-        """The last moment that the dump knows of; 0 without entries."""
-        return int(max(self.created_ns.max(initial=0), self.completed_ns.max(initial=0)))
+        """The last moment that the dump knows of; 0 without any."""
+        return int(max(self.created_ns.max(initial=0), self.completed_ns.max(initial=0), self.written_ns))
 
 
 def read(path: Path) -> FlightDump:
@@ -150,6 +153,7 @@ class _Builder:
         entries = entries if isinstance(entries, list) else []
         self.entries = [entry for entry in entries[-MAX_ENTRIES:] if isinstance(entry, dict)]
         self.config = _mapping(document.get("pg_config"))
+        self.written_ns = _whole(_mapping(document.get("perfscope")).get("written_ns"))
         self.recorded_status = _mapping(document.get("pg_status"))
         self.groups: dict[FlightGroup, int] = {}
         self.kinds: dict[OpKind, int] = {}
@@ -182,6 +186,7 @@ class _Builder:
             completed_ns=completed,
             timeout_ns=timeout * 1_000_000,
             frames=self._frames(state),
+            written_ns=self.written_ns,
         )
 
     def _row(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
@@ -235,7 +240,7 @@ class _Builder:
             self._shape(entry.get("input_sizes")),
             self._shape(entry.get("output_sizes")),
             (*_texts(entry.get("input_dtypes")), *_texts(entry.get("output_dtypes"))),
-            int(named[3]) if named else None,
+            int(named[3]) if named and named[3] != "any" else None,
         )
 
     def _shape(self, value: Any) -> Sizes:

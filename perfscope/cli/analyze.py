@@ -135,8 +135,9 @@ def command(
     """Analyze the traces of all ranks in TRACES, print what limits the job, and write one self-contained HTML page.
 
     TRACES is a folder recorded by perfscope run, a folder of Chrome traces (torch.profiler's .json or .json.gz) of one
-    job, a single trace file, or the URL of one of these (s3://bucket/run). A rank that cannot be read is reported and
-    left out. Traces that were read are cached; PERFSCOPE_CACHE=off turns the cache off.
+    job, a single trace file, flight-recorder dumps and stacks of a job that stands still, or the URL of one of these
+    (s3://bucket/run). A rank that cannot be read is reported and left out. Traces that were read are cached;
+    PERFSCOPE_CACHE=off turns the cache off.
 
     Exit code: 0 with or without findings, 1 when a result cannot be written, 2 when nothing in TRACES can be analyzed.
 
