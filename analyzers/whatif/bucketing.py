@@ -23,6 +23,8 @@ _DEFAULT_CAP: Final = 25.0
 """``bucket_cap_mb`` where it is not set."""
 _ONE_LIMIT: Final = (2, 5)
 """The torch version since which ``bucket_cap_mb`` is the first bucket's limit, too (pytorch pull request 121640)."""
+_LARGE: Final = 1.5
+"""Bytes of a bucket over its limit from which its last parameter is known to be a large one."""
 _MOST_IN_A_BUCKET: Final = 256
 """Most equal parameters in the smallest bucket: with more of them, bytes become ready almost evenly."""
 _WHOLE: Final = 0.03
@@ -51,12 +53,28 @@ def parameter_bytes(runs: Mapping[int, RunMetadata], buckets: Sequence[int]) -> 
             sizes = run.model.trainable_sizes[::-1]
             if abs(sum(sizes) - total) <= 0.01 * total:
                 return [size * total / sum(sizes) for size in sizes], True
-    cap = bucket_cap(runs)
-    size = _equal_parameters(buckets, (_DEFAULT_CAP if cap is None else cap) * MIB)
+    known = bucket_cap(runs)
+    cap = (_DEFAULT_CAP if known is None else known) * MIB
+    size = _equal_parameters(buckets, cap)
     if size is None:
-        return None
+        return (_around_large_ones(buckets, cap), False) if max(buckets) > _LARGE * cap else None
     count = round(total / size)
     return [total / count] * count, False
+
+
+def _around_large_ones(buckets: Sequence[int], cap: float) -> list[float]:
+    """Parameters that would fill these buckets so, some of which hold much more than their limit.
+
+    Such a bucket held less than its limit before its last parameter: half of that, as far as one knows. Example: a
+    bucket of 64 MiB with a limit of 25 MiB ends with one parameter of 39 to 64 MiB. Other bytes divide anywhere.
+    """
+    parameters = []
+    for bucket in buckets:
+        before = cap / 2 if bucket > _LARGE * cap else float(bucket)
+        parts = max(round(before / MIB), 1)
+        parameters += [before / parts] * parts
+        parameters += [bucket - before] if bucket > before else []
+    return parameters
 
 
 def bucket_cap(runs: Mapping[int, RunMetadata]) -> float | None:

@@ -147,6 +147,13 @@ class Context:
         latency = self.latency_ns(collective, rank_op.transfer_ns)
         return latency + (rank_op.transfer_ns - latency) * size / collective.bytes
 
+    def part_of_transfer_ns(self, rank_op: RankOp, share: float) -> float:
+        """Transfer of ``rank_op``'s collective (ns) were it that share of its bytes, which need not be known."""
+        if rank_op.collective.bytes:
+            return self.transfer_ns(rank_op, round(rank_op.collective.bytes * share))
+        latency = self.latency_ns(rank_op.collective, rank_op.transfer_ns)
+        return latency + (rank_op.transfer_ns - latency) * share
+
     def assumptions(self) -> tuple[str, ...]:
         """In words, what was assumed so far."""
         by_latency: dict[int, set[str]] = {}

@@ -11,10 +11,12 @@ optimizer. The step time is the mean of the k: that of one recorded batch, so it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes, ready_at
@@ -34,7 +36,7 @@ from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankO
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import NEVER, Float64
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each of the forward."""
@@ -42,6 +44,12 @@ TRANSFER_ERROR: Final = 0.10
 """Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
 _LATE: Final = 0.02
 """Share of the step for which ranks that are not recorded may delay reductions, and count as if they did not."""
+_HALF: Final = 2
+"""Bytes of an element in 16 bits."""
+_MEMORY_GBPS: Final = 1500.0
+"""What kernels that read and write gradients are taken to move: an A100's memory."""
+_CASTS_ERROR: Final = 1.0
+"""Share by which they may be longer or shorter: devices have half to three times that, compilers fuse them."""
 _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 _OF_OPTIMIZER: Final = [TimeCategory.COMPUTE, TimeCategory.LAUNCH]
 _AFTER_OPTIMIZER: Final = [TimeCategory.HOST, TimeCategory.SYNC]
@@ -181,18 +189,36 @@ def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value
     """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
-    halved = False
-    for one in gradient_rounds(schedules):
+    halved: set[RankOp] = set()
+    for one in _rounds_of_any_size(schedules):
         for bucket in one.buckets:
-            collective = bucket.collective
-            if collective.dtype in _HALVED and collective.bytes is not None:
-                halved = True
-                bucket.transfer_ns = context.transfer_ns(bucket, collective.bytes // 2)
+            if bucket.collective.dtype in _HALVED:
+                bucket.transfer_ns = context.part_of_transfer_ns(bucket, 0.5)
+                halved.add(bucket)
     if not halved:
         raise CannotReplay(f"{name}: gradients are sent in 16 bits or fewer already, or their type is not recorded")
+    casts_ns = _cast(schedules, halved) if context.on_devices else 0.0
     keep_host_pace(schedules, context)
     # On CPUs the cores that train also cast and add up, and 16-bit sums are slow there: gloo adds them one by one.
-    return Uncertainty(less=0.20 if context.on_devices else 0.60, more=0.10)
+    return Uncertainty(less=0.20 if context.on_devices else 0.60, more=0.10, either_ns=_CASTS_ERROR * casts_ns)
+
+
+def _cast(schedules: EditableSchedules, halved: set[RankOp]) -> float:
+    """Add the kernels of the hook: before a bucket is sent its cast and its average, and after it the copy back, for
+    which the optimizer waits. Returns what a step has more of them, ns.
+    """
+    added = 0.0
+    for op in chain.from_iterable(schedules.ops.values()):
+        if op.rank_op not in halved:
+            continue
+        element = DTYPE_BYTES[op.rank_op.collective.dtype or ""]
+        ns = op.rank_op.bytes / element * _HALF / _MEMORY_GBPS
+        if op.kind is OpKind.ISSUE:
+            op.add(TimeCategory.COMPUTE, (element + 3 * _HALF) / _HALF * ns)
+            added += (element + 3 * _HALF) / _HALF * ns
+        elif op.kind is OpKind.WAIT and op.lag_ns != NEVER:
+            op.lag_ns += (element + _HALF) / _HALF * ns
+    return added / (len(schedules.ops) * max(len(schedules.recorded.steps), 1))
 
 
 def _accumulate(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

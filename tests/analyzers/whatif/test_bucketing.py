@@ -55,3 +55,11 @@ def test_the_first_limit_follows_the_set_one_since_torch_2_5(version: str, first
     run = RunMetadata(rank=0, versions={"torch": version})
     assert limits({0: run}, 10.0 * MIB) == (first * MIB, 10 * MIB)
     assert limits({}, 10.0 * MIB) == (10 * MIB, 10 * MIB)
+
+
+def test_a_bucket_far_over_its_limit_ends_with_a_large_parameter() -> None:
+    """64 MiB, where 25 are the limit, were less than 25 before the last parameter; the rest shows no equal ones."""
+    sizes, recorded = parameter_bytes({}, [64 * MIB, 64 * MIB, 8192]) or ([], True)
+    assert not recorded
+    assert sum(sizes) == pytest.approx(128 * MIB + 8192)
+    assert [size / MIB for size in sizes if size > 5 * MIB] == [51.5, 51.5]

@@ -93,3 +93,13 @@ def test_a_host_that_no_loop_delays_runs_ahead(value: str, tmp_path: Path) -> No
     """The loop over 18 gradients keeps the host of a small model busy for longer than the devices send."""
     job = replace(JOB, strategy="manual", model=Model(blocks=3, tokens=1024, width=512), network=Network(gbps=50.0))
     assert abs(_missed(job, tmp_path, {"gradients.reduce": value})) < 0.05
+
+
+@pytest.mark.parametrize(
+    "recording",
+    [JOB.recording, replace(JOB.recording, metadata="none", shapes=False)],
+    ids=["sizes", "kernels' names alone"],
+)
+def test_gradients_in_16_bits_are_cast_and_copied_back(recording: Recording, tmp_path: Path) -> None:
+    job = replace(JOB, network=Network(gbps=10.0), recording=recording)
+    assert abs(_missed(job, tmp_path, {"ddp.comm_dtype": "bf16"})) < 0.03
