@@ -110,12 +110,12 @@
     setTimeout(drawNext, 0);
   }
 
-  // What is folded on the screen is shown on paper, but for tables of thousands of rows.
+  // What is folded on the screen is shown on paper, but for settings, the glossary, and tables of thousands of rows.
   const opened = [];
   function toPaper() {
     root.classList.add("paper");
     for (const details of document.querySelectorAll("details:not([open])")) {
-      if (details.querySelectorAll("tr").length > 100) continue;
+      if (details.matches(".job, #definitions *") || details.querySelectorAll("tr").length > 100) continue;
       details.open = true;
       opened.push(details);
     }
