@@ -29,16 +29,18 @@ REARMS: Final = 4
 
 
 def write_stacks(path: Path, error: BaseException | None) -> None:
-    """Write every thread's stack, those of an exception that nothing caught first. Raises OSError."""
+    """Write every thread's stack, and last, as that of the main thread, where an uncaught exception was raised.
+
+    Raises OSError.
+    """
     with path.open("w", encoding="utf-8") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
         if error is not None and error.__traceback__ is not None and not isinstance(error, SystemExit):
-            file.write(f"Uncaught {type(error).__name__}\n\n")
+            file.seek(0, os.SEEK_END)
+            file.write(f"\nUncaught {type(error).__name__}\n\n")
             file.write(f"Thread 0x{threading.main_thread().ident or 0:016x} (most recent call first):\n")
             for frame in reversed(traceback.extract_tb(error.__traceback__)):
                 file.write(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n')
-            file.write("\n")
-            file.flush()
-        faulthandler.dump_traceback(file, all_threads=True)
 
 
 _users: list[bool] = []

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from perfscope import analyze
 from perfscope.recording.paths import flight_file, stacks_file
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, needs_torch, record
 
@@ -79,6 +80,14 @@ def main_thread(folder: Path, rank: int) -> list[int]:
     return [int(line) for line in re.findall(rf'File "{re.escape(str(HANGS))}", line (\d+)', stack)]
 
 
+def verdict(folder: Path) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """What the analysis says: missing ranks, waiting ranks, and the line of the script where a missing one stands."""
+    hang = analyze(folder).hang
+    assert hang is not None
+    line = next((site.line for site in hang.call_sites if site.missing and site.file == str(HANGS)), 0)
+    return hang.missing_ranks, hang.waiting_ranks, line
+
+
 def line_of(mark: str) -> int:
     """The line of the script that ends with a mark."""
     return next(n for n, line in enumerate(HANGS.read_text().splitlines(), 1) if line.endswith(f"# {mark}"))
@@ -90,14 +99,15 @@ def test_a_rank_that_is_busy_with_itself(tmp_path: Path, kind: str) -> None:
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True), "its last collective is over"
         assert main_thread(folder, 1)[0] in (line_of(f"HERE {kind}"), line_of(f"HERE {kind}") - 1)  # or its while
+        assert verdict(folder)[:2] == ((1,), (0,))
         assert dump(folder, 1)["perfscope"]["steps"] == dump(folder, 0)["perfscope"]["steps"] == 3
 
 
 def test_an_exception_in_a_process_that_does_not_end(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "exception", 2) as folder:
-        text = stacks_file(folder, 1).read_text()
-        assert text.startswith("Uncaught RuntimeError\n")
-        assert f"line {line_of('HERE exception')} in misbehave" in text.split("Thread 0x")[1]
+        assert "\nUncaught RuntimeError\n" in stacks_file(folder, 1).read_text()
+        assert main_thread(folder, 1)[0] == line_of("HERE exception")
+        assert verdict(folder) == ((1,), (0,), line_of("HERE exception"))
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True)
 
@@ -105,6 +115,7 @@ def test_an_exception_in_a_process_that_does_not_end(tmp_path: Path) -> None:
 def test_a_dataloader_whose_worker_waits_for_a_lock(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "dataloader", 2) as folder:
         assert "torch/utils/data/dataloader.py" in stacks_file(folder, 1).read_text()
+        assert verdict(folder)[:2] == ((1,), (0,))
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True)
 
@@ -113,6 +124,7 @@ def test_a_collective_left_out(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "skip", 3) as folder:
         assert last(folder, 0) == ("gloo:all_reduce", False, ("report", line_of("WAIT")))
         assert last(folder, 1)[:2] == ("gloo:broadcast", False)
+        assert verdict(folder)[:2] == ((1,), (0, 2))
         numbers = {dump(folder, rank)["entries"][-1]["collective_seq_id"] for rank in range(3)}
         assert len(numbers) == 1, "each is at the same place in the group's order, with different collectives"
 
@@ -121,12 +133,18 @@ def test_unlike_shapes(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "shape", 2) as folder:
         assert last(folder, 1) == ("gloo:all_reduce", False, ("report", line_of("HERE shape")))
         assert [dump(folder, rank)["entries"][-1]["input_sizes"] for rank in (0, 1)] == [[[]], [[2]]]
+        hang = analyze(folder).hang
+    assert hang is not None
+    assert [variant.ranks for variant in hang.mismatches[0].variants] == [(0,), (1,)]
+    assert {site.line for site in hang.call_sites} == {line_of("HERE shape"), line_of("WAIT")}
+    assert hang.missing_ranks == (), "of two, either may be wrong"
 
 
 def test_another_order(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "order", 3) as folder:
         assert last(folder, 1) == ("gloo:broadcast", False, ("report", line_of("HERE order")))
         assert last(folder, 2) == ("gloo:all_reduce", False, ("report", line_of("WAIT")))
+        assert verdict(folder) == ((1,), (0, 2), line_of("HERE order"))
 
 
 def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
@@ -143,6 +161,7 @@ def test_a_job_that_makes_no_first_step(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "setup", 2, steps=0) as folder:
         assert last(folder, 0)[:2] == ("gloo:barrier", False)
         assert main_thread(folder, 1)[0] == line_of("HERE setup")
+        assert verdict(folder) == ((1,), (0,), line_of("HERE setup"))
 
 
 SCRIPT = """
