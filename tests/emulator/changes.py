@@ -93,7 +93,8 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
 
 
 def _at_peers_pace(job: Job, rank: int) -> Job:
-    return replace(job, causes=tuple(_spared(cause, rank) for cause in job.causes if cause.ranks != (rank,)))
+    causes = tuple(_spared(cause, rank) for cause in job.causes if cause.ranks != (rank,))
+    return replace(job, causes=causes, at_peers_pace=(*job.at_peers_pace, rank))
 
 
 def _spared(cause: Cause, rank: int) -> Cause:

@@ -191,8 +191,10 @@ def _slow_link(rng: random.Random, job: Job, step_ns: float) -> Made:
     return _with(job, "slow link", rng.uniform(2, 15), None) if job.ranks > 1 else None
 
 
-def _setting(kind: str, bad: dict[str, Any]) -> Callable[[random.Random, Job, float], Made]:
-    """A setting of the job that is badly chosen."""
+def _setting(
+    kind: str, bad: dict[str, Any], cured: dict[str, Any] | None = None
+) -> Callable[[random.Random, Job, float], Made]:
+    """A setting of the job that is badly chosen; ``cured``: what a good job has, where that is not how it was."""
 
     def plant(rng: random.Random, job: Job, step_ns: float) -> Made:
         good = {name: getattr(job, name) for name in bad}
@@ -200,7 +202,7 @@ def _setting(kind: str, bad: dict[str, Any]) -> Callable[[random.Random, Job, fl
             return None
         if kind == "by hand":  # DDP as it is when nobody sets anything
             good["bucket_mb"] = 25
-        return Plant(kind, None, None, good), replace(job, **bad)
+        return Plant(kind, None, None, cured or good), replace(job, **bad)
 
     return plant
 
@@ -223,5 +225,6 @@ _PLANTERS: tuple[Callable[[random.Random, Job, float], Made], ...] = (
     _slow_compute, _slow_compute, _slow_host, _slow_loader, _slow_loader, _pause, _pause, _sync, _slow_link,
     _setting("small buckets", {"bucket_mb": 1}), _setting("by hand", {"strategy": "manual"}),
     _setting("reduces every batch", {"no_sync": False}), _setting("gathers late", {"backward_prefetch": False}),
-    _setting("uneven work", {"imbalance": 0.15}), _setting("loops over parameters", {"foreach": False}),
+    _setting("uneven work", {"imbalance": 0.15}, {"evened": True}),
+    _setting("loops over parameters", {"foreach": False}),
 )  # fmt: skip

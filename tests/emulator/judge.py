@@ -220,7 +220,9 @@ def _named(plant: Plant, rows: list[StragglerRow], serious: list[Finding]) -> St
     """What names a plant: the costliest of its rows, or a finding by the first rule that has one."""
     if plant.ranks is not None:
         return max((row for row in rows if _is(plant, row)), key=lambda row: row.lost_us, default=None)
-    return next((finding for rule in RULES[plant.kind] for finding in serious if finding.rule == rule), None)
+    # In a few steps not all ranks need show what all suffer from.
+    found = (finding for rule in RULES[plant.kind] for finding in serious if finding.rule == rule)
+    return next(found, next((row for row in rows if _is(plant, row, of_all=True)), None))
 
 
 def _sizes(

@@ -135,7 +135,7 @@ class Rank:
         self.bounds.append(self.now)
         recorded = step - self.job.warmup
         self.recording = 0 <= recorded < self.job.recording.steps
-        self.tokens = max(0.4, 1 + self.job.imbalance * normal(self.job.seed, self.number, step, "tokens"))
+        self.tokens = job.tokens_of(self.number, step)
 
     def _close_step(self) -> None:
         self.final += {work.stream: work for work in self._launched[-QUEUE:] if work.step == self.step}.values()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+from tests.emulator.chance import normal
 
 US = 1_000
 MS = 1_000_000
@@ -160,6 +163,10 @@ class Job:
     """The loss is read (and printed) in every so many steps; 0 never."""
     imbalance: float = 0.0
     """Standard deviation of a batch's tokens, as a share, by rank and step."""
+    evened: bool = False
+    """Each step's tokens are spread evenly over the ranks."""
+    at_peers_pace: tuple[int, ...] = ()
+    """Ranks whose batches have as many tokens as the median of the others'."""
     noise: float = 0.01
     """Of every kernel, every launch and every Python statement, as a share."""
     model: Model = field(default_factory=Model)
@@ -178,6 +185,16 @@ class Job:
     def struck(self, kind: str, rank: int) -> list[Cause]:
         """A rank's causes of a kind."""
         return [cause for cause in self.causes if cause.kind == kind and cause.strikes(rank)]
+
+    def tokens_of(self, rank: int, step: int) -> float:
+        """A batch's tokens against the usual ones."""
+        if not self.imbalance:
+            return 1.0
+        ranks = range(self.ranks)
+        drawn = [max(0.4, 1 + self.imbalance * normal(self.seed, each, step, "tokens")) for each in ranks]
+        if self.evened:
+            return fmean(drawn)
+        return median(drawn[:rank] + drawn[rank + 1 :]) if rank in self.at_peers_pace else drawn[rank]
 
     def host_of(self, rank: int) -> int:
         """Number of a rank's host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.medians import SIGMA_OF_MAD
-from perfscope.trace.trace import Bool, Int64
+from perfscope.trace.trace import Bool, Float64, Int64
 
 NOISE: Final = 0.02
 """Share of the step below which a straggler's cost is noise."""
@@ -79,6 +80,31 @@ def most_apart(peers: Peers, own: Int64, hosts: Mapping[int, str]) -> dict[int, 
         rank: own[index] - order[max(len(own) - on_host[names[index]] - 1, 0) // 2]
         for index, rank in enumerate(peers.ranks)
     }
+
+
+def steadiness(own: Int64) -> float:
+    """Variance between ranks (lines) over that from step to step (columns), the F of an analysis of variance; inf where
+    nothing varies from step to step, or one step does not show that.
+    """
+    ranks, steps = own.shape
+    if ranks < 2 or steps < 2:
+        return math.inf
+    between = steps * float(own.mean(axis=1).var(ddof=1))
+    within = float((_from_step_to_step(own) ** 2).sum()) / ((ranks - 1) * (steps - 1))
+    return between / within if within else math.inf
+
+
+def varies_by(work: Float64) -> float:
+    """Standard deviation of ranks' (lines) work from step to step (columns) over the mean; 0 for less than two."""
+    if min(work.shape) < 2:
+        return 0.0
+    return float(_from_step_to_step(work).std() / work.mean())
+
+
+def _from_step_to_step(values: Int64 | Float64) -> Float64:
+    """Without each rank's (line) and each step's (column) mean."""
+    apart = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
+    return np.asarray(apart, dtype=np.float64)
 
 
 def slow_once(peers: Peers, own: Int64) -> list[int]:

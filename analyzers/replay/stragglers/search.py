@@ -39,6 +39,8 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     most_apart,
     own_in_step,
     slow_once,
+    steadiness,
+    varies_by,
 )
 from perfscope.analyzers.replay.stragglers.sets import HiddenSet, Unit, hidden_set
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
@@ -84,6 +86,13 @@ from which ranks are slow in turn."""
 _VARIES: Final = 0.05
 """Share of the step by which the slowest rank of each must be above the mean for work to vary: kernels' durations do by
 some percent."""
+
+_WORK_VARIES: Final = 0.03
+"""Relative standard deviation of FLOPs, without each step's and each rank's mean, from which work varies."""
+
+_STEADY: Final = 4.0
+"""From this ratio of the variance between ranks to that from step to step one rank is slower than others: from three
+ranks and four steps on it is as large by chance in less than 8 % of cases (F distribution)."""
 
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
@@ -140,11 +149,16 @@ class _Search:
         self._noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
         self._peers = {rank: peers for peers in groups for rank in peers.ranks}
         self._hosts = hosts
+        self._on_devices = all(partial.has_device_work for partial in result.partials.values())
         waited = {
             rank: partial.loading.waited_ns[partial.steps.indices_of(result.steps)]
             for rank, partial in result.partials.items()
         }
         self._in_loader_ns = {rank: float(ns.mean()) for rank, ns in waited.items()}
+        self._flops = {
+            rank: partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)]
+            for rank, partial in result.partials.items()
+        }
         self._loaded_first_ns = np.array([waited[rank][0] for rank in recorded.schedules.ranks])
         self._own = [(peers, own_in_step(recorded, peers)) for peers in groups]
         self._excess = {rank: over for peers, own in self._own for rank, over in excess(peers, own).items()}
@@ -165,14 +179,18 @@ class _Search:
             stragglers = self._merge(stragglers, members, "host")
         stragglers = self._merge_hidden(stragglers)
         in_turn = self._merge(stragglers, self._taking_turns(), "job")
-        return self._merge(in_turn, self._with_varying_work(), "job", even=True)
+        uneven = self._with_varying_work()
+        together = self._cost(uneven, "job", even=True) if uneven else None
+        if together is None:
+            return in_turn
+        # At its peers' pace a rank would also have less to compute than it has on the mean.
+        others = [one for one in in_turn if one.cause != together.cause or not set(uneven).issuperset(one.ranks)]
+        return [*others, together]
 
-    def _merge(
-        self, stragglers: list[Straggler], members: tuple[int, ...], scope: str, *, even: bool = False
-    ) -> list[Straggler]:
+    def _merge(self, stragglers: list[Straggler], members: tuple[int, ...], scope: str) -> list[Straggler]:
         """With these ranks as one straggler, where together they cost so much more than each of them alone."""
         alone = [other.lost_ns for other in stragglers if other.rank in members]
-        straggler = self._cost(members, scope, even=even) if len(members) > 1 else None
+        straggler = self._cost(members, scope) if len(members) > 1 else None
         if straggler is None or straggler.lost_ns < _TOGETHER * max(alone, default=0.0):
             return stragglers
         return [*(other for other in stragglers if other.rank not in members), straggler]
@@ -298,15 +316,19 @@ class _Search:
         return tuple(ranks) if changes >= _IN_TURN_RANKS - 1 and alone >= _AT_ONCE else ()
 
     def _with_varying_work(self) -> tuple[int, ...]:
-        """Ranks whose compute varies from step to step, so that another one is the slowest; empty without any. Several
-        may be slow at once, as where the work of batches varies.
+        """Ranks whose compute varies from step to step, so that none is the slow one; empty without any. Several may be
+        slow at once, as where the work of batches varies.
         """
         varying: list[int] = []
         for peers, own in self._own:
             ahead = own.max(axis=0) - own.mean(axis=0)
             often = np.bincount(own.argmax(axis=0))
-            changes = (often > 0).sum() >= _IN_TURN_RANKS and often.max() <= _AT_ONCE * own.shape[1]
-            if changes and ahead.mean() >= _VARIES * self._slowest_ns.mean() and self._varies_by_compute(peers):
+            flops = np.array([self._flops[rank] for rank in peers.ranks], dtype=np.float64)
+            by_flops = bool(flops.all()) and varies_by(flops) >= _WORK_VARIES
+            steady = steadiness(own) >= _STEADY and often.max() > _AT_ONCE * own.shape[1]
+            if steady and not by_flops:
+                continue
+            if ahead.mean() >= _VARIES * self._slowest_ns.mean() and self._varies_by_compute(peers):
                 varying += peers.ranks
         return tuple(varying)
 
@@ -368,6 +390,9 @@ class _Search:
             total[TimeCategory.DATALOADER] += self._loaded_before_window_ns(rank, ranks)
             over = self._host_bound.busier_ns(rank, [other for other in peers.ranks if other not in ranks])
             busier_ns += float(over[self._excess[rank] > 0].sum())
+        if self._on_devices:
+            # Devices of ranks that wait for others do not wait for launches, however slow their hosts are.
+            total[TimeCategory.LAUNCH] = min(total[TimeCategory.LAUNCH], busier_ns - max(total[TimeCategory.HOST], 0.0))
         most = TimeCategory(int(_OWN[np.argmax(total[_OWN])]))
         if most is TimeCategory.SYNC and busier_ns >= total[most] / 2:
             most = TimeCategory.LAUNCH

@@ -1,0 +1,49 @@
+"""Ranks that are slow in turn because their batches differ, against one that is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfscope
+from perfscope.analyzers.replay.stragglers.own_time import steadiness, varies_by
+from tests.emulator import Cause, Job, Model, Recording, emulate
+from tests.emulator.draw import draw
+
+BUSY = Job(ranks=2, noise=0.0, model=Model(blocks=2, tokens=8192), recording=Recording(steps=6, shapes=False))
+
+
+def test_variance_between_ranks_and_from_step_to_step() -> None:
+    """Means 3, 1, 2; without these and the steps' means ±1, ±1, 0 are left: F = (2 · 1) / (4 / 2)."""
+    own = np.array([[4, 2], [0, 2], [2, 2]])
+    assert steadiness(own) == pytest.approx(1.0)
+    assert varies_by(own.astype(np.float64)) == pytest.approx(np.sqrt(4 / 6) / 2)
+    assert steadiness(np.array([[4, 4], [2, 2]])) == np.inf
+    assert (steadiness(own[:, :1]), varies_by(own[:, :1].astype(np.float64))) == (np.inf, 0.0)
+
+
+def test_two_ranks_whose_batches_vary_are_slow_in_turn(tmp_path: Path) -> None:
+    job = replace(BUSY, seed=3, imbalance=0.15)
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    (found,) = perfscope.analyze(tmp_path).stragglers
+    assert (found.scope, found.ranks, found.cause) == ("job", (0, 1), "compute")
+    lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
+    assert found.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.1)
+
+
+def test_a_slow_rank_of_two_is_not_uneven_work(tmp_path: Path) -> None:
+    job = replace(BUSY, noise=0.03, causes=(Cause("slow compute", 1.15, ranks=(1,)),))
+    emulate(job).write(tmp_path)
+    (found,) = perfscope.analyze(tmp_path).stragglers
+    assert (found.scope, found.ranks, found.cause) == ("rank", (1,), "compute")
+
+
+def test_a_device_that_waits_for_launches_while_the_other_waits_for_it_has_no_slow_host(tmp_path: Path) -> None:
+    """Rank 0 pauses. Both hosts launch as slowly, but the device of rank 1 waits for rank 0 meanwhile."""
+    emulate(draw(8533).job).write(tmp_path)
+    worst, *_ = perfscope.analyze(tmp_path).stragglers
+    assert (worst.ranks, worst.cause) == ((0,), "host")
