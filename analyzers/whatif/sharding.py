@@ -67,6 +67,8 @@ def _stage(schedules: EditableSchedules, context: Context, name: str, value: str
     if new == 2 and _is_fsdp(context):
         # ``SHARD_GRAD_OP``: gathered for the forward as before.
         return _keep_gathered(schedules, context, gathers)
+    if not reductions:
+        raise CannotReplay("the collectives' sizes are not recorded; record with shapes")
     without_limit(schedules, gathers)
     schedules.without({rank_op for rank_ops in gathers.by_step.values() for rank_op in rank_ops})
     missed = 0.0

@@ -186,6 +186,13 @@ def test_gathers_pass_the_same_reductions_on_every_rank(tmp_path: Path) -> None:
     assert answer.mid_ns / answer.measured_ns == pytest.approx(1.0, abs=0.01)
 
 
+def test_a_lower_stage_needs_the_sizes_of_what_is_reduced(tmp_path: Path) -> None:
+    recording = Recording(steps=2, metadata="none", shapes=False)
+    emulate(Job(strategy="fsdp", ranks=2, recording=recording)).write(tmp_path)
+    with pytest.raises(CannotReplay, match="record with shapes"):
+        predict(context_of(str(tmp_path)), {"zero.stage": "0"})
+
+
 LIMITED = Job(strategy="fsdp", version=1, noise=0.0, model=Model(width=512), recording=Recording(steps=5))
 """Its hosts wait for FSDP's limit on gathered units."""
 PAUSE = (Cause("pause", 4 * MS, (1,), how="checkpoint"),)
