@@ -27,6 +27,10 @@ _STALL: Final = 0.05
 _OWN_COST_NS: Final = 1_000_000
 """Taking a batch that is there costs less: unpickling, and the queue. A longer wait for every batch is for workers."""
 
+_TAKEN_NS: Final = 250_000
+_ALIKE: Final = 1.2
+"""Where no batch took longer, nor so many times as long as another, taking costs that: workers are less even."""
+
 _APART: Final = 2.0
 """Waits for workers are at least so many times as long as what taking a batch costs."""
 
@@ -59,9 +63,16 @@ class Deliveries:
     """The longest of these waits on the host."""
     workers: int | None
     """How many they are: known, or shown by their turns; None where neither."""
+    idle: bool = False
+    """They may idle in a part of every step, and be too slow in another."""
 
     def __len__(self) -> int:
         return len(self.on_ns)
+
+    @property
+    def holds_device(self) -> bool:
+        """Is it mostly the device that waits for them, not only a host that is ahead of it?"""
+        return len(self) > 0 and not self.idle and 2 * np.count_nonzero(self.stall_ns) >= len(self)
 
 
 _EMPTY: Final = np.empty(0, dtype=np.int64)
@@ -86,7 +97,8 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
     turns = _turns(stalled, waited)
     hit = np.flatnonzero(stalled)
     batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None
-    if batch_ns is not None and _same_place(hit, loading.batches):
+    idle = batch_ns is not None and _same_place(hit, loading.batches)
+    if idle and batch_ns is not None:
         sure, batch_ns = False, _quickest_ns(hit, end[hit], batch_ns)
     seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit], round(_STALL * every_ns))
     begun, launched = _under_work(partial, end[hit[~seen]])
@@ -99,6 +111,7 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
         batch_ns=batch_ns,
         longest_ns=int(waited[hit].max()),
         workers=workers or turns,
+        idle=idle,
     )
 
 
@@ -149,12 +162,14 @@ def _quickest_ns(hit: Int64, end_ns: Int64, mean_ns: float) -> float:
 
 def _own_cost_ns(waited_ns: Int64) -> int:
     """What taking a batch costs that is there: the longest of the short times in ``__next__``, where those are clearly
-    apart from the long ones; 0 where they are not.
+    apart from the long ones, or all there are; 0 where they are not.
     """
     ascending = np.sort(waited_ns)
     times = ascending[1:] / np.maximum(ascending[:-1], 1)
     widest = int(times.argmax())
     apart = times[widest] >= _APART and ascending[widest] <= _OWN_COST_NS
+    if not apart and _TAKEN_NS >= ascending[-1] <= _ALIKE * ascending[0]:
+        return int(ascending[-1])
     return int(ascending[widest]) if apart else 0
 
 

@@ -78,6 +78,16 @@ def stalls(partial: RankPartial, until_ns: Int64, lag_ns: Int64, number: Int64) 
     return held, np.where(known, moment, NEVER)
 
 
+def other_draws(lane: HostLane, held: ProgramOps, window: tuple[int, int], numbered: int) -> ProgramOps:
+    """Batches in the schedule's ``window`` that the host had whenever it asked: nothing holds it up there. Their holds
+    are numbered from ``numbered``.
+    """
+    base, end = lane.begins_at(window[0]), int(lane.moment_of(np.array(window))[1])
+    taken = lane.loading.end_ns
+    taken = taken[(taken > base) & (taken < end) & ~np.isin(taken, held.moment_ns)]
+    return ProgramOps.of(OpKind.HOLD, taken, taken, numbered + np.arange(len(taken)))
+
+
 def host_waits(
     partial: RankPartial, lane: HostLane, mine: ReplayRankOps, window: tuple[int, int], notes: int
 ) -> tuple[ProgramOps, ...]:

@@ -17,7 +17,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
 from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, rank_lane, side_by_side
-from perfscope.analyzers.replay.program import host_waits, issues, marks, stalls, waits
+from perfscope.analyzers.replay.program import host_waits, issues, marks, other_draws, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Bool, Int64
@@ -187,15 +187,18 @@ class _ScheduleBuilder:
         )
         ops = ProgramOps.in_order(*(part.as_it_happened() for part in parts))
         self._columns.add(ops, *_own_and_lag(ops, first, partial.progress.blocked))
+        self._holds += clocks.to_common(rank, held.not_before_ns).tolist()
+        self._host_holds += np.where(loaded == NEVER, NEVER, clocks.to_common(rank, loaded)).tolist()
         if lane is not None:
-            ops = ProgramOps.in_order(*parts, *host_waits(partial, lane, mine, (first, last), self._notes))
+            draws = other_draws(lane, holds, (first, last), len(self._holds))
+            self._holds += [NEVER] * len(draws.kind)
+            self._host_holds += [NEVER] * len(draws.kind)
+            ops = ProgramOps.in_order(*parts, draws, *host_waits(partial, lane, mine, (first, last), self._notes))
             self.lanes.append(rank_lane(partial.progress, lane, ops, first))
             self._with_hosts.add(ops, self.lanes[-1].lanes.work_ns, self.lanes[-1].lanes.device_lag_ns)
             self._notes += int((ops.kind == OpKind.NOTE).sum())
         self.rank_ops.append(mine)
         self.bound_ns.append(clocks.to_common(rank, np.append(opens, last)))
-        self._holds += clocks.to_common(rank, held.not_before_ns).tolist()
-        self._host_holds += np.where(loaded == NEVER, NEVER, clocks.to_common(rank, loaded)).tolist()
         self._starts.append(clocks.to_common(rank, first))
 
     def schedules(self, ranks: tuple[int, ...], marks: int) -> tuple[Schedules, Schedules | None]:

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes, ready_at
@@ -32,7 +33,7 @@ from perfscope.analyzers.whatif.change import (
     whole_number,
 )
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp
+from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp, left_out
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
@@ -54,6 +55,8 @@ _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 _OF_OPTIMIZER: Final = [TimeCategory.COMPUTE, TimeCategory.LAUNCH]
 _AFTER_OPTIMIZER: Final = [TimeCategory.HOST, TimeCategory.SYNC]
 """What scripts do once per optimizer step, not per batch, as far as is known: log, read the loss, save."""
+_OF_HOST_AFTER: Final = [HostTime.COLLECTION, HostTime.OTHER]
+"""The same on a host beside its device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +239,8 @@ def _accumulate(schedules: EditableSchedules, context: Context, name: str, value
     rounds, spared_ns = _rounds_of_any_size(schedules), 0.0
     for one in rounds:
         if one.step in accumulating:
-            spared_ns += _without_optimizer(schedules, one)
+            idle_ns = context.result.totals[one.rank][:, _AFTER_OPTIMIZER].sum(axis=1).mean()
+            spared_ns += min(_without_optimizer(schedules, one), float(idle_ns))
             dropped.update(one.buckets)
     schedules.without(dropped)
     schedules.settling, schedules.steps_alike = len(used) - whole, False
@@ -262,17 +266,23 @@ def _rounds_of_any_size(schedules: EditableSchedules) -> list[Round]:
 
 def _without_optimizer(schedules: EditableSchedules, one: Round) -> float:
     """Take out what is computed, launched and done on the host from the issue of the last bucket, which ends the
-    backward, to the end of the step. Returns what of that may belong to the batch, ns.
+    backward, to the end of the step, and where the host waits for its device. Returns what of that may belong to the
+    batch, ns.
     """
-    after, spared_ns = False, 0.0
+    after, spared_ns, syncs = False, 0.0, set[int]()
     for op in schedules.ops[one.rank]:
         if after:
             spared_ns += float(op.own_ns[_AFTER_OPTIMIZER].sum())
+            if op.host is not None:
+                spared_ns += op.host.waited_ns + float(op.host.own_ns[_OF_HOST_AFTER].sum())
             for category in (*_OF_OPTIMIZER, *_AFTER_OPTIMIZER):
                 op.scale(category, 0.0)
             if op.step != one.step:
                 break
+            if op.kind is OpKind.SYNC:
+                syncs.add(id(op))
         after |= op.kind is OpKind.ISSUE and op.rank_op is one.buckets[-1]
+    schedules.ops[one.rank], _ = left_out(schedules.ops[one.rank], lambda op: id(op) in syncs)
     return spared_ns
 
 
@@ -281,5 +291,5 @@ SETTINGS = (
     Setting("ddp.bucket_cap_mb", "MIB", "DistributedDataParallel(bucket_cap_mb=…)", _bucket_cap, 1, with_hosts=True),
     Setting("ddp.comm_dtype", "bf16|fp16", "send gradients in 16 bits", _comm_dtype, 1, with_hosts=True),
     Setting("batch.accumulation", "K", "K batches per optimizer step; the step time is that of one batch",
-            _accumulate, 1),
+            _accumulate, 1, with_hosts=True),
 )  # fmt: skip

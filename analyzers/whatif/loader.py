@@ -1,7 +1,7 @@
 """Setting of the data loader: the number of workers.
 
 A worker takes as long for a batch as recorded; W workers together deliver W batches in that time, so a step takes at
-least batches x load time / W. Without workers the load time is added to the step.
+least batches x load time / W. Without workers the host loads each batch itself, while its device may still work.
 
 Workers that compute need cores, and so does the training. Where the CPU time of both is recorded, a step takes at least
 all CPU time over all cores; and a worker that computes while every core is busy takes that time from the training.
@@ -22,9 +22,9 @@ from typing import Final
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.hosts import HostPart
 from perfscope.analyzers.whatif.schedules.ops import ScheduleOp
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import DataLoaderRow
@@ -81,11 +81,11 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         taking = _TAKING_NS * batches[rank] if workers else load
         need = needs.get(rank)
         if need is None:
-            _set_loading(schedules, rank, taking)
+            _set_loading(schedules, rank, taking, batches[rank])
             sure.append(_unknown(context, rank, workers) if workers >= _had(context, row, rows) else _FEWER)
             continue
         contended = _contended(context, row, need, workers, batches[rank])
-        _set_loading(schedules, rank, max(taking + contended.mid - contended.before, 0.0))
+        _set_loading(schedules, rank, max(taking + contended.mid - contended.before, 0.0), batches[rank])
         # Work that fits into a step now will still fit.
         least, floor = (
             min(needed_ns(needs, rank, batches) * longer, context.result.mean_step_ns(rank))
@@ -155,29 +155,22 @@ def _unknown(context: Context, rank: int, workers: int) -> Uncertainty:
     return Uncertainty(less=0.20 if fits else _ANYTHING, more=0.0)
 
 
-def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float) -> None:
-    """Set the loader's time in every step of one rank, at the op that had most; outside the steps there is none."""
+def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float, batches: float) -> None:
+    """Set the loader's time in every step of one rank: at each batch, where hosts are beside their devices; else at the
+    op that had most. Outside the steps there is none.
+    """
     by_step: dict[int, list[ScheduleOp]] = {}
     schedules.free_loading([rank])
     for op in schedules.ops[rank]:
-        if op.step is not None:
+        if op.host is not None:
+            op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)
+        elif op.step is not None:
             by_step.setdefault(op.step, []).append(op)
     for ops in by_step.values():
-        if schedules.hosts:
-            _set_host_loading([op.host for op in ops if op.host is not None], per_step_ns)
-            continue
         most = max(ops, key=lambda op: op.own_ns[TimeCategory.DATALOADER])
         for op in ops:
             op.own_ns[TimeCategory.DATALOADER] = 0.0
         most.own_ns[TimeCategory.DATALOADER] = per_step_ns
 
 
-def _set_host_loading(parts: list[HostPart], per_step_ns: float) -> None:
-    most = max(parts, key=lambda part: part.own_ns[HostTime.LOADER])
-    for part in parts:
-        if part is not most:
-            part.scale_row(HostTime.LOADER, 0.0)
-    most.set_host(HostTime.LOADER, per_step_ns)
-
-
-SETTINGS = (Setting("dataloader.num_workers", "N", "DataLoader(num_workers=N)", _workers, 0),)
+SETTINGS = (Setting("dataloader.num_workers", "N", "DataLoader(num_workers=N)", _workers, 0, with_hosts=True),)

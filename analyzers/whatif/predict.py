@@ -179,6 +179,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     question = context.for_question(paced, leaning)
     applied = [setting.apply(schedules, question, name, value) for setting, name, value in asked]
     sure = Uncertainty.worst([*applied, _turns(context)])
+    schedules.lift_holds()
     replayed = replay(schedules.compiled())
     if not replayed.complete:
         raise CannotReplay(

@@ -47,6 +47,8 @@ class EditableSchedules:
     """Of every rank, where hosts are replayed beside their devices; else empty."""
     steps_alike: bool = True
     """The change is the same in all steps."""
+    lifted: bool = False
+    """No rank waits for the loader workers that held it up."""
     settling: int = 0
     """Steps until ranks have found a new rhythm: the first one starts as far apart on them as it was recorded."""
 
@@ -193,9 +195,18 @@ class EditableSchedules:
                 self.loading_step_ns.pop(rank, None)
             for op in self.ops[rank]:
                 if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
+                    self.lifted |= not doubtful and op.hold_ns != NEVER
                     op.hold_ns, op.lag_ns = NEVER, 0.0
                     if op.host is not None:
                         op.host.lag_ns = 0.0
+
+    def lift_holds(self) -> None:
+        """No rank waits where workers that set the pace held it up: ``loading_step_ns`` bounds the step in their place.
+        As many steps may hold more or fewer of the workers' turns; it does not matter then which of them.
+        """
+        for op in chain.from_iterable(self.ops.values()):
+            if op.kind is OpKind.HOLD and op.hold_ns != NEVER:
+                op.hold_ns, self.lifted = NEVER, True
 
     @property
     def waits_for_absent(self) -> bool:

@@ -75,10 +75,7 @@ class HostPart:
     def set_host(self, row: HostTime, ns: float) -> None:
         """What the host does takes that long, where it did it."""
         if self.own_ns[row] > 0:
-            self.launches[:, row] *= ns / self.own_ns[row]
-        else:
-            self.launches[:, row] += ns
-        self.own_ns[row] = ns
+            self.scale_row(row, ns / self.own_ns[row])
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,16 +75,17 @@ def editable_schedules(
 
 
 def _loading_step_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, float]:
-    """Of the batches that were taken inside the windows. The recorded steps show less where they hold fewer of the
-    workers' turns than usual: then they are believed.
+    """The recorded step, where devices wait for the workers; what its batches took, where only hosts do that are ahead,
+    or where workers idle between the batches of a step.
     """
     steps = {}
     for rank, found in recorded.deliveries.items():
-        partial, (start, end) = result.partials[rank], result.windows[rank]
-        if found.batch_ns is not None:
-            taken = partial.loading.end_ns
-            batches = int(((taken > start[0]) & (taken <= end[-1])).sum())
-            steps[rank] = min(found.batch_ns * batches / len(start), result.mean_step_ns(rank))
+        partial, step_ns = result.partials[rank], result.mean_step_ns(rank)
+        if found.holds_device:
+            steps[rank] = step_ns
+        elif found.batch_ns is not None:
+            batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
+            steps[rank] = min(found.batch_ns * batches, step_ns)
     return steps
 
 

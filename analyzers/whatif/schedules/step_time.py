@@ -22,7 +22,9 @@ def step_ns(schedules: EditableSchedules, replayed: ReplayResult, unchanged: Rep
     measured = float(recorded.slowest_ns(unchanged).mean())
     recorded_ns = recorded.windows_ns(unchanged).astype(np.float64)
     changed_ns = _as_the_others(schedules, recorded.windows_ns(replayed).astype(np.float64), recorded_ns)
-    predicted = _settled_ns(schedules, changed_ns) * (measured / _settled_ns(schedules, recorded_ns))
+    predicted = _settled_ns(schedules, changed_ns)
+    if not schedules.lifted:  # else the recorded steps wait in turn for workers, and these do not
+        predicted *= measured / _settled_ns(schedules, recorded_ns)
     predicted = max(predicted, _host_paced_ns(schedules, replayed, unchanged))
     return max([predicted, *schedules.floor_step_ns.values(), *schedules.loading_step_ns.values()])
 

@@ -14,6 +14,9 @@ from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns, deli
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
+from tests.emulator.changes import apply
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Job, Loader, Model
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
 
 MODEL = ModelSpec(layers=8, tokens=4096)
@@ -152,17 +155,36 @@ def test_taking_a_batch_that_is_there_is_no_wait() -> None:
     # All alike: they may all be waits, and whatever takes longer than a millisecond is one.
     assert _own_cost_ns(np.array([300_000, 310_000, 290_000])) == 0
     assert _own_cost_ns(np.array([5 * MS, 20 * MS, 5 * MS])) == 0
+    # So short and so even: no worker delivers like that.
+    assert _own_cost_ns(np.array([120_000, 121_000, 119_000])) == 121_000
 
 
-@pytest.mark.parametrize(("workers", "asked_for"), [(1, 2), (2, 1), (2, 4), (3, 6)])
+@pytest.mark.parametrize("end_sync", [True, False], ids=["in step", "ahead"])
+@pytest.mark.parametrize(("workers", "asked_for"), [(1, 0), (1, 2), (2, 0), (2, 1), (2, 4), (3, 6)])
 def test_a_trace_whose_turns_show_the_workers_is_enough_for_another_number(
-    workers: int, asked_for: int, tmp_path: Path
+    workers: int, asked_for: int, end_sync: bool, tmp_path: Path
 ) -> None:
-    spec = paced(replace(DEVICES, steps=13), 1.7, workers)
+    spec = paced(replace(DEVICES, steps=13, end_sync=end_sync), 1.7, workers)
     found = asked(spec, tmp_path, "dataloader.num_workers", str(asked_for))
     truth = simulate(replace(spec, loader=replace(spec.loader, workers=asked_for))).truth.step_time_ns
     assert found.mid_ns == pytest.approx(truth, rel=0.08)
     assert found.low_ns <= truth <= found.high_ns
+
+
+@pytest.mark.parametrize("item_every", [0, 1], ids=["ahead", "reads its loss"])
+def test_loading_and_accumulating_beside_a_device_that_is_behind(item_every: int, tmp_path: Path) -> None:
+    """On the second simulator: without workers the host loads while its device works; the loss is read once a step."""
+    loader = Loader(workers=1, load_ns=25 * MS, jitter=0.0)
+    job = Job(ranks=2, ranks_per_host=2, item_every=item_every, noise=0.0, model=Model(blocks=4), loader=loader)
+    emulate(job).write(tmp_path)
+    context = context_of(tmp_path)
+    for settings in ({"dataloader.num_workers": "0"}, {"batch.accumulation": "2"}, {"dataloader.num_workers": "4"}):
+        changed = apply(job, settings)
+        assert changed is not None
+        truth = emulate(changed.job).step_ns / changed.batches
+        found = predict(context, settings)
+        assert found.mid_ns == pytest.approx(truth, rel=0.05)
+        assert found.low_ns * 0.999 <= truth <= found.high_ns * 1.001
 
 
 def test_the_cpu_time_of_loading_bounds_a_step_that_never_waited(tmp_path: Path) -> None:
