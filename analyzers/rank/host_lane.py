@@ -48,7 +48,7 @@ class HostWaits:
 
     Each is entered after the moment ``entered_ns`` and returns at ``returned_ns``. ``collective`` is the one whose end
     it waited for (NONE: none), ``device`` whether it returns only when own work of the device has ended: that launched
-    before ``noted_ns``, ``device_end_ns`` being when it had.
+    before ``noted_ns``, ``device_end_ns`` being when it had. ``queue``: it is a launch.
     """
 
     entered_ns: Int64
@@ -57,6 +57,7 @@ class HostWaits:
     device: Bool
     noted_ns: Int64
     device_end_ns: Int64
+    queue: Bool
 
     def beside(self, other: HostWaits) -> HostWaits:
         """Both."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,8 @@ _BLOCKS: Final = 128
 
 _PROMPT_NS: Final = 20_000
 """From a launch to the start of its work no more passes, where nothing else keeps that waiting."""
+
+_EVENT_CALL: Final = re.compile("EventSynchronize")
 
 _MOST_UNKNOWN: Final = 0.5
 """Share of a device's work whose launches may be missing."""
@@ -55,6 +58,8 @@ class _Builder:
         self._ended = ended
         self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
         self._end = np.minimum(ended, np.append(self._start[1:], LATER))
+        is_event = trace.names_where(_EVENT_CALL.search)[host.blocked_row]
+        self._of_event = is_event[np.argsort(host.blocked_end_ns, kind="stable")]
         calls = work.launch[mine][work.launch[mine] != NONE]
         calls = calls[~queue.covers(trace.start_ns[calls])]
         self._call_ns = int(np.median(trace.duration_ns[calls])) if len(calls) else 0
@@ -183,6 +188,7 @@ class _Builder:
             device=np.ones(used.sum(), dtype=np.bool_),
             noted_ns=self._at[following[used]],
             device_end_ns=np.maximum(self._end[taken[used]], entered[used]),
+            queue=np.ones(used.sum(), dtype=np.bool_),
         )
 
     def _blocking(self, waits: HostWaits) -> tuple[Int64, Bool]:
@@ -218,7 +224,9 @@ class _Builder:
         of_comm = (comm_end > begin) & (comm_end >= own_end)
         waited = of_comm | (own_end > begin)
         whole = place == before
-        device = (place >= 0) & (whole | (waited & ~of_comm))
+        # That the device had ended all when an event had long happened does not show which work the event was behind.
+        passed = whole & ~waited & self._of_event
+        device = (place >= 0) & ~passed & (whole | (waited & ~of_comm))
         used = device | of_comm
         noted = np.append(self._at, LATER)[np.minimum(place, before) + 1]
         return (
@@ -229,6 +237,7 @@ class _Builder:
                 device=device[used],
                 noted_ns=np.where(whole, NEVER, noted)[used],
                 device_end_ns=own_end[used],
+                queue=np.zeros(used.sum(), dtype=np.bool_),
             ),
             Intervals.of(begin[waited] + 1, until[waited]),
         )

@@ -41,6 +41,8 @@ class OpKind(enum.IntEnum):
     """The host goes on only after rank op ``operand`` has ended. With lanes only."""
     NOTE = 6
     """Note when the device has come here, as ``operand``. With lanes only."""
+    QUEUE = 7
+    """As SYNC, in a launch: the device's queue was full. With lanes only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +300,7 @@ class _LanesReplay(_Replay):
         """
         kind, operand = self._kind[at], self._operand[at]
         lag: int = self._host_lag[at]
-        if kind == OpKind.SYNC:
+        if kind in (OpKind.SYNC, OpKind.QUEUE):
             return max(called, (reached if operand == NONE else self._noted[operand]) + lag)
         if kind == OpKind.HOLD:
             held: int = self._hold[operand]

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_lane import OF_DEVICE, OF_HOST, HostLane
+from perfscope.analyzers.rank.host_lane import OF_DEVICE, OF_HOST, HostLane, HostTime
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.replay.engine import Lanes, OpKind
 from perfscope.trace.trace import NEVER, NONE, Bool, Int64
@@ -73,7 +73,7 @@ class ProgramOps:
 
 
 _AT_ONE_MOMENT: Final = np.argsort(
-    [OpKind.NOTE, OpKind.WAIT, OpKind.HOLD, OpKind.MARK, OpKind.SYNC, OpKind.JOIN, OpKind.ISSUE]
+    [OpKind.NOTE, OpKind.WAIT, OpKind.HOLD, OpKind.MARK, OpKind.SYNC, OpKind.QUEUE, OpKind.JOIN, OpKind.ISSUE]
 )
 
 
@@ -81,25 +81,34 @@ _AT_ONE_MOMENT: Final = np.argsort(
 class LaunchPoints:
     """Pieces of work launched before each op of one rank: parallel arrays.
 
-    Piece i is listed at the lane's index ``listed[i]`` and comes before op ``op[i]``. It can start ``host_ns[i]`` +
-    ``latency_ns[i]`` after the host was at the op before; ``work_ns[i]`` is the work from it to the op.
+    Piece i is listed at the lane's index ``listed[i]`` and comes before op ``op[i]``. It can start ``latency_ns[i]``
+    after the host has done ``rows_ns[i]`` (by ``HostTime``, its launch included) since the op before; ``work_ns[i]`` is
+    the work from it to the op.
     """
 
     op: Int64
     listed: Int64
-    host_ns: Int64
+    rows_ns: Int64
     latency_ns: Int64
     work_ns: Int64
+
+    def reach_ns(self, ops: int) -> Int64:
+        """As in ``Lanes``, for so many ops."""
+        reach = np.full(ops, NEVER, dtype=np.int64)
+        np.maximum.at(reach, self.op, self.rows_ns.sum(axis=1) + self.latency_ns + self.work_ns)
+        return reach
 
 
 @dataclass(frozen=True, eq=False)
 class RankLane:
     """Both lanes of one rank. ``moment_ns`` and ``done_ns`` (own clock) have, behind their starts, where host and
-    device are at each op; ``waited_ns`` is how long the host waited there.
+    device are at each op; ``rows_ns`` [op, HostTime] is what the host does before it, ``waited_ns`` how long it waits
+    there.
     """
 
     lanes: Lanes
     points: LaunchPoints
+    rows_ns: Int64
     moment_ns: Int64
     done_ns: Int64
     waited_ns: Int64
@@ -110,31 +119,30 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
     base = lane.begins_at(first_ns)
     moment = np.maximum(ops.moment_ns, base)
     early = ops.moment_ns < base
-    passed = np.maximum.accumulate(lane.rows_at(np.append(base, moment)).sum(axis=1))
+    rows = lane.rows_at(np.append(base, moment))
+    passed = rows.sum(axis=1)
     done = np.maximum.accumulate(np.append(first_ns, np.maximum(lane.done_ns(moment), first_ns)))
     worked = _work_before(progress.own, done)
     # When the recorded host was at each op, and after it: waits add to its own time.
-    waiting = ops.waits & np.isin(ops.kind, (OpKind.SYNC, OpKind.JOIN)) & ~early
+    waiting = ops.waits & np.isin(ops.kind, (OpKind.SYNC, OpKind.QUEUE, OpKind.JOIN)) & ~early
     delays = np.where(waiting, ops.time_ns - base - (passed[1:] - passed[0]), 0)
     delayed = np.maximum.accumulate(np.append(0, delays))
     host = base + passed[1:] - passed[0] + delayed[:-1]
     until = np.where((ops.kind == OpKind.WAIT) & ops.waits, ops.time_ns + ops.idle_ns, NEVER)
     device = np.maximum(done[1:], np.maximum.accumulate(np.append(NEVER, until))[:-1])
-    points = _points(progress.own, lane, moment, (base, first_ns), passed, delayed, (done, worked))
-    reach = np.full(len(moment), NEVER, dtype=np.int64)
-    np.maximum.at(reach, points.op, points.host_ns + points.latency_ns + points.work_ns)
+    points = _points(progress.own, lane, moment, (base, first_ns), rows, delayed, (done, worked))
     host_lag, device_lag = _lags(progress.own, ops, host, device, until, early, first_ns)
     lanes = Lanes(
         host_ns=np.diff(passed),
         work_ns=np.diff(worked),
-        reach_ns=reach,
+        reach_ns=points.reach_ns(len(moment)),
         host_lag_ns=host_lag,
         device_lag_ns=device_lag,
         hold_ns=np.empty(0, dtype=np.int64),
         lead_ns=np.array([first_ns - base], dtype=np.int64),
     )
     waited = np.where(waiting, np.maximum(ops.time_ns - host, 0), 0)
-    return RankLane(lanes, points, np.append(base, moment), done, waited)
+    return RankLane(lanes, points, np.diff(rows, axis=0), np.append(base, moment), done, waited)
 
 
 def _work_before(own: Timeline, time_ns: Int64) -> Int64:
@@ -152,10 +160,12 @@ def _points(
     op = np.searchsorted(moment, lane.at_ns[listed], side="right")
     listed, op = listed[op < len(moment)], op[op < len(moment)]
     at = lane.at_ns[listed]
-    came = lane.rows_ns[listed].sum(axis=1)
-    launched = base + came - passed[0] + delayed[op]
+    came = lane.rows_ns[listed]
+    launched = base + (came - passed[0]).sum(axis=1) + delayed[op] + lane.call_ns
     left = device[1][op + 1] - _work_before(own, np.minimum(lane.start_ns[listed], device[0][op + 1]))
-    return LaunchPoints(op, listed, came - passed[op], at + lane.latency_ns[listed] - launched, np.maximum(left, 0))
+    rows = came - passed[op]
+    rows[:, HostTime.OPERATORS] += lane.call_ns
+    return LaunchPoints(op, listed, rows, at + lane.latency_ns[listed] - launched, np.maximum(left, 0))
 
 
 def _lags(
@@ -187,7 +197,7 @@ def _lags(
     slots = np.full(int(ops.operand.max(initial=0)) + 1, NEVER, dtype=np.int64)
     note = kind == OpKind.NOTE
     slots[ops.operand[note]] = device[note]
-    sync = kind == OpKind.SYNC
+    sync = np.isin(kind, (OpKind.SYNC, OpKind.QUEUE))
     reached = np.where(ops.operand == NONE, device, slots[np.maximum(ops.operand, 0)])
     of_host[sync] = np.where(ops.waits, time - reached, 0)[sync]
     began = early & (issue | mark)

@@ -27,6 +27,18 @@ StepSignature = tuple[tuple[str, ...], tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, eq=False)
+class Segments:
+    """The time of ranks that do the same work, cut at the same ops of the schedules with hosts.
+
+    ``anchors`` and ``step`` are as in ``Peers``; ``own_ns`` [rank, segment, part].
+    """
+
+    anchors: Int64
+    own_ns: Int64
+    step: Int64
+
+
+@dataclass(frozen=True, eq=False)
 class Peers:
     """Two ranks or more that do the same work, with their own time cut into the same segments.
 
@@ -40,6 +52,15 @@ class Peers:
     own_ns: Int64
     rows_ns: Int64
     step: Int64
+    on_device: Segments | None = None
+    """Of the devices' own time (one part), where hosts are replayed beside them."""
+    on_host: Segments | None = None
+    """Of the hosts' own time, by ``HostTime``."""
+
+    @property
+    def segments(self) -> Segments:
+        """Of the own time as it happened."""
+        return Segments(self.anchors, self.own_ns[:, :, None], self.step)
 
     @property
     def in_step_ns(self) -> Int64:
@@ -60,15 +81,20 @@ class Peers:
         The medians of many segments add up to less than any rank takes, since every rank is slow in some of them. So
         each step takes the median of the others' steps, and all steps together no less than the quickest of the others.
         """
+        return self.usual_ns(self.segments, rank, without, even=even)[:, 0]
+
+    def usual_ns(self, of: Segments, rank: int, without: Collection[int] = (), *, even: bool = False) -> Int64:
+        """The same of segments in several parts: [segment, part]."""
         lines = self.others(rank, without)
-        others, in_step = self.own_ns[lines], self.in_step_ns[lines]
+        others, steps = of.own_ns[lines], self.rows_ns.shape[1]
+        in_step = _per_step(others.sum(axis=2), of.step, steps)
         middle = np.mean if even else np.median
         usual, typical = middle(others, axis=0), middle(in_step, axis=0)
         least = 0.0 if self.ranks.index(rank) in lines else float(in_step.sum(axis=1).min())
         typical *= max(1.0, least / max(float(typical.sum()), 1.0))
-        summed = _per_step(usual[None, :], self.step, len(typical))[0]
+        summed = _per_step(usual.sum(axis=1)[None, :], of.step, steps)[0]
         factor = np.divide(typical, summed, out=np.ones_like(typical), where=summed > 0)
-        return np.asarray(usual * factor[self.step], dtype=np.int64)
+        return np.asarray(usual * factor[of.step][:, None], dtype=np.int64)
 
     def excess_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
         """[recorded step, category]: own time beyond the others' median; negative where it is quicker."""
@@ -162,7 +188,8 @@ def _peers(result: AlignedJob, recorded: RecordedSchedules, ranks: Sequence[int]
     common = _in_common_order(_keys(issues))
     places = [mine.place[at] for mine, at in zip(issues, common, strict=True)]
     step = np.asarray(np.median([mine.step[at] for mine, at in zip(issues, common, strict=True)], axis=0), np.int64)
-    begins, between = _begins(issues, places)
+    step_of_issue = step
+    begins, between = _begins([mine.begin for mine in issues], places)
     step = np.insert(step, between, begins - 1)
     own, rows, positions = [], [], []
     steps = len(recorded.steps)
@@ -174,14 +201,66 @@ def _peers(result: AlignedJob, recorded: RecordedSchedules, ranks: Sequence[int]
         positions.append(anchors)
         own.append(np.diff(progress))
         rows.append(recorded.rows_between(result, rank, progress[np.concatenate(([0], last))]))
-    return Peers(tuple(ranks), np.stack(positions), np.stack(own), np.stack(rows), step)
+    on_device, on_host = _beside_hosts(recorded, ranks, issues, places, step_of_issue)
+    return Peers(tuple(ranks), np.stack(positions), np.stack(own), np.stack(rows), step, on_device, on_host)
 
 
-def _begins(issues: Sequence[_Issues], places: Sequence[Int64]) -> tuple[Int64, Int64]:
-    """(index of each step, but for the first, that begins between the same anchors on all ranks; how many of these come
-    before it).
+def _beside_hosts(
+    recorded: RecordedSchedules, ranks: Sequence[int], issues: Sequence[_Issues], places: Sequence[Int64], step: Int64
+) -> tuple[Segments | None, Segments | None]:
+    """Segments (of devices, of hosts) between the same issues (``places`` in the schedules without hosts, ``step`` of
+    each), as far as the hosts of all issue them in the same order; those of devices between steps' beginnings, too.
     """
-    before = np.stack([np.searchsorted(at, mine.begin[1:]) for mine, at in zip(issues, places, strict=True)])
+    schedules = recorded.with_hosts
+    if schedules is None:
+        return None, None
+    found = [_places_with_hosts(recorded, *one) for one in zip(ranks, issues, places, strict=True)]
+    wanted, begins, ends = zip(*found, strict=True)
+    used = np.flatnonzero(np.all([at < end for at, end in zip(wanted, ends, strict=True)], axis=0))
+    kept = _in_common_order([used[np.argsort(at[used], kind="stable")] for at in wanted])[0]
+    chosen = used[np.argsort(wanted[0][used], kind="stable")][kept]
+    common = [at[chosen] for at in wanted]
+    same, between = _begins(begins, common)
+    last = len(recorded.steps) - 1
+    into = np.append(step[chosen], last)
+    lanes = [recorded.lanes[schedules.ranks.index(rank)] for rank in ranks]
+    on_host = _cut([lane.rows_ns for lane in lanes], common, ends, into)
+    with_begins = [np.insert(at, between, mine[same]) for at, mine in zip(common, begins, strict=True)]
+    into = np.append(np.insert(step[chosen], between, same - 1), last)
+    return _cut([lane.lanes.work_ns[:, None] for lane in lanes], with_begins, ends, into), on_host
+
+
+def _cut(before_ns: Sequence[Int64], places: Sequence[Int64], ends: Sequence[int], step: Int64) -> Segments:
+    """Segments of each rank's time before its ops ([op, part]), cut at some of these."""
+    anchors = [np.concatenate(([-1], at, [end])).astype(np.int64) for at, end in zip(places, ends, strict=True)]
+    own = [
+        np.diff(np.vstack((np.zeros(ns.shape[1], dtype=np.int64), np.cumsum(ns, axis=0)))[bounds + 1], axis=0)
+        for ns, bounds in zip(before_ns, anchors, strict=True)
+    ]
+    return Segments(np.stack(anchors), np.stack(own), np.maximum.accumulate(step))
+
+
+def _places_with_hosts(recorded: RecordedSchedules, rank: int, mine: _Issues, place: Int64) -> tuple[Int64, Int64, int]:
+    """Where the schedules with hosts have the issues at ``place``, the steps' beginnings, the end of the last step."""
+    schedules, happened = recorded.with_hosts, recorded.schedules
+    assert schedules is not None
+    kind, operand = (column[schedules.slice_of(rank)] for column in (schedules.kind, schedules.operand))
+    wanted = happened.operand[happened.slice_of(rank)]
+
+    def found(of_kind: OpKind, at: Int64) -> Int64:
+        ops = np.flatnonzero(kind == of_kind)
+        order = np.argsort(operand[ops], kind="stable")
+        return np.asarray(ops[order[np.searchsorted(operand[ops], wanted[at], sorter=order)]], dtype=np.int64)
+
+    marks = found(OpKind.MARK, np.append(mine.begin, mine.end))
+    return found(OpKind.ISSUE, place), marks[:-1], int(marks[-1])
+
+
+def _begins(begins: Sequence[Int64], places: Sequence[Int64]) -> tuple[Int64, Int64]:
+    """(index of each step, but for the first, that begins between the same anchors on all ranks; how many of these come
+    before it). ``begins`` are the ops that begin the steps, ``places`` the anchors.
+    """
+    before = np.stack([np.searchsorted(at, mine[1:]) for mine, at in zip(begins, places, strict=True)])
     same: Bool = (before == before[0]).all(axis=0)
     return np.flatnonzero(same) + 1, before[0][same]
 

@@ -105,9 +105,12 @@ def host_waits(
     slot[noted] = notes + np.arange(noted.sum())
     collective = called.collective[joins]
     return (
-        ProgramOps.of(
-            OpKind.SYNC, called.returned_ns[syncs], called.entered_ns[syncs], slot[syncs],
-            waits=(waited & (called.collective == NONE))[syncs],
+        *(
+            ProgramOps.of(
+                kind, called.returned_ns[chosen], called.entered_ns[chosen], slot[chosen],
+                waits=(waited & (called.collective == NONE))[chosen],
+            )
+            for kind, chosen in ((OpKind.SYNC, syncs & ~called.queue), (OpKind.QUEUE, syncs & called.queue))
         ),
         ProgramOps.of(
             OpKind.JOIN, called.returned_ns[joins], called.entered_ns[joins], number[collective],

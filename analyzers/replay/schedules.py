@@ -60,6 +60,27 @@ class RecordedSchedules:
         windows = self.windows_ns(replayed)
         return np.asarray(windows[int(windows.sum(axis=1).argmax())])
 
+    @property
+    def settling(self) -> int:
+        """Steps until ranks have found a new rhythm: a first step that waits for busy workers begins where the one
+        before, which is not replayed, was recorded to.
+        """
+        return int(any(map(len, self.deliveries.values())))
+
+    def loading_step_ns(self, result: AlignedJob) -> dict[int, float]:
+        """Rank -> the recorded step, where devices wait for the workers; what its batches took, where only hosts do
+        that are ahead, or where workers idle between the batches of a step.
+        """
+        steps = {}
+        for rank, found in self.deliveries.items():
+            partial, step_ns = result.partials[rank], result.mean_step_ns(rank)
+            if found.holds_device:
+                steps[rank] = step_ns
+            elif found.batch_ns is not None:
+                batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
+                steps[rank] = min(found.batch_ns * batches, step_ns)
+        return steps
+
     def first_progress_ns(self, result: AlignedJob, rank: int) -> int:
         """A rank's own progress where its schedule begins."""
         own = result.partials[rank].progress

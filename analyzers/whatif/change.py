@@ -14,11 +14,12 @@ from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import CostModel
-from perfscope.analyzers.replay.engine import ReplayResult, Schedules
+from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.engine import replay as replay_schedules
-from perfscope.analyzers.replay.pace import at_peers_pace
+from perfscope.analyzers.replay.pace import Pace, pace_of
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
@@ -56,12 +57,12 @@ class Context:
 
     @functools.cached_property
     def beside_hosts(self) -> Context:
-        """The same with hosts beside their devices, where all hosts are known."""
+        """The same with hosts beside their devices, where that replays what was recorded."""
         if self.recorded.with_hosts is None:
             return self
         other = replace(self, with_hosts=True)
         other.__dict__["latencies"] = self.latencies
-        return other
+        return other if is_trusted(self.recorded, other.unchanged, self.result.step_ns) else self
 
     @functools.cached_property
     def unchanged(self) -> ReplayResult:
@@ -95,10 +96,10 @@ class Context:
         other.__dict__["latencies"] = self.latencies
         return other
 
-    @functools.cached_property
-    def at_peers_pace(self) -> Schedules:
-        """The recorded schedules with all ``paced`` ranks at their peers' pace."""
-        return at_peers_pace(self.recorded, self.peers, [rank for rank in self.paced if rank in self.peers])
+    def pace_of(self, rank: int) -> Pace:
+        """One of the ``paced`` ranks at its peers' pace. It must have peers."""
+        paced = [rank for rank in self.paced if rank in self.peers]
+        return pace_of(self.recorded, self.peers[rank], rank, paced, with_hosts=self.with_hosts)
 
     @property
     def on_devices(self) -> bool:

@@ -10,10 +10,10 @@ from typing import Final
 
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
+from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
 from perfscope.analyzers.whatif import by_hand, ddp, loader, microbatches, sharding, speed, threads
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
-from perfscope.analyzers.whatif.schedules.step_time import step_ns
 from perfscope.errors import did_you_mean
 from perfscope.results.categories import TimeCategory
 from perfscope.results.findings import Predict, Prediction
@@ -30,9 +30,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     *threads.SETTINGS,
 )
 """Everything that can be changed."""
-
-TRUSTED: Final = 0.05
-"""Error of the unchanged replay above which nothing is predicted (``docs/metrics.md``)."""
 
 _SUREST: Final = 0.01
 """Share of the step time that a prediction may be off however little is changed: other things vary as much."""
@@ -112,7 +109,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
     steps = context.recorded.slowest_ns(context.unchanged)
     replayed = float(steps.mean())
-    error = abs(replayed / measured - 1)
+    error = replay_error(context.recorded, context.unchanged, measured)
     if error > TRUSTED:
         raise CannotReplay(
             f"the unchanged replay misses the measured step by {error:.0%}, so no prediction can be trusted; "
@@ -185,7 +182,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         raise CannotReplay(
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
-    predicted = step_ns(schedules, replayed, context.replayed_unchanged)
+    predicted = schedules.step_ns(replayed, context.replayed_unchanged)
     return _ChangedStep(predicted, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions())
 
 

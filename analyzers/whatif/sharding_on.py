@@ -29,7 +29,6 @@ from perfscope.analyzers.whatif.ddp import alone_share
 from perfscope.analyzers.whatif.gathers import Gathers
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
-from perfscope.analyzers.whatif.schedules.step_time import step_ns
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.analyzers.whatif.sharding_plan import Costs, ShardingPlan, plan_of
 from perfscope.analyzers.whatif.sharding_recorded import (
@@ -168,7 +167,7 @@ class _ShardingWriter:
         replayed = replay(self.schedules.compiled())
         for rank_op, transfer in zip(self._rank_ops, before, strict=True):
             rank_op.transfer_ns = transfer
-        return step_ns(self.schedules, replayed, self.context.replayed_unchanged)
+        return self.schedules.step_ns(replayed, self.context.replayed_unchanged)
 
     def _passes(self, begin: float, turn: float, end: float, parted: Units, *, reduces: bool) -> None:
         """Forward and backward of one micro-batch."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 from perfscope.analyzers.job.rank_steps import collecting_ns
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.replay.pace import late_by
+from perfscope.analyzers.replay.pace import Pace, late_by
+from perfscope.analyzers.replay.stragglers.own_time import HostBound
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,
@@ -21,9 +23,11 @@ from perfscope.analyzers.whatif.change import (
     number,
 )
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OF_DEVICE_ROWS, HostPart
 from perfscope.analyzers.whatif.schedules.ops import Collective
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
+from perfscope.trace.trace import NEVER
 
 
 def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -38,22 +42,39 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
         raise CannotReplay(f"rank {rank} is not in the recording, which has {ranks_in_words(ops)}")
     if rank not in context.peers:
         raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so it has no peers")
-    paced = context.at_peers_pace
-    span = paced.slice_of(rank)
-    # The ops are still the recorded ones: other settings are applied later and find what this one left.
-    before, after = context.recorded.schedules.own_ns[span], paced.own_ns[span]
-    for place, op in enumerate(ops[rank]):
-        own = float(before[place])
-        if own:
-            op.own_ns = op.own_ns * (after[place] / own)
-        else:
-            op.own_ns[TimeCategory.COMPUTE] += float(after[place])
-        if op.kind is OpKind.HOLD:
-            at = span.start + place
-            op.hold_ns, op.lag_ns = int(paced.hold_ns[paced.operand[at]]), int(paced.lag_ns[at])
+    _set_pace(schedules, rank, context.pace_of(rank))
     schedules.loading_step_ns.pop(rank, None)  # that of the peers stays
-    schedules.start_ns[rank] = int(paced.start_ns[paced.ranks.index(rank)])
+    # A step that a rank delays now and then counts, the first as well.
+    schedules.steps_alike, schedules.settling = False, 0
+    if not schedules.hosts:
+        bound = HostBound.of(context.result, context.recorded)
+        slowest_ns = context.recorded.slowest_ns(context.replayed_unchanged)
+        schedules.at_least(rank, bound.least_ns(context.paced, slowest_ns))
     return Uncertainty(less=0.15, more=0.05)
+
+
+def _set_pace(schedules: EditableSchedules, rank: int, pace: Pace) -> None:
+    """The ops are still the recorded ones: other settings are applied later and find what this one left."""
+    ops = schedules.ops[rank]
+    for op, own, more_ns in zip(ops, pace.own.tolist(), pace.more_ns.tolist(), strict=True):
+        op.own_ns = op.own_ns * own
+        op.own_ns[TimeCategory.COMPUTE] += more_ns
+    for place, lag_ns, until_ns in zip(pace.holds, pace.hold_lag_ns.tolist(), pace.hold_until_ns.tolist(), strict=True):
+        if ops[place].hold_ns != NEVER:
+            ops[place].hold(until_ns, lag_ns)
+    schedules.start_ns[rank] -= pace.sooner_ns
+    if pace.host is None:
+        return
+    begun = 0
+    for place, part in enumerate(op.host or HostPart.none() for op in ops):
+        end = begun + len(part.launches)
+        part.own_ns = part.own_ns * pace.host.own[place] + pace.host.more_ns[place]
+        part.launches[:, :HOST_ROWS] *= pace.host.launches[begun:end]
+        part.launches[:, OF_DEVICE_ROWS:] *= pace.own[place]
+        begun = end
+    for place in pace.host.unusual:
+        ops[place] = replace(ops[place], kind=OpKind.NOTE, rank_op=None)
+    schedules.hosts[rank] = replace(schedules.hosts[rank], lead_ns=pace.host.lead_ns)
 
 
 def _compute(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -159,7 +180,7 @@ SETTINGS = (
     Setting("network.bandwidth", "FACTORx", "every link this many times as fast", _bandwidth, 2, with_hosts=True),
     Setting("network.latency", "FACTORx", "latency of every collective times this", _latency, 2, with_hosts=True),
     Setting("rank.*", "peers", "rank N at its peers' pace: the median of the ranks that do the same work",
-            _rank_at_peers_pace, -1),
+            _rank_at_peers_pace, -1, with_hosts=True),
     Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0, with_hosts=True),
     Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none",
             _launches, 0, with_hosts=True, of_host_work=True),

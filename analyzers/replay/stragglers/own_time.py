@@ -147,11 +147,13 @@ class HostBound:
         usual = np.median(self.busy_ns[rest], axis=0).astype(np.int64) if rest.any() else busy
         return np.asarray(busy - usual, dtype=np.int64)
 
-    def floor_ns(self, paced: Collection[int]) -> Int64:
-        """What each used step takes at least with the hosts of ``paced`` no slower than the median of the others."""
+    def least_ns(self, paced: Collection[int], slowest_ns: Int64) -> float:
+        """What a step takes at least with the hosts of ``paced`` no slower than the median of the others; of no step
+        more than it took (``slowest_ns``).
+        """
         mine = np.isin(self.ranks, list(paced))
         busy = np.where(self.limits[:, None], self.busy_ns, 0)
         if mine.any() and not mine.all():
             usual = np.median(self.busy_ns[~mine], axis=0).astype(np.int64)
             busy[mine] = np.minimum(busy[mine], usual)
-        return np.asarray(busy.max(axis=0), dtype=np.int64)
+        return float(np.minimum(busy.max(axis=0), slowest_ns).mean())

@@ -27,10 +27,12 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
-from perfscope.analyzers.replay.pace import at_peers_pace
+from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
 from perfscope.analyzers.replay.stragglers.own_time import (
     NOISE,
     HostBound,
@@ -141,8 +143,9 @@ class _Search:
         self, result: AlignedJob, recorded: RecordedSchedules, base: ReplayResult, hosts: Mapping[int, str]
     ) -> None:
         groups = find_peers(result, recorded)
-        self._recorded = recorded
+        self._result, self._recorded, self._base = result, recorded, base
         self._host_bound = HostBound.of(result, recorded)
+        self._beside_hosts = _replayed_beside_hosts(result, recorded)
         self._slowest_ns = recorded.slowest_ns(base)
         replayed_ns = float(self._slowest_ns.mean())
         # No rank can be charged with the replay's own error.
@@ -233,7 +236,7 @@ class _Search:
         def saved(chosen: Sequence[Unit]) -> Int64 | None:
             ranks = tuple(sorted(rank for unit in chosen for rank in unit))
             if ranks not in known:
-                known[ranks] = self.saved(at_peers_pace(self._recorded, self._peers, ranks), ranks)
+                known[ranks] = self.saved_at_pace(ranks)
             return known[ranks]
 
         def cost(chosen: Sequence[Unit]) -> float:
@@ -340,14 +343,32 @@ class _Search:
 
     def _cost(self, ranks: tuple[int, ...], scope: str, *, even: bool = False) -> Straggler | None:
         """What these ranks cost together; None where that is no more than noise."""
-        saved = self.saved(at_peers_pace(self._recorded, self._peers, ranks, even=even), ranks)
+        saved = self.saved_at_pace(ranks, even=even)
         if saved is None:
             return None
-        cause = self._cause(ranks)
+        cause: str | None = self._cause(ranks)
         if cause == CAUSES[TimeCategory.DATALOADER] and not self._load_longer(ranks, float(saved.mean())):
+            cause = self._cause_on_host(ranks, float(saved.mean()))
+        if cause is None:
             return None
         worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
         return Straggler(worst, tuple(sorted(ranks)), scope, cause, float(saved.mean()), saved)
+
+    def _cause_on_host(self, ranks: Sequence[int], lost_ns: float) -> str | None:
+        """What the hosts of these ranks do for longer than their peers', so that their devices wait for a loader no
+        slower than the others'; None where they do nothing for so much longer.
+        """
+        over = np.zeros(len(HostTime))
+        for rank in ranks:
+            of, line = self._peers[rank].on_host, self._peers[rank].ranks.index(rank)
+            if of is None:
+                return None
+            own = of.own_ns.sum(axis=1)
+            over += own[line] - np.median(own[self._peers[rank].others(rank, ranks)], axis=0)
+        over[HostTime.LOADER] = 0
+        if over.sum() < lost_ns / 2 * len(self._recorded.steps):
+            return None
+        return CAUSES[TimeCategory.LAUNCH if over.argmax() == HostTime.OPERATORS else TimeCategory.HOST]
 
     def _load_longer(self, ranks: Collection[int], lost_ns: float) -> bool:
         """Are these ranks in the loader for so much longer than the others? Where all loaders are slow, they may differ
@@ -357,21 +378,39 @@ class _Search:
         usual = float(np.median(others)) if others else 0.0
         return max(self._in_loader_ns[rank] for rank in ranks) - usual >= lost_ns / 2
 
+    def saved_at_pace(self, ranks: Collection[int], *, even: bool = False) -> Int64 | None:
+        """``saved`` with these ranks at their peers' pace."""
+        paced, with_hosts = sorted(ranks), self._beside_hosts is not None
+        return self.saved(at_peers_pace(self._recorded, self._peers, paced, even=even, with_hosts=with_hosts), paced)
+
     def saved(self, schedules: Schedules, paced: Collection[int]) -> Int64 | None:
         """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others;
-        None where that is no more than noise.
+        None where that is no more than noise. Their mean is what a what-if predicts.
         """
+        schedules, lifted = without_holds(schedules) if paced else (schedules, False)
         replayed = replay(schedules)
         if not replayed.complete:
             return None
-        least = np.minimum(self._host_bound.floor_ns(paced), self._slowest_ns)
-        saved = self._slowest_ns - np.maximum(self._recorded.slowest_ns(replayed), least)
-        if saved.mean() < self._noise:
-            return None
+        recorded, result = self._recorded, self._result
+        base = self._base if replayed.host_mark_ns is None else self._beside_hosts
+        assert base is not None
+        before = recorded.slowest_ns(base)
+        floors = [ns for rank, ns in recorded.loading_step_ns(result).items() if rank not in paced]
+        if replayed.host_mark_ns is None:
+            floors.append(self._host_bound.least_ns(paced, before))
+        step_ns = predicted_step_ns(
+            recorded, replayed, base, settling=0, steps_alike=False, lifted=lifted, floors_ns=floors
+        )
+        per_step = before - recorded.slowest_ns(replayed)
+        mean, saved_ns = float(per_step.mean()), result.step_ns * (1 - step_ns / float(before.mean()))
         # Ranks do not begin a recording together, and no rank causes that skew: where no step before the first used one
         # was recorded, a saving in that step alone is evidence only where a batch is seen to come late.
-        only_first = len(saved) > 1 and self._recorded.used[0] and saved[1:].sum() <= 0
-        return None if only_first and not (paced and self._load_longer(paced, float(saved.mean()))) else saved
+        only_first = len(per_step) > 1 and recorded.used[0] and per_step[1:].sum() <= 0
+        if mean <= 0 or saved_ns < self._noise:
+            return None
+        if only_first and not (paced and self._load_longer(paced, saved_ns)):
+            return None
+        return np.asarray(np.rint(per_step * (saved_ns / mean)), dtype=np.int64)
 
     def _cause(self, ranks: Sequence[int]) -> str:
         """The category in which these ranks exceed their peers most, over the used steps in which they are slower: in
@@ -408,6 +447,14 @@ class _Search:
             return 0.0
         longer = [each[mine] - np.median(each[others]) for each in (recorded.lead_ns, self._loaded_first_ns)]
         return max(float(min(longer)), 0.0)
+
+
+def _replayed_beside_hosts(result: AlignedJob, recorded: RecordedSchedules) -> ReplayResult | None:
+    """The unchanged replay with hosts beside their devices, where that replays what was recorded."""
+    if recorded.with_hosts is None:
+        return None
+    replayed = replay(recorded.with_hosts)
+    return replayed if is_trusted(recorded, replayed, result.step_ns) else None
 
 
 def _slow_stages(

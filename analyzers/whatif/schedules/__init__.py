@@ -5,5 +5,4 @@
 1. ``ops``: one op of one rank, and its part in a collective; ``hosts``: what its host does beside it
 2. ``editable``: the ops of all ranks (``EditableSchedules``); ``recorded``: made from a recording
 3. ``steps``: one step of one rank written anew
-4. ``step_time``: the step time that a replay of them predicts
 """

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from perfscope.analyzers.replay.engine import Lanes, OpKind, Schedules
+from perfscope.analyzers.replay.engine import Lanes, OpKind, ReplayResult, Schedules
 from perfscope.analyzers.replay.lanes import side_by_side
+from perfscope.analyzers.replay.step_time import predicted_step_ns
 from perfscope.analyzers.whatif.schedules.hosts import HostOfRank, in_whole_ns, lanes_of
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
 from perfscope.grouping import grouped
@@ -43,7 +44,7 @@ class EditableSchedules:
     """Rank -> host time per step that does not depend on the rest; the step cannot be shorter."""
     loading_step_ns: dict[int, float] = field(default_factory=dict)
     """Rank -> time in which its loader workers deliver the batches of a step, where they set its pace."""
-    hosts: Mapping[int, HostOfRank] = field(default_factory=dict)
+    hosts: dict[int, HostOfRank] = field(default_factory=dict)
     """Of every rank, where hosts are replayed beside their devices; else empty."""
     steps_alike: bool = True
     """The change is the same in all steps."""
@@ -85,6 +86,19 @@ class EditableSchedules:
     def collectives(self) -> dict[Collective, list[RankOp]]:
         """Every collective with its rank ops, in the order in which they are first issued."""
         return grouped((rank_op.collective, rank_op) for rank_op in self.issued())
+
+    def step_ns(self, replayed: ReplayResult, unchanged: ReplayResult) -> float:
+        """The job's step time in a replay of these schedules; ``unchanged`` is that of the recorded ones."""
+        floors = (*self.floor_step_ns.values(), *self.loading_step_ns.values())
+        return predicted_step_ns(
+            self.recorded,
+            replayed,
+            unchanged,
+            settling=self.settling,
+            steps_alike=self.steps_alike,
+            lifted=self.lifted,
+            floors_ns=floors,
+        )
 
     def without(self, rank_ops: set[RankOp]) -> None:
         """Take these rank ops out, with all waits for them, and what issuing them takes the hosts. The other own time
@@ -196,9 +210,7 @@ class EditableSchedules:
             for op in self.ops[rank]:
                 if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
                     self.lifted |= not doubtful and op.hold_ns != NEVER
-                    op.hold_ns, op.lag_ns = NEVER, 0.0
-                    if op.host is not None:
-                        op.host.lag_ns = 0.0
+                    op.hold(NEVER, 0.0)
 
     def lift_holds(self) -> None:
         """No rank waits where workers that set the pace held it up: ``loading_step_ns`` bounds the step in their place.

@@ -101,17 +101,15 @@ def host_of(progress: Progress, side: RankLane, issuing_ns: Mapping[int, float])
     lane = progress.host
     assert lane is not None
     points, own = side.points, progress.own
-    passed = lane.rows_at(side.moment_ns).astype(np.float64)
     begin = np.full(len(side.done_ns), own.start_ns[0])
     worked = _of_device(own.totals(begin, side.done_ns))
     launches = np.zeros((len(points.op), OF_DEVICE_ROWS + OWN_ROWS))
-    launches[:, :HOST_ROWS] = lane.rows_ns[points.listed] - passed[points.op]
-    launches[:, HostTime.OPERATORS] += lane.call_ns
-    launches[:, _LATENCY] = points.latency_ns - lane.call_ns
+    launches[:, :HOST_ROWS] = points.rows_ns
+    launches[:, _LATENCY] = points.latency_ns
     done = side.done_ns[points.op + 1]
     launches[:, OF_DEVICE_ROWS:] = _of_device(own.totals(np.minimum(lane.start_ns[points.listed], done), done))
     bounds = np.searchsorted(points.op, np.arange(len(side.lanes.host_ns) + 1))
-    host = np.diff(passed, axis=0)
+    host = side.rows_ns.astype(np.float64)
     parts = [
         HostPart(host[op], launches[bounds[op] : bounds[op + 1]], lag, waited)
         for op, (lag, waited) in enumerate(zip(side.lanes.host_lag_ns.tolist(), side.waited_ns.tolist(), strict=True))

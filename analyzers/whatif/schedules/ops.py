@@ -104,6 +104,14 @@ class ScheduleOp:
         if self.host is not None:
             self.host.own_ns[HostTime.OPERATORS] = max(float(self.host.own_ns[HostTime.OPERATORS]) + ns, 0.0)
 
+    def hold(self, until_ns: int, lag_ns: float) -> None:
+        """A HOLD is until then, with that lag."""
+        self.hold_ns = until_ns
+        if self.host is None:
+            self.lag_ns = lag_ns
+        else:
+            self.host.lag_ns = lag_ns
+
     @property
     def issued(self) -> RankOp | None:
         """The rank op that it issues; None where it does something else."""

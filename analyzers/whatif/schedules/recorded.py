@@ -68,25 +68,8 @@ def editable_schedules(
     starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
     return EditableSchedules(
         recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
-        loading_step_ns=_loading_step_ns(result, recorded), hosts=hosts,
-        # A first step that waits for busy workers begins where the one before, which is not replayed, was recorded to.
-        settling=int(any(map(len, recorded.deliveries.values()))),
+        loading_step_ns=recorded.loading_step_ns(result), hosts=hosts, settling=recorded.settling,
     )  # fmt: skip
-
-
-def _loading_step_ns(result: AlignedJob, recorded: RecordedSchedules) -> dict[int, float]:
-    """The recorded step, where devices wait for the workers; what its batches took, where only hosts do that are ahead,
-    or where workers idle between the batches of a step.
-    """
-    steps = {}
-    for rank, found in recorded.deliveries.items():
-        partial, step_ns = result.partials[rank], result.mean_step_ns(rank)
-        if found.holds_device:
-            steps[rank] = step_ns
-        elif found.batch_ns is not None:
-            batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
-            steps[rank] = min(found.batch_ns * batches, step_ns)
-    return steps
 
 
 def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:

@@ -47,7 +47,9 @@ def lateness(result: AlignedJob) -> tuple[Straggler, ...]:
 
 
 def gpu_rank(rank: int, arrival: int, end: int, steps: int = 6, work_until: int | None = None) -> TraceBuilder:
-    """Every step: compute from 100 to ``work_until``, one all-reduce from ``arrival`` to ``end``, compute to 9900."""
+    """Every step: compute from 100 to ``work_until``, one all-reduce from ``arrival`` to ``end``, compute to 9900, for
+    which the host waits.
+    """
     builder = TraceBuilder(rank=rank, world_size=2)
     for number in range(steps):
         at = number * STEP
@@ -55,6 +57,7 @@ def gpu_rank(rank: int, arrival: int, end: int, steps: int = 6, work_until: int 
         builder.launched("gemm", at + 10, at + 100, at + (arrival if work_until is None else work_until))
         builder.launched(NCCL, at + 20, at + arrival, at + end, stream=20, collective=described(500))
         builder.launched("adam", at + 30, at + end, at + 9900)
+        builder.call("cudaDeviceSynchronize", at + 40, at + 9900)
     return builder
 
 
@@ -125,6 +128,7 @@ def test_lost_time_is_what_the_next_slowest_leaves():
                 NCCL, step + 20, step + arrival, step + 5000, stream=20, collective=described(500, (0, 1, 2))
             )
             builder.launched("adam", step + 30, step + 5000, step + 9900)
+            builder.call("cudaDeviceSynchronize", step + 40, step + 9900)
     result = compared(*ranks)
     (late,) = lateness(result)
     # Were rank 2 quicker, rank 1 would still hold the others until 3000: 1000 would be saved, not 3000.

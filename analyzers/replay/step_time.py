@@ -1,0 +1,87 @@
+"""The step time that a replay of changed schedules predicts: of what-ifs and of stragglers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from perfscope.analyzers.replay.engine import ReplayResult
+from perfscope.trace.trace import Float64
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.replay.schedules import RecordedSchedules
+
+TRUSTED: Final = 0.05
+"""Error of the unchanged replay above which nothing is predicted (``docs/metrics.md``)."""
+
+_FEW_STEPS: Final = 2
+"""Of no more recorded steps, each counts as it is replayed."""
+
+
+def replay_error(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns: float) -> float:
+    """By which share the ``unchanged`` replay misses the measured step."""
+    return abs(float(recorded.slowest_ns(unchanged).mean()) / measured_ns - 1)
+
+
+def is_trusted(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns: float) -> bool:
+    """Does the ``unchanged`` replay come to its end, and to the measured step?"""
+    return unchanged.complete and replay_error(recorded, unchanged, measured_ns) <= TRUSTED
+
+
+def predicted_step_ns(
+    recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult, *, settling: int, steps_alike: bool,
+    lifted: bool, floors_ns: Iterable[float],
+) -> float:  # fmt: skip
+    """The job's step time in a replay of changed schedules. It misses of the measured step what the replay of the
+    ``unchanged`` steps misses: that is taken out.
+
+    ``settling``: steps until ranks have found a new rhythm; ``steps_alike``: the change is the same in all steps;
+    ``lifted``: no rank waits for the loader workers that held it up; none of ``floors_ns`` is undercut.
+    """
+    measured = float(recorded.slowest_ns(unchanged).mean())
+    recorded_ns = recorded.windows_ns(unchanged).astype(np.float64)
+    changed_ns = recorded.windows_ns(replayed).astype(np.float64)
+    if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
+        changed_ns = _as_the_others(changed_ns, recorded_ns)
+    predicted = _settled_ns(changed_ns, settling)
+    if not lifted:  # else the recorded steps wait in turn for workers, and these do not
+        predicted *= measured / _settled_ns(recorded_ns, settling)
+    return max([predicted, _host_paced_ns(recorded, replayed, unchanged), *floors_ns])
+
+
+def _host_paced_ns(recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult) -> float:
+    """What a step takes the slowest host that never waits, less what its device was quicker before the change. A
+    device that has come behind its host is quicker than its host only until it has caught up.
+    """
+    (host, _), (before, device) = _paces_ns(recorded, replayed), _paces_ns(recorded, unchanged)
+    return host - max(before - device, 0.0)
+
+
+def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult) -> tuple[float, float]:
+    """(the slowest host's time from one step to the next, the slowest device's); 0 without hosts."""
+    begin = recorded.begin[:, recorded.used]
+    if replayed.host_mark_ns is None or begin.shape[1] < 2:
+        return 0.0, 0.0
+    steps = begin.shape[1] - 1
+    marks = (replayed.host_mark_ns, replayed.mark_ns)
+    host, device = (float((mark_ns[begin[:, -1]] - mark_ns[begin[:, 0]]).max()) / steps for mark_ns in marks)
+    return host, device
+
+
+def _as_the_others(changed_ns: Float64, recorded_ns: Float64) -> Float64:
+    """The windows with the first step changed as the others are. How far hosts are ahead of their devices where it
+    begins is recorded, not replayed: where the change makes that more or less, it does so in this step.
+    """
+    if changed_ns.shape[1] <= _FEW_STEPS:
+        return changed_ns
+    changed_ns = changed_ns.copy()
+    changed_ns[:, 0] = recorded_ns[:, 0] * np.median(changed_ns[:, 1:] / recorded_ns[:, 1:], axis=1)
+    return changed_ns
+
+
+def _settled_ns(windows_ns: Float64, settling: int) -> float:
+    """Mean step of the slowest rank, without the steps in which ranks still settle."""
+    settled = windows_ns[:, min(settling, windows_ns.shape[1] - 1) :]
+    return float(settled.mean(axis=1).max())
