@@ -1,4 +1,4 @@
-"""From dumps and stacks to the answer: which ranks did not come to which collective, and how sure that is."""
+"""From dumps and stacks to the answer: which ranks did not join which collective, and how sure that is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfscope.analyzers.hang.blocked import BlockedOp, blocked_ops
 from perfscope.analyzers.hang.call_sites import Stacks, call_sites, waits_in_communication
 from perfscope.analyzers.hang.first_missed import first_missed
 from perfscope.analyzers.hang.progress import Progress, progress
-from perfscope.analyzers.hang.slowness import all_wait, certainly_stands, is_habitually_late
+from perfscope.analyzers.hang.slowness import all_wait, certainly_stands, is_habitually_late, silent_when_written
 from perfscope.analyzers.hang.waits import Roots, find_roots
 from perfscope.analyzers.readers.flight import FlightDump
 from perfscope.grouping import grouped
@@ -21,7 +21,7 @@ from perfscope.text import ranks_in_words
 
 _MISMATCHES_SHOWN: Final = 20
 
-Evidence = Literal["did not come", "device stands still", "no dump", "no entries", "issued another operation", "stack"]
+Evidence = Literal["did not join", "device stands still", "no dump", "no entries", "issued another operation", "stack"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ def find_hang(
     """
     state = progress(dumps, world_size)
     blocked = blocked_ops(state)
-    sure = stands or certainly_stands(state, blocked)
+    silent = silent_when_written(state)
+    sure = stands or (bool(silent) and bool(blocked)) or certainly_stands(state, blocked)
     roots = find_roots(state, blocked)
     named = _named(blocked, roots, stacks)
     incomplete = [op for op in blocked if op.missing or op.unknown or op.undecided]
     goes_on = not incomplete or not all_wait(state, named.ranks) or is_habitually_late(state, blocked, named.ranks)
-    if goes_on and not sure:
+    if (goes_on or silent is False) and not sure:
         return None
     missed = first_missed(state, incomplete or blocked, named.ranks)
     if missed is None and blocked:
@@ -86,14 +87,14 @@ def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named
 
 
 def _sure(blocked: Sequence[BlockedOp], roots: Roots) -> _Named:
-    """How sure the roots are: what is not known about the collectives that they did not come to."""
+    """How sure the roots are: what is not known about the collectives that they did not join."""
     ranks = roots.ranks
     if not roots.known:
         reason = "all other ranks came; of it there is no dump, or one without entries"
         return _Named(ranks, "medium", reason if len(ranks) == 1 else reason.replace("of it", "of these"))
     unknown = set().union(*(op.unknown for op in blocked if op.missing & ranks))
     if unknown:
-        reason = f"the dump shows that they did not come, but of {ranks_in_words(unknown)} nothing is known"
+        reason = f"the dump shows that they did not join, but of {ranks_in_words(unknown)} nothing is known"
         return _Named(ranks, "medium", reason)
     reason = "every other rank's wait leads to them, and their own dumps show that they wait for no other rank"
     return _Named(ranks, "high", reason)
@@ -226,7 +227,7 @@ def _evidence(state: Progress, blocked: Sequence[BlockedOp], rank: int, named: _
     if state.behind.get(rank):
         return "device stands still"
     if any(rank in op.missing for op in blocked):
-        return "did not come"
+        return "did not join"
     return "no entries" if not len(state.dumps[rank].group) else "device stands still"
 
 

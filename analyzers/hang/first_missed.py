@@ -1,4 +1,4 @@
-"""The first operation that a missing rank did not come to: the one that its peers issued next after its last.
+"""The first operation that a missing rank did not join: the one that its peers issued next after its last.
 
 Waiting ranks wait at several: those of its tensor-parallel group, of its data-parallel group, of its pipeline. Which
 was next in the rank's own program is shown by a rank that runs the same one: it has groups of the same descriptions.

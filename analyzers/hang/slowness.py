@@ -19,6 +19,9 @@ _ENOUGH: Final = 10
 """Collectives from which a rank's lateness is a habit."""
 _MOSTLY: Final = 0.8
 """Share of them that it is last in."""
+_SECOND_NS: Final = 1_000_000_000
+_LONGEST_TIMEOUT_NS: Final = 600_000_000_000
+"""NCCL's, unless a job sets another."""
 _FEW: Final = 3
 """Ranks, or one of so many, that may be the cause of a standstill which nothing but their absence shows."""
 _NOTABLE: Final = 0.3
@@ -30,6 +33,20 @@ def certainly_stands(progress: Progress, blocked: Sequence[BlockedOp]) -> bool:
     if any(part.timed_out for op in blocked for part in op.waiting.values()):
         return True
     return waited_ns(progress, blocked) >= LONG_NS
+
+
+def silent_when_written(progress: Progress) -> bool | None:
+    """Had every rank been silent for longer than usual when its dump was written? None where the time is not known.
+
+    A file tells it by its modification time. One that is later than two timeouts is that of a copy.
+    """
+    dumps = [dump for dump in progress.dumps.values() if dump.last_event_ns]
+    silence = min((dump.written_ns or dump.modified_ns) - dump.last_event_ns for dump in dumps) if dumps else -1
+    pauses = [int(np.diff(np.sort(dump.created_ns)).max(initial=0)) for dump in dumps]
+    if -_SECOND_NS <= silence <= max(_SECOND_NS, 2 * float(np.median(pauses or 0))):
+        return False
+    timeout_ns = max((int(dump.timeout_ns.max(initial=0)) for dump in dumps), default=0) or _LONGEST_TIMEOUT_NS
+    return True if 0 < silence <= 2 * timeout_ns else None
 
 
 def waited_ns(progress: Progress, blocked: Sequence[BlockedOp]) -> int:
@@ -51,7 +68,7 @@ def all_wait(progress: Progress, ranks: Collection[int]) -> bool:
     """Does every rank but ``ranks`` wait, and are these few? In a job that goes on many ranks are on their way."""
     others = [rank for rank, dump in progress.dumps.items() if rank not in ranks and len(dump.group)]
     own = [rank for rank in ranks if rank in progress.dumps]
-    few = len(own) <= max(_FEW, len(others) // _FEW)
+    few = len(own) <= min(len(others), max(_FEW, len(others) // _FEW))
     return few and all(progress.open_ops[rank] for rank in others)
 
 

@@ -21,7 +21,7 @@ class Roots:
     """Whom the others wait for, in the end."""
 
     known: frozenset[int]
-    """They did not come, and wait for nobody: from their own dumps."""
+    """They did not join, and wait for nobody: from their own dumps."""
     by_elimination: frozenset[int]
     """All others came; of these there is no dump, or none with entries."""
     cycles: tuple[frozenset[int], ...]

@@ -32,7 +32,7 @@ def _cause(hang: Hang) -> str:
     if not hang.collective:
         return f"{ranks} {_verb(hang.missing_ranks, 'is', 'are')} in no communication, in which the other ranks wait"
     kinds = {seen.evidence for seen in hang.last_seen}
-    did = "issued another operation than" if "issued another operation" in kinds else "did not come to"
+    did = "issued another operation than" if "issued another operation" in kinds else "did not join"
     waiting = f"; {ranks_in_words(hang.waiting_ranks)} {_verb(hang.waiting_ranks, 'waits', 'wait')} there"
     return f"{ranks} {did} {_collective(hang)}{waiting if hang.waiting_ranks else ''}"
 

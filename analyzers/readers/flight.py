@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -102,18 +102,25 @@ class FlightDump:
 
     written_ns: int = 0
     """When it was dumped; only dumps of ``perfscope run`` tell."""
+    modified_ns: int = 0
+    """When its file was last written: a copy may be years younger."""
+
+    @property
+    def last_event_ns(self) -> int:
+        """The last moment at which the rank did anything; 0 without any."""
+        return int(max(self.created_ns.max(initial=0), self.completed_ns.max(initial=0)))
 
     @property
     def last_ns(self) -> int:
         """The last moment that the dump knows of; 0 without any."""
-        return int(max(self.created_ns.max(initial=0), self.completed_ns.max(initial=0), self.written_ns))
+        return max(self.last_event_ns, self.written_ns)
 
 
 def read(path: Path) -> FlightDump:
     """Read one dump. Raises TraceError, naming the file, where it is not one or cannot be used."""
     data = _bytes_of(path)
     try:
-        return parse(data, str(path))
+        return replace(parse(data, str(path)), modified_ns=path.stat().st_mtime_ns)
     except ValueError as error:
         raise TraceError(f"{path}: cannot be read as a flight-recorder dump ({error}); dump it again") from error
 

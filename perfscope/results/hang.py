@@ -1,4 +1,4 @@
-"""Why a job stands still: which ranks did not come to which collective, who waits there, and who in consequence."""
+"""Why a job stands still: which ranks did not join which collective, who waits there, and who in consequence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HangVictim:
     collective: str
     sequence: int
     since_us: EpochUs | None
-    waits_for: Annotated[tuple[int, ...], "Ranks that did not come to it, or whose devices have not reached it."]
+    waits_for: Annotated[tuple[int, ...], "Ranks that did not join it, or whose devices have not reached it."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class HangLastSeen:
 
     rank: int
     evidence: Annotated[
-        Literal["did not come", "device stands still", "no dump", "no entries", "issued another operation", "stack"],
+        Literal["did not join", "device stands still", "no dump", "no entries", "issued another operation", "stack"],
         "Why it is named.",
     ]
     group: str | None = None
@@ -81,9 +81,9 @@ class Hang:
 
     missing_ranks: Annotated[
         tuple[int, ...],
-        "Ranks that did not come, and wait for no other rank. Empty where the data cannot tell: no rank is named then.",
+        "Ranks that did not join, and wait for no other rank. Empty where the data cannot tell: no rank is named then.",
     ]
-    group: Annotated[str | None, "Name of the process group of the collective that they did not come to."]
+    group: Annotated[str | None, "Name of the process group of the collective that they did not join."]
     group_description: str | None
     collective: Annotated[str | None, "The operator: ``all_reduce``, ``send`` …"]
     sequence: Annotated[int | None, "Number of the collective in its group; of a send or recv, among those."]

@@ -1,4 +1,4 @@
-"""The job that stands still, on the page and in the terminal: who did not come, who waits, where in the code."""
+"""The job that stands still, on the page and in the terminal: who did not join, who waits, where in the code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfscope.results.summary import Summary
 from perfscope.text import rank_list, ranks_in_words
 
 _EVIDENCE: Final = {
-    "did not come": "did not issue it, and waits for no other rank",
+    "did not join": "did not issue it, and waits for no other rank",
     "device stands still": "its device, or its watchdog, has not done what is done on other ranks",
     "no dump": "left no dump; all other ranks came",
     "no entries": "left a dump without entries; all other ranks came",

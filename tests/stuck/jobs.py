@@ -29,7 +29,7 @@ class StuckJob:
     roots: frozenset[int]
     """Ranks that others wait for, in the end, as far as dumps can show it."""
     groups: frozenset[str]
-    """Of what the roots did not come to, or issued otherwise: any is right."""
+    """Of what the roots did not join, or issued otherwise: any is right."""
     without_dump: frozenset[int]
     recorder: Recorder
     at_ns: int | None
@@ -142,7 +142,7 @@ def _waits(machine: Machine, rank: int) -> bool:
 def _missed(machine: Machine, job: Job, fault: Fault) -> set[str]:
     """Groups in which others wait for what the rank at fault did not issue, or issued otherwise.
 
-    Of a rank that stopped the one of the first action that it did not come to and others did; of a dead one any.
+    Of a rank that stopped the one of the first action that it did not join and others did; of a dead one any.
     """
     if fault.kind in ODD:
         action = job.programs[fault.rank][fault.place]
@@ -153,7 +153,7 @@ def _missed(machine: Machine, job: Job, fault: Fault) -> set[str]:
 
 
 def _in_order(machine: Machine, fault: Fault) -> Iterator[str]:
-    """Groups of what a stopped rank did not come to and another rank has issued, in the order of its program."""
+    """Groups of what a stopped rank did not join and another rank has issued, in the order of its program."""
     rank = machine.ranks[fault.rank]
     counts = dict(rank.counts)
     for action in machine.job.programs[fault.rank][fault.place + 1 :]:

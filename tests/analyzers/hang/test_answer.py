@@ -36,7 +36,7 @@ def test_the_rank_that_did_not_come_is_named_with_the_collective() -> None:
     assert (hang.input_sizes, hang.dtype, hang.waiting_ranks) == (((8, 4),), "Float", (0, 1, 3))
     assert hang.since_us == START_NS / 1e3 + 600e3
     assert hang.confidence == "high"
-    assert [(seen.rank, seen.sequence, seen.evidence) for seen in hang.last_seen] == [(2, 5, "did not come")]
+    assert [(seen.rank, seen.sequence, seen.evidence) for seen in hang.last_seen] == [(2, 5, "did not join")]
     assert hang.victims == ()
 
 
@@ -60,7 +60,7 @@ def test_a_late_rank_stands_still_once_the_watchdog_gave_up() -> None:
 
 
 def test_a_stall_is_passed_on_through_a_pipeline() -> None:
-    """Stages 0 -> 1 -> 2, of two ranks each; rank 5 does not come to the all-reduce of the last stage."""
+    """Stages 0 -> 1 -> 2, of two ranks each; rank 5 does not join the all-reduce of the last stage."""
     groups: Groups = {
         "1": ("TP", (0, 1)), "2": ("TP", (2, 3)), "3": ("TP", (4, 5)),
         "4": ("PP", (0, 2)), "5": ("PP", (1, 3)), "6": ("PP", (2, 4)), "7": ("PP", (3, 5)),

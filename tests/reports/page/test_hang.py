@@ -18,7 +18,7 @@ GROUPS: Groups = {"0": ("default_pg", range(3)), "1": ("<b>TP</b>", (1, 2))}
 
 
 def _stuck(folder: Path) -> Summary:
-    """Rank 0 does not come to all-reduce 2; rank 2 waits for rank 1, which waits there."""
+    """Rank 0 does not join all-reduce 2; rank 2 waits for rank 1, which waits there."""
     ops = {
         0: [op("0", 1, at_ms=100)],
         1: [op("0", 1, at_ms=100), op("0", 2, at_ms=200, state="started")],
@@ -32,7 +32,7 @@ def _stuck(folder: Path) -> Summary:
 
 def test_terminal(tmp_path: Path) -> None:
     text = " ".join(terminal.verdict(_stuck(tmp_path)).split())
-    assert "The job stands still: rank 0 did not come to all_reduce 2 of default_pg (0); ranks 1, 2 wait there." in text
+    assert "The job stands still: rank 0 did not join all_reduce 2 of default_pg (0); ranks 1, 2 wait there." in text
     assert "Do first: Look at what rank 0 does in fetch (data.py:12)." in text
     assert "High confidence: " in text
     assert "wait there since 2027-01-15 08:00:00.151 UTC (1024, Float)" in text
