@@ -23,7 +23,7 @@ _STRATEGIES = {
     "pipeline": "pipeline parallel",
     "tensor": "tensor parallel",
     "single": "single process",
-    "unknown": "strategy unknown",
+    "unknown": "",
 }
 
 

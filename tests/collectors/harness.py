@@ -6,14 +6,15 @@ import gzip
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from perfscope.recording.metadata import LaunchMetadata, RunMetadata, load_launch, load_run
@@ -94,6 +95,14 @@ class Trace:
         )
 
 
+def kill_all(process: subprocess.Popen[Any]) -> None:
+    """Kill a command and all that it started: torchrun's workers have sessions of their own."""
+    with suppress(psutil.NoSuchProcess):
+        for each in (*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
 def record(
     folder: Path,
     *arguments: str,
@@ -116,7 +125,7 @@ def record(
     try:
         out, err = process.communicate(stdin, timeout)
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # the command's processes too
+        kill_all(process)
         process.communicate()
         raise
     return Recording(folder, process.returncode, out, err)

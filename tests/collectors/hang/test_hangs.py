@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import pytest
 
 from perfscope import analyze
 from perfscope.recording.paths import flight_file, stacks_file
-from tests.collectors.harness import PERFSCOPE, SCRIPTS, needs_torch, record
+from tests.collectors.harness import PERFSCOPE, SCRIPTS, kill_all, needs_torch, record
 
 pytestmark = [pytest.mark.training, needs_torch]
 
@@ -42,7 +41,7 @@ def stuck(folder: Path, kind: str, ranks: int, steps: int = 3) -> Iterator[Path]
         wait_for(lambda: all(stands_still(folder, rank, steps) for rank in range(ranks)), process)
         yield folder
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_all(process)
         process.wait()
 
 
