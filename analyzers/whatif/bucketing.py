@@ -57,7 +57,9 @@ def parameter_bytes(runs: Mapping[int, RunMetadata], buckets: Sequence[int]) -> 
     cap = (_DEFAULT_CAP if known is None else known) * MIB
     size = _equal_parameters(buckets, cap)
     if size is None:
-        return (_around_large_ones(buckets, cap), False) if max(buckets) > _LARGE * cap else None
+        # A lone bucket whose limit is not recorded may have a limit that all gradients fit.
+        is_known = known is not None or len(buckets) > 1
+        return (_around_large_ones(buckets, cap), False) if is_known and max(buckets) > _LARGE * cap else None
     count = round(total / size)
     return [total / count] * count, False
 
