@@ -89,9 +89,18 @@ def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named
 def _sure(blocked: Sequence[BlockedOp], roots: Roots) -> _Named:
     """How sure the roots are: what is not known about the collectives that they did not join."""
     ranks = roots.ranks
+    if not roots.known and roots.departed:
+        reason = "ranks wait for each other, and only they issued operations in another order than before"
+        return _Named(ranks, "medium", reason)
     if not roots.known:
-        reason = "all other ranks came; of it there is no dump, or one without entries"
-        return _Named(ranks, "medium", reason if len(ranks) == 1 else reason.replace("of it", "of these"))
+        whose = "it" if len(roots.by_elimination) == 1 else "these"
+        reason = f"all other ranks came; of {whose} there is no dump, or one without entries"
+        if roots.stopped:
+            reason = (
+                f"of {ranks_in_words(roots.by_elimination)} there is no dump, or one without entries; "
+                f"{ranks_in_words(roots.stopped)} issued less than the peers that wait at the same"
+            )
+        return _Named(ranks, "medium", reason)
     unknown = set().union(*(op.unknown for op in blocked if op.missing & ranks))
     if unknown:
         reason = f"the dump shows that they did not join, but of {ranks_in_words(unknown)} nothing is known"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from perfscope.analyzers.hang.blocked import BlockedOp
+from perfscope.analyzers.hang.habits import departed
 from perfscope.analyzers.hang.progress import Progress
 
 _Node = TypeVar("_Node", bound=Hashable)
@@ -22,15 +23,19 @@ class Roots:
 
     known: frozenset[int]
     """They did not join, and wait for nobody: from their own dumps."""
+    departed: frozenset[int]
+    """They left their own habit. Looked for where no rank is known to wait for nobody."""
     by_elimination: frozenset[int]
     """All others came; of these there is no dump, or none with entries."""
+    stopped: frozenset[int]
+    """They wait for these, and issued less than their peers, who wait for the same."""
     cycles: tuple[frozenset[int], ...]
     """Ranks that wait for each other, and for nobody else."""
 
     @property
     def ranks(self) -> frozenset[int]:
         """The ranks to name."""
-        return self.known or self.by_elimination
+        return self.known or self.departed or self.by_elimination | self.stopped
 
 
 def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
@@ -55,7 +60,24 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
     known = idle or known
     # A device that stands still may have issued what waits for another rank, too.
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
-    return Roots(frozenset(known), frozenset(unknown), tuple(cycles))
+    left = departed(progress) if blocked and not known else frozenset()
+    stopped = frozenset(_stopped_as_well(progress, blocked, unknown))
+    return Roots(frozenset(known), left, frozenset(unknown), stopped, tuple(cycles))
+
+
+def _stopped_as_well(progress: Progress, blocked: Sequence[BlockedOp], unknown: set[int]) -> set[int]:
+    """Ranks that wait for ``unknown`` ones, and did not issue what most of their peers, who wait at the same, did."""
+    first = {rank: ops[0] for rank, ops in progress.open_ops.items() if ops}
+    at = {rank: (op.group, op.p2p, op.sequence) for rank, op in first.items()}
+    found = set()
+    for op in blocked:
+        if op.p2p or not op.unknown & unknown:
+            continue
+        for rank in op.missing - op.waiting.keys():
+            alike = [peer for peer in op.waiting if at.get(peer) == at.get(rank)]
+            if rank in at and len(alike) > max(1, len(op.waiting) // 2):
+                found.add(rank)
+    return found
 
 
 def _has_entries(progress: Progress, rank: int) -> bool:

@@ -1,0 +1,56 @@
+"""Jobs with more than one thing that is odd: whom the waits lead to in the end, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfscope.analyzers.hang.answer import find_hang
+from perfscope.results.hang import Hang
+from tests.analyzers.hang.dumps import Groups, dumps, op
+
+MESH: Groups = {"0": ("default_pg", range(6)), "1": ("TP", (0, 1, 2)), "2": ("TP", (3, 4, 5))}
+
+
+def _found(groups: Groups, ops: dict[int, list[dict[str, Any]]]) -> Hang:
+    hang = find_hang(dumps(groups, ops), {}, stands=True)
+    assert hang is not None
+    return hang
+
+
+def _program(group: str, skipped: bool = False) -> list[dict[str, Any]]:
+    """Three steps of two tensor-parallel all-reduces and one of the world; the last step waits."""
+    made = [
+        entry
+        for step in range(3)
+        for entry in (
+            op(group, 2 * step + 1, at_ms=100 * step + 1),
+            op(group, 2 * step + 2, at_ms=100 * step + 2),
+            op("0", step + 1, at_ms=100 * step + 3),
+        )
+    ]
+    if skipped:
+        del made[7]
+    for entry in made[7:]:
+        entry.update(state="scheduled", time_discovered_completed_ns=None)
+    return made
+
+
+def test_a_rank_that_skipped_is_named_before_one_without_a_dump() -> None:
+    """Rank 4 skipped number 6 of its group: ranks 3 and 5 wait there, and the others for them. Rank 1 left no dump."""
+    ops = {rank: _program("1" if rank < 3 else "2", skipped=rank == 4) for rank in (0, 2, 3, 4, 5)}
+    hang = _found(MESH, ops)
+    assert (hang.missing_ranks, hang.group, hang.sequence, hang.confidence) == ((4,), "2", 6, "medium")
+    assert hang.ranks_without_dump == (1,)
+
+
+def test_a_rank_without_a_dump_is_named_where_all_keep_their_habit() -> None:
+    ops = {rank: _program("1" if rank < 3 else "2") for rank in (0, 2, 3, 4, 5)}
+    assert _found(MESH, ops).missing_ranks == (1,)
+
+
+def test_a_rank_that_stopped_is_named_beside_one_without_a_dump() -> None:
+    """All wait for rank 3 at number 2. Ranks 0 and 1 issued 3 and 4 as well, rank 2 stopped after 2."""
+    world: Groups = {"0": ("default_pg", range(4))}
+    ahead = [op("0", 1), *(op("0", number, state="scheduled") for number in (2, 3, 4))]
+    hang = _found(world, {0: ahead, 1: ahead, 2: ahead[:2]})
+    assert (hang.missing_ranks, hang.confidence) == ((2, 3), "medium")
