@@ -89,7 +89,7 @@ def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named
 def _sure(blocked: Sequence[BlockedOp], roots: Roots) -> _Named:
     """How sure the roots are: what is not known about the collectives that they did not join."""
     ranks = roots.ranks
-    if not roots.known and roots.departed:
+    if roots.departed:
         reason = "ranks wait for each other, and only they issued operations in another order than before"
         return _Named(ranks, "medium", reason)
     if not roots.known:

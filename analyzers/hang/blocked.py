@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
+
+import numpy as np
 
 from perfscope.analyzers.hang.progress import Group, OpenOp, Progress
 from perfscope.analyzers.readers.flight import OpKind
@@ -17,6 +19,9 @@ _ONE_SIZE: Final = frozenset(
     | {"_allgather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"}
 )
 """Every rank must bring as many elements; of the others sizes may differ."""
+
+_HABIT: Final = 3
+"""Collectives of one size on all ranks, from which that is a habit."""
 
 
 @dataclass
@@ -76,14 +81,18 @@ def _set_variants(progress: Progress, collectives: list[BlockedOp]) -> None:
     groups of the same kind issued under the same number decides.
     """
     for blocked in collectives:
-        by_variant = grouped((_shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
+        shown = _shown
+        by_variant = grouped((shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
         if len(by_variant) < 2:
-            continue
+            shown = _sized
+            by_variant = grouped((shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
+            if len(by_variant) < 2 or not _sizes_are_alike(progress, blocked):
+                continue
         blocked.variants = by_variant
         most = max(map(len, by_variant.values()))
         first = [text for text, ranks in by_variant.items() if len(ranks) == most]
         if len(first) > 1:
-            votes = _issued_in_groups_alike(progress, blocked)
+            votes = _issued_in_groups_alike(progress, blocked, shown)
             most = max(votes[text] for text in first)
             first = [text for text in first if votes[text] == most]
         if len(first) > 1:
@@ -92,7 +101,20 @@ def _set_variants(progress: Progress, collectives: list[BlockedOp]) -> None:
             blocked.missing |= {rank for text, ranks in by_variant.items() if text != first[0] for rank in ranks}
 
 
-def _issued_in_groups_alike(progress: Progress, blocked: BlockedOp) -> Counter[str]:
+def _sizes_are_alike(progress: Progress, blocked: BlockedOp) -> bool:
+    """Did all ranks issue this operator with the same sizes before, where that need not be?"""
+    seen: dict[int, set[str]] = {}
+    for rank in blocked.waiting:
+        dump, number = progress.dumps[rank], blocked.group.index
+        texts = [_sized(kind) if kind.operator == blocked.kind.operator else "" for kind in dump.kinds]
+        own = np.array([progress.numbers[rank][index] == number for index in range(len(dump.groups))], dtype=np.bool_)
+        for row in np.flatnonzero(own[dump.group] & ~dump.p2p & (dump.sequence != blocked.sequence)).tolist():
+            if texts[dump.kind[row]]:
+                seen.setdefault(int(dump.sequence[row]), set()).add(texts[dump.kind[row]])
+    return len(seen) >= _HABIT and all(len(texts) == 1 for texts in seen.values())
+
+
+def _issued_in_groups_alike(progress: Progress, blocked: BlockedOp, shown: Callable[[OpKind], str]) -> Counter[str]:
     """What ranks of other groups of the same description and size issued under the same number."""
     votes: Counter[str] = Counter()
     alike = {group.index for group in progress.groups if _role(group) == _role(blocked.group)} - {blocked.group.index}
@@ -100,7 +122,7 @@ def _issued_in_groups_alike(progress: Progress, blocked: BlockedOp) -> Counter[s
         for index, number in progress.numbers[rank].items():
             if number in alike:
                 rows = (dump.group == index) & ~dump.p2p & (dump.sequence == blocked.sequence)
-                votes.update(_shown(dump.kinds[kind]) for kind in dump.kind[rows].tolist())
+                votes.update(shown(dump.kinds[kind]) for kind in dump.kind[rows].tolist())
     return votes
 
 
@@ -110,9 +132,16 @@ def _role(group: Group) -> tuple[str, str, int]:
 
 def _shown(kind: OpKind) -> str:
     """What must be the same on all ranks: the operator, the type, and the number of elements where that must be."""
+    if kind.operator in _ONE_SIZE:
+        return _sized(kind)
+    return kind.operator
+
+
+def _sized(kind: OpKind) -> str:
+    """Operator, number of elements in and out, and type."""
     types = "/".join(dict.fromkeys(kind.dtypes))
-    if kind.operator not in _ONE_SIZE or not kind.input_sizes:
-        return kind.operator + (f" {types}" if types and kind.operator in _ONE_SIZE else "")
+    if not kind.input_sizes:
+        return f"{kind.operator} {types}".rstrip()
     counts = (sum(math.prod(dims) for dims in sizes) for sizes in (kind.input_sizes, kind.output_sizes))
     return (
         f"{kind.operator} of {' -> '.join(f'{count:,}' for count in dict.fromkeys(counts))} elements {types}".rstrip()

@@ -24,7 +24,7 @@ class Roots:
     known: frozenset[int]
     """They did not join, and wait for nobody: from their own dumps."""
     departed: frozenset[int]
-    """They left their own habit. Looked for where no rank is known to wait for nobody."""
+    """They left their own habit. Looked for where no rank is known that waits for nobody and has nothing open."""
     by_elimination: frozenset[int]
     """All others came; of these there is no dump, or none with entries."""
     stopped: frozenset[int]
@@ -35,7 +35,7 @@ class Roots:
     @property
     def ranks(self) -> frozenset[int]:
         """The ranks to name."""
-        return self.known or self.departed or self.by_elimination | self.stopped
+        return self.departed or self.known or self.by_elimination | self.stopped
 
 
 def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
@@ -60,7 +60,8 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
     known = idle or known
     # A device that stands still may have issued what waits for another rank, too.
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
-    left = departed(progress) if blocked and not known else frozenset()
+    # Ranks that wait themselves are roots only where nothing else explains it.
+    left = departed(progress) if blocked and not idle else frozenset()
     stopped = frozenset(_stopped_as_well(progress, blocked, unknown))
     return Roots(frozenset(known), left, frozenset(unknown), stopped, tuple(cycles))
 

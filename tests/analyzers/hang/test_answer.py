@@ -142,6 +142,18 @@ def test_all_to_all_may_differ_in_size() -> None:
     assert find_hang(dumps(WORLD, ops), {}) is None
 
 
+def test_all_to_all_that_was_always_of_one_size_shows_the_odd_rank() -> None:
+    """Rank 3 brings 7 where all brought 64; rank 4, without a dump, explains the wait as well, but less."""
+    groups: Groups = {"0": ("default_pg", range(5))}
+    before = [op("0", number, "all_to_all", size=(64,)) for number in (1, 2, 3)]
+    ops = {
+        rank: [*before, op("0", 4, "all_to_all", state="started", size=(64 if rank < 3 else 7,))] for rank in range(4)
+    }
+    hang = _stuck(ops, groups)
+    assert (hang.missing_ranks, hang.sequence) == ((3,), 4)
+    assert hang.mismatches[0].odd_ranks == (3,)
+
+
 def test_ranks_that_issue_two_groups_in_another_order_wait_for_each_other() -> None:
     groups: Groups = {"1": ("A", range(4)), "2": ("B", range(4))}
     ops = {rank: [op("1", 1, state="started")] for rank in (0, 1, 2)} | {3: [op("2", 1, state="started")]}
