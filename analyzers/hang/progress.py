@@ -204,6 +204,9 @@ def _open(
     waiting = dump.state != DONE
     # What was issued on a communicator before something that is done, is done: also where it has no event.
     waiting &= dump.p2p | (dump.sequence > own[dump.group])
+    if not finished.any():
+        # Parts of messages that were issued as one have no events, and stay in a dump of active operations for ever.
+        waiting &= ~dump.p2p | (dump.sequence > _completed_messages(dump)[dump.group])
     elsewhere = waiting & ~dump.p2p & (dump.sequence <= local[dump.group])
     ops = []
     for row in np.flatnonzero(waiting & ~elsewhere).tolist():
@@ -223,6 +226,14 @@ def _open(
             )
         )
     return _without_passed_messages(ops, dump), int(elsewhere.sum())
+
+
+def _completed_messages(dump: FlightDump) -> Int64:
+    """Number of the last message that is done in each group, from its status; 0 where it has collectives, too."""
+    done = [dump.status[index].completed if index in dump.status else 0 for index in range(len(dump.groups))]
+    found: Int64 = np.array(done, dtype=np.int64)
+    found[dump.group[~dump.p2p]] = 0
+    return found
 
 
 def _without_passed_messages(ops: list[OpenOp], dump: FlightDump) -> list[OpenOp]:

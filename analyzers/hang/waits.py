@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from perfscope.analyzers.hang.blocked import BlockedOp
 from perfscope.analyzers.hang.habits import departed
 from perfscope.analyzers.hang.progress import Progress
 
 _Node = TypeVar("_Node", bound=Hashable)
+
+_FEW: Final = 3
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
     # What is open on the others may be due to something that their buffers no longer hold.
     odd = {rank for op in blocked if not op.p2p for rank in op.missing & op.waiting.keys()}
     idle = {rank for rank in known if rank in odd or not progress.open_ops.get(rank)}
-    known = idle or known
+    # Many that wait at what all joined are no roots: what they wait for is not recorded.
+    known = idle or (known if len(known) <= _FEW else set())
     # A device that stands still may have issued what waits for another rank, too.
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
     # Ranks that wait themselves are roots only where nothing else explains it.

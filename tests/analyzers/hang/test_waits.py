@@ -6,7 +6,7 @@ from typing import Any
 
 from perfscope.analyzers.hang.answer import find_hang
 from perfscope.results.hang import Hang
-from tests.analyzers.hang.dumps import Groups, dumps, op
+from tests.analyzers.hang.dumps import Groups, dump, dumps, op
 
 MESH: Groups = {"0": ("default_pg", range(6)), "1": ("TP", (0, 1, 2)), "2": ("TP", (3, 4, 5))}
 
@@ -54,3 +54,31 @@ def test_a_rank_that_stopped_is_named_beside_one_without_a_dump() -> None:
     ahead = [op("0", 1), *(op("0", number, state="scheduled") for number in (2, 3, 4))]
     hang = _found(world, {0: ahead, 1: ahead, 2: ahead[:2]})
     assert (hang.missing_ranks, hang.confidence) == ((2, 3), "medium")
+
+
+def test_messages_that_the_status_shows_as_done_are_not_awaited() -> None:
+    """Dumps of active operations keep the parts of messages issued as one. Rank 2 did not join all-reduce 9."""
+    groups: Groups = {"0": ("default_pg", range(3)), "1": ("PP", (0, 1))}
+    status = {
+        "0": {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": 8},
+        "1": {"last_enqueued_collective": 7, "last_started_collective": -1, "last_completed_collective": 7},
+    }
+    behind = {"0": {**status["0"], "last_enqueued_collective": 8}}
+    waiting = op("0", 9, state="scheduled")
+    ops = {
+        0: [op("1", 7, "send 0->1", state="scheduled"), waiting],
+        1: [waiting],
+        2: [],
+    }
+    made = {rank: dump(groups, ops[rank], rank, pg_status=status if rank < 2 else behind) for rank in range(3)}
+    hang = find_hang(made, {})
+    assert hang is not None
+    assert (hang.missing_ranks, hang.group, hang.victims) == ((2,), "0", ())
+
+
+def test_many_ranks_that_wait_at_what_all_joined_are_not_named() -> None:
+    """All-to-all 2 of rank 0 to 3 has all ranks; rank 4 waits for them at the world's all-reduce."""
+    groups: Groups = {"0": ("default_pg", range(5)), "1": ("EP", range(4))}
+    ops = {rank: [op("1", 2, "all_to_all", state="scheduled")] for rank in range(4)}
+    hang = _found(groups, {**ops, 4: [op("0", 1, state="scheduled")]})
+    assert (hang.missing_ranks, hang.confidence) == ((), "low")
