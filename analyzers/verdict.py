@@ -38,6 +38,9 @@ EFFICIENT: Final = 0.25
 BEYOND_IDEAL: Final = 0.05
 """Share of the step by which a pipeline bubble must exceed the inherent one for both to be named."""
 
+_GAINS: Final = 0.01
+"""Speedup from which a change treats the loss that it is about."""
+
 
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a summary that has its findings, the one that is worth most first."""
@@ -75,7 +78,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     first = serious[0]
     headline = f"{first.title}."
     shares, _ = losses(summary)
-    category, share = largest(shares, serious)
+    category, share = largest(shares, [finding for finding in serious if _gains(finding, summary)])
     gain = first.gain(summary.job.step_time_us)
     recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
     if share >= NAMED and share > recoverable:
@@ -83,6 +86,12 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
         headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."
     return Verdict(headline=headline, healthy=False, first_action=_first_action(first, summary))
+
+
+def _gains(finding: Finding, summary: Summary) -> bool:
+    """Does its change save anything, as far as that is known?"""
+    gain = finding.gain(summary.job.step_time_us)
+    return gain is None or gain >= _GAINS
 
 
 def _without_limit(summary: Summary, busy: str, compute: float, category: str) -> Verdict:

@@ -95,6 +95,8 @@ _WORK_VARIES: Final = 0.03
 _STEADY: Final = 4.0
 """From this ratio of the variance between ranks to that from step to step one rank is slower than others: from three
 ranks and four steps on it is as large by chance in less than 8 % of cases (F distribution)."""
+_SURELY_STEADY: Final = 16.0
+"""The same in less than 0.4 %."""
 
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
@@ -328,8 +330,9 @@ class _Search:
             often = np.bincount(own.argmax(axis=0))
             flops = np.array([self._flops[rank] for rank in peers.ranks], dtype=np.float64)
             by_flops = bool(flops.all()) and varies_by(flops) >= _WORK_VARIES
-            steady = steadiness(own) >= _STEADY and often.max() > _AT_ONCE * own.shape[1]
-            if steady and not by_flops:
+            # Of several that are slow together, as those of a host, none is the slowest of most steps.
+            ratio, alone = steadiness(own), often.max() > _AT_ONCE * own.shape[1]
+            if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone)):
                 continue
             if ahead.mean() >= _VARIES * self._slowest_ns.mean() and self._varies_by_compute(peers):
                 varying += peers.ranks

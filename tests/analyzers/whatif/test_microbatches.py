@@ -78,8 +78,14 @@ def test_the_prediction_comes_true(recordings: dict[str, Context], name: str, co
 @pytest.mark.parametrize("name", ["1F1B", "GPipe", "tensor parallel", "two copies", "two stages, tensor parallel"])
 def test_four_times_as_many(recordings: dict[str, Context], name: str) -> None:
     count = 4 * JOBS[name].microbatches
-    found = predict(recordings[name], {"pipeline.microbatches": str(count)})
+    asked = {"pipeline.microbatches": str(count)}
     truth = simulate(divided(JOBS[name], count)).truth.step_time_ns
+    if name == "tensor parallel":
+        # Its collectives have one size: what a quarter of it takes depends on a latency that is assumed.
+        with pytest.raises(CannotReplay, match="latency and bandwidth cannot be separated"):
+            predict(recordings[name], asked)
+        return
+    found = predict(recordings[name], asked)
     assert found.mid_ns == pytest.approx(truth, rel=0.02)
     assert found.low_ns <= truth <= found.high_ns
 
