@@ -131,6 +131,7 @@ class TestCluster:
         with engine.cluster(scheduler) as executor, engine.Serial() as serial:
             assert outcomes(double_or_fail, executor) == outcomes(double_or_fail, serial)
 
+    @pytest.mark.scale
     def test_a_worker_that_is_killed_costs_its_item_only(self, scheduler):
         with engine.cluster(scheduler) as executor:
             found = outcomes(double_or_die, executor)

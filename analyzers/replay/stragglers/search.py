@@ -398,7 +398,10 @@ class _Search:
         base = self._base if replayed.host_mark_ns is None else self._beside_hosts
         assert base is not None
         before = recorded.slowest_ns(base)
-        floors = [ns for rank, ns in recorded.loading_step_ns(result).items() if rank not in paced]
+        loading = recorded.loading_step_ns(result)
+        # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
+        usual_ns = float(np.median([loading.get(rank, 0.0) for rank in recorded.schedules.ranks]))
+        floors = [usual_ns, *(ns for rank, ns in loading.items() if rank not in paced)]
         if replayed.host_mark_ns is None:
             floors.append(self._host_bound.least_ns(paced, before))
         step_ns = predicted_step_ns(

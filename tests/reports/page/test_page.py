@@ -381,11 +381,14 @@ def test_names_in_pictures_are_data(hostile: str) -> None:
     assert html.count("<script>alert(1)") == 0
 
 
+@pytest.mark.scale
 def test_many_ranks_stay_small() -> None:
     assert len(page.render(dataclasses.replace(large(), lanes=pictures.lanes(range(8)))).encode()) < 12e6
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.scale if name == "large" else ()) for name in EXAMPLES]
+)
 def test_a_page_can_be_read_back_as_the_summary_it_shows(name: str, tmp_path: Path) -> None:
     summary = EXAMPLES[name]()
     summary.write_html(tmp_path / "report.html")
