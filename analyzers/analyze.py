@@ -64,7 +64,7 @@ def analyze(
             return _untraced(job, history, hang, failures)
         ranks.failures += failures
         summary = replace(summarize(job, ranks, measured), history=history)
-        return replace(summary, hang=hang, verdict=verdict(hang)) if hang is not None else summary
+        return _with_hang(summary, hang)
 
 
 def _untraced(job: Job, history: History | None, hang: Hang | None, failures: tuple[Failure, ...]) -> Summary:
@@ -72,6 +72,11 @@ def _untraced(job: Job, history: History | None, hang: Hang | None, failures: tu
     if history is None:
         return summarize_dumps(job, hang, failures)
     summary = summarize_steps(job, history, failures)
+    return _with_hang(summary, hang)
+
+
+def _with_hang(summary: Summary, hang: Hang | None) -> Summary:
+    """The summary, with the verdict on a job that stands still where it does."""
     return replace(summary, hang=hang, verdict=verdict(hang)) if hang is not None else summary
 
 

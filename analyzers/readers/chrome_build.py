@@ -25,7 +25,7 @@ from perfscope.analyzers.readers.chrome_events import (
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
 from perfscope.errors import TraceError
-from perfscope.recording.typed import text as clean
+from perfscope.recording.typed import clean
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.trace.trace import (
     NONE,

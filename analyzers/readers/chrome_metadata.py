@@ -10,7 +10,7 @@ import msgspec
 
 from perfscope.analyzers.readers.chrome_events import trailing
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
-from perfscope.recording.typed import text as clean
+from perfscope.recording.typed import clean
 from perfscope.trace.trace import Device, ProcessGroup
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

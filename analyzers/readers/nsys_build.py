@@ -18,7 +18,7 @@ from perfscope.analyzers.readers.nsys_columns import (
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
 from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
-from perfscope.recording.typed import text as clean
+from perfscope.recording.typed import clean
 from perfscope.trace.trace import (
     NONE,
     WHOLE_GRAPH,

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from perfscope.errors import TraceError
-from perfscope.recording.typed import text as clean
+from perfscope.recording.typed import clean
 from perfscope.trace.trace import NONE, Int64
 
 STRINGS_TABLE: Final = "StringIds"

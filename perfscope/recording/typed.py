@@ -93,7 +93,7 @@ def _value(annotation: Any, raw: Any, least: int, faults: list[str], place: str)
     if origin is dict:
         if not isinstance(raw, dict) or len(raw) > _MOST:
             raise WrongValue("an object")
-        return {text(key): _value(inner[1], item, least, faults, f"{place}.{key}") for key, item in raw.items()}
+        return {clean(key): _value(inner[1], item, least, faults, f"{place}.{key}") for key, item in raw.items()}
     return _scalar(annotation, raw, least)
 
 
@@ -114,7 +114,7 @@ def _items(kind: Any, raw: Any, least: int, faults: list[str], place: str) -> tu
 
 def _scalar(kind: Any, raw: Any, least: int) -> Any:
     if kind is str and isinstance(raw, str):
-        return text(raw)
+        return clean(raw)
     if kind is bool and isinstance(raw, bool):
         return raw
     is_number = isinstance(raw, (int, float) if kind is float else int) and not isinstance(raw, bool)
@@ -125,7 +125,7 @@ def _scalar(kind: Any, raw: Any, least: int) -> Any:
     raise WrongValue(names[kind] if kind in (str, bool) or least < 0 else f"{names[kind]} from {least} on")
 
 
-def text(raw: str) -> str:
+def clean(raw: str) -> str:
     """A text without control characters, and without halves of characters that no file can be written with."""
     return _CONTROL.sub("\ufffd", raw)
 
@@ -133,7 +133,7 @@ def text(raw: str) -> str:
 def plain(raw: Any, depth: int = 0) -> Any:
     """A JSON value of any kind, its numbers finite and of at most 64 bits, its texts clean. Raises WrongValue."""
     if isinstance(raw, str):
-        return text(raw)
+        return clean(raw)
     if isinstance(raw, (int, float)):
         if not -_LARGEST <= raw <= _LARGEST:
             raise WrongValue("a number of 64 bits")
@@ -143,7 +143,7 @@ def plain(raw: Any, depth: int = 0) -> Any:
     if depth >= _DEEPEST or len(raw) > _MOST:
         raise WrongValue(f"nested at most {_DEEPEST} deep")
     if isinstance(raw, dict):
-        return {text(key): plain(item, depth + 1) for key, item in raw.items()}
+        return {clean(key): plain(item, depth + 1) for key, item in raw.items()}
     return [plain(item, depth + 1) for item in raw]
 
 
@@ -151,5 +151,5 @@ def _shown(raw: Any) -> str:
     """A value in a few words."""
     if isinstance(raw, (dict, list)):
         return "an object" if isinstance(raw, dict) else "a list"
-    shown = text(repr(raw)) if not isinstance(raw, int) or abs(raw) <= _LARGEST else "a number of more than 64 bits"
+    shown = clean(repr(raw)) if not isinstance(raw, int) or abs(raw) <= _LARGEST else "a number of more than 64 bits"
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"

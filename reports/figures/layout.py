@@ -9,6 +9,7 @@ from typing import Any, Final
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
+from perfscope.text import ScaledUnit
 
 LEGEND_ABOVE: Final = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0}
 
@@ -68,6 +69,33 @@ def figure(
             **layout,
         },
     )
+
+
+def one_step(
+    title: str,
+    traces: Iterable[Any],
+    rows: Sequence[str],
+    unit: ScaledUnit,
+    *,
+    height: int,
+    meta: dict[str, Any] | None = None,
+) -> go.Figure:
+    """Bars over the time of one step, in ``unit``: a line for each of the ``rows``, the first on top."""
+    return figure(
+        title,
+        traces,
+        height=height,
+        meta=meta,
+        barmode="overlay",
+        bargap=0.2,
+        showlegend=True,
+        legend=LEGEND_ABOVE,
+        xaxis={"title": {"text": f"{unit.name} from the step's start"}, "rangemode": "tozero"},
+        yaxis={
+            "type": "category", "categoryorder": "array", "categoryarray": rows, "autorange": "reversed",
+            "showgrid": False, "fixedrange": True, "ticksuffix": " ",
+        },
+    )  # fmt: skip
 
 
 def rank_axis(labels: Sequence[str]) -> dict[str, Any]:

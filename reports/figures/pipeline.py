@@ -9,7 +9,7 @@ from typing import Final
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import LEGEND_ABOVE, bar, figure
+from perfscope.reports.figures.layout import bar, one_step
 from perfscope.reports.figures.numbers import scaled
 from perfscope.results.rows import StepTimeline
 from perfscope.results.summary import Summary
@@ -47,20 +47,8 @@ def pipeline_figure(summary: Summary) -> go.Figure | None:
             )
         )
     labels = list(stages)
-    return figure(
-        "One step of every pipeline stage",
-        traces,
-        height=90 + max(len(labels), 2) * 22,
-        barmode="overlay",
-        bargap=0.2,
-        showlegend=True,
-        legend=LEGEND_ABOVE,
-        xaxis={"title": {"text": f"{unit.name} from the step's start"}, "rangemode": "tozero"},
-        yaxis={
-            "type": "category", "categoryorder": "array", "categoryarray": labels, "autorange": "reversed",
-            "showgrid": False, "fixedrange": True, "ticksuffix": " ",
-        },
-    )  # fmt: skip
+    height = 90 + max(len(labels), 2) * 22
+    return one_step("One step of every pipeline stage", traces, labels, unit, height=height)
 
 
 def stage_stretches(pipeline: Pipeline, strips: Sequence[StepTimeline]) -> dict[str, list[Stretch]]:

@@ -10,7 +10,7 @@ from typing import Final
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import LEGEND_ABOVE, bar, figure, plain, shortened
+from perfscope.reports.figures.layout import bar, one_step, plain, shortened
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.reports.kernel_names import short_name
 from perfscope.results.attribution import attributed_ranks
@@ -106,21 +106,9 @@ def timeline_figure(summary: Summary) -> go.Figure | None:
     kinds = [kind for kind in _COLOURS if any(kind == other for _, other in drawn)]
     traces = [_legend(kind) for kind in kinds]
     traces += [_trace(rank, kind, bars, unit, span, visible=rank in shown) for (rank, kind), bars in drawn.items()]
-    return figure(
-        "Timeline of one step",
-        traces,
-        height=110 + max(len(rows), 2) * _ROW_HEIGHT,
-        meta={"lanes": {str(rank): lanes for rank, lanes in places.items()}, "row": _ROW_HEIGHT},
-        barmode="overlay",
-        bargap=0.2,
-        showlegend=True,
-        legend=LEGEND_ABOVE,
-        xaxis={"title": {"text": f"{unit.name} from the step's start"}, "rangemode": "tozero"},
-        yaxis={
-            "type": "category", "categoryorder": "array", "categoryarray": rows, "autorange": "reversed",
-            "showgrid": False, "fixedrange": True, "ticksuffix": " ",
-        },
-    )  # fmt: skip
+    height = 110 + max(len(rows), 2) * _ROW_HEIGHT
+    meta = {"lanes": {str(rank): lanes for rank, lanes in places.items()}, "row": _ROW_HEIGHT}
+    return one_step("Timeline of one step", traces, rows, unit, height=height, meta=meta)
 
 
 def _place(lane: Lane) -> str:

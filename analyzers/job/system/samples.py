@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from perfscope.recording.samples import SCHEMA, SampledProcess, SamplerHeader
-from perfscope.recording.typed import WrongValue, build, text
+from perfscope.recording.typed import WrongValue, build, clean
 from perfscope.trace.trace import Float64, Int64
 
 LEAST_COVER: Final = 0.5
@@ -158,7 +158,7 @@ def _runs(lines: Iterable[bytes], start_ns: int, end_ns: int) -> Iterator[_Run]:
                 met = build(SampledProcess, value, [])
                 current.processes[met.process] = met
             elif current is not None and "problem" in value:
-                current.problems.append(text(str(value["problem"])))
+                current.problems.append(clean(str(value["problem"])))
     if current is not None:
         yield current
 

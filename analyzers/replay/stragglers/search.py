@@ -164,6 +164,10 @@ class _Search:
             rank: partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)]
             for rank, partial in result.partials.items()
         }
+        self._loading_ns = recorded.loading_step_ns(result)
+        # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
+        loading = [self._loading_ns.get(rank, 0.0) for rank in recorded.schedules.ranks]
+        self._usual_loading_ns = float(np.median(loading))
         self._loaded_first_ns = np.array([waited[rank][0] for rank in recorded.schedules.ranks])
         self._own = [(peers, own_in_step(recorded, peers)) for peers in groups]
         self._excess = {rank: over for peers, own in self._own for rank, over in excess(peers, own).items()}
@@ -398,10 +402,7 @@ class _Search:
         base = self._base if replayed.host_mark_ns is None else self._beside_hosts
         assert base is not None
         before = recorded.slowest_ns(base)
-        loading = recorded.loading_step_ns(result)
-        # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
-        usual_ns = float(np.median([loading.get(rank, 0.0) for rank in recorded.schedules.ranks]))
-        floors = [usual_ns, *(ns for rank, ns in loading.items() if rank not in paced)]
+        floors = [self._usual_loading_ns, *(ns for rank, ns in self._loading_ns.items() if rank not in paced)]
         if replayed.host_mark_ns is None:
             floors.append(self._host_bound.least_ns(paced, before))
         step_ns = predicted_step_ns(

@@ -40,6 +40,8 @@ class _Crowded:
     used: float
     """Cores' worth of time that the job's processes use together."""
     recoverable_us: float
+    row: HostRow | None
+    """What the system sampler recorded of the host; None without."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -64,7 +66,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"The training threads of {ranks_in_words(worst.ranks)} wait for a core {worst.waited:.0%} of the time"
         f" ({plural(worst.cores, 'core')} on {worst.host})",
         worst.recoverable_us,
-        evidence=_evidence(job, worst),
+        evidence=_evidence(worst),
         action=_action(worst),
         confidence=job.confidence(Confidence.MEDIUM),
     )
@@ -82,21 +84,16 @@ def _crowded(job: RuleContext, host: str, runs: tuple[RunMetadata, ...]) -> _Cro
         return None
     step_us = sum(row.step_time_us for row in rows) / len(rows)
     recoverable_us = min(waited * step_us, on_cpu_us(rows, runs))
-    row = _host_row(job, host)
+    system = job.summary.system
+    row = next((row for row in system.hosts if row.host == host), None) if system is not None else None
     used = sum(cpu.process_ns / cpu.wall_ns for cpu in counted)
     if row is not None and row.job_cores is not None:
         used = row.job_cores  # with the loader workers
-    return _Crowded(host, runs, waited, cores, used, recoverable_us)
+    return _Crowded(host, runs, waited, cores, used, recoverable_us, row)
 
 
-def _host_row(job: RuleContext, host: str) -> HostRow | None:
-    """What the system sampler recorded of a host; None without."""
-    system = job.summary.system
-    return next((row for row in system.hosts if row.host == host), None) if system is not None else None
-
-
-def _evidence(job: RuleContext, case: _Crowded) -> tuple[Evidence, ...]:
-    row, others = _host_row(job, case.host), None
+def _evidence(case: _Crowded) -> tuple[Evidence, ...]:
+    row, others = case.row, None
     if row is not None and row.cpu_share is not None and row.cores and row.job_cores is not None:
         others = max(row.cpu_share * row.cores - row.job_cores, 0.0)
     return (
