@@ -38,6 +38,9 @@ EFFICIENT: Final = 0.25
 BEYOND_IDEAL: Final = 0.05
 """Share of the step by which a pipeline bubble must exceed the inherent one for both to be named."""
 
+_BUBBLE: Final = "pipeline-bubble"
+"""The rule about a pipeline's inherent bubble, which no other category holds."""
+
 _GAINS: Final = 0.01
 """Speedup from which a change treats the loss that it is about."""
 
@@ -58,6 +61,9 @@ def verdict(summary: Summary) -> Verdict:
     shares, compute = losses(summary)
     category, share = largest(shares)
     bubble = _bubble(summary.pipeline)
+    small = next((finding for finding in summary.findings if finding.rule == _BUBBLE), None)
+    if small is not None and summary.pipeline is not None and inherent_bubble_share(summary.pipeline) >= share:
+        return Verdict(headline=f"{small.title}.", healthy=False, first_action=_first_action(small, summary))
     if share >= LARGE:
         besides = f", besides the pipeline bubble of {bubble}" if bubble else ""
         what = in_words(category, share, summary)

@@ -27,6 +27,7 @@ from perfscope.analyzers.rules.communication import (
     unused_parameters,
 )
 from perfscope.analyzers.rules.compute import batch_size, mixed_precision
+from perfscope.analyzers.rules.context import OF_BOUND
 from perfscope.analyzers.rules.context import RuleContext as RuleContext
 from perfscope.analyzers.rules.host import (
     cpu_contention,
@@ -74,10 +75,6 @@ RULES: Final[tuple[Callable[[RuleContext], Finding | None], ...]] = (
     tensor_parallel_span.evaluate,
     unused_parameters.evaluate,
 )
-
-OF_BOUND: Final = 0.5
-"""Part of a bound that counts where findings are ordered: nothing reaches its bound, so one must not come before a
-prediction of nearly as much."""
 
 _SAME: Final = 0.05
 """Relative difference up to which the prediction of a finding is that of the replay."""

@@ -25,6 +25,10 @@ _AMD: Final = re.compile(r"AMD|Instinct|Radeon")
 _SAME_SHARE: Final = 0.02
 """Shares of the step that differ by less are the same to a reader."""
 
+OF_BOUND: Final = 0.5
+"""Part of a bound that counts where findings are ordered: nothing reaches its bound, so one must not come before a
+prediction of nearly as much."""
+
 TORCH: Final = "torch"
 """Plain torch, and whatever is not known."""
 

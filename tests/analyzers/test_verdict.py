@@ -17,7 +17,7 @@ from perfscope.results.findings import Action, Finding, Obtained, Prediction
 from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
-from tests.analyzers.rules.jobs import breakdown, context, kernel, starved
+from tests.analyzers.rules.jobs import STEP_US, breakdown, context, kernel, starved
 from tests.generator import ExtraLayers, ModelSpec, simulate
 from tests.reports import examples
 
@@ -166,7 +166,32 @@ def test_the_first_action_brings_what_was_predicted():
 
 
 class TestPipelines:
-    def test_a_pipeline_that_waits_for_its_bubble_only_is_healthy(self) -> None:
+    @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+    def test_a_bubble_that_more_micro_batches_reduce_limits_the_job(self, schedule: str) -> None:
+        """A bubble of 30% at 55% compute, where 2 stages and 4 micro-batches have one of 20% at best."""
+        known = made(FOUR[:2], schedule=schedule, microbatches=4, ideal_bubble_share=ideal_bubble_share(2, 4, 1))
+        case = waiting(known, more={"exposed_comm_transfer": 0.15 * STEP_US})
+        found = judged(case, *evaluate(case))
+        assert not found.healthy
+        assert found.headline == (
+            "The pipeline bubble takes 30% of the step; 20% is inherent in 2 stages and 4 micro-batches."
+        )
+        assert found.first_action is not None
+        assert found.first_action.startswith("Set micro-batches per step to 16 (now 4).")
+
+    def test_a_smaller_bubble_is_named_where_it_is_the_largest_loss(self) -> None:
+        """Four times as many would bring 8%, of which half counts."""
+        known = made(FOUR, microbatches=24, bubble_share=1 / 9, ideal_bubble_share=ideal_bubble_share(4, 24, 1))
+        case = waiting(known, share=1 / 9)
+        (finding,) = evaluate(case)
+        assert finding.severity == "low"
+        found = judged(case, finding)
+        assert not found.healthy
+        assert found.headline == f"{finding.title}."
+        other = waiting(known, share=1 / 9, more={"idle_host": 0.12 * STEP_US})
+        assert judged(other, finding).headline.startswith("No bottleneck found: ")
+
+    def test_a_bubble_that_nothing_reduces_is_named_in_a_healthy_job(self) -> None:
         found = verdict(waiting(made(FOUR)).summary)
         assert found.healthy
         assert "the pipeline bubble takes 30% (4 stages, 8 micro-batches)" in found.headline
@@ -194,8 +219,8 @@ class TestPipelines:
         spec = pipeline(steps=6, model=ModelSpec(layers=4, tokens=2048), end_sync=True, noise=0.003)
         simulate(spec).write(tmp_path)
         summary = perfscope.analyze(tmp_path)
-        assert summary.verdict.healthy
-        assert "4 stages, 8 micro-batches" in summary.verdict.headline
+        assert not summary.verdict.healthy
+        assert "inherent in 4 stages and 8 micro-batches" in summary.verdict.headline
         assert [finding.rule for finding in summary.findings] == ["pipeline-bubble"]
         assert summary.pipeline is not None
         assert summary.frames.stages["stage"].to_list() == [0, 1, 2, 3]
@@ -209,7 +234,7 @@ class TestPipelines:
         assert (first.rule, first.severity) == ("pipeline-imbalance", "medium")
         assert first.predicted_step_us is not None
         assert first.predicted_step_us.mid < summary.job.step_time_us
-        assert {finding.severity for finding in others} <= {"info"}
+        assert {finding.rule for finding in others} == {"pipeline-bubble"}
         assert not summary.stragglers
 
 

@@ -27,8 +27,8 @@ BY_NOISE = 1.0
 """What kernels' noise may add to that, as a share of the step for each of the noise's: a rank's own luck is no part of
 what its cause costs."""
 REPLAYED = 0.02
-TRUE_OF_LAYOUT = "tensor-parallel-span"
-"""A rule that is right of some layouts that are drawn, whatever is planted."""
+TRUE_OF_LAYOUT = ("tensor-parallel-span", "pipeline-bubble")
+"""Rules that are right of some layouts that are drawn, whatever is planted."""
 RULES: dict[type[Cause], str] = {
     SlowHost: "launch-bound",
     SlowLoader: "dataloader-workers",
@@ -174,7 +174,8 @@ class Attribution:
             if self.due[0].cost_us - first > EXACT * self.due[0].cost_us + self._slack_us:
                 found.append(("order", f"{rows[0].rank} before {self.due[0].who}"))
         if not self._drawn.spec.causes:
-            loud = [f for f in self._summary.findings if f.severity in ("high", "medium") and f.rule != TRUE_OF_LAYOUT]
+            serious = [f for f in self._summary.findings if f.severity in ("high", "medium")]
+            loud = [f for f in serious if f.rule not in TRUE_OF_LAYOUT]
             found += [("finding in a healthy job", f"{f.rule}: {f.title}") for f in loud]
         return found
 

@@ -1,8 +1,9 @@
 """More micro-batches, or interleaved stages: fires when a pipeline's inherent bubble is large.
 
 With p stages, m micro-batches and v chunks of the model per stage, (p-1)/(v·m + p-1) of the step is bubble, however
-even the stages are (Narayanan et al., SC'21). That is no defect, so this is information. The gain is the formula's, for
-more micro-batches that are smaller in proportion and still fill the device: a bound.
+even the stages are (Narayanan et al., SC'21). The gain is replayed for schedules that can be written down for another
+count, at the same batch; for others it is the formula's, for micro-batches that are smaller in proportion and still
+fill the device: a bound.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share, inherent_bubble_share
-from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.context import OF_BOUND, RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
 from perfscope.results.tables import Pipeline
 
 RULE: Final = "pipeline-bubble"
 SHARE: Final = 0.10
-"""Least share of the step of a large bubble; more micro-batches should reduce it to that."""
+"""Least share of the step of a large bubble, where the gain is bounded only; more micro-batches should reduce it to
+that."""
+GAIN: Final = 0.03
+"""Least share of the step that the replay must save."""
 MOST_TIMES: Final = 4
 """At most this many times as many micro-batches are advised: each gets as many times smaller, or the batch larger."""
 ALIKE: Final = 0.02
@@ -39,8 +43,8 @@ class _Size:
         return ideal_bubble_share(self.stages, microbatches or self.microbatches, chunks or self.chunks)
 
     def advised(self) -> int:
-        """Micro-batches, doubled until the bubble is small or the limit is reached."""
-        count = self.microbatches
+        """Micro-batches, doubled until the bubble is small or the limit is reached; twice as many at least."""
+        count = 2 * self.microbatches
         while self.share(microbatches=count) > SHARE and 2 * count <= MOST_TIMES * self.microbatches:
             count *= 2
         return count
@@ -52,16 +56,17 @@ def evaluate(job: RuleContext) -> Finding | None:
     size = _size(pipeline) if pipeline is not None else None
     if pipeline is None or size is None:
         return None
-    inherent, more = inherent_bubble_share(pipeline), size.advised()
-    if inherent < SHARE or more == size.microbatches:
-        return None
-    more = _enough(job, size, more)
+    inherent, most = inherent_bubble_share(pipeline), size.advised()
+    replayed = _replayed(job, size, most)
+    more, gain_us = replayed or (most, 0.0)
     # The rest of the step stays: T' (1 - b') = T (1 - b).
-    saved_us = job.step_time_us * (1 - (1 - inherent) / (1 - size.share(microbatches=more)))
+    saved_us = job.step_time_us * max(1 - (1 - inherent) / (1 - size.share(microbatches=more)), 0.0)
+    if job.share(gain_us) < GAIN if replayed is not None else inherent < SHARE:
+        return None
     return Finding(
         rule=RULE,
         title=_title(pipeline, size),
-        severity=Severity.INFO,
+        severity=Severity.of_share(job.share(saved_us * OF_BOUND if replayed is None else gain_us)),
         evidence=_evidence(pipeline, size),
         action=Action(
             setting="micro-batches per step",
@@ -72,7 +77,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=Confidence.LOW if job.info.few_steps or pipeline.bubbles_are_bounds else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
-        ceiling=job.ceiling(saved_us) if saved_us > 0 else None,
+        ceiling=job.ceiling(saved_us),
         # Replayed for schedules that can be generated for another count, at the same batch.
         whatif={"pipeline.microbatches": str(more)},
     )
@@ -103,8 +108,9 @@ def _evidence(pipeline: Pipeline, size: _Size) -> tuple[Evidence, ...]:
     )
 
 
-def _enough(job: RuleContext, size: _Size, most: int) -> int:
-    """The fewest micro-batches whose replayed step is within noise of the best up to ``most``; ``most`` without replay.
+def _replayed(job: RuleContext, size: _Size, most: int) -> tuple[int, float] | None:
+    """The fewest micro-batches whose replayed step is within noise of the best up to ``most``, and the µs of a step
+    that they save; None where none can be replayed.
 
     Every p2p message takes time, which the formula leaves out.
     """
@@ -115,8 +121,9 @@ def _enough(job: RuleContext, size: _Size, most: int) -> int:
         if job.predict is not None and (step := job.predict({"pipeline.microbatches": str(count)})) is not None
     }
     if not steps_us:
-        return most
-    return next(count for count, mid in steps_us.items() if mid <= (1 + ALIKE) * min(steps_us.values()))
+        return None
+    count = next(count for count, mid in steps_us.items() if mid <= (1 + ALIKE) * min(steps_us.values()))
+    return count, job.step_time_us - steps_us[count]
 
 
 def _how(job: RuleContext, pipeline: Pipeline, size: _Size, more: int) -> str:

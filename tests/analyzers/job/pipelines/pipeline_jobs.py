@@ -63,8 +63,13 @@ def made(rows: Sequence[StageRow], **changes: Any) -> Pipeline:
 FOUR = [stage(number) for number in range(4)]
 
 
-def waiting(known: Pipeline, settings: Mapping[str, dict[str, Any]] | None = None, **more: object) -> Any:
-    """Four ranks of such a pipeline, as rules see them."""
+def waiting(
+    known: Pipeline, settings: Mapping[str, dict[str, Any]] | None = None, share: float = 0.3,
+    more: Mapping[str, float] | None = None, **fields: object,
+) -> Any:  # fmt: skip
+    """Four ranks of such a pipeline, as rules see them, that wait for this share of the step; ``more`` is what else
+    their time goes to, µs by category.
+    """
     runs = {0: RunMetadata(rank=0, settings=dict(settings))} if settings else {}
-    ranks = [breakdown(rank, exposed_comm_wait=0.3 * STEP_US) for rank in range(4)]
-    return context(*ranks, pipeline=known, runs=runs, strategy="pipeline", **more)
+    ranks = [breakdown(rank, exposed_comm_wait=share * STEP_US, **(more or {})) for rank in range(4)]
+    return context(*ranks, pipeline=known, runs=runs, strategy="pipeline", **fields)
