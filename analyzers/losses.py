@@ -23,7 +23,7 @@ _ABOUT: Final = {
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
     **dict.fromkeys(("garbage-collection", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")),
     "host-syncs": ("idle_sync",),
-    "mixed-precision": (),
+    **dict.fromkeys(("mixed-precision", "optimizer-kernels"), ()),
 }
 """Rule -> the categories that its change shortens; every other rule is about transfers."""
 

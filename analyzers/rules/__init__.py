@@ -36,6 +36,7 @@ from perfscope.analyzers.rules.host import (
     garbage_collection,
     host_syncs,
     launch_bound,
+    optimizer_kernels,
 )
 from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler
 from perfscope.analyzers.rules.memory import memory_limit, offload, pinned_memory, sharding_stage
@@ -66,6 +67,7 @@ RULES: Final[tuple[Callable[[RuleContext], Finding | None], ...]] = (
     nccl_environment.evaluate,
     no_sync.evaluate,
     offload.evaluate,
+    optimizer_kernels.evaluate,
     pinned_memory.evaluate,
     pipeline_bubble.evaluate,
     pipeline_imbalance.evaluate,

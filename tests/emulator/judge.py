@@ -48,7 +48,7 @@ RULES = {
     "reduces every batch": ("ddp-no-sync",),
     "gathers late": ("fsdp-gathers",),
     "uneven work": ("uneven-work", "straggling-rank"),
-    "loops over parameters": ("launch-bound",),
+    "loops over parameters": ("launch-bound", "optimizer-kernels"),
 }
 """Rules that name what all ranks suffer from; nothing can name a slow link that all use."""
 

@@ -35,13 +35,13 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     dtype = "fp16" if any(name in device for device in job.info.devices for name in _NO_BF16) else "bf16"
     change = {"ddp.comm_dtype": dtype}
-    # Without their sizes it is a bound: half of what is exposed.
-    prediction, saved_us = None, job.exposed_transfer_us / 2
-    if gradients is not None:
-        replayed = job.replayed(change, SHARE)
-        if replayed is None:
-            return None
-        prediction, saved_us = replayed
+    prediction = job.predict(change) if job.predict is not None else None
+    if prediction is None and gradients is not None:
+        return None
+    # Without their sizes, where nothing can be replayed, it is a bound: half of what is exposed.
+    saved_us = job.exposed_transfer_us / 2 if prediction is None else job.step_time_us - prediction.mid
+    if saved_us < SHARE * job.step_time_us:
+        return None
     return job.finding(
         RULE,
         f"{job.exposed_share:.0%} of the step is exposed all-reduce of fp32 gradients; 16 bits halve the bytes",

@@ -8,6 +8,7 @@ CUDA Graphs".
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
@@ -82,34 +83,28 @@ def _evidence(job: RuleContext) -> tuple[Evidence, ...]:
     )
 
 
+def optimizer_kernels(job: RuleContext) -> float:
+    """Kernels launched in the optimizer's step, per step; 0 where that is not marked."""
+    return max((row.kernels_per_step for row in job.summary.modules if row.name.startswith(_OPTIMIZER)), default=0.0)
+
+
 def _optimizer_share(job: RuleContext) -> float:
     """Share of all kernels that are launched in the optimizer's step; 0 where that is not marked."""
     kernels = sum(kernel.count_per_step for kernel in job.summary.kernels if kernel.category == "compute")
-    inside = [
-        row.kernels_per_step for row in job.summary.modules if row.name.startswith(("Optimizer.step#", _OPTIMIZER))
-    ]
-    return min(max(inside, default=0.0) / kernels, 1.0) if kernels else 0.0
+    return min(optimizer_kernels(job) / kernels, 1.0) if kernels else 0.0
 
 
-_OPTIMIZER: Final = "perfscope::optimizer"
+_STEP_OF: Final = "Optimizer.step#"
+_OPTIMIZER: Final = (_STEP_OF, "perfscope::optimizer")
+"""What ranges of an optimizer's step begin with."""
 _COMPILING: Final = "Compilation takes minutes at the start and again for new shapes"
 
 
 def _action(job: RuleContext) -> Action:
     """The optimizer where it launches much and is not fused, else compiling, with graphs of the step where possible."""
-    optimizer = job.settings("optimizer")
-    classes = [name for name in optimizer.get("classes", ()) if name in FUSED]
-    used = job.framework
+    if _optimizer_share(job) >= OPTIMIZER_SHARE and (fused := fused_optimizer(job)) is not None:
+        return replace(fused, how=f"{fused.how}\nThen: {_compile(job)}")
     compiled = job.settings("compile")
-    if _optimizer_share(job) >= OPTIMIZER_SHARE and classes and not optimizer.get("fused"):
-        how = f"torch.optim.{classes[0]}(…, fused=True): one kernel for many parameters."
-        setting = f"torch.optim.{classes[0]}(fused=…)"
-        if used == "transformers":
-            how, setting = "--optim adamw_torch_fused", "TrainingArguments(optim=…)"
-            old, new = None, "adamw_torch_fused"
-        else:
-            old, new = "False", "True"
-        return Action(setting=setting, old=old, new=new, how=f"{how}\nThen: {_compile(job)}")
     mode = str(compiled.get("mode") or "default") if compiled else None
     if mode in _GRAPHS or (mode is not None and job.graphs is None):
         logs = "graph_breaks,recompiles,cudagraphs" if job.graphs else "graph_breaks,recompiles"
@@ -122,6 +117,20 @@ def _action(job: RuleContext) -> Action:
         return Action(setting="torch.compile", old=None, new="on", how=_compile(job), costs=f"{_COMPILING}.")
     costs = f"{_COMPILING}; {job.graphs} hold their memory."
     return Action(setting="torch.compile(mode=…)", old=mode, new='"reduce-overhead"', how=_compile(job), costs=costs)
+
+
+def fused_optimizer(job: RuleContext) -> Action | None:
+    """One kernel for many parameters; None where the optimizer is fused already, or has no such implementation."""
+    optimizer = job.settings("optimizer")
+    ranges = (row.name.removeprefix(_STEP_OF).split(".")[0] for row in job.summary.modules if _STEP_OF in row.name)
+    classes = [name for name in optimizer.get("classes", ranges) if name in FUSED]
+    if not classes or optimizer.get("fused"):
+        return None
+    if job.framework == "transformers":
+        how = "--optim adamw_torch_fused"
+        return Action(setting="TrainingArguments(optim=…)", old=None, new="adamw_torch_fused", how=how)
+    how = f"torch.optim.{classes[0]}(…, fused=True): one kernel for many parameters."
+    return Action(setting=f"torch.optim.{classes[0]}(fused=…)", old="False", new="True", how=how)
 
 
 _LONGER: Final = "A larger batch per rank makes kernels longer."

@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.rank.collectives.communication import dtype_of_kernel
 from perfscope.analyzers.rules.communication import gradient_compression
 from perfscope.recording.metadata import DeviceMetadata, RunMetadata
-from perfscope.results.findings import Obtained
+from perfscope.results.findings import Obtained, Prediction
 from tests.analyzers.rules.jobs import Analyzed, analyze, changed
 from tests.generator import JobSpec, ModelSpec, NetworkSpec
 
@@ -88,13 +88,17 @@ def test_silent_where_it_brings_nothing_or_is_done(job: Analyzed, tmp_path: Path
 def test_without_sizes_it_is_a_bound(job: Analyzed) -> None:
     """Kernels' names tell the type (``AllReduce_Sum_f32``), and a long transfer is no matter of latency."""
     rows = tuple(dataclasses.replace(row, bytes=None) for row in job.context.summary.collectives)
-    finding = gradient_compression.evaluate(changed(job.context, collectives=rows))
+    without = changed(job.context, collectives=rows, predict=lambda settings: None)
+    finding = gradient_compression.evaluate(without)
     assert finding is not None
     assert finding.obtained is Obtained.BOUNDED
     half = job.context.exposed_transfer_us / 2
     assert finding.ceiling == pytest.approx(half / (job.context.step_time_us - half))
     short = tuple(dataclasses.replace(row, transfer_us=100.0) for row in rows)
-    assert gradient_compression.evaluate(changed(job.context, collectives=short)) is None
+    assert gradient_compression.evaluate(changed(without, collectives=short)) is None
+    step = job.context.step_time_us
+    same = Prediction(low=step, mid=step, high=step)
+    assert gradient_compression.evaluate(changed(without, predict=lambda _: same)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""An optimizer of many small kernels: fires when those take much of the step though devices do not wait for launches.
+
+Plain loops over parameters run some ten kernels for each of them. However little a kernel computes, it takes as long as
+the shortest one, and the device needs time from one to the next; ``foreach`` and fused implementations pay that once
+for many parameters. What their arithmetic takes stays, so this is a bound. Source: torch.optim, "Algorithms" (foreach,
+fused). Where devices do wait for launches, the rule ``launch-bound`` names the optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host import launch_bound
+from perfscope.results.findings import Action, Confidence, Evidence, Finding
+
+RULE: Final = "optimizer-kernels"
+SHARE: Final = 0.05
+"""Least share of the step that could be saved."""
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: the optimizer's step is not marked, has few kernels, or devices wait for launches."""
+    kernels = [row for row in job.summary.kernels if row.category == "compute"]
+    count, of_all = launch_bound.optimizer_kernels(job), sum(row.count_per_step for row in kernels)
+    if not count or not of_all or not job.on_devices:
+        return None
+    shortest_us = min(row.min_us for row in kernels)
+    between_us = min(job.typical_us("idle_dependency") / of_all, shortest_us)
+    most_us = count * (shortest_us + between_us)
+    if most_us < SHARE * job.step_time_us or launch_bound.evaluate(job) is not None:
+        return None
+    return job.finding(
+        RULE,
+        f"The optimizer runs {count:,.0f} kernels per step: at least {job.share(most_us):.0%} of the step, whatever "
+        "they compute",
+        most_us,
+        evidence=(
+            Evidence("kernels launched by the optimizer per step", count, ranks=job.ranks),
+            Evidence("shortest kernel", shortest_us, "us"),
+            Evidence("device idle between kernels, mean", between_us, "us", job.ranks),
+        ),
+        action=launch_bound.fused_optimizer(job) or _ANOTHER,
+        confidence=job.confidence(Confidence.MEDIUM),
+    )
+
+
+_ANOTHER: Final = Action(
+    setting="optimizer", old=None, new=None,
+    how="an implementation that updates many parameters at once (torch.optim's foreach=True or fused=True, "
+    "torch._foreach_* functions), or torch.compile(optimizer.step).",
+)  # fmt: skip
