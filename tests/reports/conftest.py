@@ -11,6 +11,7 @@ import pytest
 
 from perfscope.reports.page import page
 from perfscope.results.summary import Summary
+from tests.reports import firefox
 
 BROWSER_OPTIONS = (
     "--headless",
@@ -25,14 +26,35 @@ BROWSER_OPTIONS = (
 
 
 @pytest.fixture(scope="session")
-def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A headless Chromium: the one that PERFSCOPE_CHROMIUM names, else the machine's; skips where there is none."""
+def playwright() -> Iterator[Any]:
+    """Drives browsers; skips where it is not installed."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = os.environ.get("PERFSCOPE_CHROMIUM") or request.getfixturevalue("chromium")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(BROWSER_OPTIONS))
+    with api.sync_playwright() as started:
         yield started
-        started.close()
+
+
+@pytest.fixture(scope="session")
+def in_chromium(playwright: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A headless Chromium: the one that PERFSCOPE_CHROMIUM names, else the machine's; skips where there is none."""
+    path = os.environ.get("PERFSCOPE_CHROMIUM") or request.getfixturevalue("chromium")
+    started = playwright.chromium.launch(executable_path=path, args=list(BROWSER_OPTIONS))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def in_firefox(playwright: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The machine's Firefox; skips where there is none."""
+    if firefox.installed() is None:
+        pytest.skip("no Firefox on this machine")
+    with firefox.started(playwright, tmp_path_factory.mktemp("firefox")) as started:
+        yield started
+
+
+@pytest.fixture
+def browser(request: pytest.FixtureRequest) -> Any:
+    """Chromium, or what a test marked ``parametrize("browser", [...], indirect=True)`` asks for."""
+    return request.getfixturevalue(f"in_{getattr(request, 'param', 'chromium')}")
 
 
 @pytest.fixture
