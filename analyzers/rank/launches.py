@@ -27,6 +27,9 @@ _TO_OR_FROM_HOST: Final = re.compile(r"^(?!.*Pinned).*(HtoD|DtoH|Host)", re.IGNO
 _LONG_WAIT_NS: Final = 500_000
 """A call that blocks for this long waits for the device: what it does itself takes less."""
 
+_QUEUED_NS: Final = 100_000
+"""Work that starts this long after its launch has returned is queued: an idle device takes some 10 µs."""
+
 _WAITS_TIMES: Final = 5
 _WAITS_NS: Final = 30_000
 """A launch takes 3 to 20 µs. One that takes this long, and so many times as long as others, waits."""
@@ -141,23 +144,29 @@ def blocking_calls(trace: Trace, work: DeviceWork, threads: Int64) -> Int64:
     return np.union1d(named, calls[waited])
 
 
-def waited_for_earlier_work(trace: Trace, work: DeviceWork) -> int:
-    """Until when a blocking call shows by waiting that the device did work of before the recording, none of which is
-    recorded; the least int64 where none does.
+def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
+    """Until when the device shows that it did work of before the recording, none of which is recorded; the least int64
+    where it shows nothing.
 
-    Such a call comes before all other recorded launches. A copy that it launches itself begins when that work is done.
+    The first work of a stream starts long after it was launched, and nothing recorded ends meanwhile; or a blocking
+    call before all launches waits.
     """
     known = np.flatnonzero(work.launch != NONE)
     never = int(np.iinfo(np.int64).min)
     if len(known) == 0:
         return never
+    called = trace.start_ns[work.launch[known]]
+    known = known[np.argsort(called, kind="stable")]
+    first = known[np.unique(trace.stream[work.row[known]], return_index=True)[1]]
+    start, call = work.start_ns[first], work.launch[first]
+    # A call that returns after its work has begun, as a copy of pageable memory does, may have been at work itself.
+    since = np.where(trace.end_ns[call] <= start, trace.end_ns[call], trace.start_ns[call])
+    queued = start - since >= np.where(since == trace.end_ns[call], _QUEUED_NS, _LONG_WAIT_NS)
     calls = blocking_calls(trace, work, np.unique(trace.thread))
-    calls = calls[trace.start_ns[calls] <= trace.start_ns[work.launch[known]].min()]
-    done = trace.end_ns[calls]
-    launching, first = np.unique(work.launch[known], return_index=True)
-    copies = np.isin(calls, launching)
-    done[copies] = work.start_ns[known[first[np.searchsorted(launching, calls[copies])]]]
+    calls = calls[(trace.start_ns[calls] <= called.min()) & ~np.isin(calls, work.launch[known])]
+    waited = trace.duration_ns[calls] >= _LONG_WAIT_NS
+    since = np.concatenate((since[queued], trace.start_ns[calls[waited]]))
+    done = np.concatenate((start[queued], trace.end_ns[calls[waited]]))
     ends = np.sort(work.end_ns)
-    recorded = np.searchsorted(ends, done, side="right") > np.searchsorted(ends, trace.start_ns[calls], side="right")
-    waited = (done - trace.start_ns[calls] >= _LONG_WAIT_NS) & ~recorded
-    return int(done[waited].max(initial=never))
+    recorded = np.searchsorted(ends, done, side="right") > np.searchsorted(ends, since, side="right")
+    return int(done[~recorded].max(initial=never))

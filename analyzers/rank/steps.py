@@ -12,9 +12,9 @@ A step has two windows, because the device lags behind the host:
   device windows; on a rank without device work it covers the host windows, each extended to the start of the next.
 
 A profiler often begins with an idle device, in a loop in which the device would still work on the step before. Where
-nothing of that is recorded, the first step's device counts as so far behind at its begin as it is at its end. Where the
-next step's first launch comes much sooner after its begin, it is as it usually is where that comes as late, if more.
-Where a blocking call waits for it, the device is done when the call finds it so.
+nothing of that is recorded, a device that is behind its host at the first step's end counts as idle before the step's
+first kernel for as long as it usually is in steps whose first launch comes as late; without any, as so far behind as it
+is at the end. Where the first work of a stream was queued, or a blocking call waits, the device was busy until then.
 
 Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
 [150, 220) give the device windows [30, 140), [140, 220): at 100 the device is 40 behind, so the first step begins with
@@ -31,7 +31,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.launches import DeviceWork, launched_before_recording, waited_for_earlier_work
+from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
@@ -172,17 +172,18 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     if not used.any():
         return host
     closed = np.minimum(launched.opening_ns(end, np.full(len(end), _NEVER)), np.maximum(end, launched.done_ns(end)))
-    behind = np.maximum(launched.done_ns(start), waited_for_earlier_work(trace, work))
+    behind = np.maximum(launched.done_ns(start), earlier_work_done_ns(trace, work))
     begin = np.minimum(opening, np.maximum(start, behind))
     stop = np.where(followed, np.append(begin[1:], _NEVER), closed)
-    # The device lags behind the host at the begin of the first step as it does at its end, or at that of steps alike.
+    # A device that lags behind its host at the first step's end idled before its kernels for as long as before those of
+    # steps alike. Where none are, it lagged as much at the step's begin.
     first = np.append(True, ~followed[:-1]) & (begin <= start)
-    lag, lead = np.maximum(stop - until, 0), launched.first_ns(start, until) - start
+    lag, lead, idle = np.maximum(stop - until, 0), launched.first_ns(start, until) - start, opening - begin
     for place in np.flatnonzero(first & used):
         alike = used & ~first & (lead >= _AS_LATE * lead[place])
-        late = lag[place]
-        if alike.any() and not alike[place + 1 : place + 2].any():
-            late = max(late, int(np.median((begin - start)[alike])))
+        late = int(lag[place])
+        if late and alike.any():
+            late = int(opening[place] - start[place] - np.median(idle[alike]))
         begin[place] = max(begin[place], min(opening[place], start[place] + late))
     begin = np.maximum.accumulate(begin)
     stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))

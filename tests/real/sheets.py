@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import sqlite3
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -57,8 +58,9 @@ class Sheet:
 
     def windows(self) -> list[Interval]:
         """Whole periods. A step begins when its host has begun it and the device is done with all work of before, but
-        no later than its first kernel; the last one ends when both are done with it. What is not recorded of the step
-        before the first counts as at the end of that step: the device as far behind the host."""
+        no later than its first kernel; the last one ends when both are done with it. A device that is behind its host
+        at the first step's end, and idle when the recording begins, idled before that step for as long as before the
+        others; before a lone step it was as far behind."""
         if not self.work:
             return [(begin, end) for _, begin, end in self.marks]
         if not self.marks:
@@ -70,8 +72,11 @@ class Sheet:
             for kernel, begin in zip([*first, self._first_kernel(hosts[-1], NEVER)], hosts, strict=True)
         ]
         edges[0] = min(first[0], max(edges[0], self._awaited()))
-        if edges[0] == hosts[0]:
-            edges[0] = min(first[0], edges[0] + max(edges[1] - hosts[1], 0))
+        behind = max(edges[1] - hosts[1], 0)
+        if edges[0] == hosts[0] and behind:
+            others = [kernel - edge for kernel, edge in zip(first[1:], edges[1:-1], strict=True)]
+            begin = first[0] - int(statistics.median(others)) if others else hosts[0] + behind
+            edges[0] = min(first[0], max(hosts[0], begin))
         return [(edges[at], edges[at + 1]) for at, kernel in enumerate(first) if kernel < NEVER]
 
     def _first_kernel(self, begin: int, end: int) -> int:

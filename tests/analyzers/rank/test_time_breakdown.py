@@ -434,3 +434,28 @@ def test_the_first_step_begins_when_earlier_work_is_done_that_is_not_recorded(co
     builder.launched("a", 95 * MS, 110 * MS, 120 * MS)
     steps = analyze_rank(builder.build()).steps
     assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([begins], [125 * MS])
+
+
+@pytest.mark.parametrize(("starts", "begins"), [(70 * MS, 70 * MS), (20_020_000, 10 * MS)])
+def test_the_first_step_begins_when_earlier_work_is_done_that_its_first_copy_was_queued_behind(starts, begins):
+    """The host loads for 10 ms and launches. Where the copy starts 50 ms later, the device was busy until then; where
+    it starts at once, the device was idle. At the end the host waits for its device."""
+    builder = TraceBuilder().step(1, 10 * MS, 130 * MS).call("cudaMemcpyAsync", 20 * MS, 20_010_000, correlation=77)
+    name = "Memcpy HtoD (Pinned -> Device)"
+    builder.event(name, Category.MEMCPY, starts, starts + 5 * MS, device=0, stream=7, correlation=77)
+    builder.launched("a", 20_050_000, 76 * MS, 120 * MS).call("cudaDeviceSynchronize", 30 * MS, 121 * MS)
+    steps = analyze_rank(builder.build()).steps
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([begins], [130 * MS])
+
+
+def test_a_device_that_a_profiler_drained_idles_before_the_first_step_as_before_others_that_wait_as_long():
+    """Two workers deliver together every 200, the device takes 90 a step. The profiler drained the device at 100, so
+    the host is 75 later than in step 2 as it begins to wait::
+
+        host    step 0 [100                      195) 1 [195 210) step 2 [210
+        device                               #195   285##285   375#  375  #395
+    """
+    builder = TraceBuilder().step(0, 100, 195).launched("a", 191, 195, 285)
+    builder.step(1, 195, 210).launched("a", 203, 285, 375).step(2, 210, 395).launched("a", 391, 395, 485)
+    builder.step(3, 395, 410).launched("a", 403, 485, 575)
+    assert windows_of(builder) == [(0, 175, 285), (1, 285, 375), (2, 375, 485), (3, 485, 575)]
