@@ -25,7 +25,6 @@ from perfscope.analyzers.readers.chrome_events import (
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
 from perfscope.errors import TraceError
-from perfscope.recording.typed import clean
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.trace.trace import (
     NONE,
@@ -39,6 +38,7 @@ from perfscope.trace.trace import (
     Thread,
     Trace,
 )
+from perfscope.typed import clean
 
 _RARE = frozenset({End, Metadata, *UNREAD})
 _ALLOCATOR = "[memory]"

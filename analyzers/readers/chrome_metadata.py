@@ -10,8 +10,8 @@ import msgspec
 
 from perfscope.analyzers.readers.chrome_events import trailing
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
-from perfscope.recording.typed import clean
 from perfscope.trace.trace import Device, ProcessGroup
+from perfscope.typed import clean
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)

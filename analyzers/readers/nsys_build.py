@@ -18,7 +18,6 @@ from perfscope.analyzers.readers.nsys_columns import (
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
 from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
-from perfscope.recording.typed import clean
 from perfscope.trace.trace import (
     NONE,
     WHOLE_GRAPH,
@@ -31,6 +30,7 @@ from perfscope.trace.trace import (
     Thread,
     Trace,
 )
+from perfscope.typed import clean
 
 _CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _SYNCS: Final = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"

@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from perfscope.errors import TraceError
-from perfscope.recording.typed import clean
 from perfscope.trace.trace import NONE, Int64
+from perfscope.typed import clean
 
 STRINGS_TABLE: Final = "StringIds"
 """In every export: the texts that other tables name by an id."""

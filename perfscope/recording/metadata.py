@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
-from perfscope.recording.typed import POSITIVE, SIGNED, WrongValue, build, check
+from perfscope.typed import POSITIVE, SIGNED, WrongValue, build, check, read_bytes, read_json
 
 RUN_SCHEMA = "perfscope.run/1"
 LAUNCH_SCHEMA = "perfscope.launch/1"
@@ -257,6 +257,9 @@ class LaunchMetadata:
     """What of the file could not be used, one sentence each; empty as it is written."""
 
 
+_LARGEST_FILE: Final = 64 << 20
+"""Bytes."""
+
 _SETTINGS: Final = {
     "ddp.bucket_cap_mb": float,
     "ddp.bucket_bytes": tuple[int, ...],
@@ -293,13 +296,11 @@ def load_launch(path: Path) -> LaunchMetadata:
 
 def _load(path: Path, kind: type[_Metadata], schema: str) -> _Metadata:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: is not whole JSON (line {error.lineno}, column {error.colno})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not JSON in UTF-8, or nested too deep") from error
+        if not path.is_file():
+            raise ValueError("is no file" if path.exists() else "does not exist")
+        raw = read_json(read_bytes(path, _LARGEST_FILE))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if not isinstance(raw, dict) or raw.get("schema") != schema:
         found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise ValueError(f"{path}: expected {schema!r}, found {found!r}; record the run again with this version")

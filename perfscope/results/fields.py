@@ -22,6 +22,10 @@ class Unit(str):
     __slots__ = ()
 
 
+class Signed:
+    """Mark of a number with a unit that may be below 0."""
+
+
 Us = Annotated[float, Unit("µs")]
 Share = Annotated[float, Unit("0..1")]
 Ratio = Annotated[float, Unit("ratio")]
@@ -32,7 +36,7 @@ GBps = Annotated[float, Unit("GB/s")]
 Bytes = Annotated[int, Unit("bytes")]
 BytesPerS = Annotated[float, Unit("bytes/s")]
 Cores = Annotated[float, Unit("cores")]
-Money = Annotated[float, Unit("currency")]
+Money = Annotated[float, Unit("currency"), Signed()]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Field:
     """Of the number, or of the numbers that a tuple or mapping holds; empty where they have none."""
     meaning: str
     """Empty where the name says all."""
+    signed: bool
+    """May the number be below 0?"""
     items: tuple[Field, ...]
     """What a tuple or mapping holds: the elements, or the keys and the values."""
 
@@ -93,7 +99,10 @@ def _read(name: str, hint: Any) -> Field:
             break
     inner = tuple(_read(name, part) for part in typing.get_args(hint) if part is not Ellipsis)
     unit = next((note for note in notes if isinstance(note, Unit)), inner[-1].unit if inner else "")
+    signed = any(isinstance(note, Signed) for note in notes) or any(item.signed for item in inner)
     texts = (
-        note.definition if isinstance(note, TimeCategory) else note for note in notes if not isinstance(note, Unit)
+        note.definition if isinstance(note, TimeCategory) else note
+        for note in notes
+        if not isinstance(note, (Unit, Signed))
     )
-    return Field(name, hint, optional, str(unit), next(iter(texts), ""), inner)
+    return Field(name, hint, optional, str(unit), next(iter(texts), ""), signed, inner)

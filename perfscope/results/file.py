@@ -6,14 +6,28 @@ import base64
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from perfscope.errors import UnusableInput
+from perfscope.results import sound
 from perfscope.results.summary import SCHEMA, Summary
+from perfscope.typed import WrongValue, check, plain, read_bytes, read_json
+
+_LARGEST_FILE: Final = 512 << 20
+"""Bytes, of a page's summary unpacked: ten times one of 10,000 ranks."""
+
+_MODEL: Final = {
+    "model.name": str,
+    "model.parameters": int,
+    "model.parameter_bytes": int,
+    "model.dtypes": tuple[str, ...],
+}
+"""The kinds of what is shown of a job's model, by path."""
 
 
 def load_summary(path: str | Path) -> Summary:
@@ -22,14 +36,13 @@ def load_summary(path: str | Path) -> Summary:
     Raises UnusableInput naming the file and what is wrong.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        document = _inside_page(text) if text.startswith("<!DOCTYPE html>") else json.loads(text)
-    except OSError as error:
-        raise UnusableInput(f"{path}: cannot be read ({error.strerror})") from error
+        data = read_bytes(Path(path), _LARGEST_FILE)
     except ValueError as error:
-        raise UnusableInput(
-            f"{path}: is not JSON ({error}); write it with perfscope analyze TRACES --json {path}"
-        ) from error
+        raise UnusableInput(f"{path}: {error}") from error
+    try:
+        document = read_json(_inside_page(data) if data.startswith(b"<!DOCTYPE html>") else data)
+    except ValueError as error:
+        raise UnusableInput(f"{path}: {error}; write it with perfscope analyze TRACES --json {path}") from error
     try:
         return summary_from_dict(document)
     except UnusableInput as error:
@@ -43,15 +56,19 @@ def embedded(summary: Summary) -> str:
     return json.dumps({"schema": SCHEMA, "packed": packed})
 
 
-def _inside_page(html: str) -> Any:
-    """The document that ``embedded`` put into a page. Raises ValueError where there is none."""
-    found = re.search(r'<script type="application/json" id="summary">([^<]*)</script>', html)
+def _inside_page(html: bytes) -> bytes:
+    """The JSON that ``embedded`` put into a page. Raises ValueError where there is none."""
+    found = re.search(rb'<script type="application/json" id="summary">([^<]*)</script>', html)
     if found is None:
-        raise ValueError("the page holds no summary")
+        raise ValueError("is a page that holds no summary")
+    unpack = zlib.decompressobj(wbits=31)
     try:
-        return json.loads(gzip.decompress(base64.b64decode(json.loads(found[1])["packed"])))
-    except (EOFError, OSError, KeyError, TypeError) as error:
-        raise ValueError("the page's summary is damaged") from error
+        document = unpack.decompress(base64.b64decode(read_json(found[1])["packed"]), _LARGEST_FILE)
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        raise ValueError("is a page whose summary is damaged") from error
+    if not unpack.eof:
+        raise ValueError("is a page whose summary is cut or larger than a summary can be")
+    return document
 
 
 def summary_from_dict(document: Any) -> Summary:
@@ -64,12 +81,16 @@ def summary_from_dict(document: Any) -> Summary:
         raise UnusableInput(
             f"expected {SCHEMA!r}, found {found!r}; write it again with perfscope analyze TRACES --json FILE"
         )
-    values = {**document, "findings": _with_fields_of_actions(document.get("findings"))}
     try:
+        values = plain({**document, "findings": _with_fields_of_actions(document.get("findings"))})
+        if isinstance(values.get("job"), dict):
+            check(values["job"], _MODEL, [], "job.")
         # Keys of a JSON object are text: ranks among them are numbers all the same.
-        return msgspec.convert(values, Summary, str_keys=True)
-    except msgspec.ValidationError as error:
+        summary = msgspec.convert(values, Summary, str_keys=True)
+        sound.check(summary)
+    except (ValueError, WrongValue) as error:
         raise UnusableInput(f"is no summary of schema {SCHEMA!r}: {error}") from error
+    return summary
 
 
 def _with_fields_of_actions(findings: Any) -> Any:

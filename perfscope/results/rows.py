@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from perfscope.results.fields import Bytes, Count, Flop, GBps, Ratio, Share, Tflops, Unit, Us
+from perfscope.results.fields import Bytes, Count, Flop, GBps, Ratio, Share, Signed, Tflops, Unit, Us
 from perfscope.results.findings import Prediction
 
 FEW_STEPS: Final = 5
@@ -108,6 +108,7 @@ class ClockRow:
     rank: int
     offset_us: Annotated[
         Us,
+        Signed(),
         "What was added to this rank's clock to meet the lowest rank's; estimated from collectives, whose completion "
         "is nearly simultaneous on all participants.",
     ]
@@ -119,6 +120,7 @@ class ClockRow:
     drift_ppm: Annotated[
         float,
         Unit("ppm"),
+        Signed(),
         "Added besides for each second since the middle of the rank's recording, µs; 0 where no trend stands out.",
     ] = 0.0
 

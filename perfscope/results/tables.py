@@ -290,3 +290,12 @@ class Lane:
         tuple[Us | None, ...],
         "Until the last participant arrived; the rest of the entry is transfer. None where only one was recorded.",
     ] = ()
+
+    def __post_init__(self) -> None:
+        own = (self.duration_us, self.name, self.operator, self.events, self.busy_us)
+        more = (self.group, self.bytes, self.wait_us) if self.kind == "communication" else ()
+        if any(len(array) != len(self.start_us) for array in (*own, *more)):
+            raise ValueError("arrays of a lane are not equally long")
+        places = {place for array in (self.name, self.operator, self.group) for place in array if place is not None}
+        if places and not 0 <= min(places) <= max(places) < len(self.texts):
+            raise ValueError("a lane names a text that it does not have")

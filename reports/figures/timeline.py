@@ -86,13 +86,14 @@ def timeline_figure(summary: Summary) -> go.Figure | None:
 
     Each trace's ``meta`` is its rank; the figure's ``meta`` has the lanes of each rank, for those who choose others.
     """
-    if not summary.lanes:
+    lanes = [lane for lane in summary.lanes if lane.kind in LABELS and lane.start_us]  # later versions may have more
+    if not lanes:
         return None
-    span = max(lane.start_us[-1] + lane.duration_us[-1] for lane in summary.lanes)
+    span = max(lane.start_us[-1] + lane.duration_us[-1] for lane in lanes)
     unit = unit_for(span)
     drawn: dict[tuple[int, str], _Bars] = {}
     places: dict[int, list[str]] = {}
-    for lane in summary.lanes:
+    for lane in lanes:
         places.setdefault(lane.rank, []).append(_place(lane))
         for kind, start, length, opacity, text in _entries(lane):
             bars = drawn.setdefault((lane.rank, kind), _Bars())
@@ -121,7 +122,7 @@ def _entries(lane: Lane) -> Iterator[tuple[str, float, float, float, str]]:
         text = _text(lane, at)
         if lane.kind != "communication":
             busy = lane.busy_us[at] / length if lane.events[at] > 1 and length > 0 else 1.0
-            yield lane.kind, start, length, max(rounded(busy, 2) or 0.0, _PALEST), text
+            yield lane.kind, start, length, min(max(rounded(busy, 2) or 0.0, _PALEST), 1.0), text
             continue
         wait = lane.wait_us[at] or 0.0
         if wait > 0:

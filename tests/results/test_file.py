@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def test_errors_name_the_file(tmp_path: Path, document: dict[str, Any]) -> None:
     with pytest.raises(UnusableInput, match=r"result.json: cannot be read \(No such file"):
         perfscope.load_summary(path)
     path.write_text("<html>")
-    with pytest.raises(UnusableInput, match=r"result.json: is not JSON .* --json"):
+    with pytest.raises(UnusableInput, match=r"result.json: is not whole JSON .* --json"):
         perfscope.load_summary(path)
     path.write_text("[]")
     with pytest.raises(UnusableInput, match=r"result.json: expected 'perfscope.summary/1', found 'list'"):
@@ -97,4 +99,59 @@ def test_errors_name_the_file(tmp_path: Path, document: dict[str, Any]) -> None:
     del broken["job"]
     path.write_text(json.dumps(broken))
     with pytest.raises(UnusableInput, match=r"result.json: is no summary of schema .* `job`"):
+        perfscope.load_summary(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (("job", "step_time_us"), float("nan"), "a number of 64 bits"),
+        (
+            ("time_breakdown", 0, "compute_us"),
+            -1.5,
+            r"-1.5 is no number of µs that can be true - at `\$.time_breakdown",
+        ),
+        (("time_breakdown", 0, "compute_us"), 9e17, "is no number of µs that can be true"),
+        (("time_breakdown", 0, "compute_us"), 1.0, "categories add up to"),
+        (("step_timeline", 0, "duration_us"), [], "arrays of unlike lengths"),
+        (("lanes", 0, "name"), [], "arrays of a lane are not equally long"),
+        (("lanes", 0, "texts"), [], "a lane names a text that it does not have"),
+    ],
+)
+def test_what_no_recording_can_give_is_refused(
+    samples: Path, tmp_path: Path, where: tuple[Any, ...], value: Any, message: str
+) -> None:
+    document = json.loads(json.dumps(perfscope.analyze(samples / "slow_rank", workers=1).to_dict()))
+    place = document
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UnusableInput, match=f"result.json: .*{message}"):
+        perfscope.load_summary(path)
+
+
+def test_a_name_cannot_drive_a_terminal(tmp_path: Path, document: dict[str, Any]) -> None:
+    document["job"]["model"] = {"name": "\x1b[31mred", "parameters": "many"}
+    document["job"]["hosts"] = ["a\x00b"]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document))
+    job = perfscope.load_summary(path).job
+    assert job.model == {"name": "\ufffd[31mred"}
+    assert job.hosts == ("a\ufffdb",)
+
+
+def test_a_deep_file_and_a_page_that_unpacks_without_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfscope.results.file._LARGEST_FILE", 10 << 20)
+    path = tmp_path / "result.json"
+    path.write_text("[" * 1_000_000)
+    with pytest.raises(UnusableInput, match="nested too deep"):
+        perfscope.load_summary(path)
+    packed = base64.b64encode(gzip.compress(b"[" + b" " * (20 << 20), 1)).decode()
+    page = f'<!DOCTYPE html><script type="application/json" id="summary">{json.dumps({"packed": packed})}</script>'
+    path.write_text(page)
+    with pytest.raises(UnusableInput, match="cut or larger than a summary can be"):
         perfscope.load_summary(path)

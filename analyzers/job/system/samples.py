@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from perfscope.recording.samples import SCHEMA, SampledProcess, SamplerHeader
-from perfscope.recording.typed import WrongValue, build, clean
 from perfscope.trace.trace import Float64, Int64
+from perfscope.typed import WrongValue, build, clean
 
 LEAST_COVER: Final = 0.5
 """Share of an interval that samples must span for its mean or rate to be known."""

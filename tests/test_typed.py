@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_a_file_that_is_no_metadata_is_named(tmp_path: Path, content: bytes, tol
     with pytest.raises(ValueError, match=r"rank-00000\.run\.json: ") as error:
         load_run(path)
     assert told in str(error.value)
+
+
+def test_a_pipe_with_the_name_of_metadata_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "perfscope.json"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"perfscope\.json: is no file"):
+        load_launch(path)
 
 
 def test_a_file_s_name_goes_before_the_rank_inside(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 import types
 import typing
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 _LARGEST: Final = 2**63 - 1
@@ -34,6 +36,28 @@ _Kind = TypeVar("_Kind")
 
 class WrongValue(Exception):
     """A value does not fit; the text says what was expected."""
+
+
+def read_json(data: bytes) -> Any:
+    """The value of a JSON file's bytes. Raises ValueError with a text that says what is wrong and where."""
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not whole JSON (line {error.lineno}, column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not JSON in UTF-8, or nested too deep") from error
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A file's bytes, ``most`` at most. Raises ValueError with a text that says why it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from error
+    if len(data) > most:
+        raise ValueError(f"is larger than {most >> 20} MiB")
+    return data
 
 
 def build(kind: type[_Kind], raw: dict[str, Any], faults: list[str], within: str = "") -> _Kind:
@@ -143,7 +167,7 @@ def plain(raw: Any, depth: int = 0) -> Any:
     if depth >= _DEEPEST or len(raw) > _MOST:
         raise WrongValue(f"nested at most {_DEEPEST} deep")
     if isinstance(raw, dict):
-        return {clean(key): plain(item, depth + 1) for key, item in raw.items()}
+        return {clean(str(key)): plain(item, depth + 1) for key, item in raw.items()}
     return [plain(item, depth + 1) for item in raw]
 
 
