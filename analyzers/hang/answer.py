@@ -32,6 +32,8 @@ class _Named:
     confidence: Literal["low", "medium", "high"]
     reason: str
     by_stack: bool = False
+    skipped: bool = False
+    """They left something out, and went on."""
 
 
 def find_hang(
@@ -51,7 +53,7 @@ def find_hang(
     goes_on = not incomplete or not all_wait(state, named.ranks) or is_habitually_late(state, blocked, named.ranks)
     if (goes_on or silent is False) and not sure:
         return None
-    missed = first_missed(state, incomplete or blocked, named.ranks)
+    missed = first_missed(state, blocked, named.ranks, skipped=named.skipped)
     if missed is None and blocked:
         missed = min(incomplete or blocked, key=lambda op: op.since_ns)
     return _hang(state, blocked, missed, named, stacks, world_size)
@@ -69,9 +71,9 @@ def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named
         )
     if ranks:
         return _sure(blocked, roots)
-    odd = _odd_of_cycle(blocked, roots.cycles)
-    if odd:
-        return _Named(odd, "medium", "ranks wait for each other, and the fewest do so out of the others' order")
+    if roots.outvoted:
+        reason = "ranks wait for each other, and most of them for these"
+        return _Named(roots.outvoted, "medium", reason, skipped=True)
     outside = _outside(by_stack)
     if outside:
         return _Named(outside, "medium", "the other ranks' stacks are in communication, theirs are not", by_stack=True)
@@ -91,7 +93,7 @@ def _sure(blocked: Sequence[BlockedOp], roots: Roots) -> _Named:
     ranks = roots.ranks
     if roots.departed:
         reason = "ranks wait for each other, and only they issued operations in another order than before"
-        return _Named(ranks, "medium", reason)
+        return _Named(ranks, "medium", reason, skipped=True)
     if not roots.known:
         whose = "it" if len(roots.by_elimination) == 1 else "these"
         reason = f"all other ranks came; of {whose} there is no dump, or one without entries"
@@ -114,21 +116,6 @@ def _outside(by_stack: Mapping[int, bool | None]) -> frozenset[int]:
     inside = {rank for rank, waits in by_stack.items() if waits}
     outside = frozenset(rank for rank, waits in by_stack.items() if waits is False)
     return outside if len(outside) < len(inside) or (len(outside) == len(inside) == 1) else frozenset()
-
-
-def _odd_of_cycle(blocked: Sequence[BlockedOp], cycles: Sequence[frozenset[int]]) -> frozenset[int]:
-    """Of ranks that wait for each other: the few that many wait for, who issued in another order."""
-    found: set[int] = set()
-    for cycle in cycles:
-        sides = [(op.missing & cycle, (op.waiting.keys() - op.missing) & cycle) for op in blocked if op.missing]
-        most = max(((missing, waiting) for missing, waiting in sides if missing), key=_majority, default=(set(), set()))
-        if _majority(most) > 0:
-            found |= most[0]
-    return frozenset(found)
-
-
-def _majority(sides: tuple[set[int], set[int]]) -> int:
-    return len(sides[1]) - len(sides[0])
 
 
 def _hang(

@@ -20,7 +20,7 @@ _ONE_SIZE: Final = frozenset(
 )
 """Every rank must bring as many elements; of the others sizes may differ."""
 
-_HABIT: Final = 3
+_HABIT: Final = 2
 """Collectives of one size on all ranks, from which that is a habit."""
 
 
@@ -216,8 +216,7 @@ def _by_order(
         made = BlockedOp(progress.groups[group], True, ops[0].sequence, {op.rank: op for op in ops})
         for rank in set(pair) - made.waiting.keys():
             (made.missing if _knows(progress, rank) else made.unknown).add(rank)
-        if made.missing or made.unknown:
-            yield made
+        yield made
 
 
 def _knows(progress: Progress, rank: int) -> bool:

@@ -32,7 +32,10 @@ class Group:
 
 
 class OpenOp(NamedTuple):
-    """An operation that one rank has issued and that is not done there. ``row`` orders those of a rank."""
+    """An operation that one rank has issued and that is not done there.
+
+    ``row`` orders those of a rank; messages that were issued as one have that of the first.
+    """
 
     rank: int
     row: int
@@ -209,12 +212,14 @@ def _open(
         waiting &= ~dump.p2p | (dump.sequence > _completed_messages(dump)[dump.group])
     elsewhere = waiting & ~dump.p2p & (dump.sequence <= local[dump.group])
     ops = []
+    first: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero(waiting & ~elsewhere).tolist():
         kind, group = dump.kinds[dump.kind[row]], groups[numbers[int(dump.group[row])]]
+        together = (group.index, int(dump.sequence[row]))
         ops.append(
             OpenOp(
                 rank,
-                row,
+                first.setdefault(together, row) if dump.p2p[row] else row,
                 group.index,
                 bool(dump.p2p[row]),
                 int(dump.sequence[row]),
@@ -238,13 +243,15 @@ def _completed_messages(dump: FlightDump) -> Int64:
 
 def _without_passed_messages(ops: list[OpenOp], dump: FlightDump) -> list[OpenOp]:
     """Without sends and recvs that a later one of the same pair shows to be done."""
-    last: dict[tuple[int, int, int | None, str], int] = {}
-    done = np.flatnonzero(dump.p2p & (dump.state == DONE)).tolist()
-    for row in done:
+    last: dict[tuple[int, int | None, str], int] = {}
+    for row in np.flatnonzero(dump.p2p & (dump.state == DONE)).tolist():
         kind = dump.kinds[dump.kind[row]]
-        last[int(dump.group[row]), 0, kind.peer, kind.operator] = row
-    by_local = {op.row: (int(dump.group[op.row]), 0, op.kind.peer, op.kind.operator) for op in ops if op.p2p}
-    return [op for op in ops if not op.p2p or last.get(by_local[op.row], -1) < op.row]
+        last[int(dump.group[row]), kind.peer, kind.operator] = row
+    return [
+        op
+        for op in ops
+        if not op.p2p or last.get((int(dump.group[op.row]), op.kind.peer, op.kind.operator), -1) < op.row
+    ]
 
 
 def _global(group: Group, peer: int | None) -> int | None:

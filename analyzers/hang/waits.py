@@ -6,13 +6,14 @@ not come. The graph is 0 -> send -> 1 -> all-reduce -> 3, 2 -> all-reduce; rank 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from perfscope.analyzers.hang.blocked import BlockedOp
 from perfscope.analyzers.hang.habits import departed
-from perfscope.analyzers.hang.progress import Progress
+from perfscope.analyzers.hang.progress import OpenOp, Progress
 
 _Node = TypeVar("_Node", bound=Hashable)
 
@@ -30,9 +31,11 @@ class Roots:
     by_elimination: frozenset[int]
     """All others came; of these there is no dump, or none with entries."""
     stopped: frozenset[int]
-    """They wait for these, and issued less than their peers, who wait for the same."""
+    """They wait for these, too, and issued less than their peers, who wait at the same."""
     cycles: tuple[frozenset[int], ...]
     """Ranks that wait for each other, and for nobody else."""
+    outvoted: frozenset[int]
+    """Of such ranks: those for which most of their peers wait at one operation."""
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -65,23 +68,26 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
     # Ranks that wait themselves are roots only where nothing else explains it.
     left = departed(progress) if blocked and not idle else frozenset()
-    stopped = frozenset(_stopped_as_well(progress, blocked, unknown))
-    return Roots(frozenset(known), left, frozenset(unknown), stopped, tuple(cycles))
+    stopped = frozenset(_stopped_as_well(progress, blocked)) if unknown else frozenset()
+    return Roots(frozenset(known), left, frozenset(unknown), stopped, tuple(cycles), _outvoted(blocked, cycles))
 
 
-def _stopped_as_well(progress: Progress, blocked: Sequence[BlockedOp], unknown: set[int]) -> set[int]:
-    """Ranks that wait for ``unknown`` ones, and did not issue what most of their peers, who wait at the same, did."""
-    first = {rank: ops[0] for rank, ops in progress.open_ops.items() if ops}
-    at = {rank: (op.group, op.p2p, op.sequence) for rank, op in first.items()}
+def _stopped_as_well(progress: Progress, blocked: Sequence[BlockedOp]) -> set[int]:
+    """Ranks that did not issue what most of their peers, who wait at the same, did: their hosts stand still, too."""
+    at = {rank: _place(progress, ops[0]) for rank, ops in progress.open_ops.items() if ops}
     found = set()
     for op in blocked:
-        if op.p2p or not op.unknown & unknown:
-            continue
-        for rank in op.missing - op.waiting.keys():
-            alike = [peer for peer in op.waiting if at.get(peer) == at.get(rank)]
-            if rank in at and len(alike) > max(1, len(op.waiting) // 2):
+        for rank in set() if op.p2p else op.missing - op.waiting.keys():
+            alike = [peer in op.waiting for peer in op.group.ranks if peer != rank and at.get(peer) == at.get(rank)]
+            if rank in at and sum(alike) > len(alike) // 2:
                 found.add(rank)
     return found
+
+
+def _place(progress: Progress, op: OpenOp) -> tuple[str, int, bool, int]:
+    """Where a rank waits, by what is the same on ranks that run one program."""
+    group = progress.groups[op.group]
+    return group.description, len(group.ranks), op.p2p, op.sequence
 
 
 def _has_entries(progress: Progress, rank: int) -> bool:
@@ -111,6 +117,27 @@ def _graph(progress: Progress, blocked: Sequence[BlockedOp]) -> dict[tuple[str, 
     return graph
 
 
+def _outvoted(blocked: Sequence[BlockedOp], cycles: Sequence[frozenset[int]]) -> frozenset[int]:
+    """Of ranks that wait for each other those to which most others' devices point: the fewer are in the wrong.
+
+    Who did not issue an operation comes before whose device is still before one that all issued.
+    """
+    first_rows = _first_rows(blocked)
+    found: set[int] = set()
+    for cycle in cycles:
+        for awaited_of in (lambda op: op.missing, lambda op: _not_reached(op, first_rows)):
+            votes: Counter[int] = Counter()
+            for op in blocked:
+                awaited = awaited_of(op)
+                at = [rank for rank, part in op.waiting.items() if part.row == first_rows[rank] and rank not in awaited]
+                if len(at) > len(awaited):
+                    votes.update(dict.fromkeys(cycle.intersection(awaited), len(at) - len(awaited)))
+            if votes:
+                found |= {rank for rank, count in votes.items() if count == max(votes.values())}
+                break
+    return frozenset(found)
+
+
 def _first_rows(blocked: Sequence[BlockedOp]) -> dict[int, int]:
     """Rank -> row of the first operation that it waits for: a device does one after the other."""
     first: dict[int, int] = {}
@@ -122,7 +149,7 @@ def _first_rows(blocked: Sequence[BlockedOp]) -> dict[int, int]:
 
 def _not_reached(op: BlockedOp, first_rows: Mapping[int, int]) -> list[int]:
     """Of a collective that all ranks issued: those whose device is still before it."""
-    before = [rank for rank, part in op.waiting.items() if part.row > first_rows[rank]]
+    before = [rank for rank, part in op.waiting.items() if part.row > first_rows[rank] and not part.started]
     started = [rank for rank, part in op.waiting.items() if part.started]
     if not before and started:
         before = [rank for rank, part in op.waiting.items() if not part.started]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from perfscope.analyzers.hang.answer import find_hang
 from perfscope.results.hang import Hang
 from tests.analyzers.hang.dumps import Groups, dump, dumps, op
@@ -54,6 +56,56 @@ def test_a_rank_that_stopped_is_named_beside_one_without_a_dump() -> None:
     ahead = [op("0", 1), *(op("0", number, state="scheduled") for number in (2, 3, 4))]
     hang = _found(world, {0: ahead, 1: ahead, 2: ahead[:2]})
     assert (hang.missing_ranks, hang.confidence) == ((2, 3), "medium")
+
+
+def test_a_rank_that_stopped_where_its_peers_wait_is_named_beside_one_without_a_dump() -> None:
+    """Ranks 1 and 2 wait for rank 0, which left no dump; rank 2 stopped, its peer 1 issued number 8 as well."""
+    groups: Groups = {"1": ("TP", (1, 2)), "2": ("PP", (0, 1)), "3": ("PP", (0, 2))}
+    ops = {
+        rank: [
+            op(str(rank + 1), 4, "recv 1<-0", state="scheduled"),
+            *(op("1", number, state="scheduled") for number in range(7, 10 - rank)),
+        ]
+        for rank in (1, 2)
+    }
+    hang = _found(groups, ops)
+    assert (hang.missing_ranks, hang.confidence) == ((0, 2), "medium")
+
+
+def _pipeline(skipped: int) -> dict[int, list[dict[str, Any]]]:
+    """Stages 0 -> 1 -> 2, two steps of a message and the world's all-reduce, at whose end a host waits.
+
+    Rank ``skipped`` left out the first all-reduce: it is in the second step, and the others wait for it in the first.
+    """
+    ops: dict[int, list[dict[str, Any]]] = {}
+    for rank in range(3):
+        sides = [f"{'send 0->1' if rank == low else 'recv 1<-0'}" for low in (0, 1) if rank in (low, low + 1)]
+        names = [str(low + 1) for low in (0, 1) if rank in (low, low + 1)]
+        own = [op(name, 1, side) for name, side in zip(names, sides, strict=True)]
+        if rank == skipped:
+            own += [op(name, 2, side, state="scheduled") for name, side in zip(names, sides, strict=True)]
+        ops[rank] = [*own, op("0", 1, state="scheduled")]
+    return ops
+
+
+@pytest.mark.parametrize("skipped", range(3))
+def test_of_ranks_in_a_ring_the_one_is_named_that_most_wait_for(skipped: int) -> None:
+    groups: Groups = {"0": ("default_pg", range(3)), "1": ("PP", (0, 1)), "2": ("PP", (1, 2))}
+    hang = _found(groups, _pipeline(skipped))
+    assert (hang.missing_ranks, hang.group, hang.confidence) == ((skipped,), "0", "medium")
+
+
+def test_a_message_that_both_sides_issued_waits_for_the_one_that_has_not_reached_it() -> None:
+    """Rank 1 issued its recv after an all-reduce that rank 2 does not join; in its group each side has own numbers."""
+    groups: Groups = {"1": ("TP", (1, 2)), "2": ("PP", (0, 1, 3, 4))}
+    ops = {
+        0: [op("2", 9, "send 0->1", state="scheduled")],
+        1: [op("1", 5, at_ms=1, state="scheduled"), op("2", 3, "recv 1<-0", at_ms=2, state="scheduled")],
+        2: [op("1", 4)],
+    }
+    hang = _found(groups, ops)
+    assert (hang.missing_ranks, hang.group) == ((2,), "1")
+    assert [(row.ranks, row.waits_for) for row in hang.victims] == [((0,), (1,))]
 
 
 def test_messages_that_the_status_shows_as_done_are_not_awaited() -> None:
