@@ -53,6 +53,8 @@ class RankCapture:
         self._foreign = ForeignStart(yield_first)
         self._flop_count: FlopCount | None = None
         self._profiler: Any = None
+        self._kept: Any = None
+        """The profiler once it has stopped, until its trace is written."""
         self._probe: DeviceProbe | None = None
 
     @property
@@ -64,6 +66,11 @@ class RankCapture:
     def active_completed(self) -> int:
         """Recorded steps that are complete so far."""
         return max(self.completed - self._config.warmup, 0)
+
+    @property
+    def warmup(self) -> int:
+        """Steps before the recorded ones."""
+        return self._config.warmup
 
     @property
     def full(self) -> bool:
@@ -102,11 +109,18 @@ class RankCapture:
         self._count_cpu()
         return False
 
-    def cut(self, export: Callable[[Callable[[str], object]], str]) -> str:
-        """Stop, at a step's end or in the middle of one, and have ``export`` write the trace; the file's name."""
-        profiler = self._profiler
+    def stop(self) -> None:
+        """Stop, at a step's end or in the middle of one, and keep what was recorded in memory."""
+        kept = self._profiler
         self.discard()
-        return export(profiler.export_chrome_trace)
+        self._kept = kept
+
+    def cut(self, export: Callable[[Callable[[str], object]], str]) -> str:
+        """Stop unless stopped, and have ``export`` write the trace; the file's name."""
+        if self._kept is None:
+            self.stop()
+        kept, self._kept = self._kept, None
+        return export(kept.export_chrome_trace)
 
     def can_stop(self) -> bool:
         """At the end of the job: will stopping return, or wait for a device that never finishes? Ask once."""

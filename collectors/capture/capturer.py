@@ -6,16 +6,20 @@ import dataclasses
 import importlib
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.capture.capture import RankCapture
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.schedule import CaptureSchedule, Due
 from perfscope.collectors.capture.writer import TraceWriter
+from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.discovery import JobObjects, discover
 from perfscope.collectors.ranges.ranges import Ranges
 from perfscope.recording.metadata import CaptureMetadata
+
+WORTH: Final = 2
+"""A step of a planned capture is worth as many of the job's first ones, which include what happens only once."""
 
 
 class Capturer:
@@ -31,9 +35,11 @@ class Capturer:
         self._foreign = ForeignProfiler()
         self._postponed = False
         self._capture: RankCapture | None = None
+        self._early: RankCapture | None = None
+        """Of the job's first steps, stopped and kept in memory."""
         self._due = Due(0, self._config.active)
-        self._objects = JobObjects()
-        self._optimizers: list[Any] = []
+        self._found: tuple[JobObjects, list[Any]] | None = None
+        """The job's objects and optimizers when the capture under way began; None once they have been described."""
 
     @property
     def busy(self) -> bool:
@@ -44,13 +50,14 @@ class Capturer:
         """Does the boundary after ``completed`` steps start a capture, or is it where recorded steps begin or end?"""
         if self._capture is None:
             return self._schedule.wants(completed)
-        return self._capture.completed + 1 in (self._config.warmup, self._config.warmup + self._due.active)
+        warmup = self._capture.warmup
+        return self._capture.completed + 1 in (warmup, warmup + self._due.active)
 
     def boundary(self, completed: int, optimizers: Callable[[], Iterable[Any]]) -> None:
         """``completed`` training steps have ended; the next begins when this returns."""
         if self._capture is not None:
             self._advance(self._capture, completed)
-        elif self._schedule.wants(completed):
+        if self._capture is None and self._schedule.wants(completed):
             due, missed = self._schedule.due(completed)
             for problem in missed:
                 self._problems.add(problem)
@@ -59,29 +66,37 @@ class Capturer:
 
     def restart(self) -> None:
         """What was taken for steps may not have been: drop the capture under way and start it anew."""
+        self._early = None
         if self._capture is not None:
             capture, self._capture = self._capture, None
             capture.discard()
-            self._schedule.hurry()
+            self._schedule.hurry(self._due)
 
     def forget(self) -> None:
         """In a forked child of a process that records: write nothing more."""
         capture, self._capture = self._capture, None
+        self._early = None
         if capture is not None:
             capture.forget()
 
     def close(self) -> None:
         """The process ends, perhaps in the middle of a step: write the completed steps."""
         capture, self._capture = self._capture, None
-        if capture is None:
-            return
-        if not capture.can_stop():
+        early, self._early = self._early, None
+        if capture is not None and not capture.can_stop():
             capture.abandon()
             self._problems.add("the device did not finish its work, so the running capture could not be written")
-        elif capture.active_completed:
+        elif capture is not None and self._due.early:
+            capture.stop()
+            early = capture
+        elif capture is not None and capture.active_completed * WORTH >= max(_steps(early), 1):
+            early = None
             self._write(capture, complete=False)
-        else:
+        elif capture is not None:
             capture.discard()
+            self._found = None  # they were described with the first steps, of which more is known
+        if early is not None and _steps(early):
+            self._write_early(early)
 
     def join(self) -> None:
         """Wait until every trace is compressed."""
@@ -98,7 +113,7 @@ class Capturer:
         if not objects.roots:
             self._problems.add("no module holds the optimizer's parameters: forward ranges and the model are missing")
         capture = RankCapture(
-            dataclasses.replace(self._config, active=due.active),
+            self._options(due),
             step,
             self._identity.rank,
             self.ranges,
@@ -112,7 +127,12 @@ class Capturer:
         except Exception as error:
             self._give_up(f"the profiler did not start at step {step}", error)
             return
-        self._capture, self._due, self._objects, self._optimizers = capture, due, objects, optimizers
+        self._capture, self._due, self._found = capture, due, (objects, optimizers)
+
+    def _options(self, due: Due) -> CollectorConfig:
+        if due.early:
+            return dataclasses.replace(self._config, warmup=0, active=due.active, count_flops=False)
+        return dataclasses.replace(self._config, active=due.active)
 
     def _advance(self, capture: RankCapture, completed: int) -> None:
         try:
@@ -120,13 +140,37 @@ class Capturer:
         except Exception as error:
             self._give_up("the profiler failed", error)
             return
-        if finished:
+        if finished and self._due.early:
+            self._keep(capture, completed)
+        elif finished:
             self._write(capture, complete=True)
             self._schedule.ended(self._due, completed)
 
+    def _keep(self, capture: RankCapture, completed: int) -> None:
+        """The job's first steps are recorded: keep them in memory, and describe the run as it now stands."""
+        self._capture = None
+        try:
+            capture.stop()
+        except Exception as error:
+            self._give_up("the profiler failed", error)
+            return
+        self._early = capture
+        self._schedule.ended(self._due, completed)
+        self._describe()
+
+    def _write_early(self, capture: RankCapture) -> None:
+        """The job has ended before a planned capture had much to offer: write its first steps."""
+        plan = f"--wait {self._config.wait} --warmup {self._config.warmup} --active {self._config.active}"
+        reason = (
+            f"the job ended before the steps that were to be recorded ({plan}), so these are its first ones, which "
+            "include what happens only once"
+        )
+        self._due = Due(0, capture.active_completed, reason, early=True)
+        self._write(capture, complete=capture.full)
+
     def _write(self, capture: RankCapture, *, complete: bool) -> None:
         """Stop a capture, write it, and describe the run as it now stands."""
-        self._capture = None
+        self._capture = self._early = None
         try:
             name = capture.cut(lambda export: self._writer.write(self._due.number, export))
         except Exception as error:
@@ -134,25 +178,33 @@ class Capturer:
             return
         self._run_file.count_backwards(capture.backwards, capture.completed)
         self._run_file.count_cpu(capture.times)
+        # Ranks begin at slightly different moments, which a warm-up step takes up; early ones have none to spare.
+        lead_in = self._due.early and capture.active_completed > 1
         self._run_file.captures.append(
             CaptureMetadata(
                 file=name,
-                first_step=capture.first_active,
+                first_step=capture.first_active + lead_in,
                 last_step=capture.first_active + capture.active_completed - 1,
                 complete=complete,
                 reason=self._due.reason,
             )
         )
         self._run_file.flops = capture.flops or self._run_file.flops
-        self._run_file.describe(self._objects, self._optimizers, self.ranges)
-        self._objects, self._optimizers = JobObjects(), []
+        self._describe()
+
+    def _describe(self) -> None:
+        if self._found is not None:
+            self._run_file.describe(*self._found, self.ranges)
+        self._found = None
 
     def _yield(self) -> None:
         """The script's own profiler is about to start: ours stops first."""
         capture = self._capture
         if capture is None:
             return
-        if capture.active_completed:
+        if self._due.early:
+            self._keep(capture, capture.first + capture.completed)
+        elif capture.active_completed:
             self._problems.add(
                 f"the script started a profiler of its own; the capture ends after {capture.active_completed} of "
                 f"{self._due.active} steps"
@@ -168,7 +220,7 @@ class Capturer:
     def _postpone(self, step: int, due: Due) -> None:
         if due.agreed:
             self._problems.add(f"the script's own profiler ran at step {step}: the capture there is missing")
-        elif not self._postponed:
+        elif not self._postponed and not due.early:
             self._postponed = True
             self._problems.add(f"the script's own profiler ran at step {step}; the capture waits for its end")
 
@@ -176,10 +228,15 @@ class Capturer:
         """Nothing more is recorded; the training goes on as if nothing had been."""
         capture, self._capture = self._capture, None
         self._schedule.stop()
-        self._objects, self._optimizers = JobObjects(), []
+        self._found = None
         if capture is not None:
             self._problems.guard("stopping the profiler", capture.discard)
         self._problems.add(f"{what} ({type(error).__name__}: {error}); this process records nothing more")
+
+
+def _steps(capture: RankCapture | None) -> int:
+    """Steps that a capture has recorded."""
+    return 0 if capture is None else capture.active_completed
 
 
 def running(profilers: Iterable[Any]) -> list[Any]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from perfscope.collectors.agreement import CapturePlan
 from perfscope.collectors.config import CollectorConfig
+
+EARLY: Final = 4
+"""First steps that are kept, in memory, until a planned capture has more to offer than they."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,8 @@ class Due:
     reason: str = ""
     agreed: bool = False
     """It was agreed upon, so it begins at its step or not at all; a planned one may also begin later."""
+    early: bool = False
+    """It is of the job's first steps, for the case that the job ends before the first planned capture has any."""
 
 
 class CaptureSchedule:
@@ -34,6 +40,7 @@ class CaptureSchedule:
         self._planned = config.repeat if config.mode == "captures" else 0
         self._made = 0
         self._next_planned: float = config.wait if self._planned else math.inf
+        self._early = self._planned > 0
         self._plans: deque[CapturePlan] = deque()
         self._off = False
 
@@ -49,7 +56,9 @@ class CaptureSchedule:
 
     def wants(self, completed: int) -> bool:
         """Does a capture begin after ``completed`` steps?"""
-        return completed >= self._next_planned or (bool(self._plans) and completed >= self._plans[0].start)
+        if self._early or completed >= self._next_planned:
+            return True
+        return bool(self._plans) and completed >= self._plans[0].start
 
     def due(self, completed: int) -> tuple[Due | None, list[str]]:
         """The capture that begins after ``completed`` steps, and a problem for each agreed one that was missed."""
@@ -63,12 +72,17 @@ class CaptureSchedule:
                 "or in another capture"
             )
         if completed >= self._next_planned:
+            self._early = False
             return Due(self._made, self._config.active), missed
+        if self._early:
+            return Due(self._made, min(EARLY, int(self._next_planned) - completed), early=True), missed
         return None, missed
 
     def ended(self, due: Due, completed: int) -> None:
         """A capture has been written after ``completed`` steps."""
-        if not due.agreed:
+        if due.early:
+            self._early = False
+        elif not due.agreed:
             self._made += 1
             self._next_planned = completed + self._config.wait if self._made < self._planned else math.inf
 
@@ -76,9 +90,9 @@ class CaptureSchedule:
         """The script's own profiler needs the next ``steps`` steps: planned captures come after them."""
         self._next_planned += steps
 
-    def hurry(self) -> None:
+    def hurry(self, due: Due) -> None:
         """The capture under way was dropped: make it anew as soon as a step ends."""
-        if math.isfinite(self._next_planned):
+        if not due.early and math.isfinite(self._next_planned):
             self._next_planned = 0
 
     def stop(self) -> None:
@@ -86,4 +100,5 @@ class CaptureSchedule:
         self._off = True
         self._next_planned = math.inf
         self._planned = 0
+        self._early = False
         self._plans.clear()

@@ -106,13 +106,14 @@ def describe(objects: JobObjects) -> tuple[list[str], dict[str, dict[str, Any]]]
         return None
     engine = next((each for each in engines if getattr(each, "optimizer", None) is not None), engines[0])
     zero = _zero_in_force(engine._config)
+    basic = getattr(engine, "basic_optimizer", None)
     settings: dict[str, Any] = {
         "engine": type(engine).__name__,
         "config": clean(getattr(engine._config, "_param_dict", None) or {}),
         "zero_optimization": zero,
         **settings_of(engine._config, _BATCHES),
         "precision": "bf16" if engine.bfloat16_enabled() else "fp16" if engine.fp16_enabled() else "fp32",
-        "optimizer": type(getattr(engine, "basic_optimizer", None) or engine.optimizer).__name__,
+        "optimizer": type(basic if basic is not None else engine.optimizer).__name__,
         "data_parallel_size": int(engine.dp_world_size),
     }
     stage = int(zero.get("stage", 0))

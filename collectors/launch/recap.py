@@ -39,6 +39,8 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
     cut = [run for run in recorded if not all(capture.complete for capture in run.captures)]
     if cut:
         lines.append(f"a capture was cut short on {plural(len(cut), 'rank')}")
+    if config.mode == "captures":
+        lines += dict.fromkeys(capture.reason for run in recorded for capture in run.captures if capture.reason)
     missing = _missing(runs, recorded, config)
     began = {run.rank for run in runs}
     stopped = [rank for rank in missing if rank in began]

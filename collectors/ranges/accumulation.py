@@ -59,7 +59,8 @@ class Accumulation:
 
 def exchanges_gradients(module: Any) -> bool | None:
     """Will this wrapper's next backward exchange gradients? None where ``module`` is no data-parallel wrapper."""
-    module = getattr(module, "_modules", {}).get("_forward_module") or module  # what Lightning's Fabric wraps
+    wrapped = getattr(module, "_modules", {}).get("_forward_module")  # what Lightning's Fabric wraps
+    module = module if wrapped is None else wrapped
     held = vars(module)
     for name in ("require_backward_grad_sync", "_sync_gradients"):  # DDP; FSDP1
         if name in held:

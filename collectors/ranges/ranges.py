@@ -179,7 +179,10 @@ class Ranges:
     def _begin_forward(self, module: Any) -> Any:
         import torch
 
-        inner = module._modules.get("module") or module  # DeepSpeed's engine puts what it holds into evaluation mode
+        # DeepSpeed's engine puts what it holds into evaluation mode. A module's truth value is its length: an empty
+        # one's is False, and a compiled one of no length raises.
+        held = module._modules.get("module")
+        inner = module if held is None else held
         if not (module.training and inner.training) and not torch.is_grad_enabled():
             # A framework's whole evaluation may have its range already.
             return None if getattr(self._depth, EVALUATION, False) else self._begin(EVALUATION)

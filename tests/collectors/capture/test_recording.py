@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope import analyze
 from perfscope.recording.metadata import CaptureMetadata
 from perfscope.recording.paths import samples_file
 from perfscope.recording.vocabulary import BACKWARD, COLLECTIVE_PREFIX, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
@@ -233,11 +234,11 @@ def test_a_crash_keeps_the_completed_steps_and_the_exit_code(tmp_path: Path) -> 
 
 
 def test_fewer_steps_than_planned_say_which_options_would_record_them(tmp_path: Path) -> None:
-    recording = train(tmp_path / "r", "--steps", "7")
+    recording = train(tmp_path / "r", "--steps", "3", options=("--wait", "1", "--warmup", "3"))
     assert recording.exit_code == 0
     assert recording.out.splitlines()[0].endswith("hooks: 4")  # the warm-up was still under way
-    assert "the job took 7 steps, and a capture begins after 8" in recording.messages
-    assert "use --wait 1 --warmup 2 --active 4" in recording.messages
+    assert "the job took 3 steps, and a capture begins after 4" in recording.messages
+    assert "use --wait 1 --warmup 0 --active 2" in recording.messages
     assert recording.traces() == []
 
 
@@ -247,6 +248,36 @@ def test_a_killed_job_leaves_no_half_file(tmp_path: Path) -> None:
     assert recording.traces() == []
     assert recording.run().outcome == "running"
     assert "the job ended (signal 9) before a capture was written" in recording.messages
+
+
+@pytest.mark.parametrize(
+    ("steps", "recorded", "planned"),
+    [
+        pytest.param(2, [1], False, id="two steps"),
+        pytest.param(4, [2, 3], False, id="before the wait is over; the first one leads in"),
+        pytest.param(9, [2, 3, 4], False, id="one planned step is worth less than four early ones"),
+        pytest.param(10, [8, 9], True, id="two are worth as much"),
+    ],
+)
+def test_a_short_job_leaves_its_first_steps(tmp_path: Path, steps: int, recorded: list[int], planned: bool) -> None:
+    recording = train(tmp_path / "r", "--steps", str(steps))
+    assert recording.exit_code == 0, recording.err
+    run = recording.run()
+    (capture,) = run.captures
+    assert list(range(capture.first_step, capture.last_step + 1)) == recorded
+    assert bool(capture.reason) is not planned
+    assert ("the job ended before the steps that were to be recorded" in recording.messages) is not planned
+    assert (run.steps.seen, run.problems) == (steps, ())
+    summary = analyze(recording.folder)
+    assert list(summary.job.steps) == recorded
+    assert {note.kind for note in summary.notes} >= ({"few_steps"} if planned else {"few_steps", "unplanned_capture"})
+
+
+def test_early_steps_leave_no_trace_of_a_longer_job(tmp_path: Path) -> None:
+    recording = train(tmp_path / "r", "--steps", "18")
+    assert [(each.first_step, each.last_step, each.reason) for each in recording.run().captures] == [(8, 15, "")]
+    assert recording.traces() == ["rank-00000.capture-0.trace.json.gz"]
+    assert recording.trace().recorded_steps() == list(range(8, 16))
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

@@ -127,12 +127,22 @@ class TestBoard:
 class TestSchedule:
     def test_planned_captures_come_when_they_are_due(self, folder: Path) -> None:
         schedule = CaptureSchedule(config(folder, wait=5, repeat=2))
+        first = Due(0, 4, early=True)
+        assert schedule.due(1) == (first, [])
+        schedule.ended(first, 4)
         assert not schedule.wants(4)
         assert schedule.due(5) == (Due(0, 8), [])
         schedule.ended(Due(0, 8), 20)
         assert [schedule.wants(step) for step in (20, 24, 25)] == [False, False, True]
         schedule.ended(Due(1, 8), 40)
         assert not schedule.wants(10**9)
+
+    def test_the_first_steps_end_where_a_planned_capture_begins(self, folder: Path) -> None:
+        schedule = CaptureSchedule(config(folder, wait=4))
+        assert schedule.due(1) == (Due(0, 3, early=True), [])
+        assert schedule.due(3) == (Due(0, 1, early=True), [])  # what was taken for steps had not been: begun anew
+        assert schedule.due(4) == (Due(0, 8), [])
+        assert CaptureSchedule(config(folder, wait=1)).due(1) == (Due(0, 8), [])
 
     def test_an_agreed_capture_begins_at_its_step_or_not_at_all(self, folder: Path) -> None:
         schedule = CaptureSchedule(config(folder, mode="steps"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfscope.collectors.ranges.accumulation import Accumulation
+from perfscope.collectors.ranges.accumulation import Accumulation, exchanges_gradients
 
 
 def settings_of(events: str) -> dict[str, object]:
@@ -42,3 +42,12 @@ def settings_of(events: str) -> dict[str, object]:
 )
 def test_accumulation_is_backwards_in_a_row(events: str, expected: dict[str, object]) -> None:
     assert settings_of(events) == expected
+
+
+def test_a_wrapper_whose_module_has_no_length_or_none_is_looked_into() -> None:
+    class Wrapped(SimpleNamespace):
+        def __len__(self) -> int:
+            raise TypeError("has no length")
+
+    inner = Wrapped(require_backward_grad_sync=False)
+    assert exchanges_gradients(SimpleNamespace(_modules={"_forward_module": inner})) is False

@@ -85,3 +85,38 @@ def test_a_model_compiled_in_place_is_ranged_from_outside() -> None:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert ranges_of(model, lambda: model(x)) == [FORWARD]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("wrapped", ["compiled", "empty"])
+def test_a_wrapped_module_is_not_asked_for_its_length(wrapped: str) -> None:
+    """A compiled module hands the question on to one that may have no length; an empty one's truth value is False."""
+    import torch
+
+    class Empty(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+        def __len__(self) -> int:
+            if wrapped == "compiled":
+                raise TypeError("has no length")
+            return 0
+
+    x = torch.zeros(2, 4)
+    with world(2):
+        inner = Empty()
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.compile(inner, backend="eager") if wrapped == "compiled" else inner
+        )
+        model(x)
+
+        def calls() -> None:
+            model(x)
+            inner.eval()
+            with torch.no_grad():
+                model(x)
+
+        assert ranges_of(model, calls) == [FORWARD, EVALUATION]
