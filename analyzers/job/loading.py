@@ -34,7 +34,13 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                 rank=rank,
                 wait_us=float(partial.loading.waited_ns[used].mean()) / 1e3,
                 blocking_us=blocking_us,
-                batch_us=_batch_us(partial, used, workers, blocking_us >= STARVED * result.mean_step_ns(rank) / 1e3),
+                batch_us=_batch_us(
+                    partial,
+                    used,
+                    workers,
+                    blocking_us >= STARVED * result.mean_step_ns(rank) / 1e3,
+                    loaders[0].fetched_ns if loaders else None,
+                ),
                 num_workers=workers,
                 batches_per_step=batches / len(used),
             )
@@ -42,19 +48,22 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
     return tuple(rows)
 
 
-def _batch_us(partial: RankPartial, used: Int64, workers: int | None, blocked: bool) -> float | None:
+def _batch_us(
+    partial: RankPartial, used: Int64, workers: int | None, blocked: bool, fetched_ns: float | None
+) -> float | None:
     """Time to load one batch on one worker.
 
     Without workers the training process loads it, and ``__next__`` is that time. Workers that are always busy deliver
-    one batch each in that time. Workers that are fast enough do not show how fast they are.
+    one batch each in that time. Others do not show how fast they are, unless they were asked (``fetched_ns``).
     """
     batches = int(partial.loading.batches[used].sum())
     if workers == 0:
         return float(partial.loading.waited_ns[used].sum()) / batches / 1e3
     found = deliveries(partial, workers)
-    if found.workers is None or not blocked:
-        return None
-    if found.batch_ns is not None:
-        return found.workers * found.batch_ns / 1e3
-    steps = partial.steps
-    return found.workers * float((steps.end_ns[used] - steps.start_ns[used]).sum()) / batches / 1e3
+    if found.workers is None or not blocked or (fetched_ns is not None and not found.sure):
+        return None if fetched_ns is None else fetched_ns / 1e3
+    steps, every_ns = partial.steps, found.batch_ns
+    if every_ns is None:
+        every_ns = float((steps.end_ns[used] - steps.start_ns[used]).sum()) / batches
+    # Delivering takes time, too; and a recording may begin with batches that were ready before.
+    return max(found.workers * every_ns, fetched_ns or 0.0) / 1e3

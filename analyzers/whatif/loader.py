@@ -43,13 +43,16 @@ _ANYTHING: Final = 1.25
 
 
 def keep_workers_pace(schedules: EditableSchedules, context: Context) -> None:
-    """No step is shorter than the CPU time that its batches need, divided among the workers, where that is recorded."""
+    """No step is shorter than what its batches take to fetch, divided among the workers, or than the CPU time of that,
+    where either is recorded.
+    """
     for rank, run in context.runs.items():
         loader = run.dataloaders[0] if run.dataloaders else None
-        if rank in schedules.ops and loader is not None and loader.num_workers and loader.timed_batches:
+        if rank in schedules.ops and loader is not None and loader.num_workers:
             partial = context.result.partials[rank]
             batches = float(partial.loading.batches[partial.steps.indices_of(context.result.steps)].mean())
-            least = loader.load_cpu_ns / loader.timed_batches * batches / loader.num_workers
+            batch_ns = max(loader.load_cpu_ns / max(loader.timed_batches, 1), loader.fetched_ns or 0.0)
+            least = batch_ns * batches / loader.num_workers
             known = schedules.loading_step_ns.get(rank, 0.0)
             schedules.loading_step_ns[rank] = max(known, min(least, context.result.mean_step_ns(rank)))
 

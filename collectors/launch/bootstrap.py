@@ -4,9 +4,9 @@
 ``PYTHONPATH``, so Python runs it at every start: in ranks, launchers and data loader workers alike. It therefore costs
 next to nothing (no import beyond what the interpreter has loaded, a file looked for) and starts nothing. It waits until
 ``torch`` is imported, and then until the process makes its first optimizer, which launchers and workers never do: only
-then is the collector imported. Standard library only, in a syntax that old interpreters read as well; it may fail, but
-never in a way that the profiled command notices. Configuration lies in a file beside it, because some launchers pass
-few environment variables on.
+then is the collector imported. Loader workers count what they fetch, from their first batch on. Standard library only,
+in a syntax that old interpreters read as well; it may fail, but never in a way that the profiled command notices.
+Configuration lies in a file beside it, because some launchers pass few environment variables on.
 """
 
 # pathlib is too dear to import at every start, and old interpreters shall get as far as saying that they are:
@@ -105,6 +105,7 @@ def imported(callback: str) -> None:
         if os.path.exists(os.path.join(FOLDER, HANGS_FILE)):
             attach("prepare", "perfscope.collectors.hang.prepare")
         WAITING.append(callback)
+        wait_for_fetchers()
         try:
             wait_for_an_optimizer()
         except Exception:
@@ -129,6 +130,26 @@ def wait_for_an_optimizer() -> None:
 
     replacement = staticmethod(profile_hook_step)
     optimizer.profile_hook_step = replacement
+
+
+def wait_for_fetchers() -> None:
+    """Have the first fetcher that is made in a data loader's worker, however that was started, count what it fetches.
+    Here and not in the collector: what workers inherit is there from the beginning, and iterators precede optimizers.
+    """
+    data: Any = sys.modules.get("torch.utils.data")
+    kind: Any = getattr(data, "_DatasetKind", None)
+    original = getattr(kind, "create_fetcher", None)
+    if original is None:
+        return  # a torch that loads data otherwise: what its workers take is not known
+
+    def create_fetcher(*args: Any, **kwargs: Any) -> Any:
+        if data.get_worker_info() is None:
+            return original(*args, **kwargs)
+        kind.create_fetcher = staticmethod(original)
+        attach("time_fetches", "perfscope.collectors.phases.fetching")
+        return kind.create_fetcher(*args, **kwargs)
+
+    kind.create_fetcher = staticmethod(create_fetcher)
 
 
 def attach_waiting() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perfscope.collectors import cpu
+from perfscope.collectors.phases.workers import Worked, Workers
 from perfscope.recording.metadata import DataLoaderMetadata
 
 FINGERPRINTS: Final = 3
@@ -24,8 +25,8 @@ class UsedLoaders:
         # By the identity of the loader's sampler, which all iterators of one loader share; the sampler is kept so that
         # the identity stays its own. The iterator is not: it would keep worker processes alive.
         self._uses: dict[int, tuple[Any, DataLoaderMetadata]] = {}
-        self._workers: dict[int, tuple[tuple[int, ...], int]] = {}
-        """Loader -> its workers when a batch was last drawn, and the CPU time that they had used."""
+        self._workers: dict[int, Workers] = {}
+        """Loader -> its workers when a batch was last drawn."""
         self._began: cpu.Times | None = None
         self.took: cpu.Times | None = None
         """What the last draw took; None before :meth:`draw_ended` and after :meth:`drew`."""
@@ -66,29 +67,31 @@ class UsedLoaders:
         self, record: DataLoaderMetadata, iterator: Any, loader: int, took: cpu.Times
     ) -> DataLoaderMetadata:
         """``record`` with what the batch just drawn took, where the CPU time of the workers is known."""
-        load_cpu_ns = self._worked(iterator, loader) if record.num_workers else took.thread
-        if load_cpu_ns is None:
+        worked = self._worked(iterator, loader) if record.num_workers else Worked(took.thread, 0, 0)
+        if worked is None:
             return record
         return dataclasses.replace(
             record,
             timed_batches=record.timed_batches + 1,
             load_ns=record.load_ns + took.wall,
-            load_cpu_ns=record.load_cpu_ns + load_cpu_ns,
+            load_cpu_ns=record.load_cpu_ns + worked.cpu_ns,
             load_process_cpu_ns=record.load_process_cpu_ns + took.process,
+            fetched_batches=record.fetched_batches + worked.batches,
+            fetch_ns=record.fetch_ns + worked.fetch_ns,
         )
 
-    def _worked(self, iterator: Any, loader: int) -> int | None:
-        """CPU time of a loader's workers since its last batch, ns; None for the first batch of these workers."""
-        before = self._workers.pop(loader, None)
+    def _worked(self, iterator: Any, loader: int) -> Worked | None:
+        """What a loader's workers did since its last batch; None for the first batch of these workers."""
+        workers = self._workers.pop(loader, None)
         try:
             pids = tuple(worker.pid for worker in iterator._workers)
         except (AttributeError, ValueError):  # ended and closed
             return None
-        used = cpu.of_processes(pids)
-        if used is None:
-            return None
-        self._workers[loader] = (pids, used)
-        return used - before[1] if before is not None and before[0] == pids else None
+        if workers is None or workers.pids != pids:
+            workers = Workers(pids)
+        worked = workers.look()
+        self._workers[loader] = workers
+        return worked
 
     def records(self) -> tuple[DataLoaderMetadata, ...]:
         """Every loader, in the order of their first batches."""

@@ -104,6 +104,15 @@ class DataLoaderMetadata:
     """CPU time that they took to load: of the training thread or, with workers, of all workers' processes."""
     load_process_cpu_ns: int = 0
     """CPU time of all threads of the training process while they were drawn."""
+    fetched_batches: int = 0
+    """Batches that workers fetched meanwhile; 0 without workers, and where they could not be asked."""
+    fetch_ns: int = 0
+    """Wall time that these took the workers, one after the other."""
+
+    @property
+    def fetched_ns(self) -> float | None:
+        """What fetching a batch took a worker, whether or not anybody waited for it; None where that is not known."""
+        return self.fetch_ns / self.fetched_batches if self.fetched_batches else None
 
 
 @dataclass(frozen=True, kw_only=True)

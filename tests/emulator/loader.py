@@ -20,6 +20,9 @@ class Batches:
         self._asked = 0
         self._free = [rank.now] * max(self._loader.workers, 1)
         self._ready: list[int] = []
+        self._took: list[int] = []
+        self._recorded_from: int | None = None
+        """The end of the first recorded draw."""
         for _ in range(self._loader.workers * self._loader.prefetch):
             self._ask()
 
@@ -31,7 +34,8 @@ class Batches:
     def _ask(self) -> None:
         """The worker whose turn it is begins when it is free and has been asked."""
         worker = self._asked % self._loader.workers
-        self._free[worker] = max(self._free[worker], self._rank.now) + round(self._load_ns(self._asked))
+        self._took.append(round(self._load_ns(self._asked)))
+        self._free[worker] = max(self._free[worker], self._rank.now) + self._took[-1]
         self._ready.append(self._free[worker])
         self._asked += 1
 
@@ -47,6 +51,15 @@ class Batches:
             else:
                 rank.idle(self._load_ns(self._drawn))
         self._drawn += 1
+        if rank.recording:
+            self._count()
         with rank.operator("aten::to"), rank.operator("aten::_to_copy"), rank.operator("aten::copy_"):
             rank.spend(rank.job.cpu.operator_ns)
             yield from rank.copy("HtoD", loader.batch_bytes // self._per_step, blocking=not loader.pinned)
+
+    def _count(self) -> None:
+        """What a profiled rank asks its workers for after every draw."""
+        begin, end = self._recorded_from, self._rank.now
+        self._recorded_from = end if begin is None else begin
+        done = zip(self._ready, self._took, strict=True)
+        self._rank.fetched = [took for ready, took in done if self._recorded_from < ready <= end]

@@ -41,6 +41,8 @@ def metadata(rank: Rank, file: str, unprofiled_ns: list[int]) -> dict[str, Any]:
                 "batch_size": 8,
                 "pin_memory": job.loader.pinned,
                 "prefetch_factor": job.loader.prefetch if job.loader.workers else None,
+                "fetched_batches": len(rank.fetched),
+                "fetch_ns": sum(rank.fetched),
             }
         ],
         "steps": {"seen": len(rank.bounds) - 1, "detected_by": "optimizer", "unprofiled_ns": unprofiled_ns},

@@ -100,6 +100,8 @@ class Rank:
         """When each step's loop body begins."""
         self.tokens = 1.0
         """This step's batch against the usual one."""
+        self.fetched: list[int] = []
+        """What the batches took that loader workers finished while recorded."""
         self.open: list[int] = []
         """Numbers of the calls that run."""
         self._launched: list[Work] = []

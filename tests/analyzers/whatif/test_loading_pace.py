@@ -187,15 +187,38 @@ def test_loading_and_accumulating_beside_a_device_that_is_behind(item_every: int
         assert found.low_ns * 0.999 <= truth <= found.high_ns * 1.001
 
 
-def test_the_cpu_time_of_loading_bounds_a_step_that_never_waited(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [{"timed_batches": 10, "load_cpu_ns": 10}, {"fetched_batches": 10, "fetch_ns": 10}],
+    ids=["CPU time", "time"],
+)
+def test_what_loading_takes_bounds_a_step_that_never_waited(told: dict[str, int], tmp_path: Path) -> None:
     spec = paced(DEVICES, 0.9, 2)
     simulate(spec).write(tmp_path)
     context = context_of(tmp_path)
-    loader = DataLoaderMetadata(num_workers=2, timed_batches=10, load_cpu_ns=10 * spec.loader.load_ns)
+    taken = {name: count * spec.loader.load_ns if name.endswith("_ns") else count for name, count in told.items()}
+    loader = DataLoaderMetadata(num_workers=2, **taken)
     known = replace(context, runs={rank: RunMetadata(rank=rank, dataloaders=(loader,)) for rank in (0, 1)})
     truth = simulate(quicker(spec, 2.0)).truth.step_time_ns
     assert predict(context, {"compute": "2x"}).mid_ns < 0.8 * truth
     assert predict(known, {"compute": "2x"}).mid_ns == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_workers_that_nobody_waits_for_say_how_fast_they_are(microbatches: int, workers: int, tmp_path: Path) -> None:
+    """On the second simulator, recorded by ``perfscope run``: four workers that need 70 % of a step."""
+    model = Model(blocks=4)
+    quick = Job(ranks=2, ranks_per_host=2, noise=0.0, model=model, microbatches=microbatches)
+    load_ns = round(0.7 * 4 * emulate(quick).step_ns)
+    job = replace(
+        quick, loader=Loader(workers=4, load_ns=load_ns, jitter=0.02), recording=replace(quick.recording, run=True)
+    )
+    emulate(job).write(tmp_path)
+    found = predict(context_of(tmp_path), {"dataloader.num_workers": str(workers)})
+    truth = emulate(replace(job, loader=replace(job.loader, workers=workers))).step_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.low_ns * 0.999 <= truth <= found.high_ns * 1.001
 
 
 def test_metadata_shows_workers_where_the_names_of_ranges_do_not(tmp_path: Path) -> None:
