@@ -1,13 +1,33 @@
-"""A table as the page shows it: cells that know their text, what they sort by and, where empty, why."""
+"""A table as the page shows it: cells that know their text, what they sort by and, where empty, why.
+
+Of many rows that are alike, the page shows those that differ and one for the rest (``collapsed``).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, quantiles
+from typing import Final, TypeVar
 
-from perfscope.text import ABSENT, BYTE_UNITS, TIME_UNITS, ScaledUnit, known, unit_for
+from perfscope.text import ABSENT, BYTE_UNITS, TIME_UNITS, ScaledUnit, known, plural, unit_for
+
+EACH_SHOWN: Final = 16
+"""Of more rows those that differ are shown; the table of all of them is folded."""
+
+OUTLYING_SHOWN: Final = 12
+"""Rows that differ, at most."""
+
+_DIFFERENT: Final = 0.05
+"""Share of its column's median by which a number must differ from it."""
+
+_SPREADS: Final = 4
+"""And by this many times the range of the middle half of the column."""
+
+_FEW_TEXTS: Final = 3
+"""A column with more texts names things: rows do not differ by it."""
 
 Number = TypeVar("Number", int, float)
 
@@ -53,6 +73,8 @@ class HtmlTable:
     rows: tuple[tuple[Cell, ...], ...]
     reading: str = ""
     """The caption: how to read the table and what it shows."""
+    short: tuple[tuple[Cell, ...], ...] = ()
+    """The rows that differ, and one for all others of their kind; empty where each row is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +94,86 @@ def table(name: str, title: str, columns: Sequence[Filled], reading: str = "") -
         rows=tuple(zip(*(filled.cells for filled in columns), strict=True)),
         reading=reading,
     )
+
+
+def collapsed(
+    table: HtmlTable,
+    noun: str = "rank",
+    *,
+    named: int = 0,
+    by: Collection[int] = (),
+    most: int = EACH_SHOWN,
+    marked: Collection[str] = (),
+) -> HtmlTable:
+    """The table, with ``short`` rows where more than ``most`` are of one kind: those that differ, and one for the rest.
+
+    Rows are of one kind whose texts in the columns ``by`` are the same. The column ``named`` has the name of a row's
+    ``noun``; rows whose name is ``marked``, the stragglers, are shown whether they differ or not.
+    """
+    kinds: dict[tuple[str, ...], list[tuple[Cell, ...]]] = {}
+    for row in table.rows:
+        kinds.setdefault(tuple(row[column].text for column in by), []).append(row)
+    if not any(len(rows) > most for rows in kinds.values()):
+        return table
+    short: list[tuple[Cell, ...]] = []
+    for rows in kinds.values():
+        short += _differing(rows, table.columns, noun, named, marked) if len(rows) > most else rows
+    return replace(table, short=tuple(short))
+
+
+def _differing(
+    rows: Sequence[tuple[Cell, ...]], columns: Sequence[Heading], noun: str, named: int, marked: Collection[str]
+) -> list[tuple[Cell, ...]]:
+    """The rows that differ most, and last the most usual one under the name of all others."""
+    distances = _distances(rows, columns, named)
+    usual = min(range(len(rows)), key=distances.__getitem__)
+    is_marked = [row[named].text in marked for row in rows]
+    differing = [at for at in range(len(rows)) if at != usual and (is_marked[at] or distances[at] > 1)]
+    differing.sort(key=lambda at: (not is_marked[at], -distances[at]))
+    shown = differing[:OUTLYING_SHOWN]
+    name = rows[usual][named].text
+    others = f"{'other ' if shown else ''}{noun}"
+    rest = plural(len(rows) - len(shown), others) + (", like " if shown == differing else ", among them ")
+    rest += f"rank {name}" if noun == "rank" else name
+    texts = {at: f"{rows[at][named].text}, straggler" for at in shown if is_marked[at]} | {usual: rest}
+    return [
+        tuple(
+            Cell(text=texts[at], order=cell.order) if place == named and at in texts else cell
+            for place, cell in enumerate(rows[at])
+        )
+        for at in (*shown, usual)
+    ]
+
+
+def _distances(rows: Sequence[tuple[Cell, ...]], columns: Sequence[Heading], named: int) -> list[float]:
+    """How far each row is from the middle of the others, in its farthest column; beyond 1 it differs."""
+    distances = [0.0] * len(rows)
+    for at, column in enumerate(columns):
+        if at == named:
+            continue
+        cells = [row[at] for row in rows]
+        for place, distance in enumerate(_from_middle(cells) if column.numeric else _from_common(cells)):
+            distances[place] = max(distances[place], distance)
+    return distances
+
+
+def _from_middle(cells: Sequence[Cell]) -> Iterator[float]:
+    values = [cell.order for cell in cells if isinstance(cell.order, int | float)]
+    if len(values) < 2:
+        yield from (0.0 for _ in cells)
+        return
+    middle = median(values)
+    low, _, high = quantiles(values, n=4)
+    usual = max(_SPREADS * (high - low), _DIFFERENT * abs(middle)) or math.ulp(1.0)
+    for cell in cells:
+        yield abs(cell.order - middle) / usual if isinstance(cell.order, int | float) else 0.0
+
+
+def _from_common(cells: Sequence[Cell]) -> Iterator[float]:
+    counted = Counter(cell.text for cell in cells)
+    common = counted.most_common(1)[0][0]
+    for cell in cells:
+        yield 2.0 if len(counted) <= _FEW_TEXTS and cell.text != common else 0.0
 
 
 def words(label: str, values: Sequence[str], *, definition: str = "", reason: str = "not recorded") -> Filled:

@@ -49,8 +49,8 @@ def _bars(
             line=0.5,
             y=ranks,
             x=scaled((row.categories()[category.id] for row in rows), unit),
-            customdata=[[rounded(row.share(category.id)), _where(row)] for row in rows],
-            hovertemplate=f"<b>{category.label}</b><br>rank %{{y}}%{{customdata[1]}}<br>"
+            customdata=[[rounded(row.share(category.id)), f"rank {row.rank}{_where(row)}"] for row in rows],
+            hovertemplate=f"<b>{category.label}</b><br>%{{customdata[1]}}<br>"
             f"%{{x:.4~g}} {unit.name}, %{{customdata[0]:.1%}} of its step<extra></extra>",
         )
         for category in categories
@@ -128,7 +128,7 @@ def _heatmap(
                 "%{z:.1f}% of its step<extra></extra>",
             )
         )
-        bar_of_colours = {"thickness": 10, "len": 0.5, "y": place, "yanchor": "middle", "ticksuffix": "%"}
+        bar_of_colours = {"thickness": 10, "len": 0.5, "y": place, "yanchor": "middle", "ticksuffix": "%", "nticks": 3}
         axes[axis] = {
             "colorscale": [[0, LIGHT["raised"]], [1, LIGHT[colour]]],
             "colorbar": {"title": {"text": title}, "outlinewidth": 0, **bar_of_colours},

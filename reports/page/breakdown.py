@@ -9,17 +9,13 @@ from statistics import median
 from typing import Final
 
 from perfscope.reports import tables
-from perfscope.reports.tables import Filled, HtmlTable
+from perfscope.reports.tables import EACH_SHOWN, OUTLYING_SHOWN, Filled, HtmlTable
 from perfscope.results.attribution import attributed_ranks, causes, named, who
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown, largest_loss, shares
 from perfscope.text import duration, percent, plural
 
-EACH_SHOWN: Final = 16
-"""Of more ranks those that differ are shown; the table of all of them is folded."""
-
-OUTLYING_SHOWN: Final = 12
 _DIFFERENT: Final = 0.05
 """Share of the step that a rank must spend otherwise than the typical one to be called different."""
 
@@ -67,7 +63,8 @@ def outlying_table(summary: Summary) -> HtmlTable | None:
     rows = summary.time_breakdown
     if len(rows) <= EACH_SHOWN:
         return None
-    typical = min(rows, key=lambda row: _distance(row, _medians(rows)))
+    medians = _medians(rows)
+    typical = min(rows, key=lambda row: _distance(row, medians))
     stragglers = attributed_ranks(summary.stragglers)
     middle = typical.categories()
     different = [

@@ -9,7 +9,7 @@ from perfscope.reports import tables
 from perfscope.reports.page.memory import memory_table
 from perfscope.reports.page.tiles import peak_type
 from perfscope.reports.tables import Cell, Filled, HtmlTable, written
-from perfscope.results.attribution import causes, subject, who
+from perfscope.results.attribution import attributed_ranks, causes, subject, who
 from perfscope.results.categories import BY_ID
 from perfscope.results.rows import ClockRow, CollectiveRow, CostRow, DataLoaderRow, PathRow, StragglerRow, Utilisation
 from perfscope.results.summary import Summary
@@ -23,6 +23,9 @@ from perfscope.text import (
     rank_list,
     significant,
 )
+
+_GROUPS_EACH_SHOWN = 3
+"""Of more groups with the same collectives, those that differ are shown."""
 
 _ALONE = "Only one rank of the group was recorded, so wait and transfer cannot be separated."
 _NO_SIZE = "The size is not recorded; record shapes."
@@ -74,7 +77,8 @@ def collectives_table(rows: Sequence[CollectiveRow], steps: int) -> HtmlTable:
             reason="Not known for this group.",
         ),
     ]
-    return tables.table("collectives", "Collectives", columns, _collectives_reading(ordered, steps))
+    made = tables.table("collectives", "Collectives", columns, _collectives_reading(ordered, steps))
+    return tables.collapsed(made, "group", named=1, by=(0, 2, 3, 4), most=_GROUPS_EACH_SHOWN)
 
 
 def cost_table(rows: Sequence[CostRow]) -> HtmlTable:
@@ -150,12 +154,8 @@ def path_table(rows: Sequence[PathRow]) -> HtmlTable:
         tables.durations("Per step", [us for _, us in ordered], definition="critical_path"),
         tables.column("of the step", [us / length if length > 0 else None for _, us in ordered], percent),
     ]
-    return tables.table(
-        "critical-path",
-        "Critical path",
-        columns,
-        "The chain of work that fixes the step time. Its parts add up to the step.",
-    )
+    reading = "The chain of work that fixes the step time. Its parts add up to the step."
+    return tables.collapsed(tables.table("critical-path", "Critical path", columns, reading), by=(1,))
 
 
 def utilisation_table(utilisation: Utilisation) -> HtmlTable | None:
@@ -189,13 +189,17 @@ def utilisation_table(utilisation: Utilisation) -> HtmlTable | None:
 
 def evidence_tables(summary: Summary) -> tuple[HtmlTable, ...]:
     """The tables that belong to no chart, in the order of the page; empty ones are left out."""
-    shown = [
-        path_table(summary.critical_path) if summary.critical_path else None,
-        utilisation_table(summary.utilisation),
-        # Tables with a row for each rank stand side by side: one beside a short table leaves a gap.
+    # Tables with a row for each rank stand side by side: one beside a short table leaves a gap.
+    of_ranks = [
         dataloader_table(summary.dataloader) if summary.dataloader else None,
         memory_table(summary.memory),
         clock_table(summary.clock) if len(summary.clock) > 1 else None,
+    ]
+    stragglers = {str(rank) for rank in attributed_ranks(summary.stragglers)}
+    shown = [
+        path_table(summary.critical_path) if summary.critical_path else None,
+        utilisation_table(summary.utilisation),
+        *(tables.collapsed(table, marked=stragglers) for table in of_ranks if table is not None),
     ]
     return tuple(table for table in shown if table is not None)
 

@@ -112,28 +112,24 @@ def module_table(rows: Sequence[ModuleRow]) -> HtmlTable:
 
 
 def launch_table(rows: Sequence[LaunchRow]) -> HtmlTable:
-    """How each rank launches work, the most launch-bound first where there are many."""
-    ordered = sorted(rows, key=lambda row: -(row.starved_share or 0.0)) if len(rows) > SHOWN else list(rows)
-    shown = ordered[:SHOWN]
+    """How each rank launches work; of many those that differ."""
     columns = [
-        tables.ranks("Rank", [row.rank for row in shown]),
-        tables.column("Launches", [row.launches_per_step for row in shown], count_per_step),
-        tables.durations("Call", [row.call_us_mean for row in shown], definition="launch_call"),
-        tables.durations("Launch delay, median", [row.delay_us_median for row in shown], definition="launch_delay"),
-        tables.durations("95th percentile", [row.delay_us_p95 for row in shown], definition="launch_delay"),
-        tables.column("Queue", [row.queue_depth_median for row in shown], significant, definition="queue_depth"),
-        tables.column("Device idle", [row.starved_share for row in shown], percent, definition="starved"),
+        tables.ranks("Rank", [row.rank for row in rows]),
+        tables.column("Launches", [row.launches_per_step for row in rows], count_per_step),
+        tables.durations("Call", [row.call_us_mean for row in rows], definition="launch_call"),
+        tables.durations("Launch delay, median", [row.delay_us_median for row in rows], definition="launch_delay"),
+        tables.durations("95th percentile", [row.delay_us_p95 for row in rows], definition="launch_delay"),
+        tables.column("Queue", [row.queue_depth_median for row in rows], significant, definition="queue_depth"),
+        tables.column("Device idle", [row.starved_share for row in rows], percent, definition="starved"),
         tables.column(
             "Short kernels",
-            [row.short_kernels_share for row in shown],
+            [row.short_kernels_share for row in rows],
             percent,
             reason="No kernel.",
             definition="short_kernels",
         ),
     ]
-    return tables.table(
-        "launches", "Launches, per step", columns, _launch_reading(rows) + _left_out(len(rows), len(shown))
-    )
+    return tables.collapsed(tables.table("launches", "Launches, per step", columns, _launch_reading(rows)))
 
 
 def _launch_reading(rows: Sequence[LaunchRow]) -> str:

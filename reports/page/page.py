@@ -54,6 +54,7 @@ _SCRIPTS: Final = (
     "theme.js",
     "charts.js",
     "timeline.js",
+    "keyboard.js",
 )
 """In the order in which they run."""
 

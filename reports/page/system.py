@@ -72,9 +72,8 @@ def _hosts(rows: Sequence[HostRow]) -> HtmlTable:
         *_some("RDMA out", rows, lambda row: row.rdma_sent_bytes_per_s, _rate, "network"),
     ]
     fewest = min(row.samples for row in rows)
-    return tables.table(
-        "hosts", "Hosts", columns, f"Means over the recorded steps, of at least {plural(fewest, 'sample')} per host."
-    )
+    reading = f"Means over the recorded steps, of at least {plural(fewest, 'sample')} per host."
+    return tables.collapsed(tables.table("hosts", "Hosts", columns, reading), "host")
 
 
 def _devices(rows: Sequence[DeviceRow]) -> HtmlTable | None:
@@ -127,7 +126,7 @@ def _processes(rows: Sequence[ProcessRow]) -> HtmlTable | None:
                 "busiest worker", [row.worker_cores_max for row in rows], significant, unit="cores", reason=reason
             ),
         ]  # fmt: skip
-    return tables.table("processes", "CPU of the ranks' processes", columns)
+    return tables.collapsed(tables.table("processes", "CPU of the ranks' processes", columns))
 
 
 def _some(
