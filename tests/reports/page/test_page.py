@@ -398,5 +398,5 @@ def test_a_page_can_be_read_back_as_the_summary_it_shows(name: str, tmp_path: Pa
 
 def test_another_page_is_no_summary(tmp_path: Path) -> None:
     (tmp_path / "other.html").write_text("<!DOCTYPE html><p>perfscope.summary/1", encoding="utf-8")
-    with pytest.raises(UnusableInput, match="the page holds no summary"):
+    with pytest.raises(UnusableInput, match="a page that holds no summary"):
         load_summary(tmp_path / "other.html")
