@@ -2,29 +2,41 @@
 
 The recorded schedule of each stage is divided at its messages (``stage_schedules``). Between two exchanges are passes;
 their own time and collectives (tensor parallelism) serve as models for the passes of the new schedule. With m'
-micro-batches instead of m each pass takes m/m' of its time and each message has m/m' of its bytes; what the host spends
-on a pass or a message stays. What comes before the first pass and after the last (loading, reductions, the optimizer)
-stays too.
+micro-batches instead of m each pass takes m/m' of its time, but for what its kernels take to start, and each message
+has m/m' of its bytes; what the host spends on a pass or a message stays. What comes before the first pass and after the
+last (loading, reductions, the optimizer) stays too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from statistics import median
+from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.host_lane import OF_HOST
+from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
 from perfscope.analyzers.whatif.pipeline_turns import Hop, Turn, Work, turns
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
-from perfscope.analyzers.whatif.stage_schedules import Layout, Piece, StageSchedule, layout_of, taken_apart
+from perfscope.analyzers.whatif.schedules.hosts import OF_DEVICE_ROWS, HostPart
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, behind
+from perfscope.analyzers.whatif.stage_schedules import (
+    Layout,
+    Piece,
+    StageSchedule,
+    StageStep,
+    layout_of,
+    taken_apart,
+)
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NONE, Float64
+from perfscope.trace.trace import NEVER, NONE, Float64, Int64
+
+_LEAST_NS: Final = 2_000.0
+"""What a kernel takes that does next to nothing."""
 
 
 def _microbatches(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -38,36 +50,26 @@ def _microbatches(schedules: EditableSchedules, context: Context, name: str, val
     for rank, stage in stages.items():
         schedules.ops[rank] = _MicrobatchWriter(context, layout, stage, count, collectives).ops()
     schedules.settling = 1
-    for rank in schedules.ops:
-        more = (count / layout.microbatches - 1) * _host_of_passes_ns(context, layout, rank)
-        schedules.at_least(rank, context.host_busy_ns(rank) + more)
+    for rank in () if schedules.hosts else schedules.ops:
+        # Where launches are not known, all that a host does may be for passes and messages.
+        schedules.at_least(rank, context.host_busy_ns(rank) * count / layout.microbatches)
     if count < layout.microbatches:
         return Uncertainty(less=0.10, more=0.10)
     # Smaller products fill a device less well; on CPUs stages that no longer wait may compete for the same cores.
     return Uncertainty(less=0.30 if context.on_devices else 1.0, more=0.10)
 
 
+def _of_starting(partial: RankPartial, steps: Int64) -> float:
+    """Share of the computation that kernels take however little they do."""
+    kernels = partial.tables.kernels
+    lines = [line for line, category in enumerate(kernels.category) if category == "compute"]
+    used = partial.steps.indices_of(steps)
+    count, total = (int(column[lines][:, used].sum()) for column in (kernels.count, kernels.total_ns))
+    return min(count * _LEAST_NS / total, 1.0) if total else 0.0
+
+
 def _turns(layout: Layout, rank: int, count: int) -> list[Turn]:
     return turns(layout.schedule, layout.stages, layout.stage_of[rank], count)
-
-
-def _host_of_passes_ns(context: Context, layout: Layout, rank: int) -> float:
-    """What a rank's host does for all passes and messages of a step, as long for each however small: what it does from
-    the first message to the last, and as much for each pass before and after. All that it does where its launches are
-    not known.
-    """
-    partial = context.result.partials[rank]
-    lane, collectives, busy = partial.progress.host, partial.collectives, context.host_busy_ns(rank)
-    sent = np.unique(collectives.messages.collective)
-    if lane is None or not len(sent):
-        return busy
-    passes = [len(turn.passes) if isinstance(turn, Work) else 0 for turn in _turns(layout, rank, layout.microbatches)]
-    inside = sum(passes[1:-1])
-    steps = partial.steps.indices_of(context.result.steps)
-    issued = [lane.issued_ns[sent[collectives.step[sent] == step]] for step in steps]
-    ends = [np.array((at.min(), at.max())) for at in issued if len(at) and (at != NONE).all()]
-    took = [float(np.diff(lane.rows_at(at).sum(axis=1))[0]) for at in ends]
-    return min(busy, median(took) * sum(passes) / max(inside, 1)) if took else busy
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,21 @@ class _MicrobatchWriter:
         self._collectives = collectives
         self._scale = layout.microbatches / count
         self._turns = _turns(layout, stage.rank, count)
+        self._starting = _of_starting(context.result.partials[stage.rank], context.result.steps)
         self._ops: list[ScheduleOp] = []
-        self._carried: Float64 = np.zeros(len(TimeCategory))
+        self._carried: ScheduleOp | None = None
         self._now: dict[RankOp, RankOp] = {}
         self._unseen: dict[RankOp, None] = {}
         self._recorded: set[RankOp] = set()
+        self._noted: set[int] = {NONE}
+        self._once: ScheduleOp | None = None
 
     def ops(self) -> list[ScheduleOp]:
         """All steps, with what is between them."""
         for number, between in enumerate(self._stage.between):
             for op in between.ops:
                 self._copy(op)
-            self._carried = self._carried + between.tail_ns
+            self._carry(between.tail)
             if number < len(self._stage.steps):
                 self._step(number)
         return self._ops
@@ -112,14 +117,13 @@ class _MicrobatchWriter:
         step = self._stage.steps[number]
         models = self._models(step.pieces)
         sent: dict[Hop, int] = {}
-        overhead = step.overhead_ns + step.once_ns
+        self._once = step.exchanges.once
         for place, turn in enumerate(self._turns):
             if isinstance(turn, Work):
                 for model in models[place]:
                     self._piece(model, step.number)
             else:
-                self._exchange(turn, step.number, overhead, sent)
-                overhead = step.overhead_ns
+                self._exchange(turn, step, sent)
         self._wait([], step.number)
 
     def _models(self, pieces: dict[str, list[Piece]]) -> dict[int, list[_Model]]:
@@ -146,23 +150,43 @@ class _MicrobatchWriter:
     def _piece(self, model: _Model, step: int) -> None:
         factors = self._factors(model.piece)
         for op in model.piece.ops:
-            rank_op = op.rank_op
-            self._carried = self._carried + op.own_ns * factors
-            if rank_op is None:
-                continue
-            repeated = rank_op.collective.group in self._stage.groups
-            if op.kind is OpKind.ISSUE and repeated:
-                self._now[rank_op] = self._like(rank_op, model.copy)
-                self._unseen[self._now[rank_op]] = None
-                self._emit(ScheduleOp.of(OpKind.ISSUE, self._now[rank_op], step, op.lag_ns * self._scale))
-            elif op.kind is OpKind.ISSUE and model.last:
-                self._emit(ScheduleOp.of(OpKind.ISSUE, rank_op, step, op.lag_ns))
-                self._now[rank_op] = rank_op
-                self._recorded.add(rank_op)
-            elif op.kind is OpKind.WAIT and rank_op in self._now:
-                self._unseen.pop(self._now[rank_op], None)
-                self._emit(ScheduleOp.of(OpKind.WAIT, self._now[rank_op], step, op.lag_ns))
-        self._carried = self._carried + model.piece.tail_ns * factors
+            scaled = self._scaled(op, factors)
+            rank_op = self._rank_op_of(op, model)
+            if rank_op is not None:
+                self._emit(replace(scaled, rank_op=rank_op, step=step))
+            elif op.kind in (OpKind.NOTE, OpKind.SYNC):
+                self._of_host(scaled)
+            else:
+                self._carry(scaled)
+        self._carry(self._scaled(model.piece.tail, factors))
+
+    def _rank_op_of(self, op: ScheduleOp, model: _Model) -> RankOp | None:
+        """What a copy of an op in a pass issues or waits for; None: nothing."""
+        rank_op = op.rank_op
+        if rank_op is None:
+            return None
+        if op.kind is not OpKind.ISSUE:
+            if (now := self._now.get(rank_op)) is not None:
+                self._unseen.pop(now, None)
+            return now
+        if rank_op.collective.group in self._stage.groups:
+            self._now[rank_op] = self._like(rank_op, model.copy)
+            self._unseen[self._now[rank_op]] = None
+        elif model.last:
+            self._now[rank_op] = rank_op
+            self._recorded.add(rank_op)
+        else:
+            return None
+        return self._now[rank_op]
+
+    def _scaled(self, op: ScheduleOp, factors: Float64) -> ScheduleOp:
+        """An op of a pass with its time ``factors`` times as long; its host launches as before."""
+        host = op.host
+        if host is None:
+            return replace(op, own_ns=op.own_ns * factors, lag_ns=op.lag_ns * (self._scale if op.issued else 1.0))
+        launches = host.launches.copy()
+        launches[:, OF_DEVICE_ROWS:] *= factors
+        return replace(op, own_ns=op.own_ns * factors, host=replace(host, own_ns=host.own_ns.copy(), launches=launches))
 
     def _factors(self, piece: Piece) -> Float64:
         """How many times as long each category of a piece takes. A host launches each pass as before, so where the
@@ -173,6 +197,7 @@ class _MicrobatchWriter:
             idle = float(piece.rows_ns[list(OF_HOST)].sum())
             longer = max(self._scale - 1, 0.0) * (float(piece.rows_ns.sum()) - idle)
             factors[list(OF_HOST)] = max(1 - longer / idle, 0.0) if idle else 1.0
+            factors[TimeCategory.COMPUTE] += self._starting * (1 - self._scale)
         return factors
 
     def _like(self, rank_op: RankOp, copy: int) -> RankOp:
@@ -184,15 +209,21 @@ class _MicrobatchWriter:
         )
         return replace(rank_op, collective=made, transfer_ns=self._context.transfer_ns(rank_op, size))
 
-    def _exchange(self, hops: Turn, step: int, overhead: Float64, sent: dict[Hop, int]) -> None:
+    def _exchange(self, hops: Turn, step: StageStep, sent: dict[Hop, int]) -> None:
         assert isinstance(hops, tuple)
-        rank_ops = []
+        rank_ops: list[RankOp] = []
         for hop in hops:
             number = sent[hop] = sent.get(hop, -1) + 1
-            rank_ops.append(self._message(hop, step, number))
-            self._emit(ScheduleOp.of(OpKind.ISSUE, rank_ops[-1], step))
-        self._carried = self._carried + overhead
-        self._wait(rank_ops, step)
+            rank_ops.append(self._message(hop, step.number, number))
+        if self._once is not None:
+            self._carry(self._once)
+            self._once = None
+        self._carry(step.exchanges.each)
+        self._wait(rank_ops, step.number)
+        for kind, lag_ns in step.exchanges.host_waits.items():
+            for rank_op in [*rank_ops] if kind is OpKind.JOIN else [None]:
+                host = replace(HostPart.none(), lag_ns=lag_ns)
+                self._emit(ScheduleOp(kind, np.zeros(len(TimeCategory)), NEVER, rank_op, step=step.number, host=host))
 
     def _wait(self, rank_ops: list[RankOp], step: int) -> None:
         """Go on when these have ended. A collective of a pass for which no wait is recorded ended before the messages
@@ -203,30 +234,51 @@ class _MicrobatchWriter:
         self._unseen.clear()
 
     def _message(self, hop: Hop, step: int, number: int) -> RankOp:
-        rank = self._stage.rank
-        peer = self._layout.peers[rank][hop.stage]
-        model = self._stage.messages[hop.stage]
+        """Issue it."""
+        rank, issue = self._stage.rank, self._stage.messages[hop.stage]
+        model, peer = issue.rank_op, self._layout.peers[rank][hop.stage]
+        assert model is not None
         ends = (rank, peer) if hop.sends else (peer, rank)
         size = round(model.bytes * self._scale)
         collective = self._collectives.setdefault(
             (step, ends, hop.forward, number), Collective("send_recv", model.collective.group, size, 2, step)
         )
         lane = self._stage.lanes[hop.stage, hop.sends]
-        return RankOp(rank, collective, lane, model.gap_ns, self._context.transfer_ns(model, size))
+        rank_op = RankOp(rank, collective, lane, model.gap_ns, self._context.transfer_ns(model, size))
+        host = issue.host and replace(HostPart.none(), lag_ns=issue.host.lag_ns)
+        self._emit(replace(issue, own_ns=np.zeros(len(TimeCategory)), rank_op=rank_op, step=step, host=host))
+        return rank_op
 
     def _copy(self, op: ScheduleOp) -> None:
         """As recorded; a wait for a message or a collective of a pass is over once that was."""
-        self._carried = self._carried + op.own_ns
         rank_op = op.rank_op
-        if op.kind is OpKind.WAIT and rank_op is not None and rank_op not in self._recorded:
-            return
         if op.kind is OpKind.ISSUE and rank_op is not None:
             self._recorded.add(rank_op)
-        self._emit(replace(op))
+        if rank_op is not None and rank_op not in self._recorded:
+            self._carry(op)
+        elif rank_op is None and op.kind not in (OpKind.MARK, OpKind.HOLD):
+            self._of_host(op)
+        else:
+            self._emit(replace(op))
+
+    def _of_host(self, op: ScheduleOp) -> None:
+        """A wait of the host for its device, or what it refers to; none for what is not there any more."""
+        if op.kind is OpKind.NOTE:
+            self._noted.add(op.mark)
+        if op.mark in self._noted:
+            self._emit(op)
+        else:
+            self._carry(op)
+
+    def _carry(self, time: ScheduleOp) -> None:
+        """The time before an op that is not written comes before the next one."""
+        self._carried = time if self._carried is None else behind(self._carried, time)
 
     def _emit(self, op: ScheduleOp) -> None:
-        op.own_ns, self._carried = self._carried, np.zeros(len(TimeCategory))
-        self._ops.append(op)
+        self._ops.append(op if self._carried is None else behind(self._carried, op))
+        self._carried = None
 
 
-SETTINGS = (Setting("pipeline.microbatches", "N", "the same batch in N micro-batches", _microbatches, 0),)
+SETTINGS = (
+    Setting("pipeline.microbatches", "N", "the same batch in N micro-batches", _microbatches, 0, with_hosts=True),
+)

@@ -17,7 +17,8 @@ from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context
 from perfscope.analyzers.whatif.pipeline_turns import CONSTRUCTED, Work, turns
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, without
+from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, HostPart
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Float64
@@ -49,15 +50,15 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What a rank did between two exchanges: ops that are no messages, then ``tail_ns`` (by category) of its own."""
+    """What a rank did between two exchanges: ops that are no messages, then the time of ``tail``."""
 
     ops: list[ScheduleOp]
-    tail_ns: Float64
+    tail: ScheduleOp
 
     @property
     def rows_ns(self) -> Float64:
-        """All of its own time, by category."""
-        return np.asarray(np.sum([*(op.own_ns for op in self.ops), self.tail_ns], axis=0))
+        """All of its own time by category, then its host's, where that is beside the device."""
+        return np.asarray(np.sum([_rows(op) for op in (*self.ops, self.tail)], axis=0))
 
     @property
     def work_ns(self) -> float:
@@ -68,30 +69,48 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class StageStep:
-    """One step of one rank: its pieces by passes (``F``, ``B``, ``FB``), in order, and the rank's own time in an
-    exchange, by category: in each of them, and what the first takes in addition (the copy of the batch).
+class Exchanges:
+    """The time of those of one step: of each of them, and what the first takes in addition (the copy of the batch).
+    ``host_waits``: what its host waits for in each (SYNC, JOIN), and its lag.
     """
+
+    each: ScheduleOp
+    once: ScheduleOp
+    host_waits: dict[OpKind, float]
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """One step of one rank: its pieces by passes (``F``, ``B``, ``FB``), in order, and its exchanges."""
 
     number: int
     pieces: dict[str, list[Piece]]
-    overhead_ns: Float64
-    once_ns: Float64
+    exchanges: Exchanges
 
 
 @dataclass(frozen=True)
 class StageSchedule:
-    """One rank's schedule in parts: ``between[0]``, ``steps[0]``, ``between[1]`` … ``messages`` are models of those
-    that it exchanges with each neighbouring stage, ``lanes`` the stream for each of these and each way; ``groups`` are
+    """One rank's schedule in parts: ``between[0]``, ``steps[0]``, ``between[1]`` … ``messages`` are models of the ops
+    that issue those for each neighbouring stage, ``lanes`` the stream for each of these and each way; ``groups`` are
     the process groups whose collectives belong to every pass.
     """
 
     rank: int
     steps: list[StageStep]
     between: list[Piece]
-    messages: dict[int, RankOp]
+    messages: dict[int, ScheduleOp]
     lanes: dict[tuple[int, bool], int]
     groups: frozenset[int]
+
+
+def time_alone(rows_ns: Float64, host: HostPart | None) -> ScheduleOp:
+    """Time that comes before the next op, ``rows_ns`` as in ``Piece``; without a ``host`` its own time alone."""
+    alone = None if host is None else replace(HostPart.none(), own_ns=rows_ns[OWN_ROWS:].copy())
+    return ScheduleOp(OpKind.MARK, rows_ns[:OWN_ROWS].copy(), host=alone)
+
+
+def _rows(op: ScheduleOp) -> Float64:
+    return np.concatenate((op.own_ns, np.zeros(HOST_ROWS) if op.host is None else op.host.own_ns))
 
 
 def layout_of(context: Context, schedules: EditableSchedules, name: str) -> Layout:
@@ -138,33 +157,54 @@ def taken_apart(
     not fit the pipeline's schedule.
     """
     listed = turns(layout.schedule, layout.stages, layout.stage_of[rank], layout.microbatches)
-    ops = _collectives_first(schedules.ops[rank], layout)
-    if not isinstance(listed[0], Work):
-        ops = _issued_when_waited_for(ops, layout, schedules.steps)
+    opens, closes = isinstance(listed[0], Work), isinstance(listed[-1], Work)
+    ops = schedules.ops[rank]
+    if not schedules.hosts:  # else they are in the order of the program
+        ops = _collectives_first(ops, layout)
+        ops = ops if opens else _issued_when_waited_for(ops, layout, schedules.steps)
     sections: dict[int, tuple[int, int]] = {}
     for at, op in enumerate(ops):
         if (rank_op := op.issued) is not None and layout.is_message(op) and rank_op.collective.step in schedules.steps:
             step = rank_op.collective.step
             sections[step] = sections.get(step, (at, at))[0], at
     works = [turn.passes for turn in listed if isinstance(turn, Work)]
-    opens, closes = isinstance(listed[0], Work), isinstance(listed[-1], Work)
     inner = works[opens : len(works) - closes]
     steps: list[StageStep] = []
     between: list[Piece] = []
-    begun = 0
+    begun: list[ScheduleOp] = []
+    end = 0
     for step, (first, last) in sorted(sections.items()):
-        between.append(Piece(ops[begun:first], ops[first].own_ns))
-        steps.append(_step(layout, ops[first : last + 1], step, inner, f"{name}: step {step} of rank {rank}"))
-        begun = last + 1
-    between.append(Piece(ops[begun:], np.zeros(len(TimeCategory))))
+        before, inside, behind = _marks_outside(ops[first : last + 1])
+        between.append(Piece([*begun, *ops[end:first], *before], inside[0]))
+        steps.append(_step(layout, inside, step, inner, f"{name}: step {step} of rank {rank}"))
+        begun, end = behind, last + 1
+    between.append(Piece([*begun, *ops[end:]], time_alone(np.zeros(OWN_ROWS + HOST_ROWS), ops[-1].host)))
     groups = _of_every_pass(steps)
     for number, step_ in enumerate(steps):
         if opens:
-            _cut(between[number], _like(step_, works[0], name), groups, at_end=True)
+            wanted = _like(step_, works[0], name)
+            between[number], found = _divided(between[number], wanted, at_end=True)
+            step_.pieces[works[0]].insert(0, found)
         if closes:
-            _cut(between[number + 1], _like(step_, works[-1], name), groups, at_end=False)
+            wanted = _like(step_, works[-1], name)
+            found, between[number + 1] = _divided(between[number + 1], wanted, at_end=False)
+            step_.pieces[works[-1]].append(found)
     messages = {stage: _typical_message(ops, layout, peer, ends) for stage, peer in layout.peers[rank].items()}
     return StageSchedule(rank, steps, between, messages, _lanes(schedules, layout, rank), groups)
+
+
+def _marks_outside(ops: list[ScheduleOp]) -> tuple[list[ScheduleOp], list[ScheduleOp], list[ScheduleOp]]:
+    """(marks that come before the messages of a step, its other ops, marks that come after them). A host issues the
+    first message before its device begins the step, and the last one after that has ended.
+    """
+    half = len(ops) // 2
+    before, behind = (
+        [replace(op, own_ns=np.zeros(OWN_ROWS), host=op.host and replace(HostPart.none(), lag_ns=op.host.lag_ns))
+         for op in some if op.kind is OpKind.MARK]
+        for some in (ops[:half], ops[half:])
+    )  # fmt: skip
+    inside, _ = left_out(ops, lambda op: op.kind is OpKind.MARK) if before or behind else (ops, None)
+    return before, inside, behind
 
 
 def _collectives_first(ops: list[ScheduleOp], layout: Layout) -> list[ScheduleOp]:
@@ -221,24 +261,37 @@ def _step(layout: Layout, ops: list[ScheduleOp], number: int, works: list[str], 
     held: list[ScheduleOp] = []
     for op in ops[1:]:
         if layout.is_message(op):
-            pieces.append(Piece(held, op.own_ns))
+            pieces.append(Piece(held, op))
             held = []
         else:
             held.append(op)
     least = _APART * sum(piece.work_ns for piece in pieces) / max(len(works), 1)
-    passes = [piece for piece in pieces if piece.ops or piece.work_ns > least]
+    passes = [piece for piece in pieces if piece.work_ns > least or any(op.rank_op is not None for op in piece.ops)]
     if len(passes) != len(works):
         raise CannotReplay(f"{what} has {len(passes)} passes between messages, but its schedule needs {len(works)}")
     by_kind = grouped(zip(works, passes, strict=True))
-    exchanges = [np.zeros(len(TimeCategory))]
+    exchanges: list[list[Piece]] = [[]]
     for piece in pieces:
         if piece in passes:
-            exchanges.append(np.zeros(len(TimeCategory)))
+            exchanges.append([])
         else:
-            exchanges[-1] = exchanges[-1] + piece.tail_ns
-    each = np.median(exchanges, axis=0)
-    once = np.maximum(np.sum(exchanges, axis=0) - len(exchanges) * each, 0.0)
-    return StageStep(number, by_kind, each, once)
+            exchanges[-1].append(piece)
+    return StageStep(number, by_kind, _exchanges(exchanges, ops[0].host))
+
+
+def _exchanges(every: list[list[Piece]], host: HostPart | None) -> Exchanges:
+    rows = [np.sum([np.zeros(OWN_ROWS + HOST_ROWS), *(piece.rows_ns for piece in one)], axis=0) for one in every]
+    each = np.median(rows, axis=0)
+    once = np.maximum(np.sum(rows, axis=0) - len(rows) * each, 0.0)
+    waits = grouped(
+        (op.kind, op.host.lag_ns)
+        for one in every
+        for piece in one
+        for op in (*piece.ops, piece.tail)
+        if op.kind in (OpKind.SYNC, OpKind.JOIN) and op.host is not None
+    )
+    usual = {OpKind(kind): median(lags) for kind, lags in waits.items() if 2 * len(lags) >= len(every)}
+    return Exchanges(time_alone(each, host), time_alone(once, host), usual)
 
 
 def _of_every_pass(steps: list[StageStep]) -> frozenset[int]:
@@ -250,45 +303,49 @@ def _of_every_pass(steps: list[StageStep]) -> frozenset[int]:
     return frozenset(group for group, count in used.items() if 2 * count >= len(every))
 
 
-def _like(step: StageStep, kind: str, name: str) -> float:
-    """Own time of a pass of that kind, ns."""
+def _like(step: StageStep, kind: str, name: str) -> tuple[float, float]:
+    """Own time of a pass of that kind, and its host's, ns."""
     if not step.pieces.get(kind):
         raise CannotReplay(f"{name}: no pass between two messages shows how long one takes; record more micro-batches")
-    return median(float(piece.rows_ns.sum()) for piece in step.pieces[kind])
+    rows = [piece.rows_ns for piece in step.pieces[kind]]
+    return median(float(one[:OWN_ROWS].sum()) for one in rows), median(float(one[OWN_ROWS:].sum()) for one in rows)
 
 
-def _cut(piece: Piece, own_ns: float, groups: frozenset[int], *, at_end: bool) -> None:
-    """Take a pass out of what is between two steps: ``own_ns`` of own time, and its collectives. Steps' marks stay."""
-    left = _take(piece.tail_ns, own_ns) if at_end else own_ns
-    gone: set[RankOp] = set()
-    for op in reversed(piece.ops) if at_end else piece.ops:
-        if left <= 0 or (at_end and op.kind is OpKind.MARK):
+def _divided(piece: Piece, wanted: tuple[float, float], *, at_end: bool) -> tuple[Piece, Piece]:
+    """What is between two steps in two: the one at its end, else at its begin, is a pass of the ``wanted`` length (as
+    of ``_like``). Marks, and batches before it, are no part of it.
+    """
+    parts = [*piece.ops, piece.tail]
+    device, host = wanted
+    place = len(parts) - 1 if at_end else 0
+    stop = 0 if at_end else len(parts) - 1
+    while place != stop and float(parts[place].own_ns.sum()) < device:
+        if (parts[place - 1] if at_end else parts[place]).kind in (OpKind.MARK, OpKind.HOLD):
             break
-        left = _take(op.own_ns, left)
-        rank_op = op.issued
-        if rank_op is not None and rank_op.collective.group in groups and (at_end or left > 0):
-            gone.add(rank_op)
-        if op.kind is OpKind.MARK:
-            break
-    piece.ops[:], carried = without(piece.ops, gone)
-    piece.tail_ns[:] += carried
+        rows = _rows(parts[place])
+        device, host = device - float(rows[:OWN_ROWS].sum()), host - float(rows[OWN_ROWS:].sum())
+        place += -1 if at_end else 1
+    rows = _rows(parts[place])
+    own, hosts = float(rows[:OWN_ROWS].sum()), float(rows[OWN_ROWS:].sum())
+    before, behind = parts[place].divided(device if at_end else own - device, hosts - host if at_end else host)
+    left = [behind, *parts[place + 1 :]]
+    return Piece(parts[:place], before), Piece(left[:-1], left[-1])
 
 
-def _take(rows: Float64, wanted: float) -> float:
-    """Shorten ``rows`` by ``wanted`` ns, in proportion; returns by how much that was too much."""
-    held = float(rows.sum())
-    taken = min(held, wanted)
-    if held > 0:
-        rows *= 1 - taken / held
-    return wanted - taken
-
-
-def _typical_message(ops: list[ScheduleOp], layout: Layout, peer: int, ends: Mapping[Collective, set[int]]) -> RankOp:
-    """A message such as those with ``peer``; such as all where kernels carry several at once."""
-    every = [own for op in ops if (own := op.issued) is not None and layout.is_message(op)]
-    rank_ops = [rank_op for rank_op in every if ends[rank_op.collective] == {rank_op.rank, peer}] or every
-    typical = sorted(rank_ops, key=lambda rank_op: rank_op.transfer_ns)[len(rank_ops) // 2]
-    return replace(typical, gap_ns=median(rank_op.gap_ns for rank_op in rank_ops))
+def _typical_message(
+    ops: list[ScheduleOp], layout: Layout, peer: int, ends: Mapping[Collective, set[int]]
+) -> ScheduleOp:
+    """An op that issues a message such as those with ``peer``; such as all where kernels carry several at once."""
+    every = [(own, op) for op in ops if (own := op.issued) is not None and layout.is_message(op)]
+    alike = [(own, op) for own, op in every if ends[own.collective] == {own.rank, peer}] or every
+    typical = sorted((own for own, _ in alike), key=lambda own: own.transfer_ns)[len(alike) // 2]
+    model = replace(typical, gap_ns=median(own.gap_ns for own, _ in alike))
+    issue = ScheduleOp.of(OpKind.ISSUE, model, None)
+    lags = [(op.lag_ns, op.host.lag_ns) for _, op in alike if op.host is not None]
+    if lags:
+        issue.lag_ns, host_lag = (median(of_one) for of_one in zip(*lags, strict=True))
+        issue.host = replace(HostPart.none(), lag_ns=host_lag)
+    return issue
 
 
 def _lanes(schedules: EditableSchedules, layout: Layout, rank: int) -> dict[tuple[int, bool], int]:

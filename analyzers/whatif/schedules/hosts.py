@@ -59,6 +59,20 @@ class HostPart:
         second[:, :HOST_ROWS] += self.own_ns
         return replace(following, own_ns=self.own_ns + following.own_ns, launches=np.concatenate((first, second)))
 
+    def divided(self, left_ns: float, host_ns: float) -> tuple[HostPart, HostPart]:
+        """(the part until the device has ``left_ns`` of its own left before the op, and the host has done ``host_ns``,
+        or launches what comes then; the rest).
+        """
+        reached, left = self.launches[:, :HOST_ROWS].sum(axis=1), self.launches[:, OF_DEVICE_ROWS:].sum(axis=1)
+        later = left <= left_ns + 1
+        first, second = self.launches[~later], self.launches[later]
+        first[:, OF_DEVICE_ROWS:] *= 1 - max(left_ns, 0.0) / left[~later, None]
+        own = float(self.own_ns.sum())
+        at = max(min([host_ns, own, *reached[later].tolist()]), 0.0)
+        second[:, :HOST_ROWS] *= 1 - at / np.maximum(reached[later, None], 1.0)
+        share = at / own if own else 0.0
+        return HostPart(self.own_ns * share, first), replace(self, own_ns=self.own_ns * (1 - share), launches=second)
+
     def scale(self, category: TimeCategory, factor: float) -> None:
         """What belongs to a category takes ``factor`` times as long: on the host where that causes it, else on the
         device. Garbage collection is host time.

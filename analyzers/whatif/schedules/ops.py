@@ -112,6 +112,18 @@ class ScheduleOp:
         else:
             self.host.lag_ns = lag_ns
 
+    def divided(self, left_ns: float, host_ns: float) -> tuple[ScheduleOp, ScheduleOp]:
+        """(the time before it until the device has ``left_ns`` of its own left, and the host has done ``host_ns``; the
+        op with the rest of its time). The first is a MARK of nothing.
+        """
+        own = float(self.own_ns.sum())
+        share = min(max(left_ns / own, 0.0), 1.0) if own else 0.0
+        before = ScheduleOp(OpKind.MARK, self.own_ns * (1 - share), step=self.step)
+        behind = replace(self, own_ns=self.own_ns * share)
+        if self.host is not None:
+            before.host, behind.host = self.host.divided(left_ns, host_ns)
+        return before, behind
+
     @property
     def issued(self) -> RankOp | None:
         """The rank op that it issues; None where it does something else."""

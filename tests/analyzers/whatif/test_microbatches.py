@@ -166,6 +166,8 @@ PIPELINE = Job(strategy="pipeline", ranks=2, stages=2, noise=0.0, recording=Reco
         (replace(PIPELINE, microbatches=8, model=Model(tokens=4096, width=512)), 16),
         (replace(PIPELINE, microbatches=8, model=Model(tokens=4096, width=512)), 32),
         (replace(PIPELINE, microbatches=16, model=Model(tokens=4096, width=512)), 8),
+        # As the hosts take longer than their devices for each pass, so for fewer passes it is the devices.
+        (replace(PIPELINE, microbatches=8, model=Model(tokens=4096, width=512)), 4),
     ],
 )
 def test_emulated_hosts_set_the_pace_of_a_pipeline_or_its_devices_do(tmp_path: Path, job: Job, count: int) -> None:
@@ -173,6 +175,5 @@ def test_emulated_hosts_set_the_pace_of_a_pipeline_or_its_devices_do(tmp_path: P
     emulated.write(tmp_path)
     answer = predict(context_of(str(tmp_path)), {"pipeline.microbatches": str(count)})
     truth = emulate(replace(job, microbatches=count)).step_ns
-    # How much of the idle time in exchanges fewer and longer passes fill is not replayed.
-    assert answer.mid_ns == pytest.approx(truth, rel=0.05 if count > job.microbatches else 0.10)
+    assert answer.mid_ns == pytest.approx(truth, rel=0.05)
     assert answer.low_ns <= truth <= answer.high_ns
