@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, ParamSpec, TypeVar
 
+from perfscope.redact import redact_value
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,7 +28,8 @@ class Problems:
         return tuple(self._problems)
 
     def add(self, problem: str) -> None:
-        """Store a problem, and print it on stderr the first time."""
+        """Store a problem, secrets in it left out, and print it on stderr the first time."""
+        problem = redact_value(problem)
         if problem in self._problems or len(self._problems) >= MOST:
             return
         self._problems[problem] = None

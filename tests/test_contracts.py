@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-COLLECTORS_MAY_IMPORT = {"_version", "collectors", "errors", "grouping", "recording", "text", "typed"}
+COLLECTORS_MAY_IMPORT = {"_version", "collectors", "errors", "grouping", "recording", "redact", "text", "typed"}
 """Of ``perfscope``, inside the user's job."""
 
 

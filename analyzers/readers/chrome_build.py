@@ -26,6 +26,7 @@ from perfscope.analyzers.readers.chrome_events import (
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
 from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.redact import redact_names
 from perfscope.trace.trace import (
     NONE,
     Bool,
@@ -179,7 +180,7 @@ class Builder:
             threads=threads,
             collectives=collectives,
             memory=self._memory.finish(base_ns),
-            strings=tuple(map(clean, self._columns.strings.values)),
+            strings=redact_names(tuple(map(clean, self._columns.strings.values))),
             rank=metadata.rank,
             world_size=metadata.world_size,
             backend=metadata.backend,

@@ -18,6 +18,7 @@ from perfscope.analyzers.readers.nsys_columns import (
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
 from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
+from perfscope.redact import redact_names
 from perfscope.trace.trace import (
     NONE,
     WHOLE_GRAPH,
@@ -239,7 +240,7 @@ class _NsysBuilder:
         self._note_devices(columns)
         return Trace(
             source=self._source,
-            strings=tuple(map(clean, self._columns.strings)),
+            strings=redact_names(tuple(map(clean, self._columns.strings))),
             **columns,
             threads=self._threads_by_number(),
             collectives=_no_collectives(),

@@ -16,9 +16,9 @@ from perfscope.collectors.cpu import StepTimes, describe_cpu
 from perfscope.collectors.identity import Identity, attempt, rendezvous
 from perfscope.collectors.overrides.log import LOG
 from perfscope.collectors.problems import Problems
-from perfscope.collectors.redact import performance_environment, redact_command
 from perfscope.recording.metadata import CaptureMetadata, RunMetadata, StepsMetadata, save
 from perfscope.recording.paths import run_file
+from perfscope.redact import performance_environment, redact_command
 
 if TYPE_CHECKING:
     from perfscope.collectors.discovery import JobObjects

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Final
 
-from perfscope.collectors.redact import redact_settings
+from perfscope.redact import redact_settings
 
 DEPTH: Final = 8
 """Levels of nesting kept; DeepSpeed's configuration has five."""

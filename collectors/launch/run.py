@@ -22,9 +22,9 @@ from perfscope.collectors.config import ALWAYS_ON, CollectorConfig
 from perfscope.collectors.hang.stacks import take_locked
 from perfscope.collectors.launch import bootstrap
 from perfscope.collectors.launch.nsys import wrap
-from perfscope.collectors.redact import redact_command
 from perfscope.recording.metadata import LaunchMetadata, load_launch, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE
+from perfscope.redact import redact_command
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)

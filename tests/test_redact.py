@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.collectors.redact import REDACTED, performance_environment, redact_command
+from perfscope.redact import REDACTED, performance_environment, redact_command, redact_names
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,16 @@ from perfscope.collectors.redact import REDACTED, performance_environment, redac
         ("--dbPassword=hunter2", f"--dbPassword={REDACTED}"),
         ("s3://user:hunter2@host/data", f"s3://{REDACTED}@host/data"),
         ("hf_AbCdEfGhIjKlMnOpQrSt", REDACTED),
+        ("https://hooks.slack.com/services/T01/B02/hunter2", f"https://hooks.slack.com/{REDACTED}"),
+        ("https://discord.com/api/webhooks/123/hunter2", f"https://discord.com/api/webhooks/{REDACTED}"),
+        ("s3://b/k?X-Amz-Signature=hunter2&x=1", f"s3://b/k?X-Amz-Signature={REDACTED}"),
+        (
+            "https://a.blob.core.windows.net/c?sv=1&sig=hun%2Bter2",
+            f"https://a.blob.core.windows.net/c?sv=1&sig={REDACTED}",
+        ),
+        ("--store=AccountName=me;AccountKey=hunter2==;x=y", f"--store=AccountName=me;AccountKey={REDACTED};x=y"),
+        ('{"wandb": {"api_key": "hunter2", "lr": 3}}', f'{{"wandb": {{"api_key": "{REDACTED}", "lr": 3}}}}'),
+        ("Authorization: Bearer hunter2hunter2", f"Authorization: Bearer {REDACTED}"),
         ("--note=uses hf_AbCdEfGhIjKlMnOpQrSt", f"--note=uses {REDACTED}"),
     ],
 )
@@ -38,7 +48,7 @@ def test_an_option_after_a_secret_flag_without_value_is_recorded() -> None:
     "argument",
     [
         "--max-tokens=512", "--tokenizer=gpt2", "--num-key-value-heads=8", "--lr=1e-3", "model.tokens=12", "--monkey=1",
-        "https://host/path@v2", "train.py",
+        "https://host/path@v2", "train.py", '{"key": 64}', "a=1,key_dim=64", "https://host/hooks.py?x=1",
     ],
 )  # fmt: skip
 def test_ordinary_arguments_are_recorded(argument: str) -> None:
@@ -51,6 +61,7 @@ def test_the_environment_keeps_what_changes_performance_and_no_secret() -> None:
         "OMP_NUM_THREADS": "4",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "NCCL_AUTH_TOKEN": "hunter2",
+        "DS_CONFIG": '{"wandb": {"api_key": "hunter2"}}',
         "ACCELERATE_SECRET": "hunter2",
         "UCX_PASSWORD": "hunter2",
         "TORCH_PROXY": "http://user:hunter2@proxy",
@@ -60,8 +71,20 @@ def test_the_environment_keeps_what_changes_performance_and_no_secret() -> None:
     }
     recorded = performance_environment(environment)
     assert recorded == {
+        "DS_CONFIG": f'{{"wandb": {{"api_key": "{REDACTED}"}}}}',
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "4",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
         "TORCH_PROXY": f"http://{REDACTED}@proxy",
     }
+
+
+def test_names_of_a_trace_are_shown_without_secrets() -> None:
+    names = (
+        "aten::mm", "void kernel<Key=int, token=3>(float*)", "load s3://me:hunter2@bucket/x?sig=hunter2",
+        "push hf_AbCdEfGhIjKlMnOpQrSt",
+    )  # fmt: skip
+    assert redact_names(names) == (
+        *names[:2], f"load s3://{REDACTED}@bucket/x?sig={REDACTED}", f"push {REDACTED}",
+    )  # fmt: skip
+    assert redact_names(names[:2]) == names[:2]

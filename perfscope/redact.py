@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 REDACTED: Final = "[redacted]"
@@ -23,17 +23,39 @@ _SECRET_NAME = re.compile(r"secret|token|key|passw|credential|auth", re.IGNORECA
 """In an environment variable's name: its value is left out. Wide on purpose: losing a harmless one costs little."""
 
 _SECRET_WORDS: Final = frozenset(
-    ("secret", "token", "key", "apikey", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "auth")
-)
-"""In an option's name as a whole word: ``--hf-token``, not ``--max-tokens`` or ``--tokenizer``."""
+    ("secret", "token", "key", "apikey", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "auth",
+     "authorization", "bearer", "signature", "sig")
+)  # fmt: skip
+"""In a name as a whole word: ``--hf-token``, ``X-Amz-Signature``, ``AccountKey``, not ``--max-tokens``."""
 
 _SECRET_SHAPES: Final = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[opsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
-    r"|AKIA[A-Z0-9]{12,}|xox[abps]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|[sr]k_(?:live|test)_\w{16,}|gh[opsur]_[A-Za-z0-9]{16,}"
+    r"|github_pat_\w{16,}|glpat-[\w-]{16,}|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*|nvapi-[\w-]{16,}|dapi[0-9a-f]{32}"
+    r"|pypi-[\w-]{16,}|npm_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{16,}|gsk_[A-Za-z0-9]{16,}|SG\.[\w-]{16,}\.[\w-]{16,})"
+    r"|(?<=\bBearer )[\w.~+/=-]{8,}|(?<=\bBasic )[A-Za-z0-9+/]{8,}={0,2}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)",
+    re.DOTALL,
 )
 """Values that are secrets whatever they are called."""
 
-_URL_PASSWORD = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_MARKS: Final = (
+    "://", "hf_", "sk-", "k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "AKIA",
+    "ASIA", "AIza", "ya29.", "xox", "xapp-", "eyJ", "nvapi-", "dapi", "pypi-", "npm_", "r8_", "gsk_", "SG.", "Bearer ",
+    "Basic ", "PRIVATE KEY",
+)  # fmt: skip
+"""One of them is in every secret of a shape, and in every URL: looked for first, since a trace has many names."""
+
+_URL_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+_WEBHOOK: Final = re.compile(r"(://[^/\s]*hook[^/\s]*/|://[^\s?#]*/[\w-]*hooks?/)[^\s\"'?#]+", re.IGNORECASE)
+"""The path of a webhook's URL is its password."""
+
+_PAIR: Final = re.compile(r"(?<![\w.%-])([\w.%-]+)(=|\"?\s?:\s?\")([^&;,\s\"'\\]+)")
+"""``name=value`` in a URL's query, in a connection string or in a list of options, and ``"name": "value"``."""
+
+_LONGEST: Final = 100_000
+"""Characters of a value that are looked at; what follows is cut."""
 
 
 def redact_command(arguments: Iterable[str]) -> tuple[str, ...]:
@@ -56,8 +78,25 @@ def redact_command(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def redact_value(value: str) -> str:
-    """A value without the secrets that have a secret's shape."""
-    return _SECRET_SHAPES.sub(REDACTED, _URL_PASSWORD.sub(REDACTED, value))
+    """A value without the secrets in it: what has a secret's shape, passwords and signatures in URLs, webhooks, and
+    values of pairs whose name names a secret (``AccountKey=…;``, ``{"api_key": "…"}``).
+    """
+    value = value[:_LONGEST]
+    value = _WEBHOOK.sub(rf"\g<1>{REDACTED}", _URL_PASSWORD.sub(REDACTED, value))
+    return _SECRET_SHAPES.sub(REDACTED, _PAIR.sub(_pair, value))
+
+
+def redact_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of a trace without secrets: those that have a URL or a secret's shape; all others as they are."""
+    joined = "\n".join(names)
+    if not any(mark in joined for mark in _MARKS):
+        return tuple(names)
+    return tuple(redact_value(name) if "://" in name else _SECRET_SHAPES.sub(REDACTED, name) for name in names)
+
+
+def _pair(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    return f"{name}{between}{REDACTED}" if _names_secret(name) and not _harmless(value) else found[0]
 
 
 def redact_settings(value: Any, *, secret: bool = False) -> Any:
