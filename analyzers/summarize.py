@@ -33,6 +33,7 @@ from perfscope.analyzers.job.tables.tables import launch_rows, module_rows
 from perfscope.analyzers.job.unprofiled import unprofiled_median_ns, unprofiled_step_ns
 from perfscope.analyzers.job.utilisation import device_names, utilisation
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
+from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
 from perfscope.analyzers.verdict import verdict
 from perfscope.analyzers.whatif.curves import curves
@@ -62,11 +63,13 @@ def summarize(
     """
     replay = replay or replay_job(job, identified)
     runs, result = replay.runs, replay.result
-    pipeline, stragglers = find_pipeline(result, runs), _stragglers(replay)
+    pipeline, machines = find_pipeline(result, runs), system(job, result, runs)
+    late = _stragglers(replay)
+    stragglers = without_contention(late, result, runs, machines)
     info = _job_info(job, identified, result, runs, pipeline)
     peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
     kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
-    time_breakdown, machines = time_breakdowns(result), system(job, result, runs)
+    time_breakdown = time_breakdowns(result)
     shown = _shown_ranks(stragglers, pipeline)
     summary = Summary(
         job=info,
@@ -87,6 +90,7 @@ def summarize(
             *job_notes(job, result, info, time_breakdown),
             *pipeline_notes(pipeline, info.strategies),
             *system_notes(job, machines),
+            *contention_notes([row for row in late if row not in stragglers], info.step_time_us),
             *unlisted_notes(unlisted),
         ),
         step_timeline=step_timelines(result, shown),

@@ -86,6 +86,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "the time. Raise the container's CPU limit, or use fewer threads and workers.",
     "other_processes": "Other processes used {others:.1f} of the {cores} cores of {host}, the job {job:.1f}: they "
     "slowed it down.",
+    "waited_for_cores": "The others waited for {ranks:ranks} {share:.0%} of the step, because training threads wait "
+    "for a core: other work on the cores is the cause, and no rank is named for it.",
     "steal": "The hypervisor gave {share:.0%} of the CPU time of {host} to other machines.",
     "swapping": "{host} swapped {mb_per_s:.0f} MB/s: it is short of memory. Use fewer loader workers, a smaller "
     "prefetch_factor, or more memory.",

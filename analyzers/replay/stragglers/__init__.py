@@ -8,4 +8,5 @@ passes through:
 3. ``search``: replays candidates at their peers' pace; those that save more than noise are stragglers
 4. ``sets``: which of them hide each other, and what each adds
 5. ``rows``: how steady and how sure each is, as ``StragglerRow``
+6. ``contention``: which of these only waited for a core
 """

@@ -89,7 +89,7 @@ _VARIES: Final = 0.05
 """Share of the step by which the slowest rank of each must be above the mean for work to vary: kernels' durations do by
 some percent."""
 
-_WORK_VARIES: Final = 0.03
+WORK_VARIES: Final = 0.03
 """Relative standard deviation of FLOPs, without each step's and each rank's mean, from which work varies."""
 
 _STEADY: Final = 4.0
@@ -333,7 +333,7 @@ class _Search:
             ahead = own.max(axis=0) - own.mean(axis=0)
             often = np.bincount(own.argmax(axis=0))
             flops = np.array([self._flops[rank] for rank in peers.ranks], dtype=np.float64)
-            by_flops = bool(flops.all()) and varies_by(flops) >= _WORK_VARIES
+            by_flops = bool(flops.all()) and varies_by(flops) >= WORK_VARIES
             # Of several that are slow together, as those of a host, none is the slowest of most steps.
             ratio, alone = steadiness(own), often.max() > _AT_ONCE * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone)):

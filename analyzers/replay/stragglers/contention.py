@@ -1,0 +1,110 @@
+"""Stragglers that are none: ranks that others wait for because their training threads waited for a core.
+
+Where other processes keep the cores busy, the scheduler lets now one rank wait for longer, now another. Over some steps
+one of them is then slower than its peers although it did the same work. A rank is one only by more than that: by its
+CPU time, by blocking, or because its threads alone wait.
+
+Example, per step: two ranks compute for 70 and 77 ms, and wait 270 and 315 ms for a core, so that one of them is late
+by 50 ms. Of these 45 are the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.stragglers.own_time import varies_by
+from perfscope.analyzers.replay.stragglers.search import WORK_VARIES
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.notes import Note, note
+from perfscope.results.rows import StragglerRow
+from perfscope.results.system import System
+
+MOSTLY: Final = 0.5
+"""From this part of a straggler's cost on, waiting for a core explains it."""
+AS_MUCH: Final = 0.15
+"""Share by which the CPU time of ranks with the same work may differ where cores are busy, and with them caches and
+hyper-threads: 13 % was seen."""
+ALONE: Final = 2.0
+"""From this many times its peers' wait for a core on, it is that rank which waits."""
+_ON_CORES: Final = ("compute", "launch", "host")
+"""Causes that are time on a core; compute is where the host is the device."""
+
+
+@dataclass(frozen=True)
+class _OnCores:
+    """One rank's training thread, ns per step: on a core, and ready to run without one."""
+
+    ran_ns: float
+    waited_ns: float
+
+    @classmethod
+    def of(cls, run: RunMetadata) -> _OnCores | None:
+        cpu = run.cpu
+        if cpu is None or not cpu.steps or cpu.waited_ns is None:
+            return None
+        return cls(cpu.thread_ns / cpu.steps, cpu.waited_ns / cpu.steps)
+
+
+def without_contention(
+    rows: Collection[StragglerRow], result: AlignedJob, runs: Mapping[int, RunMetadata], machines: System | None
+) -> tuple[StragglerRow, ...]:
+    """The stragglers whose cost is their own, as far as the ranks recorded how long they waited for cores."""
+    on_cores = {rank: times for rank, run in runs.items() if (times := _OnCores.of(run)) is not None}
+    stolen = {rank: host.steal_share or 0.0 for host in (machines.hosts if machines else ()) for rank in host.ranks}
+    return tuple(row for row in rows if not _is_contention(row, result, on_cores, stolen))
+
+
+def contention_notes(rows: Collection[StragglerRow], step_us: float) -> Iterator[Note]:
+    """That nobody is named for these: stragglers that ``without_contention`` leaves out."""
+    if rows:
+        worst = max(rows, key=lambda row: row.lost_us)
+        yield note("machines", "waited_for_cores", worst.ranks or (worst.rank,), share=worst.lost_us / step_us)
+
+
+def _is_contention(
+    row: StragglerRow, result: AlignedJob, on_cores: Mapping[int, _OnCores], stolen: Mapping[int, float]
+) -> bool:
+    mine = set(row.ranks or (row.rank,))
+    devices = any(result.partials[rank].has_device_work for rank in mine)
+    if row.cause not in _ON_CORES or (devices and row.cause == "compute"):
+        return False
+    least_ns = MOSTLY * row.lost_us * 1e3
+    if row.scope == "job":
+        late = row.cause != "host" and not _work_varies(result)
+        return late and _least(on_cores, result.partials) >= least_ns
+    if all(stolen.get(rank, 0.0) * result.step_ns >= least_ns for rank in mine):
+        return True
+    others = [on_cores[rank] for rank in on_cores.keys() - mine]
+    if not others or not mine <= on_cores.keys():
+        return False
+    usual = _OnCores(*np.median([(each.ran_ns, each.waited_ns) for each in others], axis=0).tolist())
+    return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
+
+
+def _waits_as_others_do(mine: _OnCores, usual: _OnCores, least_ns: float) -> bool:
+    """Does a rank with its peers' work wait for a core as they do, only for so much longer? More work takes longer by
+    what they wait for as much of it, too.
+    """
+    slowdown = 1 + usual.waited_ns / usual.ran_ns if usual.ran_ns else 1.0
+    works_longer_ns = (mine.ran_ns - (1 + AS_MUCH) * usual.ran_ns) * slowdown
+    return works_longer_ns < least_ns <= mine.waited_ns - usual.waited_ns < (ALONE - 1) * usual.waited_ns
+
+
+def _least(on_cores: Mapping[int, _OnCores], ranks: Collection[int]) -> float:
+    """How long each of the ranks waits for a core at least, ns per step; 0 where one did not record it."""
+    return min((on_cores[rank].waited_ns if rank in on_cores else 0.0 for rank in ranks), default=0.0)
+
+
+def _work_varies(result: AlignedJob) -> bool:
+    flops = np.stack(
+        [
+            partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)]
+            for partial in result.partials.values()
+        ]
+    ).astype(np.float64)
+    return bool(flops.all()) and varies_by(flops) >= WORK_VARIES
