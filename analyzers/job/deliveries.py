@@ -7,7 +7,8 @@ the training asks, and moves with it.
 
 A worker that is asked for P batches ahead stays busy for the P batches after one that the training waited for. So
 workers are always busy where the training waits once in every round of all workers. Traces alone do not show how many
-workers there are. There, waits for nearly every batch, or for every k-th, are evidence; fewer of them leave it open.
+workers there are. There, waits for nearly every batch, or for every k-th, are evidence; fewer of them leave it open,
+unless the workers have told how long they take for a batch.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _MOST_WORKERS: Final = 16
 _NEARLY_ALL: Final = 0.8
 """Share of the rounds of all workers with a stall from which the workers are always busy."""
 
+_NO_SLACK: Final = 0.9
+"""Share of the steps that their batches take the workers, from which these are always busy."""
+
 _SOME: Final = 0.3
 """Share of them below which they are not."""
 
@@ -65,9 +69,16 @@ class Deliveries:
     """How many they are: known, or shown by their turns; None where neither."""
     idle: bool = False
     """They may idle in a part of every step, and be too slow in another."""
+    share: float = 0.0
+    """Share of the batches for which the host waited."""
 
     def __len__(self) -> int:
         return len(self.on_ns)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Did only a host wait that is ahead of its device, and not always?"""
+        return len(self) > 0 and not (self.sure or self.idle or self.holds_device)
 
     @property
     def holds_device(self) -> bool:
@@ -79,8 +90,10 @@ _EMPTY: Final = np.empty(0, dtype=np.int64)
 _NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, longest_ns=0, workers=None)
 
 
-def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
-    """Those of one rank; empty where workers do not set its pace. ``workers``: their number, where it is known."""
+def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: float | None = None) -> Deliveries:
+    """Those of one rank; empty where workers do not set its pace. ``workers``: their number, where it is known;
+    ``fetched_ns``: what a batch takes one of them, where they were asked.
+    """
     loading, steps = partial.loading, partial.steps
     inside = (loading.start_ns >= steps.host_start_ns[0]) & (loading.start_ns < steps.host_end_ns[-1])
     start, end = loading.start_ns[inside], loading.end_ns[inside]
@@ -91,13 +104,20 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
     every_ns = (end[-1] - end[0]) / (len(end) - 1)
     waited = end - start
     stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited))
-    sure = _busy(stalled, waited, workers)
+    busy = sure = _busy(stalled, waited, workers)
+    pace_ns = fetched_ns / workers if fetched_ns is not None and workers else None
+    if pace_ns is not None and not sure and stalled.any():
+        # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
+        sure = True if pace_ns * int(loading.batches.sum()) >= _NO_SLACK * _recorded_ns(partial) else None
     if sure is None:
         return _NONE
     turns = _turns(stalled, waited)
     hit = np.flatnonzero(stalled)
     batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None
-    idle = batch_ns is not None and _same_place(hit, loading.batches)
+    if pace_ns is not None:
+        # Delivering takes time, too; and a recording may begin with batches that were ready before.
+        batch_ns = max(pace_ns, batch_ns or 0.0) if busy else pace_ns
+    idle = pace_ns is None and batch_ns is not None and _same_place(hit, loading.batches)
     if idle and batch_ns is not None:
         sure, batch_ns = False, _quickest_ns(hit, end[hit], batch_ns)
     seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit], round(_STALL * every_ns))
@@ -112,7 +132,12 @@ def deliveries(partial: RankPartial, workers: int | None = None) -> Deliveries:
         longest_ns=int(waited[hit].max()),
         workers=workers or turns,
         idle=idle,
+        share=float(stalled.mean()),
     )
+
+
+def _recorded_ns(partial: RankPartial) -> int:
+    return int(partial.steps.end_ns[-1] - partial.steps.start_ns[0])
 
 
 def _busy(stalled: Bool, waited_ns: Int64, workers: int | None) -> bool | None:

@@ -59,11 +59,10 @@ def _batch_us(
     batches = int(partial.loading.batches[used].sum())
     if workers == 0:
         return float(partial.loading.waited_ns[used].sum()) / batches / 1e3
-    found = deliveries(partial, workers)
-    if found.workers is None or not blocked or (fetched_ns is not None and not found.sure):
+    found = deliveries(partial, workers, fetched_ns)
+    if found.workers is None or not blocked:
         return None if fetched_ns is None else fetched_ns / 1e3
     steps, every_ns = partial.steps, found.batch_ns
     if every_ns is None:
         every_ns = float((steps.end_ns[used] - steps.start_ns[used]).sum()) / batches
-    # Delivering takes time, too; and a recording may begin with batches that were ready before.
-    return max(found.workers * every_ns, fetched_ns or 0.0) / 1e3
+    return found.workers * every_ns / 1e3

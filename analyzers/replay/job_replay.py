@@ -38,8 +38,8 @@ def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:
     runs = {rank: run for rank, run in job.runs.items() if rank in ranks.partials}
     hosts = find_hosts(ranks.partials, runs, world_size(ranks.partials, runs))
     result = align_job(ranks.partials, _first_step(job, runs), hosts, _last_step(job, runs))
-    workers = {rank: run.dataloaders[0].num_workers for rank, run in runs.items() if run.dataloaders}
-    recorded = record_schedules(result, workers)
+    loaders = {rank: run.dataloaders[0] for rank, run in runs.items() if run.dataloaders}
+    recorded = record_schedules(result, loaders)
     return JobReplay(runs, result, recorded, replay(recorded.schedules), cost_models(result.matched))
 
 

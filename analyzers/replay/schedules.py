@@ -19,6 +19,7 @@ from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
 from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, rank_lane, side_by_side
 from perfscope.analyzers.replay.program import host_waits, issues, marks, other_draws, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
+from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Bool, Int64
 
@@ -96,9 +97,9 @@ class RecordedSchedules:
         return own.unblocked().totals(progress_ns[:-1] + passed, progress_ns[1:] + passed)
 
 
-def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = None) -> RecordedSchedules:
-    """The schedules of all ranks over all recorded steps that they share. ``workers``: how many load data, of the ranks
-    of which that is known.
+def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadata] | None = None) -> RecordedSchedules:
+    """The schedules of all ranks over all recorded steps that they share. ``loaders``: of ranks of which it is known,
+    the one that loads their data.
     """
     steps = np.unique(np.concatenate((result.matched_before.instances.step, result.steps)))
     for partial in result.partials.values():
@@ -106,7 +107,7 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
     ranks = tuple(sorted(result.partials))
     begin = np.arange(len(ranks) * len(steps), dtype=np.int64).reshape(len(ranks), len(steps))
     end = begin + begin.size
-    found = {rank: deliveries(result.partials[rank], (workers or {}).get(rank)) for rank in ranks}
+    found = {rank: _deliveries(result.partials[rank], (loaders or {}).get(rank)) for rank in ranks}
     builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):
         builder.add(rank, begin[index], end[index])
@@ -126,6 +127,10 @@ def record_schedules(result: AlignedJob, workers: Mapping[int, int] | None = Non
         with_hosts=with_hosts,
         lanes=tuple(builder.lanes),
     )
+
+
+def _deliveries(partial: RankPartial, loader: DataLoaderMetadata | None) -> Deliveries:
+    return deliveries(partial) if loader is None else deliveries(partial, loader.num_workers, loader.fetched_ns)
 
 
 def _lead_before_window_ns(partial: RankPartial, index: int) -> int:

@@ -82,6 +82,14 @@ class Context:
         """What a changed replay is compared with."""
         return self.unchanged if self.profiler is None else self.profiler.replayed
 
+    @property
+    def correction(self) -> float:
+        """The measured step over the unchanged replay, which predictions are multiplied by: the replay misses both in
+        the same direction. Where steps without the profiler took longer than the recorded ones, it is that difference.
+        """
+        measured = self.result.step_ns if self.profiler is None else self.profiler.step_ns
+        return measured / float(self.recorded.slowest_ns(self.replayed_unchanged).mean())
+
     @functools.cached_property
     def peers(self) -> Mapping[int, Peers]:
         """Rank -> the ranks that do the same work, itself among them; only ranks that have peers."""

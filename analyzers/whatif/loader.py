@@ -52,7 +52,7 @@ def keep_workers_pace(schedules: EditableSchedules, context: Context) -> None:
             partial = context.result.partials[rank]
             batches = float(partial.loading.batches[partial.steps.indices_of(context.result.steps)].mean())
             batch_ns = max(loader.load_cpu_ns / max(loader.timed_batches, 1), loader.fetched_ns or 0.0)
-            least = batch_ns * batches / loader.num_workers
+            least = batch_ns * batches / loader.num_workers / context.correction
             known = schedules.loading_step_ns.get(rank, 0.0)
             schedules.loading_step_ns[rank] = max(known, min(least, context.result.mean_step_ns(rank)))
 
@@ -79,7 +79,8 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
                     "is not known; record a run with num_workers=0, or with perfscope run"
                 )
             batch_us = median(usual_us)
-        load = batch_us * 1e3 * batches[rank]
+        # Workers are not profiled, and those that sleep are not slowed down by what slows down the training.
+        load = batch_us * 1e3 * batches[rank] / context.correction
         schedules.at_least(rank, load / workers if workers else 0.0)
         taking = _TAKING_NS * batches[rank] if workers else load
         need = needs.get(rank)
@@ -95,9 +96,10 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             for longer in (1.0, need.slowdown)
         )
         schedules.at_least(rank, floor)
+        less = min(_SURE.less + _CROWDED_BY_OTHERS * (need.slowdown - 1), _ANYTHING)
         sure.append(
             Uncertainty(
-                less=min(_SURE.less + _CROWDED_BY_OTHERS * (need.slowdown - 1), _ANYTHING),
+                less=_FEWER.less if workers < (row.num_workers or 0) else less,
                 more=_SURE.more,
                 slower_ns=contended.most - contended.mid,
                 faster_ns=max(contended.step_ns + contended.mid, floor) - max(contended.step_ns, least),

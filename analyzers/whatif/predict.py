@@ -122,14 +122,13 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
         replayed = float(steps.mean())
         error = max(error, abs(replayed / measured - 1))
     changed = _replay_changed(context, settings, 0)
-    # The replay's own error is taken out of its prediction: it misses both in the same direction.
-    mid = changed.step_ns * measured / replayed
+    mid = changed.step_ns * context.correction
     share = _SUREST + error + 2 * _standard_error(steps)
     low, high = _range(measured, mid, share, changed.sure)
     least, most = _by_hosts(context, settings, measured, mid)
     low, high = min(low, least * (1 - share)), max(high, most)
     if changed.unsure:
-        ends = [_replay_changed(context, settings, leaning).step_ns * measured / replayed for leaning in (-1, 1)]
+        ends = [_replay_changed(context, settings, leaning).step_ns * context.correction for leaning in (-1, 1)]
         _refuse_undecided(changed, mid, ends)
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
     return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, changed.assumed, profiled)
@@ -162,6 +161,8 @@ def _refuse_undecided(changed: _ChangedStep, mid: float, ends: list[float]) -> N
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
     schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
+    if leaning <= 0:
+        schedules.free_hidden_loading()
     loader.keep_workers_pace(schedules, context)
     if context.profiler is not None:
         context.profiler.remove_from(schedules, context.result)
@@ -257,6 +258,8 @@ def _range(measured: float, mid: float, share: float, sure: Uncertainty) -> tupl
     """(low, high) of a prediction, ns: ``share`` of it is uncertain whatever was changed, even where nothing was."""
     saving = abs(measured - mid)
     either = sure.either_ns + share * mid
-    less, more = sure.less * saving + either, sure.more * saving + either
+    # What makes a step longer makes it no shorter.
+    less = (sure.less if mid <= measured else min(sure.less, 1.0)) * saving + either
+    more = sure.more * saving + either
     toward_slower, toward_faster = (less, more) if mid <= measured else (more, less)
     return max(mid - (toward_faster + sure.faster_ns), 0.0), mid + (toward_slower + sure.slower_ns)

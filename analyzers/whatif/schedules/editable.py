@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from statistics import mean
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _EARLY_SHARE: Final = 0.1
 """Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
+
+_OFTEN: Final = 0.5
+"""Share of the batches from which waits that no device notices are those for busy workers."""
 
 StepCollectives = dict[tuple[int, int], list[RankOp]]
 """(rank, step) -> its rank ops of one sort in the order of issue."""
@@ -211,6 +215,16 @@ class EditableSchedules:
                 if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
                     self.lifted |= not doubtful and op.hold_ns != NEVER
                     op.hold(NEVER, 0.0)
+
+    def free_hidden_loading(self) -> None:
+        """Workers do not set the pace where only hosts waited that are ahead of their devices, now and then: a host
+        that comes out of a pause asks for batches faster than any device trains. That is so on most ranks alike; one
+        that waits alone has a slow loader.
+        """
+        every = self.recorded.deliveries
+        hidden = {rank: found.share for rank, found in every.items() if found.is_hidden}
+        if 2 * len(hidden) > len(every) and mean(hidden.values()) < _OFTEN:
+            self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
 
     def lift_holds(self) -> None:
         """No rank waits where workers that set the pace held it up: ``loading_step_ns`` bounds the step in their place.

@@ -15,6 +15,7 @@ from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from tests.emulator.changes import apply
+from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import Job, Loader, Model
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
@@ -219,6 +220,55 @@ def test_workers_that_nobody_waits_for_say_how_fast_they_are(microbatches: int, 
     truth = emulate(replace(job, loader=replace(job.loader, workers=workers))).step_ns
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns * 0.999 <= truth <= found.high_ns * 1.001
+
+
+def test_steps_slowed_by_others_do_not_slow_down_the_workers(tmp_path: Path) -> None:
+    """Steps outside the capture took 1.3 times as long: one worker still needs its own time for a batch."""
+    spec = paced(DEVICES, 0.9, 4)
+    simulate(spec).write(tmp_path)
+    context = context_of(tmp_path)
+    loader = DataLoaderMetadata(num_workers=4, fetched_batches=1, fetch_ns=spec.loader.load_ns)
+    slowed = replace(
+        context,
+        runs={rank: RunMetadata(rank=rank, dataloaders=(loader,)) for rank in (0, 1)},
+        unprofiled_ns=1.3 * context.result.step_ns,
+    )
+    found = predict(slowed, {"dataloader.num_workers": "1"})
+    assert found.mid_ns == pytest.approx(spec.loader.load_ns, rel=0.02)
+    assert found.low_ns > found.measured_ns
+
+
+@pytest.mark.parametrize(("pace", "holds"), [(0.97, True), (0.5, False)])
+def test_workers_that_told_their_pace_set_it_or_not(pace: float, holds: bool, tmp_path: Path) -> None:
+    """The host waits for three of the batches; whether workers are always busy is theirs to say."""
+    spec = paced(replace(DEVICES, steps=13), 1.5, 4)
+    simulate(spec).write(tmp_path)
+    partial = context_of(tmp_path).result.partials[0]
+    loading, steps = partial.loading, partial.steps
+    end = loading.end_ns.copy()
+    shorter = np.arange(len(end)) % 7 != 3
+    end[shorter] = loading.start_ns[shorter] + 100 * US
+    seldom = replace(partial, loading=replace(loading, end_ns=end))
+    step_ns = float(steps.end_ns[-1] - steps.start_ns[0]) / len(steps.number)
+    assert not deliveries(seldom, 4).sure
+    told = deliveries(seldom, 4, 4 * pace * step_ns)
+    assert (len(told) > 0) is holds
+    assert told.sure
+    assert not holds or told.batch_ns == pytest.approx(pace * step_ns)
+
+
+def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_path: Path) -> None:
+    """On the second simulator: a host that runs ahead from the start empties the loader, which is quick enough."""
+    drawn = draw(5120)
+    emulate(drawn.job).write(tmp_path)
+    context = context_of(tmp_path)
+    assert all(found.is_hidden for found in context.recorded.deliveries.values() if len(found))
+    changed = apply(drawn.job, {"compute": "1.5x"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    found = predict(context, {"compute": "1.5x"})
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.high_ns > context.result.step_ns
 
 
 def test_metadata_shows_workers_where_the_names_of_ranges_do_not(tmp_path: Path) -> None:
