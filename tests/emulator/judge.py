@@ -219,7 +219,10 @@ def _is(plant: Plant, row: StragglerRow, *, of_all: bool = False) -> bool:
 def _named(plant: Plant, rows: list[StragglerRow], serious: list[Finding]) -> StragglerRow | Finding | None:
     """What names a plant: the costliest of its rows, or a finding by the first rule that has one."""
     if plant.ranks is not None:
-        return max((row for row in rows if _is(plant, row)), key=lambda row: row.lost_us, default=None)
+        row = max((row for row in rows if _is(plant, row)), key=lambda row: row.lost_us, default=None)
+        # Stages of one rank have nobody to be compared with, but a finding may be about these ranks.
+        about = (one for one in serious if one.rule in RULES.get(plant.kind, ()) and one.evidence[0].ranks)
+        return row or next((one for one in about if set(one.evidence[0].ranks) <= set(plant.ranks)), None)
     # In a few steps not all ranks need show what all suffer from.
     found = (finding for rule in RULES[plant.kind] for finding in serious if finding.rule == rule)
     return next(found, next((row for row in rows if _is(plant, row, of_all=True)), None))

@@ -20,7 +20,7 @@ each other, by one cause or several (``sets``): at its peers' pace alone, none o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -29,7 +29,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
-from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
+from perfscope.analyzers.replay.pace import at_peers_pace, shortened, without_holds
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
@@ -194,7 +194,21 @@ class _Search:
             return in_turn
         # At its peers' pace a rank would also have less to compute than it has on the mean.
         others = [one for one in in_turn if one.cause != together.cause or not set(uneven).issuperset(one.ranks)]
-        return [*others, together]
+        named = {rank for one in others for rank in one.ranks}
+        pauses = [one for rank in uneven if rank not in named and (one := self._pauses(rank)) is not None]
+        return [*others, *pauses, _without_pauses(together, pauses)]
+
+    def _pauses(self, rank: int) -> Straggler | None:
+        """What the pauses of a rank's host cost where its work varies: that it has more to compute than its peers now
+        and then is not its own.
+        """
+        peers, used = self._peers[rank], self._recorded.used
+        over = np.maximum(peers.excess_ns(rank)[:, TimeCategory.HOST], 0)
+        if over[used].mean() < self._noise:
+            return None
+        saved = self.saved(shortened(self._recorded, peers, rank, over), (rank,))
+        cause = CAUSES[TimeCategory.HOST]
+        return None if saved is None else Straggler(rank, (rank,), "rank", cause, float(saved.mean()), saved)
 
     def _merge(self, stragglers: list[Straggler], members: tuple[int, ...], scope: str) -> list[Straggler]:
         """With these ranks as one straggler, where together they cost so much more than each of them alone."""
@@ -454,6 +468,13 @@ class _Search:
             return 0.0
         longer = [each[mine] - np.median(each[others]) for each in (recorded.lead_ns, self._loaded_first_ns)]
         return max(float(min(longer)), 0.0)
+
+
+def _without_pauses(together: Straggler, pauses: Sequence[Straggler]) -> Straggler:
+    """What uneven work costs beside these pauses: at the mean of n ranks, as replayed, an n-th of each is left."""
+    part = 1 - 1 / len(together.ranks)
+    per_step = together.per_step_ns - np.rint(part * sum(one.per_step_ns for one in pauses)).astype(np.int64)
+    return replace(together, lost_ns=float(per_step.mean()), per_step_ns=per_step) if pauses else together
 
 
 def _replayed_beside_hosts(result: AlignedJob, recorded: RecordedSchedules) -> ReplayResult | None:

@@ -35,6 +35,19 @@ def test_two_ranks_whose_batches_vary_are_slow_in_turn(tmp_path: Path) -> None:
     assert found.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.1)
 
 
+def test_a_pause_of_one_of_them_is_its_own(tmp_path: Path) -> None:
+    """Rank 1 writes a checkpoint in one of three steps."""
+    drawn = draw(8569)
+    emulation = emulate(drawn.job)
+    emulation.write(tmp_path)
+    rows = {(row.scope, row.ranks, row.cause): row.lost_us * 1e3 for row in perfscope.analyze(tmp_path).stragglers}
+    expected = (("rank", (1,), "host"), ("job", (0, 1), "compute"))
+    assert rows.keys() == set(expected)
+    for name, plant in zip(expected, drawn.plants, strict=True):
+        lost_ns = emulation.step_ns - emulate(plant.cure(drawn.job)).step_ns
+        assert rows[name] == pytest.approx(lost_ns, abs=0.01 * emulation.step_ns)
+
+
 def test_a_slow_rank_of_two_is_not_uneven_work(tmp_path: Path) -> None:
     job = replace(BUSY, noise=0.03, causes=(Cause("slow compute", 1.15, ranks=(1,)),))
     emulate(job).write(tmp_path)
