@@ -190,7 +190,7 @@ class _Search:
         in_turn = self._merge(stragglers, self._taking_turns(), "job")
         uneven = self._with_varying_work()
         together = self._cost(uneven, "job", even=True) if uneven else None
-        if together is None:
+        if together is None or together.cause != CAUSES[TimeCategory.COMPUTE]:
             return in_turn
         # At its peers' pace a rank would also have less to compute than it has on the mean.
         others = [one for one in in_turn if one.cause != together.cause or not set(uneven).issuperset(one.ranks)]

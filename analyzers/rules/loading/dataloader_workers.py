@@ -17,7 +17,7 @@ from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_n
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.rows import DataLoaderRow
+from perfscope.results.rows import DataLoaderRow, StragglerRow
 from perfscope.text import ranks_in_words
 
 RULE: Final = "dataloader-workers"
@@ -25,6 +25,8 @@ SHARE: Final = 0.05
 """Least share of the step that data loading blocks."""
 LEAST_WON: Final = 1 / 3
 """Share of the stall that workers must end; where they end less, cores are the limit."""
+AS_SLOW: Final = 1.25
+"""Up to this ratio of their batches' times loaders are equally slow."""
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
 
@@ -45,7 +47,7 @@ class _Need:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
-    waiting = [row for row in job.summary.dataloader if row.blocking_us >= SHARE * job.step_time_us]
+    waiting = _waiting(job)
     if not waiting or _is_one_straggler(job, waiting) or find_stalls(job) is not None:
         return None
     worst = max(waiting, key=lambda row: row.blocking_us)
@@ -70,10 +72,29 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
+def _waiting(job: RuleContext) -> list[DataLoaderRow]:
+    return [row for row in job.summary.dataloader if row.blocking_us >= SHARE * job.step_time_us]
+
+
 def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:
     """Do only stragglers wait for data? Their own finding is more exact."""
-    named = {row.rank for row in job.summary.stragglers if row.cause == "dataloader"}
-    return 2 * len(waiting) <= len(job.ranks) and {row.rank for row in waiting} <= named
+    rows = [row for row in job.summary.stragglers if row.cause == "dataloader" and not explains(job, row)]
+    return 2 * len(waiting) <= len(job.ranks) and {row.rank for row in waiting} <= {row.rank for row in rows}
+
+
+def explains(job: RuleContext, row: StragglerRow) -> bool:
+    """Is this straggler only the one whose batch came last, of loaders that may all be too slow? A batch takes as long
+    on its workers as on those of the others; where that is not known, it waited in one step only.
+    """
+    mine = row.ranks or (row.rank,)
+    if row.cause != "dataloader" or row.scope == "job" or not any(each.rank in mine for each in _waiting(job)):
+        return False
+    took = {loader.rank: loader.batch_us for loader in job.summary.dataloader}
+    others = [us for rank, us in took.items() if rank not in mine and us is not None]
+    own = [us for rank in mine if (us := took.get(rank)) is not None]
+    if own and others:
+        return max(own) <= AS_SLOW * median(others)
+    return len(row.steps) == 1
 
 
 def _need(job: RuleContext, row: DataLoaderRow, without_us: float) -> _Need | None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.grouping import grouped
 from perfscope.results.attribution import subject
@@ -97,7 +98,7 @@ def evaluate(job: RuleContext) -> Finding | None:
 
     Those whose cause has a rule of its own are left to it.
     """
-    others = (garbage_collection, imbalanced_work)
+    others = (garbage_collection, imbalanced_work, dataloader_workers)
     mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
     if not mine:
         return None

@@ -80,6 +80,32 @@ def test_one_rank_that_waits_for_data_is_left_to_the_straggler_rule():
 
 
 @pytest.mark.parametrize(
+    ("batches_us", "steps", "rule"),
+    [
+        ((50e3, 52e3, 48e3, 51e3), (1, 3), dataloader_workers.RULE),
+        ((50e3, 90e3, 48e3, 51e3), (1, 3), straggling_rank.RULE),
+        ((None,) * 4, (3,), dataloader_workers.RULE),
+        ((None,) * 4, (1, 3), straggling_rank.RULE),
+    ],
+    ids=["as slow as the others", "slower", "once", "twice"],
+)
+def test_of_loaders_that_are_all_as_slow_the_last_one_is_no_straggler(
+    batches_us: tuple[float | None, ...], steps: tuple[int, ...], rule: str
+) -> None:
+    """Rank 1 waits 20 ms of a step of 100 for its batches, and the others for it."""
+    late = StragglerRow(
+        rank=1, cause="dataloader", lost_us=20_000, confidence="medium", steps=steps, share_of_steps=0.8
+    )
+    ranks = [breakdown(rank, idle_dataloader=20_000.0 if rank == 1 else 0.0) for rank in range(4)]
+    rows = tuple(
+        DataLoaderRow(rank=rank, wait_us=20e3, blocking_us=20e3 if rank == 1 else 0.0, batch_us=us, num_workers=None)
+        for rank, us in enumerate(batches_us)
+    )
+    found = evaluate(context(*ranks, dataloader=rows, stragglers=(late,)))
+    assert [finding.rule for finding in found] == [rule]
+
+
+@pytest.mark.parametrize(
     ("settings", "typed"),
     [
         ({}, "DataLoader(dataset, …, num_workers=4, persistent_workers=True)."),
