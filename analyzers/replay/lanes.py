@@ -24,8 +24,9 @@ class ProgramOps:
 
     ``time_ns`` is when each happened: readiness, end of a wait or stall, mark, return of a call. ``moment_ns`` is the
     host's; ``end_ns`` when what a WAIT or JOIN waits for had ended, when the call of an ISSUE did (NONE: not known),
-    how long the loader took for a HOLD's batch. ``begun_ns`` is the start of an ISSUE's collective; ``waits`` is
-    whether the rank waited there at all, ``idle_ns`` how long its device then did nothing.
+    how long the loader took for a HOLD's batch. ``begun_ns`` is the start of an ISSUE's collective, ``sort`` the same
+    for those of one kind and group (NONE: the first of a step, which follows the optimizer); ``waits`` is whether the
+    rank waited there at all, ``idle_ns`` how long its device then did nothing.
     """
 
     time_ns: Int64
@@ -35,14 +36,15 @@ class ProgramOps:
     lag_ns: Int64
     end_ns: Int64
     begun_ns: Int64
+    sort: Int64
     waits: Bool
     idle_ns: Int64
 
     @classmethod
     def of(
         cls, kind: OpKind, time_ns: Int64, moment_ns: Int64, operand: Int64, *, lag_ns: Int64 | None = None,
-        end_ns: Int64 | None = None, begun_ns: Int64 | None = None, waits: Bool | None = None,
-        idle_ns: Int64 | None = None,
+        end_ns: Int64 | None = None, begun_ns: Int64 | None = None, sort: Int64 | None = None,
+        waits: Bool | None = None, idle_ns: Int64 | None = None,
     ) -> ProgramOps:  # fmt: skip
         """Ops of one kind."""
         nothing = np.zeros(len(time_ns), dtype=np.int64)
@@ -54,6 +56,7 @@ class ProgramOps:
             nothing if lag_ns is None else lag_ns,
             nothing if end_ns is None else end_ns,
             nothing if begun_ns is None else begun_ns,
+            nothing + NONE if sort is None else sort,
             np.ones(len(time_ns), dtype=np.bool_) if waits is None else waits,
             nothing if idle_ns is None else idle_ns,
         )
@@ -184,6 +187,7 @@ def _lags(
         time - device,
         np.where(ahead & (time < device), NEVER, np.minimum(time - device, 0)),
     )[issue]
+    of_device[issue & _beside_device(ops, device, called)] = NEVER
     mark = kind == OpKind.MARK
     by_host = mark & (time > device) & _idle_before(own, time)
     of_host[mark] = np.minimum(time - host, 0)[mark]
@@ -203,6 +207,17 @@ def _lags(
     began = early & (issue | mark)
     of_host[began], of_device[began] = NEVER, (time - first_ns)[began]
     return of_host, of_device
+
+
+def _beside_device(ops: ProgramOps, device: Int64, called: Int64) -> Bool:
+    """Issues of which the recording does not show whether they wait for own work, because their device had none left,
+    where others of their sort do not: gathers of parameters, where hosts run ahead.
+    """
+    issue = (ops.kind == OpKind.ISSUE) & (ops.sort != NONE)
+    ahead = issue & (ops.begun_ns < device)
+    behind = issue & ~ahead & (called < ops.time_ns)
+    free = np.setdiff1d(ops.sort[ahead], ops.sort[behind])
+    return np.asarray(issue & ~ahead & np.isin(ops.sort, free))
 
 
 def _idle_before(own: Timeline, time_ns: Int64) -> Bool:

@@ -23,8 +23,18 @@ def issues(partial: RankPartial, mine: ReplayRankOps) -> ProgramOps:
         return ProgramOps.of(OpKind.ISSUE, mine.ready_ns, mine.ready_ns, mine.number, begun_ns=begun)
     return ProgramOps.of(
         OpKind.ISSUE, mine.ready_ns, _issued(partial, lane)[mine.row], mine.number,
-        end_ns=lane.called_ns[mine.row], begun_ns=begun,
+        end_ns=lane.called_ns[mine.row], begun_ns=begun, sort=_sorts(partial, lane)[mine.row],
     )  # fmt: skip
+
+
+def _sorts(partial: RankPartial, lane: HostLane) -> Int64:
+    """As in ``ProgramOps``, for each collective."""
+    own = partial.collectives
+    sort = own.group.astype(np.int64) * len(own.kinds) + own.kind
+    order = np.argsort(_issued(partial, lane), kind="stable")
+    _, first = np.unique(np.stack((sort, own.step))[:, order], axis=1, return_index=True)
+    sort[order[first]] = NONE
+    return sort
 
 
 def _issued(partial: RankPartial, lane: HostLane) -> Int64:

@@ -32,19 +32,21 @@ def is_trusted(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns
 
 def predicted_step_ns(
     recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult, *, settling: int, steps_alike: bool,
-    lifted: bool, floors_ns: Iterable[float],
+    lifted: bool, floors_ns: Iterable[float], sooner: bool = False,
 ) -> float:  # fmt: skip
     """The job's step time in a replay of changed schedules. It misses of the measured step what the replay of the
     ``unchanged`` steps misses: that is taken out.
 
     ``settling``: steps until ranks have found a new rhythm; ``steps_alike``: the change is the same in all steps;
-    ``lifted``: no rank waits for the loader workers that held it up; none of ``floors_ns`` is undercut.
+    ``sooner``: hosts come sooner to the first than they were recorded to; ``lifted``: no rank waits for the loader
+    workers that held it up; none of ``floors_ns`` is undercut.
     """
     measured = float(recorded.slowest_ns(unchanged).mean())
     recorded_ns = recorded.windows_ns(unchanged).astype(np.float64)
     changed_ns = recorded.windows_ns(replayed).astype(np.float64)
     if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
-        changed_ns = _as_the_others(changed_ns, recorded_ns)
+        alike_ns = _as_the_others(changed_ns, recorded_ns)
+        changed_ns = np.minimum(alike_ns, changed_ns) if sooner else alike_ns
     predicted = _settled_ns(changed_ns, settling)
     if not lifted:  # else the recorded steps wait in turn for workers, and these do not
         predicted *= measured / _settled_ns(recorded_ns, settling)

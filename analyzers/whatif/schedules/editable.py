@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import mean
 from typing import TYPE_CHECKING, Final
@@ -52,6 +52,8 @@ class EditableSchedules:
     """Of every rank, where hosts are replayed beside their devices; else empty."""
     steps_alike: bool = True
     """The change is the same in all steps."""
+    sooner: bool = False
+    """Hosts come sooner to the first step than they were recorded to."""
     lifted: bool = False
     """No rank waits for the loader workers that held it up."""
     settling: int = 0
@@ -100,6 +102,7 @@ class EditableSchedules:
             unchanged,
             settling=self.settling,
             steps_alike=self.steps_alike,
+            sooner=self.sooner,
             lifted=self.lifted,
             floors_ns=floors,
         )
@@ -191,9 +194,17 @@ class EditableSchedules:
             op.scale(category, factor)
 
     def without_host_waits(self, share: float) -> None:
-        """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all."""
+        """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all. So do those that came
+        late to their first work after a wait in the step before.
+        """
         kinds = (OpKind.SYNC, OpKind.JOIN)
-        for rank, ops in self.ops.items():
+        earliest = min(self.start_ns.values())
+        for late, (rank, ops) in zip(self.recorded.late.tolist(), sorted(self.ops.items()), strict=True):
+            if late and any(op.kind in kinds and op.host is not None and op.host.waited_ns for op in ops):
+                host = self.hosts[rank]
+                self.hosts[rank] = replace(host, lead_ns=round(max(share, host.lead_ns > 0) * host.lead_ns))
+                self.start_ns[rank] = round(earliest + share * (self.start_ns[rank] - earliest))
+                self.sooner = True
             if share == 0:
                 self.ops[rank], _ = left_out(ops, lambda op: op.kind in kinds)
             for op in ops if share else ():
