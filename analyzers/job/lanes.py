@@ -28,6 +28,7 @@ MAX_RANKS: Final = 64
 """More ranks cannot be distinguished in one picture."""
 RESOLUTION: Final = 1200
 """Intervals shorter than the step over this are merged: about a pixel of a wide screen."""
+_OUTSIDE: Final = "Python or other host code, outside operators"
 ALIKE: Final = 0.05
 """A step this close to the median is as typical as the median one."""
 
@@ -53,7 +54,9 @@ def lanes(result: AlignedJob, wanted: Sequence[int] = ()) -> tuple[Lane, ...]:
         collectives = _communication(result, rank, number, own, zero)
         if collectives is not None:
             mine["communication"] = collectives
-        order = ("compute", "communication", "copy", "host", "backward", "loader")
+        if "host" not in mine and not result.partials[rank].has_device_work:
+            mine |= _outside_operators(result, rank, number, own, shift)
+        order = ("phase", "compute", "communication", "copy", "host", "backward", "loader", "range")
         chosen_lanes += [mine[kind] for kind in order if kind in mine]
     return tuple(chosen_lanes)
 
@@ -71,6 +74,35 @@ def _lane(rank: int, step: int | None, own: RankLanes, lane: LaneEvents, shift: 
         events=tuple(lane.pieces.tolist()),
         busy_us=us(lane.busy_ns),
     )
+
+
+def _outside_operators(result: AlignedJob, rank: int, step: int | None, own: RankLanes, shift: int) -> dict[str, Lane]:
+    """The host time of a rank without device, as in the time breakdown: Python and other code outside operators."""
+    timeline = result.timelines[rank]
+    chosen = (timeline.category == TimeCategory.HOST) & (timeline.ends_ns > own.start_ns)
+    chosen &= timeline.start_ns < own.end_ns
+    start = np.maximum(timeline.start_ns[chosen], own.start_ns)
+    end = np.minimum(timeline.ends_ns[chosen], own.end_ns)
+    long = np.flatnonzero(end - start >= (own.end_ns - own.start_ns) // RESOLUTION)
+    start, end = start[long], end[long]
+    longest = np.sort(np.argsort(start - end, kind="stable")[:MOST_EVENTS])
+    start, end = start[longest], end[longest]
+    if len(start) == 0:
+        return {}
+    return {
+        "host": Lane(
+            rank=rank,
+            step=step,
+            kind="host",
+            start_us=us(start + shift),
+            duration_us=us(end - start),
+            texts=(_OUTSIDE,),
+            name=(0,) * len(start),
+            operator=(None,) * len(start),
+            events=(1,) * len(start),
+            busy_us=us(end - start),
+        )
+    }
 
 
 def _communication(result: AlignedJob, rank: int, step: int | None, own: RankLanes, zero: int) -> Lane | None:
@@ -110,10 +142,11 @@ def _communication(result: AlignedJob, rank: int, step: int | None, own: RankLan
         group=tuple(texts.index(group) for group in groups),
         bytes=tuple(size if size >= 0 else None for size in sizes),
         wait_us=tuple(wait / 1e3 if wait != NONE else None for wait in waits),
+        waited_for=_places(matched.waited_for[lines]),
     )
 
 
-def _places(places: Int32) -> tuple[int | None, ...]:
+def _places(places: Int32 | Int64) -> tuple[int | None, ...]:
     return tuple(None if place == NONE else place for place in places.tolist())
 
 

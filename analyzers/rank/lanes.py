@@ -9,11 +9,21 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
-from perfscope.analyzers.rank.host_activity import HostActivity, step_threads
+from perfscope.analyzers.rank.host_activity import DDP_FORWARD, HostActivity, step_threads
 from perfscope.analyzers.rank.launches import DeviceWork
-from perfscope.analyzers.rank.nesting import taken
+from perfscope.analyzers.rank.nesting import Nested, taken
 from perfscope.analyzers.rank.partial import LaneEvents, RankLanes
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.recording.vocabulary import (
+    BACKWARD,
+    EVALUATION,
+    FORWARD,
+    NVTX_RANK_PREFIX,
+    NVTX_STEP_PREFIX,
+    OPTIMIZER,
+    PIPELINE_PREFIX,
+    PROFILER_STEP_PREFIX,
+)
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 MOST_EVENTS: Final = 240
@@ -24,6 +34,21 @@ LONGEST_NAME: Final = 240
 """Longest name in characters; names of templated kernels can take 10 kB."""
 
 _AUTOGRAD: Final = re.compile("autograd::")
+
+_PHASE: Final = re.compile(
+    rf"^({'|'.join((FORWARD, BACKWARD, OPTIMIZER, EVALUATION))})$|^{PIPELINE_PREFIX}|^Optimizer\.(step|zero_grad)#"
+    rf"|^{re.escape(DDP_FORWARD)}$"
+)
+"""PerfScope's ranges and torch's own."""
+
+_NOT_THE_USERS: Final = re.compile(
+    rf"^perfscope::|^{re.escape(PROFILER_STEP_PREFIX)}|^{re.escape(NVTX_STEP_PREFIX)}|^{re.escape(NVTX_RANK_PREFIX)}"
+    r"|^nccl|^(gloo|mpi|ucc|xccl):|DataLoader|^Optimizer\."
+)
+"""Ranges of profilers, of PerfScope, of torch's collectives and loaders."""
+
+_WHOLE_STEP: Final = 0.9
+"""A range that is longer than this share of the step is around it, and hides what is inside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +72,12 @@ def rank_lanes(trace: Trace, work: DeviceWork, attribution: Attribution, host: H
     """Lanes of the middle step; of the whole recording where nothing marks steps."""
     index = len(steps) // 2
     begin, end = int(steps.start_ns[index]), int(steps.end_ns[index])
-    kinds = {**_device(trace, work, attribution), **_host(trace, work, attribution, host)}
+    kinds = {
+        **_device(trace, work, attribution),
+        **_host(trace, work, attribution, host),
+        "phase": _phases(trace, work, attribution, host),
+        "range": _own_ranges(trace, host, longest_ns=int(_WHOLE_STEP * (end - begin))),
+    }
     inside = {kind: events.inside(begin, end) for kind, events in kinds.items()}
     lanes = [_merged(kind, events, end - begin) for kind, events in inside.items() if len(events.start_ns)]
     nothing = np.empty(0, dtype=np.int32)
@@ -102,6 +132,44 @@ def _host(trace: Trace, work: DeviceWork, attribution: Attribution, host: HostAc
         "backward": events(rows[in_backward]),
         "loader": _Events(loading.start_ns, loading.end_ns, nameless, nameless),
     }
+
+
+def _own_ranges(trace: Trace, host: HostActivity, *, longest_ns: int) -> _Events:
+    """The outermost ranges of the user's own on the training threads, those that are not too long."""
+
+    def is_own(name: str) -> bool:
+        return not _NOT_THE_USERS.search(name) and not _PHASE.search(name)
+
+    rows = trace.rows(Category.ANNOTATION, named=is_own, threads=host.threads)
+    return _outermost(trace, rows[trace.duration_ns[rows] <= longest_ns])
+
+
+def _outermost(trace: Trace, rows: Int64) -> _Events:
+    nested = Nested.of(trace, rows)
+    rows = nested.row[nested.parent == NONE]
+    nameless = np.full(len(rows), NONE, dtype=np.int64)
+    return _Events(trace.start_ns[rows], trace.end_ns[rows], trace.name[rows].astype(np.int64), nameless)
+
+
+def _phases(trace: Trace, work: DeviceWork, attribution: Attribution, host: HostActivity) -> _Events:
+    """Forward, backward, optimizer: on a device from the first kernel that was launched in the range to the last.
+
+    Collectives are left out: they may end long after the phase that launched them.
+    """
+    rows = trace.rows(Category.ANNOTATION, named=_PHASE.search, threads=host.threads)
+    ranges = _outermost(trace, rows)
+    if len(work) == 0 or len(ranges.start_ns) == 0:
+        return ranges
+    kernels = np.flatnonzero(attribution.is_kernel & ~attribution.is_communication & (work.launch != NONE))
+    launched = trace.start_ns[work.launch[kernels]]
+    order = np.argsort(launched, kind="stable")
+    kernels, launched = kernels[order], launched[order]
+    first = np.searchsorted(launched, ranges.start_ns)
+    last = np.searchsorted(launched, ranges.end_ns)
+    kept = np.flatnonzero(last > first)
+    start = np.array([work.start_ns[kernels[first[at] : last[at]]].min() for at in kept], dtype=np.int64)
+    end = np.array([work.end_ns[kernels[first[at] : last[at]]].max() for at in kept], dtype=np.int64)
+    return _Events(start, end, ranges.name[kept], ranges.operator[kept])
 
 
 def _merged(kind: str, events: _Events, window_ns: int) -> LaneEvents:

@@ -48,8 +48,8 @@ class LaneEvents:
     """
 
     kind: str
-    """``compute`` (without a device: the main thread), ``copy``, ``host`` (the main thread), ``backward`` (autograd's)
-    or ``loader``."""
+    """``compute`` (without a device: the main thread), ``copy``, ``host`` (the main thread), ``backward`` (autograd's),
+    ``loader``, ``phase`` or ``range`` (the user's own)."""
     start_ns: Int64
     end_ns: Int64
     name: Int32

@@ -273,9 +273,11 @@ class Lane:
     step: Annotated[int | None, "None where nothing marks steps."]
     kind: Annotated[
         str,
-        "``compute`` (kernels; on a rank without device the main thread's outermost operators), ``communication``, "
-        "``copy``, ``host`` (outermost operators of the main thread), ``backward`` (those of autograd's) or "
-        "``loader``.",
+        "``phase`` (forward, backward, optimizer: from the first to the last kernel launched in it; on a rank without "
+        "device the range on the host), ``compute`` (kernels; on a rank without device the main thread's outermost "
+        "operators), ``communication``, ``copy``, ``host`` (outermost operators of the main thread; on a rank without "
+        "device the time outside operators), ``backward`` (operators of autograd's thread), ``loader`` or ``range`` "
+        "(outermost named ranges of the user's own that are shorter than the step, on the host).",
     ]
     start_us: Annotated[tuple[Us, ...], "From the earliest start of that step on any rank shown, aligned."]
     duration_us: tuple[Us, ...]
@@ -284,16 +286,19 @@ class Lane:
     operator: Annotated[tuple[int | None, ...], "Innermost operator that launched it."]
     events: Annotated[tuple[int, ...], "Events in the entry: those too short to be seen are merged."]
     busy_us: Annotated[tuple[Us, ...], "Sum of their lengths: less than the entry's where there are gaps between them."]
-    group: Annotated[tuple[int | None, ...], "Of collectives, as the next two; empty in other lanes."] = ()
+    group: Annotated[tuple[int | None, ...], "Of collectives, as the next three; empty in other lanes."] = ()
     bytes: tuple[Bytes | None, ...] = ()
     wait_us: Annotated[
         tuple[Us | None, ...],
         "Until the last participant arrived; the rest of the entry is transfer. None where only one was recorded.",
     ] = ()
+    waited_for: Annotated[tuple[int | None, ...], "The rank that arrived last, None where it is not known."] = ()
 
     def __post_init__(self) -> None:
         own = (self.duration_us, self.name, self.operator, self.events, self.busy_us)
         more = (self.group, self.bytes, self.wait_us) if self.kind == "communication" else ()
+        if self.waited_for:  # earlier versions do not have it
+            more = (*more, self.waited_for)
         if any(len(array) != len(self.start_us) for array in (*own, *more)):
             raise ValueError("arrays of a lane are not equally long")
         places = {place for array in (self.name, self.operator, self.group) for place in array if place is not None}

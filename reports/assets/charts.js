@@ -61,7 +61,10 @@
     if (meta.orders) layout = changed(layout, meta.orders[chosen.order]);
     if (meta.lanes) {
       const rows = chosenRanks(meta).flatMap((rank) => meta.lanes[rank]);
-      data = data.map((trace) => (trace.meta === undefined ? trace : { ...trace, visible: chosen.ranks.has(trace.meta) }));
+      // A trace is of a rank, or links two.
+      data = data.map((trace) => (trace.meta === undefined ? trace : { ...trace, visible: [trace.meta].flat().every((rank) => chosen.ranks.has(rank)) }));
+      const link = data.find((trace) => trace.legendgroup === "link" && trace.visible);
+      data = data.map((trace) => (trace.legendgroup === "link" ? { ...trace, showlegend: trace === link } : trace));
       layout = changed(layout, { yaxis: { categoryarray: rows }, height: 110 + Math.max(rows.length, 2) * meta.row });
     }
     if (root.clientWidth < NARROW) layout = changed(layout, meta.narrow);
@@ -149,6 +152,8 @@
     const rank = Number(event.target.value);
     if (event.target.checked) chosen.ranks.add(rank);
     else chosen.ranks.delete(rank);
+    const command = document.querySelector("#merge-command code");
+    command.textContent = command.textContent.replace(/--ranks \S+/, `--ranks ${[...chosen.ranks].sort((a, b) => a - b).join(",")}`);
     redraw("timeline");
   });
   window.addEventListener("beforeprint", toPaper);

@@ -64,12 +64,22 @@
     return { text, opacity };
   }
 
-  const bars = () => place.data.map((trace, index) => ({ trace, index })).filter(({ trace }) => trace.meta !== undefined && trace.visible);
+  const bars = () => place.data.map((trace, index) => ({ trace, index })).filter(({ trace }) => trace.customdata && trace.visible);
+
+  // Where to look in Perfetto, whose file begins with the same step.
+  function tellPlace() {
+    const [from, to] = range();
+    const unit = place.layout.xaxis.title.text.split(" ")[0];
+    const digits = Math.max(0, 2 - Math.floor(Math.log10(to - from)));
+    const isAll = to - from > 0.99 * (whole[1] - whole[0]);
+    document.querySelector("#in-perfetto output").textContent = isAll ? "" : `This view is ${from.toFixed(digits)} to ${to.toFixed(digits)} ${unit} after the step's start.`;
+  }
 
   let waiting = 0;
   function adapt() {
     clearTimeout(waiting);
     waiting = setTimeout(() => {
+      tellPlace();
       const shown = bars();
       const made = shown.map(({ trace }) => adapted(trace));
       Plotly.restyle(place, { text: made.map((one) => one.text), "marker.opacity": made.map((one) => one.opacity) }, shown.map(({ index }) => index));

@@ -8,16 +8,13 @@ from typing import Any, Final
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import bar, bar_height, figure, rank_axis, shortened
+from perfscope.reports.figures.layout import MARKED, bar, bar_height, figure, rank_axis, shortened
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import TimeCategory
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
 from perfscope.text import ScaledUnit, unit_for
-
-MARKED: Final = 8
-"""Stragglers marked in the chart."""
 
 HEATMAP_ABOVE: Final = 64
 """More ranks than this are drawn as a heat map: bars would be thinner than their gaps."""

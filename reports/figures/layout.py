@@ -11,6 +11,9 @@ import plotly.graph_objects as go
 from perfscope.reports.figures.colours import LIGHT
 from perfscope.text import ScaledUnit
 
+MARKED: Final = 8
+"""Stragglers marked in a chart."""
+
 LEGEND_ABOVE: Final = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0}
 
 _TITLE_HEIGHT: Final = 44

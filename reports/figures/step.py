@@ -9,7 +9,7 @@ from typing import Final
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import bar, figure, rank_axis
+from perfscope.reports.figures.layout import MARKED, bar, figure, rank_axis
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import BY_ID, TimeCategory
@@ -72,20 +72,24 @@ def step_figure(summary: Summary) -> go.Figure | None:
                     x=scaled((length for _, _, length in mine), unit, 6),
                     base=scaled((start for _, start, _ in mine), unit, 6),
                     customdata=[f"{duration(length)} from {duration(start)}" for _, start, length in mine],
-                    hovertemplate=f"<b>{category.label}</b><br>rank %{{y}}<br>%{{customdata}}<extra></extra>",
+                    hovertemplate=f"<b>{category.label}</b><br>%{{y}}<br>%{{customdata}}<extra></extra>",
                 )
             )
     ranks = [str(strip.rank) for strip in strips]
+    late = set(attributed_ranks(summary.stragglers)[:MARKED])
+    names = [f"<b>▸ rank {strip.rank}</b>" if strip.rank in late else f"rank {strip.rank}" for strip in strips]
     return figure(
         "One step of all ranks",
         traces,
         height=64 + max(len(ranks), 2) * (20 if len(ranks) > 8 else 34),
-        narrow={"yaxis": {"tickprefix": ""}},
         barmode="overlay",
         bargap=0.25,
         xaxis={"title": {"text": f"{unit.name} from the step's start"}, "rangemode": "tozero"},
-        yaxis={**rank_axis(ranks), "categoryorder": "array", "categoryarray": ranks, "dtick": 1},
-    )
+        yaxis={
+            **rank_axis(ranks), "categoryorder": "array", "categoryarray": ranks, "tickmode": "array",
+            "tickvals": ranks, "ticktext": names, "tickprefix": "",
+        },
+    )  # fmt: skip
 
 
 def path_by_rank(summary: Summary) -> dict[int, dict[str, float]]:

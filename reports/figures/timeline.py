@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import bar, one_step, plain, shortened
+from perfscope.reports.figures.layout import MARKED, bar, one_step, plain, shortened
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.reports.kernel_names import short_name
 from perfscope.results.attribution import attributed_ranks
@@ -24,16 +24,19 @@ SHOWN_FIRST: Final = 3
 STAGES_SHOWN_FIRST: Final = 4
 
 LABELS: Final = {
+    "phase": "phase",
     "compute": "compute",
     "communication": "communication",
     "copy": "copy",
     "host": "host",
     "backward": "host backward",
     "loader": "dataloader",
+    "range": "ranges",
 }
 """Lanes in words, in the order of the chart."""
 
 _COLOURS: Final = {
+    "phase": ("phase", "idle_unknown"),
     "compute": ("compute", "compute"),
     "wait": ("waiting in a collective", "exposed_comm_wait"),
     "transfer": ("transfer", "exposed_comm_transfer"),
@@ -41,6 +44,7 @@ _COLOURS: Final = {
     "host": ("host", "idle_host"),
     "backward": ("host backward", "idle_sync"),
     "loader": ("dataloader", "idle_dataloader"),
+    "range": ("named range", "idle_launch"),
 }
 """What is drawn -> its name in the legend and the category whose colour it has."""
 
@@ -56,6 +60,12 @@ _WIDTH_IN_LETTERS: Final = 140
 """Letters that the whole width of a usual figure has room for."""
 
 _LEAST_LETTERS: Final = 4
+
+_LINKED: Final = 0.005
+"""Share of the step that a rank must wait in a collective to be linked with the rank that it waits for."""
+
+_PREFIX: Final = re.compile("^perfscope::(pipeline#)?")
+"""What PerfScope's own ranges are called before their names."""
 
 
 @dataclass
@@ -91,13 +101,14 @@ def timeline_figure(summary: Summary) -> go.Figure | None:
         return None
     span = max(lane.start_us[-1] + lane.duration_us[-1] for lane in lanes)
     unit = unit_for(span)
+    late = set(attributed_ranks(summary.stragglers)[:MARKED])
     drawn: dict[tuple[int, str], _Bars] = {}
     places: dict[int, list[str]] = {}
     for lane in lanes:
-        places.setdefault(lane.rank, []).append(_place(lane))
+        places.setdefault(lane.rank, []).append(_place(lane, late))
         for kind, start, length, opacity, text in _entries(lane):
             bars = drawn.setdefault((lane.rank, kind), _Bars())
-            bars.places.append(_place(lane))
+            bars.places.append(_place(lane, late))
             bars.starts.append(start)
             bars.lengths.append(length)
             bars.opacity.append(opacity)
@@ -107,13 +118,53 @@ def timeline_figure(summary: Summary) -> go.Figure | None:
     kinds = [kind for kind in _COLOURS if any(kind == other for _, other in drawn)]
     traces = [_legend(kind) for kind in kinds]
     traces += [_trace(rank, kind, bars, unit, span, visible=rank in shown) for (rank, kind), bars in drawn.items()]
+    traces += _links(lanes, late, unit, span, shown)
     height = 110 + max(len(rows), 2) * _ROW_HEIGHT
     meta = {"lanes": {str(rank): lanes for rank, lanes in places.items()}, "row": _ROW_HEIGHT}
     return one_step("Timeline of one step", traces, rows, unit, height=height, meta=meta)
 
 
-def _place(lane: Lane) -> str:
-    return f"rank {lane.rank} · {LABELS[lane.kind]}"
+def _place(lane: Lane, late: Collection[int]) -> str:
+    """The row of a lane; those of stragglers are marked."""
+    rank = f"<b>▸ rank {lane.rank}</b>" if lane.rank in late else f"rank {lane.rank}"
+    return f"{rank} · {LABELS[lane.kind]}"
+
+
+def _links(
+    lanes: Sequence[Lane], late: Collection[int], unit: ScaledUnit, span: float, shown: Collection[int]
+) -> Iterator[go.Scatter]:
+    """From the last arrival of each collective to each rank that waited long for it, at that moment.
+
+    Each trace's ``meta`` are the two ranks; it is visible where both are.
+    """
+    places = {lane.rank: _place(lane, late) for lane in lanes if lane.kind == "communication"}
+    arrivals: dict[tuple[int, int], list[float]] = {}
+    for lane in lanes:
+        for start, wait, last in zip(lane.start_us, lane.wait_us, lane.waited_for, strict=False):
+            if last is not None and last != lane.rank and last in places and (wait or 0.0) >= _LINKED * span:
+                arrivals.setdefault((last, lane.rank), []).append(start + (wait or 0.0))
+    first = True
+    for (last, waiting), moments in arrivals.items():
+        # Each a line of its own: from the late rank, with an arrow at the one that waits.
+        times = [time for moment in _times(moments, unit) for time in (moment, moment, None)]
+        visible = {last, waiting} <= set(shown)
+        yield go.Scatter(
+            mode="lines+markers",
+            name="the late rank arrives",
+            x=times,
+            y=[places[last], places[waiting], None] * len(moments),
+            line={"color": LIGHT["text"], "width": 1, "dash": "dot"},
+            marker={
+                "color": LIGHT["text"], "size": [0, 7, 0] * len(moments),
+                "symbol": "triangle-up" if last < waiting else "triangle-down",
+            },
+            hovertemplate=f"rank {waiting} waits for rank {last}<extra></extra>",
+            visible=visible,
+            showlegend=visible and first,
+            legendgroup="link",
+            meta=[last, waiting],
+        )  # fmt: skip
+        first = first and not visible
 
 
 def _entries(lane: Lane) -> Iterator[tuple[str, float, float, float, str]]:
@@ -137,7 +188,7 @@ def _text(lane: Lane, at: int) -> str:
         if index is None:
             return ""
         name = lane.texts[index]
-        return shortened(short_name(name) if lane.kind == "compute" else name, 90)
+        return shortened(short_name(name) if lane.kind == "compute" else _PREFIX.sub("", name), 90)
 
     lines = [f"<b>{named(lane.name[at]) or plain(lane.kind)}</b>"]
     length = lane.duration_us[at]
@@ -158,6 +209,9 @@ def _collective(lane: Lane, at: int, length: float) -> Iterator[str]:
     if group is not None:
         yield f"group {shortened(lane.texts[group])}"
     if wait is not None:
+        last = lane.waited_for[at] if lane.waited_for else None
+        if wait > 0 and last not in (None, lane.rank):
+            yield f"waits for rank {last}"
         yield f"wait {duration(wait)}, transfer {duration(max(length - wait, 0.0))}"
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import plotly
 
 from perfscope.execution.cache import Cache
+from perfscope.recording.paths import MERGED_FILE
 from perfscope.reports.figures.breakdown import HEATMAP_ABOVE
 from perfscope.reports.figures.colours import dark_of_light
 from perfscope.reports.figures.figures import Figures
@@ -62,18 +63,18 @@ TOP_FINDINGS: Final = 5
 """Findings listed under the verdict; the rest is further down."""
 
 
-def render(summary: Summary) -> str:
-    """The whole page as HTML."""
+def render(summary: Summary, *, merged: str = "") -> str:
+    """The whole page as HTML; ``merged`` is the job's file for Perfetto, from the page's folder, where there is one."""
     values = _values(summary)
     if summary.is_one_window:
         values = {name: _of_recording(value) for name, value in values.items()}
-    values["plotly"] = _plotly()
+    values |= {"plotly": _plotly(), "merged": merged}
     return assemble("page.html", values, styles=("page.css",), scripts=_SCRIPTS, sources=("blob:",))
 
 
 def write(summary: Summary, path: Path) -> None:
     """Write the page, whole or not at all. Raises OSError when the folder cannot be written."""
-    save(render(summary), path)
+    save(render(summary, merged=MERGED_FILE if path.with_name(MERGED_FILE).is_file() else ""), path)
 
 
 def _values(summary: Summary) -> dict[str, Any]:
@@ -109,6 +110,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "strips_reading": charts.strips_reading(summary),
         "steps_reading": charts.steps_reading(summary),
         "first_shown": first_shown(summary),
+        "merge_command": timeline.merge_command(summary),
         "timeline_reading": timeline.timeline_reading(summary),
         "path_reading": charts.path_reading(summary),
         "history_reading": run_history.history_reading(summary),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
+from perfscope.reports.figures.timeline import first_shown
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Lane
 from perfscope.text import byte_size, duration, percent
@@ -34,6 +36,14 @@ def timeline_reading(summary: Summary) -> str:
     if any(lane.kind == "copy" for lane in summary.lanes) and not any(lane.kind == "host" for lane in summary.lanes):
         text += ". No host lanes: the hosts had launched this step's work before it began"
     return text + "."
+
+
+def merge_command(summary: Summary) -> str:
+    """``perfscope merge`` that shows the ranks and the step of the timeline, as one would type it."""
+    ranks = ",".join(map(str, sorted(first_shown(summary))))
+    step = summary.lanes[0].step if summary.lanes else None
+    steps = f" --steps {step}" if step is not None else ""
+    return f"perfscope merge {shlex.quote(summary.source or 'TRACES')} --ranks {ranks}{steps}"
 
 
 def _longest(lanes: Sequence[Lane]) -> tuple[Lane, int] | None:

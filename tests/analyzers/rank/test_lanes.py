@@ -98,12 +98,43 @@ def test_without_a_device_the_main_threads_operators_are_the_computation() -> No
     assert of_kind(own, "loader") == [(600_000, 700_000, 1)]
 
 
+def test_phases_and_own_ranges_have_lanes_and_the_whole_steps_range_has_none() -> None:
+    """On a device a phase lasts from its first kernel to its last: here 40 to 200, launched at 10."""
+    builder = TraceBuilder(rank=0, world_size=1)
+    for number in range(3):
+        at = number * STEP
+        builder.step(number, at, at + STEP)
+        builder.note("my step", at, at + 950_000)
+        builder.note("perfscope::forward", at + 5_000, at + 30_000)
+        builder.note("my loss", at + 21_000, at + 25_000)
+        builder.note("inside", at + 22_000, at + 24_000)
+        builder.launched("small", at + 10_000, at + 40_000, at + 200_000)
+    own = analyze_rank(builder.build()).lanes
+    assert of_kind(own, "phase") == [(40_000, 200_000, 1)]
+    assert of_kind(own, "range") == [(21_000, 25_000, 1)]
+
+
+def test_without_a_device_time_outside_operators_is_the_hosts() -> None:
+    builder = TraceBuilder(rank=0, world_size=1)
+    for number in range(4):
+        at = number * STEP
+        builder.step(number, at, at + STEP)
+        builder.note("perfscope::forward", at, at + 700_000)
+        builder.op("aten::linear", at, at + 300_000)
+        builder.op("aten::mm", at + 700_000, at + STEP)
+    found = {lane.kind: lane for lane in lanes(compared(builder.build()))}
+    assert found["host"].start_us == (300.0,)
+    assert found["host"].duration_us == (400.0,)
+    assert found["phase"].duration_us == (700.0,)
+
+
 def test_a_collective_is_split_where_the_last_rank_arrived() -> None:
     found = lanes(compared(gpu_rank(0), gpu_rank(1, late=100_000)))
     early, late = (lane for lane in found if lane.kind == "communication")
     assert (early.rank, late.rank) == (0, 1)
     assert early.wait_us == (pytest.approx(100.0),)
     assert late.wait_us == (0.0,)
+    assert (early.waited_for, late.waited_for) == ((1,), (1,))
     assert early.bytes == (2000,)
     assert early.start_us[0] + 100.0 == pytest.approx(late.start_us[0])
     assert early.texts[early.name[0] or 0] == "all_reduce"

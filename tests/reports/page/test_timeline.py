@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from perfscope.reports.page import timeline
+import dataclasses
+from pathlib import Path
+
+from perfscope.reports.page import page, timeline
 from tests.reports.examples import gpu
 
 
@@ -11,3 +14,17 @@ def test_the_timeline_names_which_collective_is_longest_and_splits_it() -> None:
     assert reading.startswith("Step 17.")
     assert "all-gather of 386 MiB" in reading
     assert "waiting" in reading
+
+
+def test_the_command_for_perfetto_names_the_ranks_and_the_step() -> None:
+    summary = dataclasses.replace(gpu(), source="my traces")
+    ranks = ",".join(map(str, sorted(timeline.first_shown(summary))))
+    assert timeline.merge_command(summary) == f"perfscope merge 'my traces' --ranks {ranks} --steps 17"
+
+
+def test_a_merged_file_beside_the_page_is_linked(tmp_path: Path) -> None:
+    for is_there in (False, True):
+        page.write(gpu(), tmp_path / "report.html")
+        written = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert ('href="merged.pftrace"' in written) == is_there
+        (tmp_path / "merged.pftrace").touch()
