@@ -157,7 +157,8 @@
     redraw("timeline");
   });
   window.addEventListener("beforeprint", toPaper);
-  window.addEventListener("afterprint", toScreen);
+  // Later: Firefox does not end printing while a page that is printed changes its charts.
+  window.addEventListener("afterprint", () => setTimeout(toScreen, 0));
 
   // A link to a finding inside something folded opens it.
   window.addEventListener("hashchange", () => {
