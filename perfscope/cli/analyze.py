@@ -12,6 +12,7 @@ import click
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.cli import outputs
+from perfscope.cli.number import Number
 from perfscope.errors import PerfscopeError
 from perfscope.execution import engine
 from perfscope.recording import paths, remote
@@ -104,7 +105,7 @@ def _single_recording(given: tuple[str, ...]) -> str:
 )
 @click.option(
     "--price",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="AMOUNT",
     envvar="PERFSCOPE_PRICE",
     help="Price of one device-hour: adds the job's cost and the savings of each finding.  [env: PERFSCOPE_PRICE]",

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from perfscope.cli import outputs
+from perfscope.cli.number import Number
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
 from perfscope.errors import UnusableInput
 from perfscope.results.budget import SEVERITIES, Budget
@@ -34,7 +35,7 @@ from perfscope.results.budget import SEVERITIES, Budget
 @click.option("--json", "json_file", type=FILE, help="Write the checks as JSON, schema perfscope.check/1; - prints it.")
 @click.option(
     "--noise",
-    type=click.FloatRange(min=0, max=100),
+    type=Number(min=0, max=100),
     default=2.0,
     show_default=True,
     metavar="PERCENT",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.cli.number import Number
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, write, write_json
 from perfscope.errors import PerfscopeError
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--noise",
-    type=click.FloatRange(min=0, max=100),
+    type=Number(min=0, max=100),
     default=2.0,
     show_default=True,
     metavar="PERCENT",

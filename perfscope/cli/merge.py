@@ -10,6 +10,7 @@ import click
 from perfscope.analyzers.merge.merge import DEFAULT_MEGABYTES, merge
 from perfscope.analyzers.merge.rank_view import DEFAULT_LANES, LANES
 from perfscope.cli import outputs
+from perfscope.cli.number import Number
 from perfscope.errors import UnusableInput
 from perfscope.text import byte_size, rank_list, ranks_in_words
 
@@ -44,7 +45,7 @@ from perfscope.text import byte_size, rank_list, ranks_in_words
 )
 @click.option(
     "--max-size",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=DEFAULT_MEGABYTES,
     show_default=True,
     metavar="MB",

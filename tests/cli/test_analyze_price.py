@@ -38,7 +38,8 @@ def test_without_a_price_there_is_no_word_of_money(samples, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["cost"] is None
 
 
-def test_a_price_below_nothing_is_refused(samples, tmp_path):
-    result = run(samples, tmp_path, "--price", "-1")
+@pytest.mark.parametrize("wrong", ["-1", "0", "2,50", "nan", "inf"])
+def test_what_is_no_price_is_refused_in_words(samples, tmp_path, wrong):
+    result = run(samples, tmp_path, "--price", wrong)
     assert result.exit_code == 2
-    assert "--price" in result.output
+    assert f"'--price': must be a number above 0, not '{wrong}'" in result.output

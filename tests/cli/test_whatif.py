@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from perfscope.analyzers.analyze import analyze
 from perfscope.cli.main import main
+from perfscope.reports.page.advice import cards
 from tests.generator import JobSpec, ModelSpec, SlowCompute, simulate
 
 
@@ -83,3 +86,16 @@ def test_the_settings_are_listed() -> None:
     code, output = whatif("--list")
     assert code == 0
     assert "ddp.bucket_cap_mb" in output
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("sample", ["healthy", "starved", "slow_rank"])
+def test_a_cards_command_gives_the_cards_figures(samples: Path, sample: str) -> None:
+    replayed = [card for card in cards(analyze(samples / sample)) if card.command]
+    assert bool(replayed) is (sample != "healthy")
+    for card in replayed:
+        code, output = whatif(*shlex.split(card.command)[2:], "--json")
+        assert code == 0
+        document, predicted = json.loads(output), card.finding.predicted_step_us
+        assert predicted is not None
+        assert document["predicted_step_us"] == {"low": predicted.low, "mid": predicted.mid, "high": predicted.high}
