@@ -44,6 +44,9 @@ _NEARLY_ALL: Final = 0.8
 _NO_SLACK: Final = 0.9
 """Share of the steps that their batches take the workers, from which these are always busy."""
 
+_SLACK: Final = 0.75
+"""Share below which they are not; between both a few batches' time leaves it open, and waits decide."""
+
 _SOME: Final = 0.3
 """Share of them below which they are not."""
 
@@ -108,7 +111,8 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     pace_ns = fetched_ns / workers if fetched_ns is not None and workers else None
     if pace_ns is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
-        sure = True if pace_ns * int(loading.batches.sum()) >= _NO_SLACK * _recorded_ns(partial) else None
+        taken = pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
+        sure = True if taken >= _NO_SLACK else None if taken < _SLACK else sure
     if sure is None:
         return _NONE
     turns = _turns(stalled, waited)

@@ -238,8 +238,8 @@ def test_steps_slowed_by_others_do_not_slow_down_the_workers(tmp_path: Path) -> 
     assert found.low_ns > found.measured_ns
 
 
-@pytest.mark.parametrize(("pace", "holds"), [(0.97, True), (0.5, False)])
-def test_workers_that_told_their_pace_set_it_or_not(pace: float, holds: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pace", "holds", "sure"), [(0.97, True, True), (0.8, True, False), (0.5, False, True)])
+def test_workers_that_told_their_pace_set_it_or_not(pace: float, holds: bool, sure: bool, tmp_path: Path) -> None:
     """The host waits for three of the batches; whether workers are always busy is theirs to say."""
     spec = paced(replace(DEVICES, steps=13), 1.5, 4)
     simulate(spec).write(tmp_path)
@@ -253,7 +253,7 @@ def test_workers_that_told_their_pace_set_it_or_not(pace: float, holds: bool, tm
     assert not deliveries(seldom, 4).sure
     told = deliveries(seldom, 4, 4 * pace * step_ns)
     assert (len(told) > 0) is holds
-    assert told.sure
+    assert told.sure is sure
     assert not holds or told.batch_ns == pytest.approx(pace * step_ns)
 
 
