@@ -19,6 +19,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.stages import ranks_of, stages
 from perfscope.analyzers.replay.engine import Schedules
 from perfscope.analyzers.replay.pace import scaled
+from perfscope.analyzers.replay.stragglers.own_time import NOISE
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 
@@ -68,7 +69,8 @@ def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowSta
             continue
         excess = np.min([pace.excess(alike) for pace in paces[stage]], axis=0)
         total = min(float(pace.rows.sum()) for pace in paces[stage])
-        if 0 < excess.sum() < total:
+        # What waits for data seems to save more at another stage's pace than it takes longer.
+        if NOISE * result.step_ns <= excess.sum() < total:
             slowest = max(zip(ranks, paces[stage], strict=True), key=lambda pair: float(pair[1].rows.sum()))[0]
             row = _COMPARED[int(excess.argmax())]
             stragglers.append(SlowStage(ranks, slowest, row, (total - float(excess.sum())) / total))

@@ -1,0 +1,35 @@
+"""Pipeline stages that take longer for the same work, against one that only waits for its data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import perfscope
+from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate
+
+JOB = Job(
+    strategy="pipeline", ranks=2, ranks_per_host=2, stages=2, microbatches=2, noise=0.03,
+    model=Model(blocks=4, tokens=32768, width=512), loader=Loader(workers=1, load_ns=10 * MS),
+    recording=Recording(steps=6),
+)  # fmt: skip
+
+
+def test_a_stage_that_waits_for_data_has_no_slow_kernels(tmp_path: Path) -> None:
+    """Kernels of both stages differ by their noise alone; rank 1 loads a batch for longer than a step takes."""
+    healthy_ns = emulate(JOB).step_ns
+    late = Cause("slow loader", 1.2 * healthy_ns / JOB.loader.load_ns, ranks=(1,))
+    emulate(replace(JOB, causes=(late,))).write(tmp_path)
+    summary = perfscope.analyze(tmp_path)
+    assert not summary.stragglers
+    assert summary.findings[0].rule == "dataloader-workers"
+
+
+def test_a_stage_with_slow_kernels_costs_what_it_takes_longer(tmp_path: Path) -> None:
+    job = replace(JOB, causes=(Cause("slow compute", 1.3, ranks=(1,)),))
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    (found,) = perfscope.analyze(tmp_path).stragglers
+    assert (found.ranks, found.cause) == ((1,), "compute")
+    saved_us = (emulation.step_ns - emulate(JOB).step_ns) / 1e3
+    assert abs(found.lost_us - saved_us) < 0.03 * emulation.step_ns / 1e3
