@@ -30,15 +30,17 @@ FEW: Final = 8
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no FSDP, overlapped gathers, or nothing that would overlap them."""
     gathers = traffic(job, "all_gather")
-    if "fsdp" not in job.info.strategies or gathers is None or job.settings("megatron"):
+    if "fsdp" not in job.info.strategies or job.settings("megatron"):
         return None
     if job.exposed_transfer_us < SHARE * job.step_time_us:
         return None
-    return _prefetched(job, gathers) or _units(job, gathers)
+    return _prefetched(job, gathers) or (_units(job, gathers) if gathers is not None else None)
 
 
-def _prefetched(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
-    """Gathers launched one layer earlier, replayed. On CPUs the threads that gather compete with those that compute."""
+def _prefetched(job: RuleContext, gathers: CollectiveTraffic | None) -> Finding | None:
+    """Gathers launched one layer earlier, replayed; ``gathers`` is None where their sizes are not recorded. On CPUs the
+    threads that gather compete with those that compute.
+    """
     if not job.on_devices:
         return None
     change = {"fsdp.prefetch": "1"}
@@ -46,15 +48,14 @@ def _prefetched(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     if replayed is None:
         return None
     prediction, saved_us = replayed
+    most = "" if gathers is None else f": at most {byte_size(gathers.largest)}"
     return job.finding(
         RULE,
         "Layers wait for parameters that could be gathered while the previous layer computes: "
         f"{job.exposed_share:.0%} of the step is exposed transfer",
         saved_us,
-        evidence=_evidence(job, gathers),
-        action=_prefetch_action(
-            job, costs=f"Memory for the parameters of one more unit: at most {byte_size(gathers.largest)}."
-        ),
+        evidence=(job.exposed_transfer(),) if gathers is None else _evidence(job, gathers),
+        action=_prefetch_action(job, costs=f"Memory for the parameters of one more unit{most}."),
         confidence=job.confidence(),
         predicted=prediction,
         whatif=change,

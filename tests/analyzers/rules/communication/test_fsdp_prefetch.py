@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,14 @@ def test_fsdp2_and_accelerate_are_advised_in_their_words(late: Analyzed) -> None
     finding = fsdp_prefetch.evaluate(recorded)
     assert finding is not None
     assert "fsdp_backward_prefetch: BACKWARD_PRE" in finding.action.how
+
+
+def test_without_sizes_it_is_replayed_as_well(late: Analyzed) -> None:
+    rows = tuple(replace(row, bytes=None) for row in late.summary.collectives)
+    finding = fsdp_prefetch.evaluate(changed(late.context, collectives=rows))
+    assert finding is not None
+    assert finding.obtained is Obtained.REPLAYED
+    assert finding.action.costs == "Memory for the parameters of one more unit."
 
 
 def test_on_cpus_threads_that_gather_take_the_cores(late: Analyzed) -> None:
