@@ -107,6 +107,12 @@ def _sure(blocked: Sequence[BlockedOp], roots: Roots) -> _Named:
     if unknown:
         reason = f"the dump shows that they did not join, but of {ranks_in_words(unknown)} nothing is known"
         return _Named(ranks, "medium", reason)
+    if roots.stopped:
+        reason = (
+            f"every other rank's wait leads to {ranks_in_words(roots.known)}; {ranks_in_words(roots.stopped)} "
+            "issued less than the peers that wait at the same"
+        )
+        return _Named(ranks, "medium", reason)
     reason = "every other rank's wait leads to them, and their own dumps show that they wait for no other rank"
     return _Named(ranks, "high", reason)
 

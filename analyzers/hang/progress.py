@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.readers.flight import DONE, STARTED, FlightDump, OpKind
+from perfscope.analyzers.readers.flight import DONE, STARTED, FlightDump, GroupStatus, OpKind
 from perfscope.trace.clock import align
 from perfscope.trace.trace import Int64
 
@@ -156,12 +156,20 @@ def _collectives(
             if (mine & dump.p2p).any():
                 mixed.add(number)
             mine &= ~dump.p2p
+            status = dump.status.get(index)
+            if status is not None and mine.any() and _is_of_messages(status, int(dump.sequence[mine].max())):
+                mixed.add(number)
             if mine.any():
                 issued[number, rank] = int(dump.sequence[mine].max())
             done = mine & (dump.state == DONE) & ~rooted
             if done.any():
                 completed[number] = max(completed.get(number, 0), int(dump.sequence[done].max()))
     return issued, completed, mixed
+
+
+def _is_of_messages(status: GroupStatus, last: int) -> bool:
+    """Does a status have numbers of sends or recvs, though the dump shows collectives alone, the last one ``last``?"""
+    return status.completed > status.enqueued or status.enqueued != last
 
 
 def _from_status(

@@ -40,7 +40,7 @@ class Roots:
     @property
     def ranks(self) -> frozenset[int]:
         """The ranks to name."""
-        return self.departed or self.known or self.by_elimination | self.stopped
+        return self.departed or (self.known or self.by_elimination) | self.stopped
 
 
 def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
@@ -68,7 +68,7 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
     # Ranks that wait themselves are roots only where nothing else explains it.
     left = departed(progress) if blocked and not idle else frozenset()
-    stopped = frozenset(_stopped_as_well(progress, blocked)) if unknown else frozenset()
+    stopped = frozenset(_stopped_as_well(progress, blocked)) - known if unknown or known else frozenset()
     return Roots(frozenset(known), left, frozenset(unknown), stopped, tuple(cycles), _outvoted(blocked, cycles))
 
 

@@ -30,8 +30,20 @@ class Recorder:
     frames: bool = True
 
 
-def dump(machine: Machine, rank: int, recorder: Recorder, *, at_ns: int | None = None, offset_ns: int = 0) -> bytes:
-    """The dump of a rank at a time (the end, where there is none), by a clock that is off by ``offset_ns``."""
+def dump(
+    machine: Machine,
+    rank: int,
+    recorder: Recorder,
+    *,
+    at_ns: int | None = None,
+    offset_ns: int = 0,
+    failed_ns: int | None = None,
+) -> bytes:
+    """The dump of a rank at a time (the end, where there is none), by a clock that is off by ``offset_ns``.
+
+    ``failed_ns``: since then its device gives no events; what ended later looks as if it had not.
+    """
+    seen_ns = min((time for time in (at_ns, failed_ns) if time is not None), default=None)
     issued = [each for each in machine.ranks[rank].issued if at_ns is None or each.created_ns <= at_ns]
     shift_ns = EPOCH_NS + offset_ns
     groups = [group for group in machine.job.groups if rank in group.ranks]
@@ -40,8 +52,8 @@ def dump(machine: Machine, rank: int, recorder: Recorder, *, at_ns: int | None =
     counts: dict[str, int] = defaultdict(int)
     record = 0
     for each in issued:
-        ended = each.ended_ns is not None and (at_ns is None or each.ended_ns <= at_ns)
-        started = each.started_ns is not None and (at_ns is None or each.started_ns <= at_ns)
+        ended = each.ended_ns is not None and (seen_ns is None or each.ended_ns <= seen_ns)
+        started = each.started_ns is not None and (seen_ns is None or each.started_ns <= seen_ns)
         for name, sizes, known in _rows(each):
             counts[each.group.name] += 1
             state = (
@@ -82,7 +94,7 @@ def dump(machine: Machine, rank: int, recorder: Recorder, *, at_ns: int | None =
     if recorder.only_active:
         entries = [entry for entry in entries if entry["state"] != "completed"]
     status = {
-        str(numbers[group.name]): _status([each for each in issued if each.group == group], at_ns) for group in groups
+        str(numbers[group.name]): _status([each for each in issued if each.group == group], seen_ns) for group in groups
     }
     config = {
         group.name: {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))} for group in groups

@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass, replace
 
 from tests.stuck.machine import Machine
-from tests.stuck.program import Action, Collective, Job, Messages, Stop
+from tests.stuck.program import Action, Collective, Job, Messages, Stall, Stop
 
-STOPS = ("sleep", "die")
+HOST_STOPS = ("sleep", "die")
+STOPS = (*HOST_STOPS, "error", "stall")
+"""The host stops, with or without a dump; the device fails, and the host with it; a kernel does not end."""
 ODD = ("skip", "shape", "order")
 
 
@@ -46,7 +48,7 @@ def broken(job: Job, faults: list[Fault]) -> Job:
         program = programs[fault.rank]
         action = program[fault.place]
         if fault.kind in STOPS:
-            program.insert(fault.place, Stop())
+            program.insert(fault.place, Stall() if fault.kind == "stall" else Stop())
         elif fault.kind == "skip":
             del program[fault.place]
         elif fault.kind == "shape" and isinstance(action, Collective):
@@ -74,5 +76,9 @@ def acted(machine: Machine, faults: list[Fault]) -> list[Fault]:
     return [
         fault
         for fault in faults
-        if (machine.ranks[fault.rank].stopped if fault.kind in STOPS else machine.ranks[fault.rank].place > fault.place)
+        if (
+            machine.ranks[fault.rank].stopped
+            if fault.kind in STOPS and fault.kind != "stall"
+            else machine.ranks[fault.rank].place > fault.place
+        )
     ]

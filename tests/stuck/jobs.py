@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.stuck import layouts
 from tests.stuck.dumps import EPOCH_NS, Recorder, dump
-from tests.stuck.faults import ODD, STOPS, Fault, acted, broken, draw
+from tests.stuck.faults import HOST_STOPS, ODD, Fault, acted, broken, draw
 from tests.stuck.machine import Machine
 from tests.stuck.program import Collective, Job, Messages
 
@@ -35,6 +35,7 @@ class StuckJob:
     at_ns: int | None
     """When a job that is only slow was looked at."""
     own_names: bool
+    healthy: Job
 
     @property
     def optional(self) -> frozenset[int]:
@@ -103,14 +104,14 @@ def _slow(seed: int, rng: random.Random) -> StuckJob | None:
     recorder = Recorder(entries=2000, timing=rng.random() < 0.3)
     at_ns = int(end_ns * rng.uniform(0.4, 0.95))
     words = f"{layout}, pace {pace}"
-    return StuckJob(seed, words, machine, (), none, frozenset(), none, recorder, at_ns, own_names=False)
+    return StuckJob(seed, words, machine, (), none, frozenset(), none, recorder, at_ns, False, job)
 
 
 def _stuck(seed: int, rng: random.Random) -> StuckJob | None:
     layout, job = healthy(rng)
-    kinds = [rng.choice((*STOPS, *ODD))]
-    if kinds[0] in STOPS and rng.random() < 0.3:
-        kinds.append(rng.choice(STOPS))
+    kinds = [rng.choice((*HOST_STOPS, *ODD))]
+    if kinds[0] in HOST_STOPS and rng.random() < 0.3:
+        kinds.append(rng.choice(HOST_STOPS))
     ranks = rng.sample(range(job.world), len(kinds))
     faults = [draw(rng, job, kind, rank) for kind, rank in zip(kinds, ranks, strict=True)]
     if any(fault is None for fault in faults):
@@ -130,7 +131,7 @@ def _stuck(seed: int, rng: random.Random) -> StuckJob | None:
     shown = frozenset(rank for rank in roots - dead if not _waits(machine, rank))
     return StuckJob(
         seed, layout, machine, tuple(came), shown or roots, groups,
-        frozenset(absent), _recorder(rng), None, own_names=rng.random() < 0.4
+        frozenset(absent), _recorder(rng), None, own_names=rng.random() < 0.4, healthy=job
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from tests.stuck.program import Collective, Group, Job, Join, Message, Messages, Stop, Sync
+from tests.stuck.program import Collective, Group, Job, Join, Message, Messages, Stall, Stop, Sync
 
 
 @dataclass(eq=False)
@@ -50,6 +50,7 @@ class Rank:
         """Of the next action in its program."""
         self.clock_ns = 0
         self.stopped = False
+        self.stalled = False
         self.issued: list[Issued] = []
         self.synced = 0
         """Number of those of ``issued`` that the host knows to have ended."""
@@ -101,6 +102,8 @@ class Machine:
                     rank.clock_ns = max(rank.clock_ns, ended_ns)
                     rank.synced += 1
                 rank.clock_ns += int(rank.rng.uniform(1_000_000, 3_000_000) * rank.pace)
+            elif isinstance(action, Stall):
+                rank.stalled = True
             elif isinstance(action, Join):
                 rank.needed += [last] if (last := rank.last.get(action.group.name)) is not None else []
             else:
@@ -127,7 +130,8 @@ class Machine:
         rank.issued.append(issued)
         if messages or (isinstance(action, Collective) and action.blocking):
             rank.needed = [issued]
-        self._todo.append(issued)
+        if not rank.stalled:
+            self._todo.append(issued)
 
     def _try_to_start(self, issued: Issued) -> None:
         start_ns = issued.created_ns

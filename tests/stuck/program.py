@@ -69,7 +69,12 @@ class Stop:
     """The host issues nothing more: it sleeps, loops, waits for its data loader or is dead."""
 
 
-Action = Collective | Messages | Join | Sync | Stop
+@dataclass(frozen=True)
+class Stall:
+    """A kernel that does not end: the host goes on, but nothing that it issues from here on starts."""
+
+
+Action = Collective | Messages | Join | Sync | Stop | Stall
 
 
 @dataclass

@@ -134,3 +134,22 @@ def test_many_ranks_that_wait_at_what_all_joined_are_not_named() -> None:
     ops = {rank: [op("1", 2, "all_to_all", state="scheduled")] for rank in range(4)}
     hang = _found(groups, {**ops, 4: [op("0", 1, state="scheduled")]})
     assert (hang.missing_ranks, hang.confidence) == ((), "low")
+
+
+def test_a_status_that_counts_messages_says_nothing_about_collectives() -> None:
+    """The world's group has recvs, too, of which the status is; no dump of active operations shows one any more."""
+    groups: Groups = {"0": ("default_pg", range(4))}
+    status = {"0": {"last_enqueued_collective": 5, "last_started_collective": -1, "last_completed_collective": 36}}
+    waiting = [op("0", 5, state="scheduled")]
+    made = {rank: dump(groups, waiting if rank else [], rank, pg_status=status) for rank in range(4)}
+    hang = find_hang(made, {}, stands=True)
+    assert hang is not None
+    assert (hang.missing_ranks, hang.sequence, hang.waiting_ranks) == ((0,), 5, (1, 2, 3))
+
+
+def test_a_second_rank_that_stopped_is_named_though_it_waits_for_the_first() -> None:
+    """All wait for rank 0 at number 2; the others but rank 3 went on to 3 and 4."""
+    world: Groups = {"0": ("default_pg", range(4))}
+    ahead = [op("0", 1), *(op("0", number, state="scheduled") for number in (2, 3, 4))]
+    hang = _found(world, {0: ahead[:1], 1: ahead, 2: ahead, 3: ahead[:2]})
+    assert (hang.missing_ranks, hang.confidence) == ((0, 3), "medium")
