@@ -171,7 +171,7 @@ def _job_info(
     runs: Mapping[int, RunMetadata],
     pipeline: Pipeline | None,
 ) -> JobInfo:
-    start, end = result.windows[result.slowest]
+    start, end = result.job_windows
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
     unprofiled = unprofiled_step_ns(runs) if result.is_marked else None
@@ -254,18 +254,16 @@ def _replay(replay: JobReplay) -> Replay:
     measured = replay.result.step_ns
     if not replay.replayed.complete:
         return Replay(measured_step_us=measured / 1e3)
-    replayed = float(replay.recorded.slowest_ns(replay.replayed).mean())
+    replayed = float(replay.recorded.steps_ns(replay.replayed).mean())
     return Replay(measured_step_us=measured / 1e3, replayed_step_us=replayed / 1e3, error=abs(replayed / measured - 1))
 
 
 def _path(result: AlignedJob) -> tuple[PathRow, ...] | None:
-    """Mean over the used steps of the slowest rank; None where its windows leave gaps or its clock is its own."""
-    rank = result.slowest
-    start, end = result.windows[rank]
+    """Mean over the used steps; None where these leave gaps."""
+    start, end = result.job_windows
     if not np.array_equal(start[1:], end[:-1]):
         return None
-    offset = result.clocks.offset_of(rank)
-    segments = critical_path(result, int(start[0]) + offset, int(end[-1]) + offset, rank)
+    segments = critical_path(result, int(start[0]), int(end[-1]), result.last)
     rows = [
         PathRow(rank=owner, category=row.id, us=length / len(start) / 1e3) for (owner, row), length in segments.items()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.results.time_breakdown import TimeBreakdown
 from perfscope.trace.clock import Clocks
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import Bool, Int64
 
 EVALUATED_AT_MOST: Final = 0.5
 """Share of steps with an evaluation up to which they are left out: occasional evaluations are not training; where most
@@ -62,15 +62,30 @@ class AlignedJob:
         start, end = self.windows[rank]
         return float((end - start).sum()) / len(start)
 
+    @cached_property
+    def job_windows(self) -> tuple[Int64, Int64]:
+        """Begin and end of each used step of the job, on the common clock: see ``job_windows``."""
+        both = [[self.clocks.to_common(rank, edge) for edge in edges] for rank, edges in self.windows.items()]
+        begin, end = (np.stack(edges) for edges in zip(*both, strict=True))
+        return job_windows(begin, end, self.assumed_ns(self.steps), self.clocks.aligned)
+
+    def assumed_ns(self, steps: Int64) -> Int64:
+        """``Steps.assumed_ns`` of each rank (lines) in these steps."""
+        own = [self.partials[rank].steps for rank in self.windows]
+        return np.stack([each.assumed_ns[each.indices_of(steps)] for each in own])
+
     @property
-    def slowest(self) -> int:
-        """The rank with the longest mean window (the lowest among equals)."""
-        return max(self.partials, key=lambda rank: (self.mean_step_ns(rank), -rank))
+    def last(self) -> int:
+        """The rank that ends the last used step last (the lowest among equals)."""
+        until = int(self.job_windows[1][-1])
+        ends = {rank: self.clocks.to_common(rank, int(end[-1])) for rank, (_, end) in self.windows.items()}
+        return min(rank for rank, end in ends.items() if end == until)
 
     @property
     def step_ns(self) -> float:
-        """Job step time: the mean advance per step of the slowest rank's window."""
-        return self.mean_step_ns(self.slowest)
+        """Job step time: the mean of ``job_windows``."""
+        begin, end = self.job_windows
+        return float((end - begin).sum()) / len(begin)
 
     def self_check(self) -> None:
         """Raise ValueError where a rank's categories do not add up to its windows to the nanosecond."""
@@ -81,6 +96,27 @@ class AlignedJob:
             exposed = totals[:, TimeCategory.COMM_WAIT] + totals[:, TimeCategory.COMM_TRANSFER]
             if (exposed > self.communication[rank]).any():
                 raise ValueError(f"rank {rank}: more communication is exposed than there is")
+
+
+def job_windows(begin_ns: Int64, end_ns: Int64, assumed_ns: Int64, aligned: Bool) -> tuple[Int64, Int64]:
+    """Begin and end of each step (item) of the job, from those of all ranks (lines) on the common clock.
+
+    The job begins a step when its last rank does, and ends it when its last rank has ended it: a rank that is early
+    waits for the others. Steps that follow one another add up to the time from the first one's begin to the last one's
+    end. What is only assumed of a rank's begin (``assumed_ns``) counts as far as it is of all: their steps before ended
+    together. The clocks of ranks that are not ``aligned`` stand alone: of them and the others those count that take
+    longest.
+
+    Example: begins 0 and 5, ends 20 and 18 make a step from 5 to 20, though neither of the windows lasts 15.
+    """
+    sets = [np.flatnonzero(aligned), *np.flatnonzero(~aligned)[:, None]]
+    least = begin_ns - assumed_ns
+    windows = [
+        (np.maximum(least[lines].max(axis=0), begin_ns[lines].min(axis=0)), end_ns[lines].max(axis=0))
+        for lines in sets
+        if len(lines)
+    ]
+    return max(windows, key=lambda window: int((window[1] - window[0]).sum()))
 
 
 def align_job(

@@ -43,7 +43,7 @@ def lanes(result: AlignedJob, wanted: Sequence[int] = ()) -> tuple[Lane, ...]:
         return ()
     step = multimode(own.step for own in recorded.values())[0]
     recorded = {rank: own for rank, own in recorded.items() if own.step == step}
-    chosen = chosen_ranks(sorted(recorded), (*wanted, result.slowest), MOST_RANKS)
+    chosen = chosen_ranks(sorted(recorded), (*wanted, result.last), MOST_RANKS)
     begin = {rank: int(result.clocks.to_common(rank, recorded[rank].start_ns)) for rank in chosen}
     zero = min(begin.values())
     number = step if all(result.partials[rank].steps.marked for rank in chosen) else None

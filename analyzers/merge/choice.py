@@ -88,7 +88,7 @@ def informative_ranks(summary: Summary, result: AlignedJob, most: int) -> tuple[
     picked = [
         *attributed_ranks(summary.stragglers)[:_STRAGGLERS],
         *by_wait[:_WAITING],
-        result.slowest,
+        result.last,
         by_own[len(there) // 2],
         there[0],
     ]

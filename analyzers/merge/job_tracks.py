@@ -28,7 +28,7 @@ def job_packets(summary: Summary, result: AlignedJob, windows: Windows, zero_ns:
         (
             "steps",
             _steps(result, windows, zero_ns),
-            "The steps of the slowest rank; their mean is the job's step time.",
+            "The job's steps; their mean is its step time.",
         ),
         ("critical path", _path(result, windows, zero_ns), "The chain of work across ranks that fixes the step time."),
     )
@@ -78,11 +78,10 @@ def _evidence(finding: Finding) -> Args:
 
 
 def _steps(result: AlignedJob, windows: Windows, zero_ns: int) -> Slices:
-    rank = result.slowest
-    start, end = (result.clocks.to_common(rank, edge) - zero_ns for edge in result.windows[rank])
+    start, end = (edge - zero_ns for edge in result.job_windows)
     shown = np.flatnonzero(windows.shows(start, end))
     names = [step_name(result, number) for number in result.steps[shown].tolist()]
-    args: list[Args] = [{"rank": rank, "step_us": length / 1e3} for length in (end[shown] - start[shown]).tolist()]
+    args: list[Args] = [{"step_us": length / 1e3} for length in (end[shown] - start[shown]).tolist()]
     return Slices(*windows.clipped(start[shown], end[shown]), names, args=args)
 
 
@@ -104,9 +103,7 @@ def _path(result: AlignedJob, windows: Windows, zero_ns: int) -> Slices:
 
 def _segments(result: AlignedJob) -> list[PathSegment]:
     """The critical path through all used steps, the earliest first; empty where there are gaps between steps."""
-    rank, clocks = result.slowest, result.clocks
-    start, end = result.windows[rank]
+    start, end = result.job_windows
     if not np.array_equal(start[1:], end[:-1]):
         return []
-    first, last = clocks.to_common(rank, int(start[0])), clocks.to_common(rank, int(end[-1]))
-    return list(walk(result, first, last, rank))[::-1]
+    return list(walk(result, int(start[0]), int(end[-1]), result.last))[::-1]

@@ -22,7 +22,7 @@ from perfscope.recording.job import Job, open_job
 from perfscope.results.categories import TimeCategory
 from perfscope.results.scalars import Curves, Point
 from perfscope.results.summary import Summary
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import Float64, Int64
 
 STEP: Final = "perfscope/step_ms"
 MFU: Final = "perfscope/mfu"
@@ -96,10 +96,11 @@ def _without_trace(path: str | Path, ranks: str | None) -> Iterator[Curves]:
 
 
 def _job_points(result: AlignedJob, summary: Summary) -> tuple[Point, ...]:
-    """Step times of the slowest rank, whose mean is the job's step time; shares are means over the ranks."""
+    """The job's steps; shares are means over the ranks."""
     shares = np.mean([_shares(result, rank) for rank in result.partials], axis=0)
     overlapped = np.mean([_overlapped(result, rank) for rank in result.partials], axis=0)
-    points = _points(result, result.slowest, shares, overlapped)
+    start, end = result.job_windows
+    points = _points(result, (start, end - start), shares, overlapped)
     if (mfu := summary.utilisation.mfu) is not None:
         mean = sum(point.values[STEP] for point in points) / len(points)
         for point in points:
@@ -112,16 +113,18 @@ def _job_points(result: AlignedJob, summary: Summary) -> tuple[Point, ...]:
 def _rank_points(result: AlignedJob, summary: Summary, rank: int) -> tuple[Point, ...]:
     cost = sum(row.lost_us for row in summary.stragglers if row.rank == rank) / 1e3 if summary.stragglers else None
     memory = _largest(row.peak_bytes for row in summary.memory if row.rank == rank)
-    points = _points(result, rank, _shares(result, rank), _overlapped(result, rank))
+    start, end = result.windows[rank]
+    begin = result.clocks.to_common(rank, start)
+    points = _points(result, (begin, end - start), _shares(result, rank), _overlapped(result, rank))
     return _with_last(points, {MEMORY: memory, STRAGGLER_COST: cost})
 
 
-def _points(result: AlignedJob, rank: int, shares: Float64, overlapped: Float64) -> list[Point]:
-    start, end = result.windows[rank]
-    starts, lengths = result.clocks.to_common(rank, start).tolist(), (end - start).tolist()
+def _points(result: AlignedJob, steps: tuple[Int64, Int64], shares: Float64, overlapped: Float64) -> list[Point]:
+    """``steps``: begin on the common clock, and length."""
+    begins, lengths = (edge.tolist() for edge in steps)
     return [
         Point(number, begin / 1e9, _step_values(length, shares[index], overlapped[index]))
-        for index, (number, begin, length) in enumerate(zip(result.steps.tolist(), starts, lengths, strict=True))
+        for index, (number, begin, length) in enumerate(zip(result.steps.tolist(), begins, lengths, strict=True))
     ]
 
 

@@ -56,7 +56,8 @@ class Steps:
 
     ``start_ns``/``end_ns`` is the window that the time breakdown covers: the device window on a rank with device work,
     else the host window. ``host_start_ns``/``host_end_ns`` is the host window of the same step. ``number`` is the job's
-    own step number. Where nothing marks steps, there is one window and ``marked`` is False.
+    own step number. Where nothing marks steps, there is one window and ``marked`` is False. ``assumed_ns`` is how much
+    of each window's begin is no more than assumed: so much earlier the step may have begun.
     """
 
     number: Int64
@@ -64,6 +65,7 @@ class Steps:
     host_end_ns: Int64
     start_ns: Int64
     end_ns: Int64
+    assumed_ns: Int64
     source: str
     marked: bool
 
@@ -103,7 +105,7 @@ def find_steps(trace: Trace, work: DeviceWork, unmarked: Callable[[Trace, Device
     start_ns, end_ns = _extent(trace, work)
     one = np.array([0], dtype=np.int64)
     start, end = np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64)
-    return Steps(one, start, end, start, end, UNMARKED, marked=False)
+    return Steps(one, start, end, start, end, np.zeros_like(one), UNMARKED, marked=False)
 
 
 def _window_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
@@ -163,7 +165,7 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     followed = np.append(np.diff(number) == 1, False)
     # The time between two annotations belongs to the first of the two steps.
     until = np.where(followed, np.append(start[1:], _NEVER), end)
-    host = Steps(number, start, end, start, until, source, marked=True)
+    host = Steps(number, start, end, start, until, np.zeros_like(start), source, marked=True)
     if len(work) == 0:
         return host
     launched = _Launched.of(trace, work)
@@ -179,16 +181,18 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     # steps alike. Where none are, it lagged as much at the step's begin.
     first = np.append(True, ~followed[:-1]) & (begin <= start)
     lag, lead, idle = np.maximum(stop - until, 0), launched.first_ns(start, until) - start, opening - begin
+    assumed = np.zeros_like(begin)
     for place in np.flatnonzero(first & used):
         alike = used & ~first & (lead >= _AS_LATE * lead[place])
         late = int(lag[place])
         if late and alike.any():
             late = int(opening[place] - start[place] - np.median(idle[alike]))
-        begin[place] = max(begin[place], min(opening[place], start[place] + late))
+        assumed[place] = max(0, min(opening[place], start[place] + late) - begin[place])
+    begin += assumed
     begin = np.maximum.accumulate(begin)
     stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))
     used &= stop > begin
-    return Steps(number[used], start[used], end[used], begin[used], stop[used], source, marked=True)
+    return Steps(number[used], start[used], end[used], begin[used], stop[used], assumed[used], source, marked=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.aligned import AlignedJob, job_windows
 from perfscope.analyzers.job.deliveries import Deliveries, deliveries
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
@@ -32,8 +32,8 @@ class RecordedSchedules:
     ``steps`` are the steps' numbers, ``used`` marks those that the analysis uses. ``row`` is each rank op's row in its
     rank's ``Collectives``; ``bound_ns`` [rank, step] when each rank began each step and, last, ended the last one,
     aligned; ``lead_ns`` is the part of each rank's ``Progress.lead_ns`` of the first step that is before its window,
-    ``late`` its ``Progress.late``.
-    ``deliveries`` are those of each rank that the schedules hold it up for.
+    ``late`` its ``Progress.late``; ``assumed_ns`` [rank, step] its ``Steps.assumed_ns``. ``aligned`` are the ranks on
+    the common clock. ``deliveries`` are those of each rank that the schedules hold it up for.
     """
 
     schedules: Schedules
@@ -45,6 +45,8 @@ class RecordedSchedules:
     bound_ns: Int64
     lead_ns: Int64
     late: Bool
+    assumed_ns: Int64
+    aligned: Bool
     deliveries: Mapping[int, Deliveries]
     with_hosts: Schedules | None
     """The same with hosts beside their devices, in the order of the program, where ranks that are not recorded come
@@ -52,14 +54,11 @@ class RecordedSchedules:
     lanes: tuple[RankLane, ...]
     """Those of ``with_hosts`` rank by rank, with what they follow from."""
 
-    def windows_ns(self, replayed: ReplayResult) -> Int64:
-        """Length of each rank's (lines) window in each used step (columns)."""
-        return (replayed.mark_ns[self.end] - replayed.mark_ns[self.begin])[:, self.used]
-
-    def slowest_ns(self, replayed: ReplayResult) -> Int64:
-        """The used windows of the rank whose mean window is longest; their mean is the job's step time."""
-        windows = self.windows_ns(replayed)
-        return np.asarray(windows[int(windows.sum(axis=1).argmax())])
+    def steps_ns(self, replayed: ReplayResult) -> Int64:
+        """Length of each used step of the job; their mean is the job's step time."""
+        begin, end = (replayed.mark_ns[marks[:, self.used]] for marks in (self.begin, self.end))
+        first, last = job_windows(begin, end, self.assumed_ns[:, self.used], self.aligned)
+        return last - first
 
     @property
     def settling(self) -> int:
@@ -74,7 +73,7 @@ class RecordedSchedules:
         """
         steps = {}
         for rank, found in self.deliveries.items():
-            partial, step_ns = result.partials[rank], result.mean_step_ns(rank)
+            partial, step_ns = result.partials[rank], min(result.mean_step_ns(rank), result.step_ns)
             if found.holds_device:
                 steps[rank] = step_ns
             elif found.batch_ns is not None:
@@ -123,6 +122,8 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
         bound_ns=np.stack(builder.bound_ns),
         lead_ns=np.array([_lead_before_window_ns(own, index) for own, index in firsts], dtype=np.int64),
         late=np.array([own.progress.late[index] for own, index in firsts], dtype=np.bool_),
+        assumed_ns=result.assumed_ns(steps),
+        aligned=result.clocks.aligned,
         deliveries=found,
         with_hosts=with_hosts,
         lanes=tuple(builder.lanes),

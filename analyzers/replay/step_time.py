@@ -22,7 +22,7 @@ _FEW_STEPS: Final = 2
 
 def replay_error(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns: float) -> float:
     """By which share the ``unchanged`` replay misses the measured step."""
-    return abs(float(recorded.slowest_ns(unchanged).mean()) / measured_ns - 1)
+    return abs(float(recorded.steps_ns(unchanged).mean()) / measured_ns - 1)
 
 
 def is_trusted(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns: float) -> bool:
@@ -41,15 +41,14 @@ def predicted_step_ns(
     ``sooner``: hosts come sooner to the first than they were recorded to; ``lifted``: no rank waits for the loader
     workers that held it up; none of ``floors_ns`` is undercut.
     """
-    measured = float(recorded.slowest_ns(unchanged).mean())
-    recorded_ns = recorded.windows_ns(unchanged).astype(np.float64)
-    changed_ns = recorded.windows_ns(replayed).astype(np.float64)
+    recorded_ns, changed_ns = (recorded.steps_ns(each).astype(np.float64) for each in (unchanged, replayed))
     if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
         alike_ns = _as_the_others(changed_ns, recorded_ns)
         changed_ns = np.minimum(alike_ns, changed_ns) if sooner else alike_ns
-    predicted = _settled_ns(changed_ns, settling)
+    settled = slice(min(settling, len(changed_ns) - 1), None)
+    predicted = float(changed_ns[settled].mean())
     if not lifted:  # else the recorded steps wait in turn for workers, and these do not
-        predicted *= measured / _settled_ns(recorded_ns, settling)
+        predicted *= float(recorded_ns.mean() / recorded_ns[settled].mean())
     return max([predicted, _host_paced_ns(recorded, replayed, unchanged), *floors_ns])
 
 
@@ -73,17 +72,10 @@ def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult) -> tuple[floa
 
 
 def _as_the_others(changed_ns: Float64, recorded_ns: Float64) -> Float64:
-    """The windows with the first step changed as the others are. How far hosts are ahead of their devices where it
+    """The steps with the first one changed as the others are. How far hosts are ahead of their devices where it
     begins is recorded, not replayed: where the change makes that more or less, it does so in this step.
     """
-    if changed_ns.shape[1] <= _FEW_STEPS:
+    if len(changed_ns) <= _FEW_STEPS:
         return changed_ns
-    changed_ns = changed_ns.copy()
-    changed_ns[:, 0] = recorded_ns[:, 0] * np.median(changed_ns[:, 1:] / recorded_ns[:, 1:], axis=1)
-    return changed_ns
-
-
-def _settled_ns(windows_ns: Float64, settling: int) -> float:
-    """Mean step of the slowest rank, without the steps in which ranks still settle."""
-    settled = windows_ns[:, min(settling, windows_ns.shape[1] - 1) :]
-    return float(settled.mean(axis=1).max())
+    first = recorded_ns[0] * np.median(changed_ns[1:] / recorded_ns[1:])
+    return np.append(first, changed_ns[1:])

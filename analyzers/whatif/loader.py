@@ -54,7 +54,7 @@ def keep_workers_pace(schedules: EditableSchedules, context: Context) -> None:
             batch_ns = max(loader.load_cpu_ns / max(loader.timed_batches, 1), loader.fetched_ns or 0.0)
             least = batch_ns * batches / loader.num_workers / context.correction
             known = schedules.loading_step_ns.get(rank, 0.0)
-            schedules.loading_step_ns[rank] = max(known, min(least, context.result.mean_step_ns(rank)))
+            schedules.loading_step_ns[rank] = max(known, min(least, context.result.step_ns))
 
 
 def _workers(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -92,8 +92,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         _set_loading(schedules, rank, max(taking + contended.mid - contended.before, 0.0), batches[rank])
         # Work that fits into a step now will still fit.
         least, floor = (
-            min(needed_ns(needs, rank, batches) * longer, context.result.mean_step_ns(rank))
-            for longer in (1.0, need.slowdown)
+            min(needed_ns(needs, rank, batches) * longer, context.result.step_ns) for longer in (1.0, need.slowdown)
         )
         schedules.at_least(rank, floor)
         less = min(_SURE.less + _CROWDED_BY_OTHERS * (need.slowdown - 1), _ANYTHING)

@@ -107,7 +107,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
         context = context.beside_hosts
     if not context.unchanged.complete:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
-    steps = context.recorded.slowest_ns(context.unchanged)
+    steps = context.recorded.steps_ns(context.unchanged)
     replayed = float(steps.mean())
     error = replay_error(context.recorded, context.unchanged, measured)
     if error > TRUSTED:
@@ -118,7 +118,7 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     profiled = None
     if context.profiler is not None:
         profiled, measured = measured, context.profiler.step_ns
-        steps = context.recorded.slowest_ns(context.replayed_unchanged)
+        steps = context.recorded.steps_ns(context.replayed_unchanged)
         replayed = float(steps.mean())
         error = max(error, abs(replayed / measured - 1))
     changed = _replay_changed(context, settings, 0)

@@ -48,8 +48,8 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
     schedules.steps_alike, schedules.settling = False, 0
     if not schedules.hosts:
         bound = HostBound.of(context.result, context.recorded)
-        slowest_ns = context.recorded.slowest_ns(context.replayed_unchanged)
-        schedules.at_least(rank, bound.least_ns(context.paced, slowest_ns))
+        steps_ns = context.recorded.steps_ns(context.replayed_unchanged)
+        schedules.at_least(rank, bound.least_ns(context.paced, steps_ns))
     return Uncertainty(less=0.15, more=0.05)
 
 

@@ -19,8 +19,8 @@ from perfscope.results.findings import Prediction
 SCHEMA: Final = "perfscope.comparison/1"
 
 BETWEEN_RANKS: Final = "between_ranks"
-"""Category besides the ten of the time breakdown: the slowest rank's step time minus the mean of all ranks. With it the
-categories add up to the job's step time, which is the slowest rank's."""
+"""Category besides the ten of the time breakdown: the job's step time minus the mean of its ranks' steps. With it the
+categories add up to the job's step time."""
 
 
 @dataclass(frozen=True, kw_only=True)

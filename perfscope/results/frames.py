@@ -26,7 +26,7 @@ class _Steps:
     """The job's used steps."""
 
     step: Annotated[tuple[int, ...], "The job's own step number; counted from 0 where nothing numbers the steps."]
-    step_time_us: Annotated[tuple[Us, ...], "The slowest rank's window."]
+    step_time_us: Annotated[tuple[Us, ...], "From the last rank's begin of the step to its last rank's end."]
 
     @classmethod
     def of(cls, summary: Any) -> _Steps:

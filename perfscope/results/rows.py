@@ -44,12 +44,12 @@ class JobInfo:
     ]
     step_time_us: Annotated[
         Us,
-        "Mean advance per step of the slowest rank's window, on aligned clocks. A step's window begins when the host "
-        "has begun it and the device has done all earlier work, and ends where the next one begins; a step cut by the "
-        "recording's edge is dropped.",
+        "Mean advance per step of the last rank, on aligned clocks. A rank's step begins when its host has begun it "
+        "and its device has done all earlier work, and ends where the next one begins; the job's where the last rank's "
+        "does. A step cut by the recording's edge is dropped.",
     ]
     step_time_us_per_step: Annotated[
-        tuple[Us, ...], "Windows of the slowest rank, one for each used step; their mean is ``step_time_us``."
+        tuple[Us, ...], "From the last rank's begin of each used step to the last rank's end; mean: ``step_time_us``."
     ]
     strategy: str | tuple[str, ...]
     backend: str | None

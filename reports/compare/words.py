@@ -37,7 +37,7 @@ _LARGE: Final = 0.1
 _UNLIKE: Final = 0.005
 """Share of the step by which the means of all steps must differ from those of the regular ones to be named."""
 
-BETWEEN: Final = "Slowest rank above the mean"
+BETWEEN: Final = "Job's step above the ranks' mean"
 
 LABELS: Final = {
     "step_time": "Step time",

@@ -10,6 +10,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Generic, TypeVar
 
 from tests.generator.clocks import clock_of
@@ -69,7 +70,7 @@ class Truth:
     spec: JobSpec = field(repr=False)
     windows: Mapping[int, tuple[Window, ...]]
     step_time_ns: float
-    """Mean window of the slowest rank."""
+    """Mean step of the job: from the last rank's begin of a step to its last rank's end."""
     clock_correction_ns: dict[int, int]
     """What must be added to each rank's clock to agree with the lowest rank's; where clocks drift, in the middle of the
     recording."""
@@ -118,7 +119,9 @@ def truth_of(
     return Truth(
         spec=spec,
         windows=PerRank(ranks, lambda rank: windows(spec, hosts[rank])),
-        step_time_ns=max(sum(end - start for start, end in mine) / len(mine) for mine in edges.values()),
+        step_time_ns=fmean(
+            max(end for _, end in step) - max(start for start, _ in step) for step in zip(*edges.values(), strict=True)
+        ),
         clock_correction_ns={rank: clocks[0].shows(middle) - clock.shows(middle) for rank, clock in clocks.items()},
         drift_ppm={rank: clock.drift_ppm - clocks[0].drift_ppm for rank, clock in clocks.items()},
         collectives=_collectives([collective for collective in collectives if collective.step in recorded]),

@@ -147,13 +147,13 @@ class HostBound:
         usual = np.median(self.busy_ns[rest], axis=0).astype(np.int64) if rest.any() else busy
         return np.asarray(busy - usual, dtype=np.int64)
 
-    def least_ns(self, paced: Collection[int], slowest_ns: Int64) -> float:
+    def least_ns(self, paced: Collection[int], steps_ns: Int64) -> float:
         """What a step takes at least with the hosts of ``paced`` no slower than the median of the others; of no step
-        more than it took (``slowest_ns``).
+        more than it took (``steps_ns``).
         """
         mine = np.isin(self.ranks, list(paced))
         busy = np.where(self.limits[:, None], self.busy_ns, 0)
         if mine.any() and not mine.all():
             usual = np.median(self.busy_ns[~mine], axis=0).astype(np.int64)
             busy[mine] = np.minimum(busy[mine], usual)
-        return float(np.minimum(busy.max(axis=0), slowest_ns).mean())
+        return float(np.minimum(busy.max(axis=0), steps_ns).mean())

@@ -148,8 +148,8 @@ class _Search:
         self._result, self._recorded, self._base = result, recorded, base
         self._host_bound = HostBound.of(result, recorded)
         self._beside_hosts = _replayed_beside_hosts(result, recorded)
-        self._slowest_ns = recorded.slowest_ns(base)
-        replayed_ns = float(self._slowest_ns.mean())
+        self._steps_ns = recorded.steps_ns(base)
+        replayed_ns = float(self._steps_ns.mean())
         # No rank can be charged with the replay's own error.
         self._noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
         self._peers = {rank: peers for peers in groups for rank in peers.ranks}
@@ -352,7 +352,7 @@ class _Search:
             ratio, alone = steadiness(own), often.max() > _AT_ONCE * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone)):
                 continue
-            if ahead.mean() >= _VARIES * self._slowest_ns.mean() and self._varies_by_compute(peers):
+            if ahead.mean() >= _VARIES * self._steps_ns.mean() and self._varies_by_compute(peers):
                 varying += peers.ranks
         return tuple(varying)
 
@@ -415,14 +415,14 @@ class _Search:
         recorded, result = self._recorded, self._result
         base = self._base if replayed.host_mark_ns is None else self._beside_hosts
         assert base is not None
-        before = recorded.slowest_ns(base)
+        before = recorded.steps_ns(base)
         floors = [self._usual_loading_ns, *(ns for rank, ns in self._loading_ns.items() if rank not in paced)]
         if replayed.host_mark_ns is None:
             floors.append(self._host_bound.least_ns(paced, before))
         step_ns = predicted_step_ns(
             recorded, replayed, base, settling=0, steps_alike=False, lifted=lifted, floors_ns=floors
         )
-        per_step = before - recorded.slowest_ns(replayed)
+        per_step = before - recorded.steps_ns(replayed)
         mean, saved_ns = float(per_step.mean()), result.step_ns * (1 - step_ns / float(before.mean()))
         # Ranks do not begin a recording together, and no rank causes that skew: where no step before the first used one
         # was recorded, a saving in that step alone is evidence only where a batch is seen to come late.

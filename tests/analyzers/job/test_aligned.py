@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from perfscope.analyzers.job.aligned import AlignedJob, align_job, time_breakdowns
+from perfscope.analyzers.job.aligned import AlignedJob, align_job, job_windows, time_breakdowns
 from perfscope.analyzers.job.collectives.cost_model import cost_models, cost_rows
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
@@ -59,6 +59,39 @@ def gpu_rank(rank: int, arrival: int, end: int, steps: int = 6, work_until: int 
         builder.launched("adam", at + 30, at + end, at + 9900)
         builder.call("cudaDeviceSynchronize", at + 40, at + 9900)
     return builder
+
+
+def test_the_job_s_steps_are_periods_of_all_ranks_together():
+    """Two steps of 40. Rank 0 begins 10 earlier and waits; rank 1 saves for 5 after the last, which rank 0 does not::
+
+    rank 0   0 [           50)[        90)
+    rank 1        10 [     50)[             95)
+    job           10 [     50)[             95)
+    """
+    ranks = []
+    for rank, edges in enumerate(((0, 50, 90), (10, 50, 95))):
+        builder = TraceBuilder(rank=rank, world_size=2)
+        for number in range(2):
+            begin, end = edges[number : number + 2]
+            builder.step(number, begin, end).launched("gemm", begin + 1, begin + 2, 49 + 40 * number)
+            builder.launched(NCCL, begin + 3, 49 + 40 * number, 50 + 40 * number, collective=described(500))
+            builder.call("cudaDeviceSynchronize", begin + 4, 50 + 40 * number)
+        ranks.append(builder)
+    result = compared(*ranks)
+    begin, end = result.job_windows
+    assert (begin.tolist(), end.tolist(), result.step_ns, result.last) == ([10, 50], [50, 95], 42.5, 1)
+    assert [result.mean_step_ns(rank) for rank in (0, 1)] == [45, 42.5]
+    recorded = record_schedules(result)
+    assert recorded.steps_ns(replay(recorded.schedules)).tolist() == [40, 45]
+
+
+def test_what_is_assumed_of_a_begin_counts_as_far_as_of_all_and_other_clocks_stand_alone():
+    begin, end, aligned = np.array([[0, 50], [30, 50]]), np.array([[50, 90], [50, 95]]), np.ones(2, dtype=np.bool_)
+    for assumed, first in (([0, 0], 30), ([0, 30], 0), ([0, 20], 10)):
+        found, _ = job_windows(begin, end, np.array([[ns, 0] for ns in assumed]), aligned)
+        assert found.tolist() == [first, 50]
+    found, until = job_windows(begin, end, 0 * begin, np.array([True, False]))
+    assert (found.tolist(), until.tolist()) == ([0, 50], [50, 90])
 
 
 def test_waits_are_split_from_transfers_at_the_last_arrival():

@@ -61,7 +61,7 @@ def compared(*traces: Trace) -> AlignedJob:
 
 
 def steps_of(start: int, end: int) -> Steps:
-    return Steps(ints(0), ints(start), ints(end), ints(start), ints(end), "", marked=True)
+    return Steps(ints(0), ints(start), ints(end), ints(start), ints(end), ints(0 * start), "", marked=True)
 
 
 def uses_of(*events: tuple[int, int, int, int], start: int = 0, end: int = 100) -> tuple[MemoryUse, ...]:

@@ -118,12 +118,12 @@ def test_the_recorded_steps_come_back_and_so_when_all_ops_are_written_anew(tmp_p
     assert recorded.with_hosts is not None
     found = replay(recorded.with_hosts)
     assert found.complete
-    measured = recorded.windows_ns(replay(recorded.schedules))
-    assert np.array_equal(recorded.windows_ns(found), measured)
+    measured = recorded.steps_ns(replay(recorded.schedules))
+    assert np.array_equal(recorded.steps_ns(found), measured)
     written = editable_schedules(context.result, recorded, with_hosts=True)
     for step in list(every_step(written)):
         step.replace(frozenset(), [])
-    assert np.abs(recorded.windows_ns(replay(written.compiled())) - measured).max() <= 2
+    assert np.abs(recorded.steps_ns(replay(written.compiled())) - measured).max() <= 2
 
 
 def test_the_launches_decide_where_the_device_is_quick(tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_the_launches_decide_where_the_device_is_quick(tmp_path: Path) -> None:
 def test_real_recordings_come_back(name: str) -> None:
     context = context_of(FOLDER / name)
     assert context.recorded.with_hosts is not None
-    windows = context.recorded.windows_ns(replay(context.recorded.with_hosts))
-    assert np.allclose(windows, context.recorded.windows_ns(replay(context.recorded.schedules)), rtol=1e-4)
+    windows = context.recorded.steps_ns(replay(context.recorded.with_hosts))
+    assert np.allclose(windows, context.recorded.steps_ns(replay(context.recorded.schedules)), rtol=1e-4)

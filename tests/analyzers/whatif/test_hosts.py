@@ -58,7 +58,7 @@ def test_launches_that_wait_for_a_full_queue_come_back(tmp_path: Path) -> None:
     recording = recorded(replace(FULL_QUEUE, noise=0.02), tmp_path).recorded
     assert recording.with_hosts is not None
     found = replay(recording.with_hosts)
-    assert np.array_equal(recording.windows_ns(found), recording.windows_ns(replay(recording.schedules)))
+    assert np.array_equal(recording.steps_ns(found), recording.steps_ns(replay(recording.schedules)))
     assert found.host_mark_ns is not None
     begun = recording.begin[:, recording.used]
     hosts = found.host_mark_ns[begun[:, -1]] - found.host_mark_ns[begun[:, 0]]
