@@ -5,7 +5,6 @@
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const NARROW = 600;
-  const PAPER_WIDTH = 680;
 
   let packed; // As text: colours are exchanged in it.
   let figures;
@@ -71,11 +70,12 @@
     return [data, layout];
   }
 
-  function drawOne(place, width) {
+  function drawOne(place) {
     pending.delete(place);
     const [data, layout] = fitted(place.id.slice("chart-".length));
-    if (width) layout.width = width;
-    const config = { responsive: !width, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+    const isPaper = root.classList.contains("paper");
+    if (isPaper) layout.width = place.clientWidth;
+    const config = { responsive: !isPaper, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
     Plotly.react(place, data, layout, config);
     place.dispatchEvent(new Event("drawn"));
   }
@@ -86,9 +86,9 @@
     performance.mark("perfscope-all");
   }
 
-  function drawAll(width) {
+  function drawAll() {
     if (!window.Plotly) return; // What is loading is drawn in the look that there is then.
-    for (const place of places) drawOne(place, width);
+    for (const place of places) drawOne(place);
     finished();
   }
 
@@ -113,16 +113,15 @@
     setTimeout(drawNext, 0);
   }
 
-  // What is folded on the screen is shown on paper, but for settings, the glossary, and tables of thousands of rows.
+  // On paper the first change is unfolded; settings, the glossary, other evidence and long tables stay folded.
   const opened = [];
   function toPaper() {
     root.classList.add("paper");
-    for (const details of document.querySelectorAll("details:not([open])")) {
-      if (details.matches(".job, #definitions *") || details.querySelectorAll("tr").length > 100) continue;
+    for (const details of document.querySelectorAll("#finding-1:not([open])")) {
       details.open = true;
       opened.push(details);
     }
-    drawAll(PAPER_WIDTH);
+    drawAll();
   }
 
   function toScreen() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,11 +219,12 @@ def test_paper_is_light_and_unfolded(look_at: LookAt) -> None:
     tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     tab.emulate_media(media="print")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.locator("details:not([open]):not(.job):not(#definitions *)").count() == 0
-    assert tab.locator("#chart-time_breakdown svg.main-svg").first.bounding_box()["width"] <= 700
+    assert tab.locator("#finding-1 .proof").is_visible()
+    assert not tab.locator(".job summary").is_visible()
+    assert tab.locator("#chart-time_breakdown svg.main-svg").first.bounding_box()["width"] <= 700  # A4, in px
     tab.emulate_media(media="screen")
     tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    tab.locator("details.job:not([open])").wait_for()
+    tab.locator("#finding-1:not([open])").wait_for()
 
 
 @both
@@ -230,6 +232,12 @@ def test_it_is_printed(look_at: LookAt) -> None:
     """Firefox does not end where the page changes its charts while it is printed."""
     tab = look_at(gpu())
     assert len(tab.pdf(format="A4")) > 20_000
+
+
+@pytest.mark.parametrize("name", ["straggler", "starved"])
+def test_a_small_job_is_printed_on_two_to_four_pages(look_at: LookAt, name: str) -> None:
+    printed = look_at(EXAMPLES[name]()).pdf(format="A4")
+    assert 2 <= len(re.findall(rb"/Type /Page\b", printed)) <= 4
 
 
 @both
