@@ -22,6 +22,7 @@ from perfscope.analyzers.job.memory import memory_rows, memory_timelines
 from perfscope.analyzers.job.notes import job_notes
 from perfscope.analyzers.job.pipelines.table import find_pipeline, pipeline_notes
 from perfscope.analyzers.job.rank_steps import rank_steps
+from perfscope.analyzers.job.strategies import job_strategies
 from perfscope.analyzers.job.system.notes import system_notes
 from perfscope.analyzers.job.system.table import system
 from perfscope.analyzers.job.tables.groups import group_rows
@@ -66,7 +67,9 @@ def summarize(
     pipeline, machines = find_pipeline(result, runs), system(job, result, runs)
     late = _stragglers(replay)
     stragglers = without_contention(late, result, runs, machines)
-    info = _job_info(job, identified, result, runs, pipeline)
+    groups, size = group_rows(result), world_size(result.partials, runs)
+    strategies = job_strategies(result, runs, pipeline, groups, size) or ("unknown",)
+    info = _job_info(job, identified, result, runs, strategies)
     peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
     kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
     time_breakdown = time_breakdowns(result)
@@ -101,7 +104,7 @@ def summarize(
         launches=launch_rows(result),
         ncu_command=ncu_command(kernels, info.devices, info.command),
         memory_timeline=memory_timelines(result),
-        groups=group_rows(result),
+        groups=groups,
         pipeline=pipeline,
         system=machines,
         perfscope_version=__version__,
@@ -152,31 +155,18 @@ def _missing(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[int, 
     return tuple(rank for rank in range(size or 0) if rank not in result.partials)
 
 
-def _strategies(result: AlignedJob, runs: Mapping[int, RunMetadata], pipeline: Pipeline | None) -> tuple[str, ...]:
-    """What the ranks recorded, else what their traces show; empty where nothing tells."""
-    strategies = {strategy for run in runs.values() for strategy in run.strategies}
-    if not strategies:
-        strategies = {strategy for partial in result.partials.values() for strategy in partial.strategies}
-    if pipeline is not None:
-        strategies |= {"pipeline"}
-    if not strategies and world_size(result.partials, runs) == 1:
-        strategies = {"single"}
-    return tuple(sorted(strategies))
-
-
 def _job_info(
     job: Job,
     identified: IdentifiedRanks,
     result: AlignedJob,
     runs: Mapping[int, RunMetadata],
-    pipeline: Pipeline | None,
+    strategies: tuple[str, ...],
 ) -> JobInfo:
     start, end = result.job_windows
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
     unprofiled = unprofiled_step_ns(runs) if result.is_marked else None
     unprofiled_median = unprofiled_median_ns(runs)
-    strategies = _strategies(result, runs, pipeline) or ("unknown",)
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
     return JobInfo(

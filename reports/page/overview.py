@@ -22,6 +22,10 @@ _STRATEGIES = {
     "zero3": "ZeRO-3",
     "pipeline": "pipeline parallel",
     "tensor": "tensor parallel",
+    "context": "context parallel",
+    "expert": "expert parallel",
+    "data": "data parallel by hand",
+    "shard": "sharding by hand",
     "single": "single process",
     "unknown": "",
 }

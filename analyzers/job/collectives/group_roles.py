@@ -72,7 +72,7 @@ class GroupTraffic:
     uneven: bool
     """Its all-to-alls differ in size, as far as sizes are known."""
     rings: bool
-    """All its exchanges are among all its ranks at once, more than two."""
+    """All its exchanges are among all its ranks at once, more than two, or every rank sends before anything comes."""
 
 
 def role_by_description(text: str) -> str | None:

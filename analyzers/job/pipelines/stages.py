@@ -2,7 +2,8 @@
 
 Activations pass one way, gradients the other. Sends and recvs serve other ends too (attention over a ring of ranks). A
 group that its maker calls a pipeline's is one; where none is called so, every group with messages that is neither
-called anything else nor exchanges in rings.
+called anything else nor exchanges in rings. In a ring every rank sends before its first message of a step has come, for
+which all but the first stage of a pipeline wait.
 
 In every step the first thing that a later stage does is to receive its first micro-batch from the stage before it; the
 first stage sends before it receives anything. Ranks that exchange no messages have no stage::
@@ -59,8 +60,42 @@ class PipelineMessages:
 
 def pipeline_messages(result: AlignedJob) -> PipelineMessages:
     """The messages of the used steps in groups that serve a pipeline."""
-    matched = result.matched
-    serves = _pipeline_groups(matched)
+    messages, rings = _messages(result), ring_groups(result)
+    if not rings:
+        return messages
+    instances = result.matched.instances
+    kept = ~np.isin(instances.group[result.matched.instance[messages.line]], list(rings))
+    return PipelineMessages(**{name: column[kept] for name, column in vars(messages).items()})
+
+
+def ring_groups(result: AlignedJob) -> frozenset[int]:
+    """Groups in which every rank sends before anything has come to it, in most steps; none where ranges name
+    a pipeline's stages, or the group's maker does.
+    """
+    if any((partial.passes.stage != NONE).any() for partial in result.partials.values()):
+        return frozenset()
+    messages = _messages(result)
+    instances = result.matched.instances
+    group = instances.group[result.matched.instance[messages.line]]
+    ahead: dict[int, dict[int, list[bool]]] = {}
+    for own in by_rank_and_step(messages):
+        for number in np.unique(group[own.rows]).tolist():
+            mine = group[own.rows] == number
+            sends, start, end = (each[own.rows][mine] for each in (messages.sends, messages.start_ns, messages.end_ns))
+            both = bool(sends.any() and not sends.all())
+            first = both and bool(start[sends][0] < end[~sends][0])
+            ahead.setdefault(number, {}).setdefault(own.rank, []).append(first)
+    return frozenset(
+        number
+        for number, ranks in ahead.items()
+        if len(ranks) > 1
+        and role_by_description(instances.groups[number].description) != "pipeline"
+        and all(2 * sum(steps) > len(steps) for steps in ranks.values())
+    )
+
+
+def _messages(result: AlignedJob) -> PipelineMessages:
+    serves = _pipeline_groups(result.matched)
     columns = [_of_rank(result, rank, serves) for rank in sorted(result.partials)]
     return PipelineMessages(**{name: np.concatenate([each[name] for each in columns]) for name in columns[0]})
 

@@ -13,6 +13,7 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.group_roles import EARLY, GroupTraffic, role_by_description, role_by_traffic
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
+from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
 from perfscope.results.categories import TimeCategory
 from perfscope.results.tables import GroupRow
@@ -34,12 +35,13 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     lines = Blocks.of(instances.group[matched.instance]) if len(instances) else alike
     total = float(transfer.sum())
     everyone = set(result.partials).union(*(group.ranks for group in instances.groups))
-    rows = []
+    rows, rings = [], ring_groups(result)
     for label in range(len(alike)):
         chosen, own = alike.rows(label), lines.rows(label)
         group = instances.groups[int(instances.group[chosen[0]])]
         ranks = np.unique(matched.rank[own])
-        role, how = _role(result, group, chosen, own, transfer)
+        ringed = int(instances.group[chosen[0]]) in rings
+        role, how = _role(result, group, chosen, own, transfer, ringed)
         of_all = len(alike) > 1 and set(group.ranks) == everyone and role_by_description(group.description) is None
         if of_all and float(transfer[chosen].sum()) < _AT_WORK * total:
             role, how = "world", "all ranks, and little of the communication"
@@ -56,11 +58,13 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.comm_us))
 
 
-def _role(result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64) -> tuple[str, str]:
+def _role(
+    result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64, ringed: bool
+) -> tuple[str, str]:
     described = role_by_description(group.description)
     if group == UNKNOWN_GROUP:
         return "unknown", "the recording does not say which ranks take part"
-    role, how = role_by_traffic(_traffic(result, group, chosen, own, transfer))
+    role, how = role_by_traffic(_traffic(result, group, chosen, own, transfer, ringed))
     if described is None:
         return role, f"its collectives: {how}"
     if (described, role) == ("data", "shard"):
@@ -69,32 +73,34 @@ def _role(result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer:
     return described, f"its description, {group.description}"
 
 
-def _traffic(result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64) -> GroupTraffic:
+def _traffic(
+    result: AlignedJob, group: Group, chosen: Int64, own: Int64, transfer: Int64, ringed: bool
+) -> GroupTraffic:
     instances = result.matched.instances
     kind = instances.kind[chosen]
     time = np.bincount(kind, weights=transfer[chosen], minlength=len(instances.kinds))
     share = dict(zip(instances.kinds, (time / max(time.sum(), 1.0)).tolist(), strict=True))
     exchanged = instances.is_kind(("send_recv",))[chosen]
     swapped = instances.bytes[chosen][instances.is_kind(("all_to_all",))[chosen]]
-    reductions = _reductions(result, own)
+    reductions = waits_of(result, own, "all_reduce")
     present = instances.participants[chosen]
     expected = len(group.ranks)
     return GroupTraffic(
         share=share,
         per_step=len(chosen) / len(result.steps),
         early_reduced=_early(reductions) if result.is_marked else None,
-        in_turn=_in_turn(reductions),
+        in_turn=in_turn(reductions),
         replicas=set(group.ranks) >= set(result.partials)
         and all("ddp" in partial.strategies for partial in result.partials.values()),
         gathers_first=_gathers_first(result, chosen),
         uneven=len(np.unique(swapped[swapped > 0])) > 1,
-        rings=bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
+        rings=ringed or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Reductions:
-    """A group's all-reduces on its lowest rank present, in order of their starts: parallel arrays.
+class Waits:
+    """A group's collectives of one kind on its lowest rank present, in order of their starts: parallel arrays.
 
     ``before`` and ``after`` are the compute of that rank, ns, from the start of the recorded steps to the start and to
     the end of each; ``edges`` the same at the steps' starts and the last one's end.
@@ -110,17 +116,18 @@ class _Reductions:
     edges: Int64
 
 
-def _reductions(result: AlignedJob, lines: Int64) -> _Reductions:
+def waits_of(result: AlignedJob, lines: Int64, kind: str) -> Waits:
+    """A group's collectives of a kind; ``lines`` are the group's in ``result.matched``."""
     matched = result.matched
     rank = int(matched.rank[lines].min())
     mine = lines[matched.rank[lines] == rank]
-    mine = mine[matched.instances.is_kind(("all_reduce",))[matched.instance[mine]]]
+    mine = mine[matched.instances.is_kind((kind,))[matched.instance[mine]]]
     mine = mine[np.argsort(matched.start_ns[mine], kind="stable")]
     start, end = (matched.clocks.to_own(rank, times[mine]) for times in (matched.start_ns, matched.end_ns))
     compute = result.timelines[rank].where(TimeCategory.COMPUTE)
     before, after = compute.before(start), compute.before(end)
     begin, finish = result.windows[rank]
-    return _Reductions(
+    return Waits(
         step=np.searchsorted(result.steps, matched.instances.step[matched.instance[mine]]),
         bytes=np.maximum(matched.instances.bytes[matched.instance[mine]], 1).astype(np.float64),
         before=before,
@@ -130,13 +137,13 @@ def _reductions(result: AlignedJob, lines: Int64) -> _Reductions:
     )
 
 
-def _early(of: _Reductions) -> float:
+def _early(of: Waits) -> float:
     """Share of their bytes that begin in the first part (``EARLY``) of a step's compute."""
     done = of.before - of.edges[of.step]
     return float(of.bytes[done < EARLY * np.diff(of.edges)[of.step]].sum() / max(of.bytes.sum(), 1.0))
 
 
-def _in_turn(of: _Reductions) -> float:
+def in_turn(of: Waits) -> float:
     """Share of the compute between two that nothing overlaps, of one step; or of the bytes of such, if less."""
     pairs = of.waits[1:] & of.waits[:-1] & (of.step[1:] == of.step[:-1])
     between = np.maximum(of.before[1:] - of.after[:-1], 0)[pairs].sum()

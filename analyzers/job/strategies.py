@@ -1,0 +1,102 @@
+"""Which parallel strategies the job uses: as its wrappers and frameworks recorded, else as its collectives show.
+
+Parallelism that is written out in collectives has no wrapper. What a group is for (``collectives.group_roles``) names
+it, but one group may serve several: the ranks of context parallelism pass keys and values on, or gather them, and then
+reduce gradients among themselves::
+
+    all-reduces that compute waits for, all through the step      tensor
+    messages in rings; all-gathers that the forward waits for,
+    beside all-reduces of gradients                               context
+    all-reduces of as many bytes as there are gradients           data
+    reduce-scatters of gradients, all-gathers of parameters       shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.group_roles import role_by_description
+from perfscope.analyzers.job.pipelines.stages import ring_groups
+from perfscope.analyzers.job.tables.groups import in_turn, waits_of
+from perfscope.recording.metadata import RunMetadata
+from perfscope.results.tables import GroupRow, Pipeline
+from perfscope.trace.trace import Int64
+
+_BESIDE: Final = frozenset({"ddp", "pipeline", "single"})
+"""Recorded strategies beside which others may be written by hand: those that shard gather and reduce by themselves."""
+
+_ROLES: Final = ("context", "data", "expert", "shard", "tensor")
+"""Roles of groups that are names of strategies."""
+
+_GRADIENTS: Final = 0.25
+"""Share of the gradients' bytes from which all-reduces are theirs: scalars of losses and norms are fewer, gradients may
+be of half the size, and not all of them in one group.
+"""
+
+_GATHERS: Final = 2
+"""All-gathers in a step from which layers may wait for them: keys and values of one."""
+
+_FORWARD: Final = 0.1
+"""Share of the step's compute that takes turns with the all-gathers of a forward, which is a third of it."""
+
+
+def job_strategies(
+    result: AlignedJob,
+    runs: Mapping[int, RunMetadata],
+    pipeline: Pipeline | None,
+    groups: tuple[GroupRow, ...],
+    world_size: int | None,
+) -> tuple[str, ...]:
+    """Names of the strategies, sorted; empty where nothing tells. ``runs``: the metadata of ranks that wrote some."""
+    strategies = {strategy for run in runs.values() for strategy in run.strategies}
+    if not strategies:
+        strategies = {strategy for partial in result.partials.values() for strategy in partial.strategies}
+    if pipeline is not None:
+        strategies |= {"pipeline"}
+    if strategies <= _BESIDE and world_size != 1:
+        shown = _shown(result, runs, groups)
+        strategies |= shown - {"data", "shard"} if "ddp" in strategies else shown
+    if not strategies and world_size == 1:
+        strategies = {"single"}
+    return tuple(sorted(strategies))
+
+
+def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[GroupRow, ...]) -> set[str]:
+    """What the groups' collectives show."""
+    roles = {group.name: group.role for group in groups}
+    shown = {role for role in roles.values() if role in _ROLES}
+    matched = result.matched
+    instances = matched.instances
+    rings = ring_groups(result)
+    reduced = False
+    for number in np.unique(instances.group).tolist():
+        lines = np.flatnonzero(instances.group[matched.instance] == number)
+        described = role_by_description(instances.groups[number].description)
+        role = roles.get(instances.groups[number].name)
+        if described is not None or role in ("tensor", "unknown", "world"):
+            reduced |= described == "data"
+            continue
+        if number in rings:
+            shown.add("context")
+        if _reduces_gradients(result, runs, lines):
+            reduced = True
+            gathers = waits_of(result, lines, "all_gather")
+            if len(gathers.step) >= _GATHERS * len(result.steps) and in_turn(gathers) >= _FORWARD:
+                shown.add("context")
+                shown -= {"shard"} if role == "shard" else set()
+    return shown | {"data"} if reduced else shown - {"data"}
+
+
+def _reduces_gradients(result: AlignedJob, runs: Mapping[int, RunMetadata], lines: Int64) -> bool:
+    """Are the all-reduces of a group of as many bytes as gradients? Without metadata, any are."""
+    sums = waits_of(result, lines, "all_reduce")
+    if len(sums.step) == 0:
+        return False
+    rank = int(result.matched.rank[lines].min())
+    model = runs[rank].model if rank in runs else None
+    per_step = float(sums.bytes.sum()) / len(result.steps)
+    return per_step >= (_GRADIENTS * model.trainable_bytes if model is not None else 1)
