@@ -1,6 +1,6 @@
-"""How large the page is, and how soon it can be used, for jobs of 8, 64 and 1,024 generated ranks.
+"""How large the page is, and how soon it can be used, for jobs of 3, 8, 64 and 1,024 generated ranks.
 
-    python -m tests.benchmarks.page [--ranks 8 64 1024] [--rounds 3]
+    python -m tests.benchmarks.page [--ranks 3 8 64 1024] [--rounds 3]
 
 Each page is opened from disk in headless Chromium. *Interactive*: from the start of the navigation until a click on
 the first finding has opened its evidence and the screen has been painted again, the click being sent as soon as the
@@ -25,7 +25,7 @@ import perfscope
 from perfscope.reports.page import page
 from tests.generator import MIB, JobSpec, ModelSpec, SlowCompute, simulate
 
-LIMIT_BYTES = {8: 6e6, 1024: 12e6}
+LIMIT_BYTES = {3: 2.2e6, 8: 6e6, 1024: 12e6}
 """What a page of so many ranks may weigh at most."""
 LIMIT_S = 2.0
 """How late a page may be interactive."""
@@ -91,7 +91,7 @@ def main() -> int:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[8, 64, 1024])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[3, 8, 64, 1024])
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     print("| ranks | MB | interactive s | CPU s | first charts s | all charts s |")
