@@ -11,8 +11,8 @@ from typing import Any, Final
 from perfscope.results.fields import Field, fields_of
 from perfscope.results.summary import Summary
 
-_MOST: Final = {"µs": 1e15, "0..1": 1e9, "ratio": 1e9, "count": 1e15}
-"""Greatest value by unit: 1e15 µs are 31 years. 1e30 of all others."""
+_MOST: Final = {"µs": 1e16, "0..1": 1e9, "ratio": 1e9, "count": 1e15}
+"""Greatest value by unit: 1e16 µs are 317 years, and some times are counted from 1970. 1e30 of all others."""
 
 _ROUNDING: Final = 1e-3
 """How far below 0 a difference of two measured times may be by rounding alone."""

@@ -69,8 +69,8 @@ class Truth:
 
     spec: JobSpec = field(repr=False)
     windows: Mapping[int, tuple[Window, ...]]
-    step_time_ns: float
-    """Mean step of the job: from the last rank's begin of a step to its last rank's end."""
+    steps_ns: tuple[int, ...]
+    """Each step of the job: from its last rank's begin to its last rank's end."""
     clock_correction_ns: dict[int, int]
     """What must be added to each rank's clock to agree with the lowest rank's; where clocks drift, in the middle of the
     recording."""
@@ -89,6 +89,11 @@ class Truth:
     def mean_ns(self, rank: int, category: str) -> float:
         """Mean of one category per step."""
         return sum(window.categories[category] for window in self.windows[rank]) / len(self.windows[rank])
+
+    @property
+    def step_time_ns(self) -> float:
+        """Mean step of the job."""
+        return fmean(self.steps_ns)
 
     def step_ns(self, rank: int) -> float:
         """Mean window of one rank."""
@@ -119,7 +124,7 @@ def truth_of(
     return Truth(
         spec=spec,
         windows=PerRank(ranks, lambda rank: windows(spec, hosts[rank])),
-        step_time_ns=fmean(
+        steps_ns=tuple(
             max(end for _, end in step) - max(start for start, _ in step) for step in zip(*edges.values(), strict=True)
         ),
         clock_correction_ns={rank: clocks[0].shows(middle) - clock.shows(middle) for rank, clock in clocks.items()},

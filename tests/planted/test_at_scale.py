@@ -46,7 +46,7 @@ def test_the_straggler_is_reported_with_its_cost_and_no_other_rank_is(planted: P
     if planted.rule is not None:
         assert planted.rule in serious
     elif not planted.attributed:
-        assert serious == set()
+        assert serious <= {"pipeline-bubble"}  # a schedule's own, however healthy the ranks are
         assert summary.verdict.healthy
 
 

@@ -27,6 +27,8 @@ LEAST_WON: Final = 1 / 3
 """Share of the stall that workers must end; where they end less, cores are the limit."""
 AS_SLOW: Final = 1.25
 """Up to this ratio of their batches' times loaders are equally slow."""
+_MUCH_LONGER: Final = 2.0
+"""From this ratio of their hosts' waits for batches on, one loader is slower than the others."""
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
 
@@ -84,7 +86,8 @@ def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:
 
 def explains(job: RuleContext, row: StragglerRow) -> bool:
     """Is this straggler only the one whose batch came last, of loaders that may all be too slow? A batch takes as long
-    on its workers as on those of the others; where that is not known, it waited in one step only.
+    on its workers as on those of the others; where that is not known, it waited in one step only, and its host not
+    much longer than theirs.
     """
     mine = row.ranks or (row.rank,)
     if row.cause != "dataloader" or row.scope == "job" or not any(each.rank in mine for each in _waiting(job)):
@@ -94,7 +97,10 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
     own = [us for rank in mine if (us := took.get(rank)) is not None]
     if own and others:
         return max(own) <= AS_SLOW * median(others)
-    return len(row.steps) == 1
+    waits = {loader.rank: loader.wait_us for loader in job.summary.dataloader}
+    theirs = [us for rank, us in waits.items() if rank not in mine]
+    mine_us = max(waits.get(rank, 0.0) for rank in mine)
+    return len(row.steps) == 1 and bool(theirs) and mine_us <= _MUCH_LONGER * median(theirs)
 
 
 def _need(job: RuleContext, row: DataLoaderRow, without_us: float) -> _Need | None:

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import perfscope
-from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
 from tests.generator import (
     MIB,
@@ -35,7 +34,6 @@ from tests.generator import (
     SlowHost,
     SlowLink,
     SlowLoader,
-    Window,
     Work,
     simulate,
 )
@@ -116,7 +114,11 @@ def test_rows_of_simulated_jobs_are_exact(spec: JobSpec) -> None:
         doubtful = _mean_us([window.doubtful_compute_ns for window in windows])
         _check_totals(row, [window.categories for window in windows], [window.comm_ns for window in windows], doubtful)
         assert row.step_time_us == pytest.approx(_mean_us([window.duration_ns for window in windows]), abs=NS_IN_US)
-    _check_job(summary, job.truth.windows)
+    # The job begins a step with its last rank and ends it with its last one. Clocks are aligned by the ends of
+    # collectives, which may be 900 ns apart.
+    each = [[window.duration_ns for window in mine] for mine in job.truth.windows.values()]
+    longest = _mean_us([max(step) for step in zip(*each, strict=True)])
+    assert min(map(_mean_us, each)) - 2 <= summary.job.step_time_us <= longest + 2
 
 
 KINDS = st.sampled_from(["compute", "compute", "comm", "comm", "copy", "memset"])
@@ -292,9 +294,9 @@ def test_rows_of_anything_on_cpus_are_exact(soup: tuple[JobSpec, Host, list[Work
 
 
 def _bounds(works: Sequence[Work], steps: Sequence[int]) -> list[tuple[int, int]]:
-    """A step begins once the host has begun it and all earlier work has ended, with its first kernel at the latest; the
-    first one, before which nothing is recorded, as late after the host as it ends; or, where the second one's first
-    launch comes less than half as late as its own, as those usually do whose launch does not."""
+    """A step begins once the host has begun it and all earlier work has ended, with its first kernel at the latest. The
+    first one, before which nothing is recorded, is as late after the host as it ends; or, where it ends late and others
+    have their first launch at least half as late, begins as long before its first kernel as those usually do."""
     kernels = [work for work in works if work.kind in ("compute", "comm")]
     opening = [min((w for w in kernels if w.step == step), key=lambda work: work.queued_ns) for step in steps]
     first, lead = [w.started for w in opening], [w.queued_ns - n * LENGTH for n, w in enumerate(opening)]
@@ -302,9 +304,10 @@ def _bounds(works: Sequence[Work], steps: Sequence[int]) -> list[tuple[int, int]
     edges = [max(index * LENGTH, ended) for index, ended in enumerate(done)]
     starts = [min(start, edge) for start, edge in zip(first, edges, strict=False)]
     ends = [*starts[1:], edges[-1]]
-    late = {n: start - n * LENGTH for n, start in enumerate(starts) if n and 2 * lead[n] >= lead[0]}
-    usual = int(statistics.median(late.values())) if late and 1 not in late else 0
-    lag = max(ends[0] - LENGTH, usual)
+    idle = [first[n] - start for n, start in enumerate(starts) if n and 2 * lead[n] >= lead[0]]
+    lag = max(ends[0] - LENGTH, 0)
+    if lag and idle:
+        lag = max(int(first[0] - statistics.median(idle)), 0)
     return list(zip([min(first[0], lag), *starts[1:]], ends, strict=True))
 
 
@@ -350,11 +353,6 @@ def _check_totals(
         else:
             assert true - NS_IN_US / 2 <= reported <= true + doubtful_us + NS_IN_US / 2, prefix
     assert row.comm_us == pytest.approx(_mean_us(comm_ns), abs=NS_IN_US / 2)
-
-
-def _check_job(summary: Summary, windows: dict[int, tuple[Window, ...]]) -> None:
-    slowest = max(_mean_us([window.duration_ns for window in mine]) for mine in windows.values())
-    assert summary.job.step_time_us == pytest.approx(slowest, abs=NS_IN_US)
 
 
 def _mean_us(ns: Sequence[int]) -> float:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 WIDTH, BATCH = 16, 8
 MODES = {}
@@ -353,9 +354,17 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 during = set()
+before = {}
+
+
+def remember(*_):
+    before.update(before or patched())
+
+
+# At the end of the first forward and backward everything has been imported, and no recording has begun.
+hook = register_optimizer_step_pre_hook(remember)
 for step, _ in enumerate(MODES[options.mode](), 1):
-    if step == 1:  # everything has been imported, and no recording begins this early
-        before = patched()
+    hook.remove()
     during |= {where for where, value in patched().items() if before.get(where) != value}
     if step == options.steps:
         break

@@ -42,7 +42,7 @@ def test_terminal(tmp_path: Path) -> None:
 
 def test_page(tmp_path: Path) -> None:
     html = page.render(_stuck(tmp_path))
-    assert 'id="hang-title">Why the job stands still' in html
+    assert 'href="#hang">Why the job stands still' in html
     for name in ("hang-missing", "hang-sites"):
         assert f'<table id="{name}"' in html
     assert 'id="communication"' not in html

@@ -262,7 +262,10 @@ class TestBalance:
         assert known is not None
         assert uneven_stage(known) in extra
         assert predicted is not None
-        assert predicted.mid == pytest.approx(even / 1e3, rel=0.03)
+        # A first stage that is slow never waits for what comes back to it: that it would is not seen in the recording.
+        assert predicted.mid == pytest.approx(even / 1e3, rel=0.03 if extra != (0,) else 0.08)
+        assert predicted.low <= even / 1e3 * 1.01
+        assert even / 1e3 <= predicted.high
         assert predicted.high < found.result.step_ns / 1e3
 
     def test_chunks_that_are_uneven_widen_the_prediction(self, tmp_path: Path) -> None:
