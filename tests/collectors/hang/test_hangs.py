@@ -208,6 +208,7 @@ def test_stacks_of_an_interpreter_that_is_locked(tmp_path: Path) -> None:
     """Nothing in Python runs from the lock to the end: the timer's own thread has written, the launcher keeps it."""
     recording = record(tmp_path / "r", sys.executable, "-c", SCRIPT, "lock", options=OPTIONS)
     assert recording.exit_code == 9
-    assert files(recording.folder) == ["rank-00000.stacks.txt"]
+    # On a busy machine steps before the lock may take long enough to be noticed as well.
+    assert "rank-00000.stacks.txt" in files(recording.folder)
     assert 'File "<string>", line 21 in <module>' in stacks_file(recording.folder, 0).read_text()
     assert "rank 0 stood still or failed" in recording.messages
