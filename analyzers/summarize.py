@@ -244,7 +244,7 @@ def _replay(replay: JobReplay) -> Replay:
     measured = replay.result.step_ns
     if not replay.replayed.complete:
         return Replay(measured_step_us=measured / 1e3)
-    replayed = float(replay.recorded.steps_ns(replay.replayed).mean())
+    replayed = replay.recorded.step_time_ns(replay.replayed)
     return Replay(measured_step_us=measured / 1e3, replayed_step_us=replayed / 1e3, error=abs(replayed / measured - 1))
 
 

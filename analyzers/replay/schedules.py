@@ -55,10 +55,14 @@ class RecordedSchedules:
     """Those of ``with_hosts`` rank by rank, with what they follow from."""
 
     def steps_ns(self, replayed: ReplayResult) -> Int64:
-        """Length of each used step of the job; their mean is the job's step time."""
+        """Length of each used step of the job."""
         begin, end = (replayed.mark_ns[marks[:, self.used]] for marks in (self.begin, self.end))
         first, last = job_windows(begin, end, self.assumed_ns[:, self.used], self.aligned)
         return last - first
+
+    def step_time_ns(self, replayed: ReplayResult) -> float:
+        """The job's step time: the mean of ``steps_ns``."""
+        return float(self.steps_ns(replayed).mean())
 
     @property
     def settling(self) -> int:

@@ -22,7 +22,7 @@ _FEW_STEPS: Final = 2
 
 def replay_error(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns: float) -> float:
     """By which share the ``unchanged`` replay misses the measured step."""
-    return abs(float(recorded.steps_ns(unchanged).mean()) / measured_ns - 1)
+    return abs(recorded.step_time_ns(unchanged) / measured_ns - 1)
 
 
 def is_trusted(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns: float) -> bool:

@@ -88,7 +88,7 @@ class Context:
         the same direction. Where steps without the profiler took longer than the recorded ones, it is that difference.
         """
         measured = self.result.step_ns if self.profiler is None else self.profiler.step_ns
-        return measured / float(self.recorded.steps_ns(self.replayed_unchanged).mean())
+        return measured / self.recorded.step_time_ns(self.replayed_unchanged)
 
     @functools.cached_property
     def peers(self) -> Mapping[int, Peers]:

@@ -58,7 +58,7 @@ def balanced_step_us(job: JobReplay, pipeline: Pipeline | None) -> Prediction | 
     shares = work_shares(pipeline)
     assert shares is not None
     measured = job.result.step_ns
-    replayed = float(job.recorded.steps_ns(job.replayed).mean())
+    replayed = job.recorded.step_time_ns(job.replayed)
     error = abs(replayed / measured - 1)
     even, half = (_step_ns(job, pipeline, shares, moved) for moved in (1.0, _HALF))
     if even is None or half is None:
@@ -87,7 +87,7 @@ def _step_ns(job: JobReplay, pipeline: Pipeline, shares: Mapping[int, float], mo
         target = 1 + moved * (1 / shares[row.stage] - 1)
         schedules = scaled(schedules, row.ranks, _factor(job, row.ranks, target))
     replayed = replay(schedules)
-    return float(job.recorded.steps_ns(replayed).mean()) if replayed.complete else None
+    return job.recorded.step_time_ns(replayed) if replayed.complete else None
 
 
 def _factor(job: JobReplay, ranks: tuple[int, ...], target: float) -> float:

@@ -56,7 +56,7 @@ class ProfilerCost:
     def remove_from(self, schedules: EditableSchedules, result: AlignedJob) -> None:
         """Shorten the own time of every rank by what the events in it cost."""
         _remove(schedules, result, self.events, self.event_ns)
-        step_ns = float(schedules.recorded.steps_ns(self.replayed).mean())
+        step_ns = schedules.recorded.step_time_ns(self.replayed)
         for rank, loading_ns in schedules.loading_step_ns.items():
             schedules.loading_step_ns[rank] = min(loading_ns, step_ns)
 
@@ -91,7 +91,7 @@ def profiler_cost(
         changed = editable_schedules(result, recorded, with_hosts=with_hosts)
         _remove(changed, result, events, event_ns)
         replays[event_ns] = replay(changed.compiled())
-        return float(recorded.steps_ns(replays[event_ns]).mean())
+        return recorded.step_time_ns(replays[event_ns])
 
     per_step = max(_events_per_step(result, rank) for rank in schedules.ops)
     event_ns = _solve(step_at, step_ns, per_step)

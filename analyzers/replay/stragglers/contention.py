@@ -17,8 +17,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.replay.stragglers.own_time import varies_by
-from perfscope.analyzers.replay.stragglers.search import WORK_VARIES
+from perfscope.analyzers.replay.stragglers.own_time import flops_per_step, flops_vary
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import StragglerRow
@@ -75,7 +74,7 @@ def _is_contention(
         return False
     least_ns = MOSTLY * row.lost_us * 1e3
     if row.scope == "job":
-        late = row.cause != "host" and not _work_varies(result)
+        late = row.cause != "host" and not flops_vary(flops_per_step(result, result.partials))
         return late and _least(on_cores, result.partials) >= least_ns
     if all(stolen.get(rank, 0.0) * result.step_ns >= least_ns for rank in mine):
         return True
@@ -98,13 +97,3 @@ def _waits_as_others_do(mine: _OnCores, usual: _OnCores, least_ns: float) -> boo
 def _least(on_cores: Mapping[int, _OnCores], ranks: Collection[int]) -> float:
     """How long each of the ranks waits for a core at least, ns per step; 0 where one did not record it."""
     return min((on_cores[rank].waited_ns if rank in on_cores else 0.0 for rank in ranks), default=0.0)
-
-
-def _work_varies(result: AlignedJob) -> bool:
-    flops = np.stack(
-        [
-            partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)]
-            for partial in result.partials.values()
-        ]
-    ).astype(np.float64)
-    return bool(flops.all()) and varies_by(flops) >= WORK_VARIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +28,9 @@ of many ranks is always above the median, but only pauses are of that size."""
 _WAITED_FOR: Final = 0.05
 """A rank's host limits it where its device waits for launches for this share of the step: a host whose queue is full is
 busy all the time too, inside its launches."""
+
+_WORK_VARIES: Final = 0.03
+"""Relative standard deviation of FLOPs, without each step's and each rank's mean, from which work varies."""
 
 
 def own_in_step(recorded: RecordedSchedules, peers: Peers) -> Int64:
@@ -92,6 +95,17 @@ def steadiness(own: Int64) -> float:
     between = steps * float(own.mean(axis=1).var(ddof=1))
     within = float((_from_step_to_step(own) ** 2).sum()) / ((ranks - 1) * (steps - 1))
     return between / within if within else math.inf
+
+
+def flops_per_step(result: AlignedJob, ranks: Iterable[int]) -> Float64:
+    """Model FLOPs of each rank (lines) in each used step (columns)."""
+    own = [(result.partials[rank].flops.model, result.partials[rank].steps) for rank in ranks]
+    return np.stack([model.sum(axis=0)[steps.indices_of(result.steps)] for model, steps in own]).astype(np.float64)
+
+
+def flops_vary(flops: Float64) -> bool:
+    """Does the work of ranks (lines) vary from step to step (columns)? Not where any of it is unknown (0)."""
+    return bool(flops.all()) and varies_by(flops) >= _WORK_VARIES
 
 
 def varies_by(work: Float64) -> float:

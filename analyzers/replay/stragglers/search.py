@@ -38,11 +38,12 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     HostBound,
     excess,
     excess_apart,
+    flops_per_step,
+    flops_vary,
     most_apart,
     own_in_step,
     slow_once,
     steadiness,
-    varies_by,
 )
 from perfscope.analyzers.replay.stragglers.sets import HiddenSet, Unit, hidden_set
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
@@ -88,9 +89,6 @@ from which ranks are slow in turn."""
 _VARIES: Final = 0.05
 """Share of the step by which the slowest rank of each must be above the mean for work to vary: kernels' durations do by
 some percent."""
-
-WORK_VARIES: Final = 0.03
-"""Relative standard deviation of FLOPs, without each step's and each rank's mean, from which work varies."""
 
 _STEADY: Final = 4.0
 """From this ratio of the variance between ranks to that from step to step one rank is slower than others: from three
@@ -160,10 +158,6 @@ class _Search:
             for rank, partial in result.partials.items()
         }
         self._in_loader_ns = {rank: float(ns.mean()) for rank, ns in waited.items()}
-        self._flops = {
-            rank: partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)]
-            for rank, partial in result.partials.items()
-        }
         self._loading_ns = recorded.loading_step_ns(result)
         # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
         loading = [self._loading_ns.get(rank, 0.0) for rank in recorded.schedules.ranks]
@@ -346,8 +340,7 @@ class _Search:
         for peers, own in self._own:
             ahead = own.max(axis=0) - own.mean(axis=0)
             often = np.bincount(own.argmax(axis=0))
-            flops = np.array([self._flops[rank] for rank in peers.ranks], dtype=np.float64)
-            by_flops = bool(flops.all()) and varies_by(flops) >= WORK_VARIES
+            by_flops = flops_vary(flops_per_step(self._result, peers.ranks))
             # Of several that are slow together, as those of a host, none is the slowest of most steps.
             ratio, alone = steadiness(own), often.max() > _AT_ONCE * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone)):

@@ -19,7 +19,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.stages import ranks_of, stages
 from perfscope.analyzers.replay.engine import Schedules
 from perfscope.analyzers.replay.pace import scaled
-from perfscope.analyzers.replay.stragglers.own_time import NOISE
+from perfscope.analyzers.replay.stragglers.own_time import NOISE, flops_per_step
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 
@@ -90,11 +90,7 @@ def _same(one: float, other: float) -> bool:
 
 def _flops(result: AlignedJob, ranks: tuple[int, ...]) -> float:
     """Model FLOPs per step of a stage's rank, mean over its ranks."""
-    counts = []
-    for rank in ranks:
-        partial = result.partials[rank]
-        counts.append(float(partial.flops.model.sum(axis=0)[partial.steps.indices_of(result.steps)].mean()))
-    return float(np.mean(counts))
+    return float(flops_per_step(result, ranks).mean(axis=1).mean())
 
 
 @dataclass(frozen=True, eq=False)
