@@ -1,8 +1,6 @@
 """One process records a rank: the first to claim it, or its successor after an elastic restart.
 
-A job may start other processes that train something and take themselves for rank 0, such as a subprocess that knows
-nothing of ``torch.distributed``. The claim is a file whose creation succeeds for one process alone, also on a shared
-file system.
+The claim is a file whose creation succeeds for one process alone, also on a shared file system.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,6 +61,14 @@ def claim_host(folder: Path, attempt: int) -> Claim | None:
 def holder_of_rank(folder: Path, rank: int) -> Claim | None:
     """Who has claimed a rank; None where nobody has, or the claim is unreadable."""
     return _read(_path(folder, f"{rank:05d}"))
+
+
+def holders(folder: Path) -> Iterator[tuple[int, Claim]]:
+    """Every rank that has been claimed, and who did."""
+    for path in (folder / BOOTSTRAP_FOLDER).glob("claim-*.json"):
+        rank = path.stem.removeprefix("claim-")
+        if rank.isdecimal() and (claim := _read(path)) is not None:
+            yield int(rank), claim
 
 
 def _path(folder: Path, what: str) -> Path:

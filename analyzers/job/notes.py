@@ -26,7 +26,7 @@ def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Itera
     """Every note on this job, the gravest kinds first."""
     return (
         *_about_steps(result, info),
-        *_about_ranks(info),
+        *_about_ranks(job, info),
         *_about_reading(result),
         *_about_devices(result),
         *_about_collectives(result),
@@ -53,7 +53,9 @@ def _about_steps(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "steps_by_repetition")
 
 
-def _about_ranks(info: JobInfo) -> Iterator[Note]:
+def _about_ranks(job: Job, info: JobInfo) -> Iterator[Note]:
+    if job.further:
+        yield note("ranks", "further_jobs", folders=job.further)
     if info.missing_ranks:
         missing = len(info.missing_ranks)
         yield note("ranks", "missing_ranks", info.missing_ranks, missing=missing, all=missing + len(info.ranks))

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,19 @@ from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext, RunFile
 from perfscope.collectors.capture.steps import StepDetector, StepVerdict
 from perfscope.collectors.capture.watch import StepWatch
-from perfscope.collectors.claims import claim_rank
 from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
 from perfscope.collectors.identity import attempt, identify
+from perfscope.collectors.jobs import earlier_run, join_job
 from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.nsys import make_way
 from perfscope.collectors.overrides.stop import end_training
 from perfscope.collectors.phases.phases import OPTIMIZER, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.sampler.sampler import HostSampler, start_sampler
-from perfscope.recording.metadata import RunMetadata, StepsMetadata, load_run
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file
+from perfscope.recording.metadata import StepsMetadata
+from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
 
 class Session:
@@ -48,12 +49,16 @@ class Session:
         self._optimizers_met = 0
         self._skipped = 0
         self._identity = identify()
-        self._earlier = self._load_earlier()
+        place = self._place()
+        if place is not None and place != config.folder:
+            hang.end()  # what it writes is the first job's
+        self._config = config = replace(config, output=str(place or config.folder))
+        self._earlier = earlier_run(config.folder, self._identity.rank)
         self._run_file = RunFile(config, self._identity, problems, self._earlier)
         self._capturer: LazyCapturer | None = None
         self._sampler: HostSampler | None = None
         phases.on_this_thread()
-        if not self._is_ours():
+        if place is None:
             hang.end()
             return
         context = RankContext(config, self._identity, self._run_file, phases, problems)
@@ -103,27 +108,19 @@ class Session:
         self._problems.guard("writing the run's metadata", self._save, outcome)
         self._problems.guard("compressing the traces", capturer.join)
 
-    def _load_earlier(self) -> RunMetadata | None:
-        """What an earlier process recorded of this rank; None where none did."""
-        try:
-            earlier = load_run(run_file(self._config.folder, self._identity.rank))
-        except ValueError:
-            return None
-        return earlier if earlier.captures else None
-
-    def _is_ours(self) -> bool:
-        """Is this rank wanted, and this the process to record it?"""
+    def _place(self) -> Path | None:
+        """Where this process records its rank; None where that is not wanted, or another process does."""
         rank = self._identity.rank
         if rank not in RankSelection.parse(self._config.ranks):
-            return False
-        holder = claim_rank(self._config.folder, rank, attempt(), recorded=self._earlier is not None)
-        if holder is None:
-            return True
+            return None
+        place = join_job(self._config.folder, self._identity)
+        if isinstance(place, Path):
+            return place
         self._problems.add(
-            f"process {self._pid} trains as rank {rank}, but process {holder.pid} on {holder.host} records that rank "
-            f"already (the same command started both); process {self._pid} is not recorded"
+            f"process {self._pid} trains as rank {rank}, as process {place.pid} on {place.host} and others of the same "
+            f"command do, each of which is recorded; process {self._pid} is not recorded"
         )
-        return False
+        return None
 
     def _counts(self) -> bool:
         """Do this thread's steps count?"""

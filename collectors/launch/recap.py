@@ -14,6 +14,7 @@ from perfscope.recording.history import unpack
 from perfscope.recording.metadata import RunMetadata, load_run
 from perfscope.recording.paths import (
     BOOTSTRAP_FOLDER,
+    further_jobs,
     rank_and_capture_of_trace_file,
     rank_of_run_file,
     rank_of_stacks_file,
@@ -29,6 +30,20 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
     """Lines for the user: what is in the recording's folder, and what to do next."""
     if not config.folder.is_dir():
         return [f"nothing was recorded: the command removed {config.folder}; choose another folder with --output"]
+    further = [line for folder in further_jobs(config.folder) for line in _further(folder, config)]
+    return [*_first_job(config, exit_code), *further]
+
+
+def _further(folder: Path, config: CollectorConfig) -> list[str]:
+    """What was recorded of a further training of the command; empty where nothing was."""
+    recorded = [run for run in read_runs(folder) if run.captures]
+    if not recorded:
+        return []
+    found = f"{_ranks(recorded, config)}, {_steps(recorded)}, {_size(folder)} in {folder}"
+    return [f"the command ran another training: recorded {found}", _next(folder)]
+
+
+def _first_job(config: CollectorConfig, exit_code: int) -> list[str]:
     runs = read_runs(config.folder)
     recorded = [run for run in runs if run.captures]
     stuck = _stuck(config.folder)

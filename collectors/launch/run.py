@@ -23,7 +23,7 @@ from perfscope.collectors.hang.stacks import take_locked
 from perfscope.collectors.launch import bootstrap
 from perfscope.collectors.launch.nsys import wrap
 from perfscope.recording.metadata import LaunchMetadata, load_launch, save
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE, further_jobs
 from perfscope.redact import redact_command
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
@@ -108,7 +108,8 @@ class Launch:
     def _finish(self, code: int) -> None:
         record = LaunchMetadata(**{**vars(self._record), "exit_code": code})
         with suppress(OSError):  # the folder is gone or full: the command's exit code matters more
-            save(record, self._config.folder / LAUNCH_FILE)
+            for folder in (self._config.folder, *further_jobs(self._config.folder)):
+                save(record, folder / LAUNCH_FILE)
 
 
 def package_root() -> str:
@@ -188,6 +189,11 @@ def remove_recording(folder: Path) -> None:
     for path in inside.iterdir() if inside.is_dir() else ():
         if _OURS_IN_BOOTSTRAP.match(path.name):
             path.unlink()
+    for job in further_jobs(folder):
+        remove_recording(job)
+        with suppress(OSError):  # something else is in there
+            (job / BOOTSTRAP_FOLDER).rmdir()
+            job.rmdir()
 
 
 def _unfinished(folder: Path) -> bool:

@@ -58,6 +58,8 @@ class Job:
     """Rank -> its step history. A recording may hold these alone; ``sources`` is then empty."""
     stuck: dumps.StuckFiles = field(default_factory=dumps.StuckFiles)
     """What ranks that stood still left. There may be nothing else."""
+    further: tuple[str, ...] = ()
+    """Folders in this one that hold recordings of further trainings of the same command, by name."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
 
@@ -132,12 +134,15 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None, stuck:
     histories = {rank: entry for entry in names if (rank := paths.rank_of_steps_file(entry)) is not None}
     reports = () if captures else tuple(TraceSource(entry, rank_in_name(entry)) for entry in _reports(folder, names))
     if not captures and not reports and not ((histories or stuck) and capture is None):
-        raise UnusableInput(_nothing_recorded(folder, launch, runs))
+        further = [str(each) for each in paths.further_jobs(folder)]
+        others = f" Of other trainings of the command there is something in {', '.join(further)}." if further else ""
+        raise UnusableInput(_nothing_recorded(folder, launch, runs) + others)
     chosen = _choose_capture(folder, captures, capture) if captures else None
     traces = captures[chosen] if chosen is not None else {}
     sources = tuple(TraceSource(entry, rank) for rank, entry in sorted(traces.items())) or reports
     return Job(
-        folder, sources, runs, launch, tuple(sorted(captures)), chosen, tuple(problems), samples, histories
+        folder, sources, runs, launch, tuple(sorted(captures)), chosen, tuple(problems), samples, histories,
+        further=tuple(each.name for each in paths.further_jobs(folder)),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ A recording is one folder::
       host-node7.samples.jsonl             what the system sampler saw of one host (perfscope.recording.samples)
       rank-00003.stacks.txt                the stacks of a rank that made no step (faulthandler)
       rank-00003.flight.pickle             its last collectives, as torch's flight recorder writes them (or .json)
+      job-1/                               a recording like this one, of a further training of the same command
       .bootstrap/                          what gets the collector into the ranks; not data
       report.html                          written by ``perfscope analyze``
       merged.pftrace                       written by ``perfscope merge``
@@ -34,12 +35,24 @@ RUN_SUFFIX: Final = ".run.json"
 PARTIAL_SUFFIX: Final = ".partial"
 """Ending of a file that is still being written; readers ignore it."""
 
+_JOB = re.compile(r"^job-(\d+)$")
 _RUN = re.compile(r"^rank-(\d+)\.run\.json$")
 _SAMPLES = re.compile(r"^host-([\w.-]+)\.samples\.jsonl$")
 _STEPS = re.compile(r"^rank-(\d+)\.steps\.bin$")
 _STACKS = re.compile(r"^rank-(\d+)\.stacks\.txt$")
 _FLIGHT = re.compile(r"^rank-(\d+)\.flight\.(?:pickle|json)$")
 _TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
+
+
+def job_folder(folder: Path, number: int) -> Path:
+    """Where the training that is ``number`` (counted from 0) of those that one command runs is recorded."""
+    return folder / f"job-{number}" if number else folder
+
+
+def further_jobs(folder: Path) -> list[Path]:
+    """Folders of the command's further trainings, by number."""
+    found = {int(match[1]): entry for entry in folder.iterdir() if (match := _JOB.match(entry.name)) and entry.is_dir()}
+    return [found[number] for number in sorted(found)]
 
 
 def run_file(folder: Path, rank: int) -> Path:

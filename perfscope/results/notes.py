@@ -22,6 +22,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "steps_by_repetition": "Steps were detected from the repetition of the kernels and are numbered from the "
     "recording's start; a step begins where the host usually takes longest to the next launch.",
     "other_captures": "{choice} (perfscope analyze --capture N shows another.)",
+    "further_jobs": "The command ran other trainings besides; each is a recording of its own, in this folder: "
+    "{folders:texts}.",
     "missing_ranks": "{missing} of {all} ranks are not in the recording ({ranks:list}): waits are bounds, and a "
     "slow rank may be among them.",
     "rank_unknown": "The trace does not state its rank; it is shown as rank 0.",

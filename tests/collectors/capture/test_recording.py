@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfscope import analyze
-from perfscope.recording.metadata import CaptureMetadata
-from perfscope.recording.paths import samples_file
+from perfscope.recording.metadata import CaptureMetadata, load_launch, load_run
+from perfscope.recording.paths import LAUNCH_FILE, run_file, samples_file
 from perfscope.recording.vocabulary import BACKWARD, COLLECTIVE_PREFIX, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
 from tests.collectors.harness import SCRIPTS, SHORT, Recording, needs_torch, record, train
 
@@ -294,11 +294,30 @@ def test_ranks_that_the_script_starts_itself(tmp_path: Path, method: str) -> Non
         assert recording.trace(rank).steps()[:3] == [1, 2, 3]
 
 
-def test_a_second_process_of_the_same_rank_is_left_out(tmp_path: Path) -> None:
+def test_a_second_process_of_the_same_rank_has_a_recording_of_its_own(tmp_path: Path) -> None:
     recording = record(tmp_path / "r", sys.executable, str(SCRIPTS / "nested.py"), options=SHORT)
     assert recording.exit_code == 0
-    assert recording.run().steps.seen == 6
-    assert "records that rank already" in recording.messages
+    for folder in (recording.folder, recording.folder / "job-1"):
+        run = load_run(run_file(folder, 0))
+        assert (run.steps.seen, len(run.captures), run.problems) == (6, 1, ())
+        assert load_launch(folder / LAUNCH_FILE).exit_code == 0
+        assert analyze(folder).job.steps == (2, 3)
+    assert f"perfscope analyze {recording.folder / 'job-1'}" in recording.messages
+    assert [note.text for note in analyze(recording.folder).notes if note.kind == "further_jobs"] == [
+        "The command ran other trainings besides; each is a recording of its own, in this folder: job-1."
+    ]
+
+
+def test_ranks_that_a_notebook_launches_after_a_trial_run_are_a_job(tmp_path: Path) -> None:
+    command = (sys.executable, str(SCRIPTS / "spawn.py"), str(tmp_path / "store"), "fork", "trial")
+    recording = record(tmp_path / "r", *command, options=SHORT)
+    assert recording.exit_code == 0, recording.err
+    assert (recording.run().world_size, recording.run().steps.seen) == (1, 6)
+    for rank in (0, 1):
+        run = load_run(run_file(recording.folder / "job-1", rank))
+        assert (run.rank, run.world_size, run.steps.seen, run.problems) == (rank, 2, 4, ())
+    summary = analyze(recording.folder / "job-1")
+    assert (summary.job.ranks, summary.job.strategies) == ((0, 1), ("ddp",))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ranks that the script starts itself."""
+"""Ranks that the script starts itself; with ``trial`` after a training of its own, as in a notebook."""
 
 import sys
 
@@ -8,17 +8,22 @@ import torch.multiprocessing as mp
 from torch import nn
 
 
-def train(rank: int, store: str) -> None:
+def train(model: nn.Module, steps: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(4):
+    for _ in range(steps):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
+
+
+def rank_of_two(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    train(nn.parallel.DistributedDataParallel(nn.Linear(8, 8)), 4)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    mp.start_processes(train, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
+    if sys.argv[3:] == ["trial"]:
+        train(nn.Linear(8, 8), 6)
+    mp.start_processes(rank_of_two, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
