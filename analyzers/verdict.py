@@ -14,6 +14,7 @@ from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
 from perfscope.analyzers.losses import in_words, largest, losses, where_to_look
 from perfscope.results.findings import Action, Finding, Obtained, Severity
 from perfscope.results.rows import Verdict
+from perfscope.results.snippets import plain
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
 from perfscope.text import factor, percent, plural, ranks_in_words
@@ -204,7 +205,7 @@ def _change(action: Action) -> str:
     """The change as one sentence: the setting with its new value where that is one word, else the instructions."""
     new = action.new
     if new is None or new == action.old or new == "used" or (" " in new and "…" not in action.setting):
-        return action.how.split("\n")[0]
+        return plain(action.how).split("\n")[0]
     if "…" in action.setting:
         what = action.setting.replace("…", new)
     elif new == "set" or any(sign in action.setting for sign in "=(:"):

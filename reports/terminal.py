@@ -116,20 +116,17 @@ def _findings(summary: Summary, width: int) -> list[str]:
         change = " -> ".join(value for value in values if value is not None)
         if action.setting:
             lines += _wrapped(f"   {action.setting}{': ' + change if change else ''}", width, indent=3)
-        for line in action.how.splitlines():
-            lines += _how(line, width)
+        for block in card.how:
+            # A line to type stays whole; a sentence may be broken.
+            written = (
+                _wrapped(f"     {block.text}", width, indent=5)
+                if not block.language
+                else [f"       {printable(line)}" for line in block.text.splitlines()]
+            )
+            lines += written
     if len(cards) > FINDINGS_SHOWN:
         lines += ["", f"{plural(len(cards) - FINDINGS_SHOWN, 'more finding')} in the report."]
     return lines
-
-
-def _how(line: str, width: int) -> list[str]:
-    """A line to type stays whole; a sentence may be broken."""
-    if not line.strip():
-        return []
-    if line.endswith(".") and not line.startswith(" "):
-        return _wrapped(f"     {line}", width, indent=5)
-    return [f"     {printable(line)}"]
 
 
 def cost_lines(summary: Summary, width: int = 100) -> list[str]:

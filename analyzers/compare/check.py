@@ -25,6 +25,7 @@ from perfscope.results.budget import (
     Quantity,
 )
 from perfscope.results.comparison import StepChange
+from perfscope.results.snippets import plain
 from perfscope.results.summary import Summary
 
 _WORSE: Final = {"lower": 1.0, "higher": -1.0}
@@ -163,7 +164,7 @@ def _findings(budget: Budget, now: Summary) -> Iterator[CheckRow]:
         yield CheckRow(
             name=f"finding {finding.rule}",
             status=FAILED,
-            message=f"{finding.title} ({finding.severity} severity). Change: {finding.action.how}",
+            message=f"{finding.title} ({finding.severity} severity). Change: {plain(finding.action.how)}",
         )
     if not severe:
         yield CheckRow(

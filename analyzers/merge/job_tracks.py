@@ -13,6 +13,7 @@ from perfscope.analyzers.merge.choice import step_name
 from perfscope.analyzers.merge.pftrace import Args, PacketSequence, Slices, Value
 from perfscope.analyzers.merge.rank_view import Windows
 from perfscope.results.findings import Finding
+from perfscope.results.snippets import plain
 from perfscope.results.summary import Summary
 
 JOB_UUID: Final = 1
@@ -65,7 +66,7 @@ def _evidence(finding: Finding) -> Args:
         "confidence": finding.confidence,
         "gain": finding.obtained,
         "change": finding.action.setting,
-        "how": finding.action.how,
+        "how": plain(finding.action.how),
     }
     if finding.action.new is not None:
         args["to"] = finding.action.new

@@ -68,7 +68,9 @@ class Action:
     setting: str
     old: str | None
     new: str | None
-    how: str
+    how: Annotated[
+        str, "What to do: sentences, and what to type in fenced blocks of ``python``, ``shell``, ``json`` or ``yaml``."
+    ]
     costs: Annotated[
         str | None, "What the change takes besides time: memory, precision, statistics; None where nothing."
     ] = None

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from perfscope.results.accuracy import accuracy_in_words
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.findings import Finding, Prediction
+from perfscope.results.snippets import Block, blocks
 from perfscope.results.summary import Summary
 from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, ranks_in_words, significant
-
-_TYPED: Final = re.compile(r"[\n=`{]|\w\(")
-"""What text to type contains: several lines, an assignment, a call, quoted code."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +67,13 @@ class Card:
     """In money; empty where no price was given."""
 
     @property
-    def advice(self) -> str:
-        """What to do where that is a sentence, with nothing in it to copy; empty where there is something to type."""
-        action = self.finding.action
-        is_sentence = action.new is None and action.how.endswith(".") and not _TYPED.search(action.how)
-        return action.how if is_sentence else ""
+    def how(self) -> tuple[Block, ...]:
+        """What to do, line by line, and what to type, whole."""
+        return tuple(
+            Block(block.language, line)
+            for block in blocks(self.finding.action.how)
+            for line in (block.text,) * bool(block.language) or block.text.splitlines()
+        )
 
     @property
     def anchor(self) -> str:

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.analyzers.rules.arguments import ARGUMENTS
+
 pytestmark = pytest.mark.frameworks
 
 TRANSFORMERS = """
@@ -31,11 +33,7 @@ def test_transformers_has_every_argument():
     # In a process of its own: importing it changes the environment of whoever does.
     done = subprocess.run([sys.executable, "-c", TRANSFORMERS], capture_output=True, text=True, check=True)
     arguments, optimizers = json.loads(done.stdout.splitlines()[-1])
-    typed = {
-        "bf16", "fp16", "tf32", "optim", "torch_compile", "torch_compile_mode", "logging_nan_inf_filter",
-        "logging_steps", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_prefetch_factor",
-        "dataloader_pin_memory",
-    }  # fmt: skip
+    typed = set(ARGUMENTS["transformers.TrainingArguments"].split())
     assert typed <= set(arguments)
     assert {"group_by_length", "train_sampling_strategy"} & set(arguments)
     assert "adamw_torch_fused" in optimizers
@@ -43,20 +41,22 @@ def test_transformers_has_every_argument():
 
 def test_accelerate_has_every_argument():
     needs("accelerate")
+    from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils import DataLoaderConfiguration
 
     options = {name for action in launch_command_parser()._actions for name in action.option_strings}
     assert {"--num_cpu_threads_per_process", "--mixed_precision", "--dynamo_backend", "--dynamo_mode"} <= options
-    assert "non_blocking" in inspect.signature(DataLoaderConfiguration).parameters
+    for function in (Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs):
+        (typed,) = (names for path, names in ARGUMENTS.items() if path.endswith(f".{function.__name__}"))
+        assert set(typed.split()) <= set(inspect.signature(function).parameters)
 
 
 def test_lightning_has_every_argument():
     needs("lightning")
     from lightning.pytorch import Trainer
 
-    typed = {"precision", "log_every_n_steps", "enable_progress_bar", "detect_anomaly", "use_distributed_sampler"}
-    assert typed <= set(inspect.signature(Trainer).parameters)
+    assert set(ARGUMENTS["lightning.pytorch.Trainer"].split()) <= set(inspect.signature(Trainer).parameters)
 
 
 def test_deepspeed_has_every_argument():

@@ -22,6 +22,7 @@ from perfscope.results.rows import (
     Utilisation,
     Verdict,
 )
+from perfscope.results.snippets import code
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
 from tests.reports import pictures
@@ -240,7 +241,7 @@ def starved() -> Summary:
                     setting="DataLoader.num_workers",
                     old="0",
                     new="1",
-                    how="DataLoader(..., num_workers=1, persistent_workers=True)",
+                    how=code("python", "loader = DataLoader(dataset, num_workers=1, persistent_workers=True)"),
                 ),
                 predicted_step_us=None,
                 ceiling=0.72,
@@ -328,7 +329,7 @@ def straggler() -> Summary:
                     setting="rank 2 on node-b",
                     old=None,
                     new=None,
-                    how="ssh node-b 'nproc; uptime; ps -eo pcpu,comm --sort=-pcpu | head'",
+                    how=code("shell", "ssh node-b 'nproc; uptime; ps -eo pcpu,comm --sort=-pcpu | head'"),
                 ),
                 predicted_step_us=Prediction(low=65_000.0, mid=66_200.0, high=71_000.0),
                 ceiling=0.93,
@@ -345,7 +346,7 @@ def straggler() -> Summary:
                     setting="DistributedDataParallel.bucket_cap_mb",
                     old="25",
                     new="10",
-                    how="DistributedDataParallel(model, bucket_cap_mb=10)",
+                    how=code("python", "model = DistributedDataParallel(model, bucket_cap_mb=10)"),
                 ),
                 predicted_step_us=None,
                 ceiling=0.034,
@@ -472,7 +473,10 @@ def gpu() -> Summary:
                     setting="fully_shard(reshard_after_forward)",
                     old="True",
                     new="False",
-                    how="for block in model.layers:\n    fully_shard(block, mesh=mesh, reshard_after_forward=False)",
+                    how=code(
+                        "python",
+                        "for block in model.layers:\n    fully_shard(block, mesh=mesh, reshard_after_forward=False)",
+                    ),
                 ),
                 predicted_step_us=None,
                 ceiling=0.107,
@@ -488,7 +492,7 @@ def gpu() -> Summary:
                     setting="loss.item()",
                     old="every step",
                     new="every 50 steps",
-                    how="if step % 50 == 0:\n    log(loss.item())",
+                    how=code("python", "if step % 50 == 0:\n    log(loss.item())"),
                 ),
                 predicted_step_us=None,
                 ceiling=0.016,
@@ -682,7 +686,7 @@ def large(ranks: int = 1024) -> Summary:
                     setting=f"rank {slow}",
                     old=None,
                     new=None,
-                    how=f"scontrol update nodename=node-{slow // 8:03d} state=drain reason=slow",
+                    how=code("shell", f"scontrol update nodename=node-{slow // 8:03d} state=drain reason=slow"),
                 ),
                 predicted_step_us=None,
                 ceiling=0.132,

@@ -54,8 +54,8 @@ def test_many_equal_ranks_are_called_alike() -> None:
 
 def test_what_to_type_stands_unbroken_and_indented_as_written() -> None:
     lines = verdict(gpu(), width=40).splitlines()
-    at = lines.index("     for block in model.layers:")
-    assert lines[at + 1] == "         fully_shard(block, mesh=mesh, reshard_after_forward=False)"
+    at = lines.index("       for block in model.layers:")
+    assert lines[at + 1] == "           fully_shard(block, mesh=mesh, reshard_after_forward=False)"
 
 
 def test_a_sentence_of_advice_is_broken_at_the_width() -> None:

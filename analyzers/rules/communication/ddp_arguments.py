@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import call, training_arguments
+from perfscope.results.snippets import code
 
 _TRANSFORMERS: Final = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
 """Arguments that TrainingArguments has, with ``ddp_`` in front."""
@@ -16,20 +18,38 @@ def written(used: str, **values: object) -> str:
     """
     listed = ", ".join(f"{name}={value}" for name, value in values.items())
     if used == "transformers" and all(name in _TRANSFORMERS for name in values):
-        return f"TrainingArguments({', '.join(f'ddp_{name}={value}' for name, value in values.items())})"
+        return training_arguments(**{f"ddp_{name}": value for name, value in values.items()})
     if used == "transformers":
         return trainer_ddp(listed)
     if used == "accelerate":
-        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({listed})])"
+        return accelerator_ddp(listed)
     if used == "lightning":
-        return f"Trainer(strategy=DDPStrategy({listed}))"
-    return f"DistributedDataParallel(model, …, {listed})"
+        return lightning_ddp(listed)
+    return call("model = torch.nn.parallel.DistributedDataParallel", "model", **values)
 
 
-def trainer_ddp(arguments: str) -> str:
+def lightning_ddp(arguments: str, before: str = "") -> str:
+    """What to type for arguments of DDP with Lightning, after a line ``before``."""
+    before += "from lightning.pytorch.strategies import DDPStrategy"
+    return call("trainer = Trainer", "", before, strategy=f"DDPStrategy({arguments})")
+
+
+def accelerator_ddp(arguments: str, *imported: str) -> str:
+    """What to type for arguments of DDP with Accelerate, with more that is ``imported`` from it."""
+    handlers = f"[DistributedDataParallelKwargs({arguments})]"
+    return call("accelerator = Accelerator", "", _import(*imported), kwargs_handlers=handlers)
+
+
+def trainer_ddp(arguments: str, *imported: str) -> str:
     """What to type for arguments that ``TrainingArguments`` lacks: the Trainer makes its own Accelerator."""
-    handler = f"DistributedDataParallelKwargs({arguments})"
-    return f"trainer.accelerator.ddp_handler = {handler} before trainer.train() (in Transformers 4: in _wrap_model)"
+    return "Before trainer.train() (in Transformers 4: in _wrap_model):\n" + code(
+        "python",
+        f"{_import(*imported)}\ntrainer.accelerator.ddp_handler = DistributedDataParallelKwargs({arguments})",
+    )
+
+
+def _import(*names: str) -> str:
+    return f"from accelerate import {', '.join(sorted(('DistributedDataParallelKwargs', *names)))}"
 
 
 def setting(job: RuleContext, name: str) -> object:

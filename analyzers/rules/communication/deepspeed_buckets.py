@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.typed import in_deepspeed
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
 from perfscope.text import byte_size
 
@@ -71,7 +72,7 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting=f'"{best.key}"',
             old=None if old is None else _json(old),
             new=best.new,
-            how=f'"zero_optimization": {{"{best.key}": {best.new}}} in the DeepSpeed JSON.',
+            how=in_deepspeed(f'{{"zero_optimization": {{"{best.key}": {best.new}}}}}'),
             costs=best.costs,
         ),
         confidence=job.confidence() if best.prediction is not None else Confidence.LOW,

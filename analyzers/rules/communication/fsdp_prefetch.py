@@ -13,7 +13,9 @@ from typing import Final
 
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_accelerate
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "fsdp-gathers"
@@ -74,14 +76,16 @@ def _prefetch_action(job: RuleContext, costs: str) -> Action:
             name, old, new, typed = "forward_prefetch", fsdp.get("forward_prefetch", False), "True", "true"
             argument = "True"
         how = (
-            f"fsdp_config: fsdp_{name}: {typed} in the file of accelerate config"
+            in_accelerate(f"fsdp_config:\n  fsdp_{name}: {typed}")
             if in_file
-            else f"FullyShardedDataParallel(model, …, {name}={argument})"
+            else fsdp1(*("BackwardPrefetch",) * ("Prefetch" in argument), **{name: argument})
         )
         return Action(setting=name, old=str(old), new=new, how=how, costs=costs)
-    how = (
-        "For each pair of consecutive blocks: block.set_modules_to_forward_prefetch([following]) and "
-        "following.set_modules_to_backward_prefetch([block])."
+    how = "For each pair of consecutive blocks, in the order in which they run:\n" + code(
+        "python",
+        "for block, following in zip(blocks, blocks[1:]):\n"
+        "    block.set_modules_to_forward_prefetch([following])\n"
+        "    following.set_modules_to_backward_prefetch([block])",
     )
     setting, new = "FSDPModule.set_modules_to_forward_prefetch", "the following block"
     return Action(setting=setting, old="not used", new=new, how=how, costs=costs)
@@ -94,13 +98,13 @@ def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     if gathers.largest >= HUGE * whole and gathers.count <= FEW * job.microbatches:
         problem = f"too large: one gather holds {gathers.largest / whole:.0%} of the parameters"
         bound_us, new = job.exposed_transfer_us * gathers.largest / whole, "each block"
-        how = _wrap(job, "each transformer block (or layer of similar size), then the whole model")
+        how = _wrap(job, "Each transformer block (or layer of similar size), then the whole model")
         costs = "None. Memory for gathered parameters shrinks to two blocks."
     elif latency is not None and latency >= LATENCY and gathers.count > FEW * job.microbatches:
         mean = byte_size(gathers.bytes / gathers.count)
         problem = f"too small: latency dominates {gathers.count:.0f} gathers of {mean} per step"
         bound_us, new = min(job.exposed_transfer_us, gathers.count * (gathers.alpha_us or 0.0) / 2), "larger units"
-        how = _wrap(job, "units twice as large: two blocks together, or blocks without wrapping the layers inside them")
+        how = _wrap(job, "Units twice as large: two blocks together, or blocks without wrapping the layers inside them")
         costs = "Memory for gathered parameters grows with the unit."
     else:
         return None
@@ -118,14 +122,18 @@ def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
 
 def _wrap(job: RuleContext, what: str) -> str:
     if job.framework in ("accelerate", "transformers"):
-        return (
-            "fsdp_config: fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP with fsdp_transformer_layer_cls_to_wrap: the "
-            f"class of {what}."
+        return f"{what}; with the name of their class for Block. " + in_accelerate(
+            "fsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+            "  fsdp_transformer_layer_cls_to_wrap: Block",
         )
     if job.settings("fsdp").get("version") == 1:
-        policy = "functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})"
-        return f"FullyShardedDataParallel(model, …, auto_wrap_policy={policy}): {what}."
-    return f"fully_shard() on {what}."
+        return f"{what}; with their class for Block:\n" + fsdp1(
+            before="from functools import partial\n"
+            "from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy\n"
+            "policy = partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})",
+            auto_wrap_policy="policy",
+        )
+    return f"{what}. {fsdp2()}"
 
 
 def _evidence(job: RuleContext, gathers: CollectiveTraffic) -> tuple[Evidence, ...]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfscope.analyzers.rules.communication.ddp_arguments import setting, trainer_ddp
+from perfscope.analyzers.rules.communication.ddp_arguments import accelerator_ddp, lightning_ddp, setting, trainer_ddp
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 
 RULE: Final = "gradient-compression"
 SHARE: Final = 0.05
@@ -85,13 +86,13 @@ def _how(job: RuleContext, dtype: str) -> str:
     hook = _HOOKS[dtype]
     used = job.framework
     kind = f"comm_hook=DDPCommunicationHookType.{dtype.upper()}"
+    imported = "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
     if used == "transformers":
-        return trainer_ddp(kind)
+        return trainer_ddp(kind, "DDPCommunicationHookType")
     if used == "accelerate":
-        return f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({kind})])"
+        return accelerator_ddp(kind, "DDPCommunicationHookType")
     if used == "lightning":
-        return f"Trainer(strategy=DDPStrategy(ddp_comm_hook=default_hooks.{hook}))"
-    return (
-        f"model.register_comm_hook(state=None, hook=default_hooks.{hook}) on the DistributedDataParallel model, with "
-        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks"
+        return lightning_ddp(f"ddp_comm_hook=default_hooks.{hook}", imported)
+    return "On the DistributedDataParallel model, before the first step:\n" + code(
+        "python", f"{imported}model.register_comm_hook(state=None, hook=default_hooks.{hook})"
     )

@@ -15,6 +15,7 @@ from perfscope.analyzers.rules.communication.traffic import traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
+from perfscope.results.snippets import code
 from perfscope.text import duration
 
 RULE: Final = "gradients-by-hand"
@@ -29,16 +30,17 @@ _WRAPPED: Final = {"ddp", "fsdp", "zero1", "zero2", "zero3", "tensor", "pipeline
 """Strategies that reduce gradients themselves."""
 
 _DDP: Final = (
-    "model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[local_rank]) before the training loop, "
-    "without device_ids on CPUs; and take the loop of all_reduce calls out: DDP averages the gradients in "
-    "loss.backward()."
-)
-_ACCUMULATED: Final = " All micro-batches but the last run under `with model.no_sync():`, forward and backward."
-_FLAT: Final = (
+    "DDP averages the gradients in loss.backward(): take the loop of all_reduce calls out, and before the training "
+    "loop:\n"
+) + code("python", "model = torch.nn.parallel.DistributedDataParallel(model)")
+_ACCUMULATED: Final = "\nAll micro-batches but the last run under `with model.no_sync():`, forward and backward."
+_FLAT: Final = code(
+    "python",
     "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
     "flat = torch._utils._flatten_dense_tensors(grads)\n"
-    "dist.all_reduce(flat); flat.div_(dist.get_world_size())\n"
-    "torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))"
+    "torch.distributed.all_reduce(flat)\n"
+    "flat.div_(torch.distributed.get_world_size())\n"
+    "torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))",
 )
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "megatron-overlap"
@@ -40,7 +41,7 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _finding(job: RuleContext, moved: CollectiveTraffic, bound_us: float, flag: str, what: str) -> Finding:
-    with_reductions = " (needs --overlap-grad-reduce)" if "param" in flag else ""
+    with_reductions = "--overlap-grad-reduce " if "param" in flag else ""  # which it needs
     return job.finding(
         RULE,
         f"{what} without overlap: up to {job.share(bound_us):.0%} of the step",
@@ -53,7 +54,7 @@ def _finding(job: RuleContext, moved: CollectiveTraffic, bound_us: float, flag: 
             setting=flag,
             old="not set",
             new="set",
-            how=f"{flag}{with_reductions} on Megatron's command line.",
+            how="On Megatron's command line:\n" + code("shell", f"{with_reductions}{flag}"),
             costs=f"Buckets in flight: about {byte_size(2 * moved.largest)} per rank.",
         ),
         confidence=job.confidence(),

@@ -16,6 +16,7 @@ from typing import Final
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import CollectiveRow
+from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "nccl-environment"
@@ -113,7 +114,7 @@ def _evidence(job: RuleContext, variables: tuple[_Variable, ...], slow: _Slow | 
 
 def _action(variables: tuple[_Variable, ...], slow: _Slow | None) -> Action:
     if variables:
-        how = "\n".join(f"unset {variable.name}: {variable.why}" for variable in variables)
+        how = code("shell", "\n".join(f"unset {variable.name}  # {variable.why}" for variable in variables))
         return Action(setting=variables[0].name, old=variables[0].value, new=None, how=how)
     assert slow is not None
     how = _BETWEEN if slow.between_hosts else _INSIDE

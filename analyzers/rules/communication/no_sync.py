@@ -10,18 +10,37 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 
 RULE: Final = "ddp-no-sync"
 SHARE: Final = 0.05
 """Share of the step that must be saved."""
 
 _HOW: Final = {
-    "accelerate": "Wrap the step in `with accelerator.accumulate(model):` and set Accelerator("
-    "gradient_accumulation_steps=k): it reduces after the last micro-batch only.",
-    "lightning": "Set Trainer(accumulate_grad_batches=k) instead of accumulating by hand: it reduces after the last "
-    "micro-batch only.",
-    "": "Run all micro-batches but the last under `with model.no_sync():`, both forward and backward.",
+    "accelerate": (
+        "Accelerate reduces after the last of the micro-batches only if it does the accumulation itself:",
+        (
+            "accelerator = Accelerator(gradient_accumulation_steps={rounds})\n"
+            "for batch in loader:\n"
+            "    with accelerator.accumulate(model):\n"
+            "        ...  # forward, backward, optimizer.step() and zero_grad(), without conditions"
+        ),
+    ),
+    "lightning": (
+        "Lightning reduces after the last of the micro-batches only if it does the accumulation itself:",
+        "trainer = Trainer(accumulate_grad_batches={rounds})  # your other arguments stay",
+    ),
+    "": (
+        "Run all micro-batches but the last under no_sync(), both forward and backward:",
+        (
+            "from contextlib import nullcontext\n"
+            "for number, batch in enumerate(batches, 1):\n"
+            "    with nullcontext() if number == len(batches) else model.no_sync():\n"
+            "        loss_of(model, batch).backward()"
+        ),
+    ),
 }
+"""Framework -> (what to do, in code)."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -34,8 +53,9 @@ def evaluate(job: RuleContext) -> Finding | None:
     rows = job.summary.time_breakdown
     exposed_us = sum(row.exposed_comm_transfer_us + row.exposed_comm_wait_us for row in rows) / len(rows)
     used = {name for run in job.runs.values() for name in run.settings}
-    how = next((text for name, text in _HOW.items() if name in used), _HOW[""])
     rounds = max(job.microbatches, 2)
+    sentence, typed = next((ways for name, ways in _HOW.items() if name in used), _HOW[""])
+    how = f"{sentence}\n{code('python', typed.format(rounds=rounds))}"
     return job.finding(
         RULE,
         f"Gradients are reduced after each of {rounds} micro-batches; once per step is enough",

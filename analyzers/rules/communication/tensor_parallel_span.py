@@ -12,6 +12,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.results.tables import GroupRow
 
 RULE: Final = "tensor-parallel-span"
@@ -72,5 +73,8 @@ def _how(job: RuleContext, size: int, here: int | None) -> str:
         )
     degree = "as many ranks as a host has" if here is None else str(here)
     if job.framework == "megatron" or job.settings("megatron"):
-        return f"--tensor-model-parallel-size {degree}, and --pipeline-model-parallel-size larger by as much."
+        if here is None:
+            return f"--tensor-model-parallel-size: {degree}; and --pipeline-model-parallel-size larger by as much."
+        typed = code("shell", f"--tensor-model-parallel-size {here}")
+        return f"{typed}\nAnd --pipeline-model-parallel-size larger by as much."
     return f"A tensor dimension of {degree} in init_device_mesh(…), and pipeline stages or FSDP across hosts."

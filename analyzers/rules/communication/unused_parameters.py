@@ -32,11 +32,10 @@ def evaluate(job: RuleContext) -> Finding | None:
     unused = setting(job, "unused_parameter_size")
     none_unused = unused == 0
     how = (
-        written(job.framework, find_unused_parameters=False) + ": every parameter got a gradient in the recorded run."
+        written(job.framework, find_unused_parameters=False) + "\nEvery parameter got a gradient in the recorded run."
         if none_unused
         else written(job.framework, static_graph=True)
-        + " if the same parameters are used in every step: the graph is then "
-        "searched once."
+        + "\nWhere the same parameters are used in every step, the graph is then searched once."
     )
     return job.finding(
         RULE,

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import call, data_loader, in_deepspeed, training_arguments
 from perfscope.results.findings import Action, Evidence, Finding, Obtained, Severity
+from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "batch-size"
@@ -70,21 +72,36 @@ def _batch_size(job: RuleContext) -> str | None:
 
 def _how(job: RuleContext, new: str | None, *, grows: bool) -> str:
     used = job.framework
-    value = new or "twice as many"
     basis = "The predicted time is that of one recorded batch (perfscope whatif … --set batch.accumulation=2)."
+    if used == "megatron":
+        return f"{_of_megatron(job, grows=grows)}\n{basis}"
+    if new is None:
+        return f"Twice as many samples per {'batch' if grows else 'optimizer step'}. {basis}"
     if grows:
         names = {
-            "transformers": f"TrainingArguments(per_device_train_batch_size={value}).",
-            "deepspeed": f'"train_micro_batch_size_per_gpu": {value}.',
-            "megatron": "--micro-batch-size and --global-batch-size twice as large.",
+            "transformers": training_arguments(per_device_train_batch_size=new),
+            "deepspeed": in_deepspeed(f'{{"train_micro_batch_size_per_gpu": {new}}}'),
         }
-        return f"{names.get(used, f'DataLoader(dataset, batch_size={value}, …).')} {basis}"
-    names = {
-        "transformers": f"TrainingArguments(gradient_accumulation_steps={value}).",
-        "accelerate": f"Accelerator(gradient_accumulation_steps={value}), steps under accelerator.accumulate(model).",
-        "lightning": f"Trainer(accumulate_grad_batches={value}).",
-        "deepspeed": f'"gradient_accumulation_steps": {value}.',
-        "megatron": "--global-batch-size twice as large at the same --micro-batch-size.",
+        plain = data_loader(batch_size=new)
+    else:
+        names = {
+            "transformers": training_arguments(gradient_accumulation_steps=new),
+            "accelerate": "Steps under accelerator.accumulate(model), and:\n"
+            + call("accelerator = Accelerator", gradient_accumulation_steps=new),
+            "lightning": call("trainer = Trainer", accumulate_grad_batches=new),
+            "deepspeed": in_deepspeed(f'{{"gradient_accumulation_steps": {new}}}'),
+        }
+        plain = f"{new} batches for each optimizer.step(), all but the last under `with model.no_sync():`."
+    return f"{names.get(used, plain)}\n{basis}"
+
+
+def _of_megatron(job: RuleContext, *, grows: bool) -> str:
+    settings = job.settings("megatron")
+    sizes = {
+        name: 2 * size
+        for name in (("micro_batch_size", "global_batch_size") if grows else ("global_batch_size",))
+        if isinstance(size := settings.get(name), int)
     }
-    plain = f"{value} batches for each optimizer.step(), all but the last under `with model.no_sync():`."
-    return f"{names.get(used, plain)} {basis}"
+    if len(sizes) == 1 + grows:
+        return code("shell", " ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes.items()))
+    return f"--global-batch-size {'and --micro-batch-size ' * grows}twice as large."

@@ -15,7 +15,9 @@ from perfscope.analyzers.job.utilisation import resolved_type
 from perfscope.analyzers.rank.kernel_classes import PRODUCTS
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import call, fsdp1, fsdp2, in_accelerate, in_deepspeed, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.results.tables import KernelRow
 from perfscope.text import factor
 from perfscope.trace.hardware import DevicePeaks, peaks_of
@@ -119,19 +121,31 @@ _SETTINGS: Final = {
 """Framework -> setting and its new value."""
 
 _HOWS: Final = {
-    "torch": 'with torch.autocast("cuda", dtype=torch.{half}): around the forward and the loss',
-    "transformers": "--{short} True (TrainingArguments({short}=True))",
-    "lightning": 'Trainer(precision="{short}-mixed")',
-    "accelerate": "mixed_precision: {short} in the file of accelerate config, or Accelerator(mixed_precision=…)",
-    "deepspeed": '"{short}": {{"enabled": true}} in the DeepSpeed JSON',
-    "megatron": "--{short}",
+    "torch": "Around the forward and the loss:\n"
+    + code("python", 'with torch.autocast("cuda", dtype=torch.{half}):\n    loss = loss_of(model, batch)'),
+    "transformers": training_arguments(**{"{short}": True}),
+    "lightning": call("trainer = Trainer", precision='"{short}-mixed"'),
+    "accelerate": in_accelerate("mixed_precision: {short}"),
+    "deepspeed": in_deepspeed('{{"{short}": {{"enabled": true}}}}'),
+    "megatron": code("shell", "--{short}"),
 }
 
 _FSDP: Final = {
-    1: "FullyShardedDataParallel(…, mixed_precision=MixedPrecision(param_dtype=torch.{half}, "
-    "reduce_dtype=torch.float32))",
-    2: "fully_shard(…, mp_policy=MixedPrecisionPolicy(param_dtype=torch.{half}, reduce_dtype=torch.float32))",
+    1: fsdp1(
+        "MixedPrecision",
+        mixed_precision="precision",
+        before="precision = MixedPrecision(param_dtype=torch.{half}, reduce_dtype=torch.float32)",
+    ),
+    2: fsdp2(
+        "MixedPrecisionPolicy",
+        mp_policy="policy",
+        before="policy = MixedPrecisionPolicy(param_dtype=torch.{half}, reduce_dtype=torch.float32)",
+    ),
 }
+_SCALED: Final = "\nWith float16, gradients have to be scaled:\n" + code(
+    "python",
+    'scaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()',
+)
 
 
 def _how(job: RuleContext, products: _Products, half: str) -> str:
@@ -142,16 +156,18 @@ def _how(job: RuleContext, products: _Products, half: str) -> str:
         line = _FSDP[version]
     lines = [line.format(half=half, short=_SHORT[half])]
     if half == "float16" and used == "torch":
-        lines[0] += "; torch.amp.GradScaler for the gradients"
+        lines[0] += _SCALED
     if job.settings("amp").get("dtype"):
         operators = sorted({kernel.operator for kernel in products.kernels if kernel.operator})
-        lines[0] = f"Autocast is already on, but these products run outside it ({', '.join(operators[:3])}). {lines[0]}"
+        lines[0] = (
+            f"Autocast is already on, but these products run outside it ({', '.join(operators[:3])}).\n{lines[0]}"
+        )
     if products.tf32_saved_us >= SHARE * job.step_time_us:
         more = job.ceiling(products.tf32_saved_us)
-        tf32 = "--tf32 True" if used == "transformers" else 'torch.set_float32_matmul_precision("high")'
+        tf32 = code("python", 'torch.set_float32_matmul_precision("high")')
         lines.append(
-            f"{tf32}, one line without autocast: TF32 has float32's range with 10 bits of mantissa. Speedup: at most "
-            f"{factor(1 + more)}."
+            "Or one line without autocast: TF32 has float32's range with 10 bits of mantissa. Speedup: at most "
+            f"{factor(1 + more)}.\n{training_arguments(tf32=True) if used == 'transformers' else tf32}"
         )
     return "\n".join(lines)
 

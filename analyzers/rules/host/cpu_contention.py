@@ -14,9 +14,11 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.cpu_oversubscription import on_cpu_us
+from perfscope.analyzers.rules.typed import data_loader
 from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.results.system import HostRow
 from perfscope.text import plural, ranks_in_words
 
@@ -114,17 +116,18 @@ def _action(case: _Crowded) -> Action:
     if is_own and ranks > case.cores:
         return Action(
             setting="ranks per host", old=str(ranks), new=str(case.cores),
-            how=f"torchrun --nproc-per-node {case.cores} …, so that each rank has a core, or a host with more cores.",
+            how="As an argument of torchrun, so that each rank has a core:\n"
+            f"{code('shell', f'--nproc-per-node {case.cores}')}\nOr a host with more cores.",
         )  # fmt: skip
     if is_own and case.workers and ranks + case.workers > case.cores:
         each = max((case.cores - ranks) // ranks, 0)
         return Action(
             setting="DataLoader(num_workers=…)", old=str(case.workers // ranks), new=str(each),
-            how=f"DataLoader(dataset, …, num_workers={each}): {plural(case.workers, 'worker')} and {ranks} training "
-            f"threads share {plural(case.cores, 'core')}; or a host with more cores.",
+            how=f"{plural(case.workers, 'worker').capitalize()} and {ranks} training threads share "
+            f"{plural(case.cores, 'core')}:\n{data_loader(num_workers=each)}\nOr a host with more cores.",
         )  # fmt: skip
     return Action(
         setting="other processes on the host", old="share the ranks' cores", new="none on them",
-        how="stop what else runs there (top shows it), or give the job cores of its own: taskset, numactl, a cgroup's "
+        how="Stop what else runs there (top shows it), or give the job cores of its own: taskset, numactl, a cgroup's "
         "cpuset, or the scheduler's exclusive mode (sbatch --exclusive).",
     )  # fmt: skip

@@ -20,6 +20,7 @@ from typing import Final
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.results.system import HostRow
 from perfscope.results.time_breakdown import TimeBreakdown
 
@@ -166,15 +167,21 @@ def _action(job: RuleContext, case: _Oversubscribed) -> Action:
     new = str(case.fitting)
     setting, old = "OMP_NUM_THREADS", variable or str(case.threads)
     how = (
-        f"export OMP_NUM_THREADS={new} before the command that starts the ranks; if the training script sets the "
-        f"number itself, torch.set_num_threads({new}) there."
+        f"Before the command that starts the ranks:\n{code('shell', f'export OMP_NUM_THREADS={new}')}\n"
+        f"If the training script sets the number itself, there:\n{code('python', f'torch.set_num_threads({new})')}"
     )
     if variable == new:
         setting, old = "torch.set_num_threads", str(case.threads)
-        how = f"torch.set_num_threads({new}) in the training script, which sets more than OMP_NUM_THREADS={new}."
+        how = (
+            f"In the training script, which sets more than OMP_NUM_THREADS={new}:\n"
+            f"{code('python', f'torch.set_num_threads({new})')}"
+        )
     elif job.settings("accelerate"):
         setting = "--num_cpu_threads_per_process"
-        how = f"accelerate launch --num_cpu_threads_per_process {new} …, which sets OMP_NUM_THREADS for each rank."
+        how = (
+            "As an argument of accelerate launch, which sets OMP_NUM_THREADS for each rank:\n"
+            f"{code('shell', f'--num_cpu_threads_per_process {new}')}"
+        )
     return Action(setting=setting, old=old, new=new, how=how)
 
 

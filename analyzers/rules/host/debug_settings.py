@@ -6,10 +6,12 @@ A recording with such a switch on does not show what it costs, only the time tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
+from perfscope.results.snippets import code
 
 RULE: Final = "debug-settings"
 
@@ -26,6 +28,7 @@ class _Switch:
     value: str
     off: str
     """What to write to turn it off."""
+    language: str
     why: str
     rows: tuple[str, ...]
     """Categories that it can lengthen."""
@@ -59,7 +62,10 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting=first.name,
             old=first.value,
             new=None,
-            how="\n".join(f"{switch.off}: {switch.why}" for switch in switches),
+            how="\n".join(
+                code(language, "\n".join(f"{switch.off}  # {switch.why}" for switch in group))
+                for language, group in groupby(switches, key=lambda switch: switch.language)
+            ),
         ),
         confidence=Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
@@ -76,7 +82,7 @@ def _rows(switches: list[_Switch], job: RuleContext) -> list[str]:
 
 def _switches(job: RuleContext) -> list[_Switch]:
     switches = [
-        _Switch(name, value, f"unset {name}", why, rows, ranks)
+        _Switch(name, value, f"unset {name}", "shell", why, rows, ranks)
         for name, values, why, rows in _VARIABLES
         for value, ranks in job.environment.get(name, {}).items()
         if value.strip().lower() in values
@@ -86,9 +92,9 @@ def _switches(job: RuleContext) -> list[_Switch]:
     )
     if anomaly:
         lightning = job.settings("lightning")
-        off = "Trainer(detect_anomaly=False)" if lightning else "torch.autograd.set_detect_anomaly(False)"
+        off = "trainer = Trainer(detect_anomaly=False)" if lightning else "torch.autograd.set_detect_anomaly(False)"
         why = "every operator of the forward stores its stack, and the backward checks every gradient for NaN."
-        switches.append(_Switch("detect_anomaly", "True", off, why, _HOST, anomaly))
+        switches.append(_Switch("detect_anomaly", "True", off, "python", why, _HOST, anomaly))
     return switches
 
 

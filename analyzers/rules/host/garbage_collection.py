@@ -13,6 +13,7 @@ from typing import Final
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
+from perfscope.results.snippets import code
 
 RULE: Final = "garbage-collection"
 SHARE: Final = 0.02
@@ -83,10 +84,12 @@ def _evidence(
 
 def _how(job: RuleContext) -> str:
     if job.framework == "megatron":
-        return "--manual-gc --manual-gc-interval 500"
-    return (
-        "Before the loop, once model, optimizer and loaders are built:\n"
-        "  gc.collect(); gc.freeze(); gc.disable()\n"
-        "In the loop, on all ranks at the same step:\n"
-        "  if step % 500 == 0: gc.collect()"
+        return code("shell", "--manual-gc --manual-gc-interval 500")
+    return "\n".join(
+        (
+            "Before the loop, once model, optimizer and loaders are built:",
+            code("python", "import gc\ngc.collect()\ngc.freeze()\ngc.disable()"),
+            "In the loop, on all ranks at the same step:",
+            code("python", "if step % 500 == 0:\n    gc.collect()"),
+        )
     )

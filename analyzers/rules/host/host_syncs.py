@@ -15,9 +15,12 @@ from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.memory.pinned_memory import blocking_copies
+from perfscope.analyzers.rules.typed import call, in_deepspeed, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 
 RULE: Final = "host-syncs"
+_NO_BREAKDOWN: Final = '{"wall_clock_breakdown": false}'
 SHARE: Final = 0.05
 """Least share of the step in which devices are idle; a loss printed at a step's end costs less."""
 NAMED: Final = 4
@@ -126,11 +129,12 @@ def _how(job: RuleContext, rows: tuple[SyncRow, ...]) -> str:
             kinds.setdefault(_kind(row), row)
     lines = [f"{_place(row)}: {kind.how}" for kind, row in kinds.items()] or [_EXPLICIT.how]
     switch = {
-        "transformers": "--logging_nan_inf_filter False avoids a check of every step's loss; --logging_steps 50.",
-        "lightning": "Trainer(log_every_n_steps=50, enable_progress_bar=False): the progress bar reads each value "
-        "logged to it.",
-        "megatron": "--timing-log-level 0, --no-check-for-nan-in-loss-and-grad and a larger --log-interval.",
+        "transformers": "Without a check of every step's loss:\n"
+        + training_arguments(logging_nan_inf_filter=False, logging_steps=50),
+        "lightning": "The progress bar reads each value logged to it:\n"
+        + call("trainer = Trainer", log_every_n_steps=50, enable_progress_bar=False),
+        "megatron": code("shell", "--timing-log-level 0 --no-check-for-nan-in-loss-and-grad --log-interval 100"),
     }.get(job.framework)
     if job.deepspeed_config.get("wall_clock_breakdown"):
-        switch = '"wall_clock_breakdown": false in the DeepSpeed JSON: its timers synchronize around every phase.'
+        switch = f"DeepSpeed's timers synchronize around every phase. {in_deepspeed(_NO_BREAKDOWN)}"
     return "\n".join([*lines, *([switch] if switch else [])])

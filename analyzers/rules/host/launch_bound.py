@@ -13,7 +13,9 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.debug_settings import launches_block
+from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
+from perfscope.results.snippets import code
 
 RULE: Final = "launch-bound"
 SHARE: Final = 0.05
@@ -103,7 +105,7 @@ _COMPILING: Final = "Compilation takes minutes at the start and again for new sh
 def _action(job: RuleContext) -> Action:
     """The optimizer where it launches much and is not fused, else compiling, with graphs of the step where possible."""
     if _optimizer_share(job) >= OPTIMIZER_SHARE and (fused := fused_optimizer(job)) is not None:
-        return replace(fused, how=f"{fused.how}\nThen: {_compile(job)}")
+        return replace(fused, how=f"{fused.how}\nThen:\n{_compile(job)}")
     compiled = job.settings("compile")
     mode = str(compiled.get("mode") or "default") if compiled else None
     if mode in _GRAPHS or (mode is not None and job.graphs is None):
@@ -127,27 +129,29 @@ def fused_optimizer(job: RuleContext) -> Action | None:
     if not classes or optimizer.get("fused"):
         return None
     if job.framework == "transformers":
-        how = "--optim adamw_torch_fused"
+        how = training_arguments(optim='"adamw_torch_fused"')
         return Action(setting="TrainingArguments(optim=…)", old=None, new="adamw_torch_fused", how=how)
-    how = f"torch.optim.{classes[0]}(…, fused=True): one kernel for many parameters."
+    typed = call(f"optimizer = torch.optim.{classes[0]}", "model.parameters()", fused=True)
+    how = f"One kernel for many parameters:\n{typed}"
     return Action(setting=f"torch.optim.{classes[0]}(fused=…)", old="False", new="True", how=how)
 
 
 _LONGER: Final = "A larger batch per rank makes kernels longer."
 _PLAIN: Final = {
-    "transformers": "--torch_compile True",
-    "accelerate": "dynamo_config: {dynamo_backend: INDUCTOR} in the file of accelerate config",
-    "deepspeed": "engine.compile()",
-    "lightning": "model = torch.compile(model) before trainer.fit",
+    "transformers": training_arguments(torch_compile=True),
+    "accelerate": in_accelerate("dynamo_config:\n  dynamo_backend: INDUCTOR"),
+    "deepspeed": code("python", "engine.compile()"),
+    "torch": code("python", "model = torch.compile(model)"),
+    "lightning": "Before trainer.fit:\n" + code("python", "model = torch.compile(model)"),
 }
 """Framework -> how to compile."""
 _WITH_GRAPHS: Final = {
-    "transformers": "--torch_compile True --torch_compile_mode reduce-overhead",
-    "accelerate": "dynamo_config: {dynamo_backend: INDUCTOR, dynamo_mode: reduce-overhead} in the file of "
-    "accelerate config",
-    "deepspeed": 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})',
-    "megatron": "--enable-cuda-graph (in newer releases --cuda-graph-impl local)",
-    "lightning": 'model = torch.compile(model, mode="reduce-overhead") before trainer.fit',
+    "transformers": training_arguments(torch_compile=True, torch_compile_mode='"reduce-overhead"'),
+    "accelerate": in_accelerate("dynamo_config:\n  dynamo_backend: INDUCTOR\n  dynamo_mode: reduce-overhead"),
+    "deepspeed": code("python", 'engine.compile(compile_kwargs={"mode": "reduce-overhead"})'),
+    "megatron": code("shell", "--enable-cuda-graph  # in newer releases --cuda-graph-impl local"),
+    "torch": code("python", 'model = torch.compile(model, mode="reduce-overhead")'),
+    "lightning": "Before trainer.fit:\n" + code("python", 'model = torch.compile(model, mode="reduce-overhead")'),
 }
 """Framework -> how to compile with graphs."""
 
@@ -155,10 +159,8 @@ _WITH_GRAPHS: Final = {
 def _compile(job: RuleContext) -> str:
     """How to compile: with graphs where the devices have them."""
     if job.graphs is None:
-        line = _PLAIN.get(job.framework, "model = torch.compile(model)")
-        return f"{line}: fuses kernels. {_LONGER}"
-    line = _WITH_GRAPHS.get(job.framework, 'model = torch.compile(model, mode="reduce-overhead")')
-    again = (
-        " instead of its present mode" if job.settings("compile") and job.framework in ("torch", "lightning") else ""
+        return f"{_PLAIN.get(job.framework, _PLAIN['torch'])}\nThat fuses kernels. {_LONGER}"
+    return (
+        f"{_WITH_GRAPHS.get(job.framework, _WITH_GRAPHS['torch'])}\nThat fuses kernels and launches them as "
+        f"{job.graphs}. {_LONGER}"
     )
-    return f"{line}{again}: fuses kernels and launches them as {job.graphs}. {_LONGER}"

@@ -16,8 +16,10 @@ from typing import Final
 from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_ns
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
+from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import DataLoaderRow, StragglerRow
+from perfscope.results.snippets import code
 from perfscope.text import ranks_in_words
 
 RULE: Final = "dataloader-workers"
@@ -146,12 +148,13 @@ def _evidence(
     )
 
 
-_LOADER: Final = "DataLoader(dataset, …, num_workers={workers}, persistent_workers=True)"
-_ARGUMENTS: Final = {
-    "transformers": "--dataloader_num_workers {workers} --dataloader_persistent_workers True",
-    "megatron": "--num-workers {workers}",
-}
-"""How frameworks that make the loader themselves take the number."""
+def _typed(used: str, workers: int) -> str:
+    """How the framework in use takes the number."""
+    if used == "transformers":
+        return training_arguments(dataloader_num_workers=workers, dataloader_persistent_workers=True)
+    if used == "megatron":
+        return code("shell", f"--num-workers {workers}")
+    return data_loader(num_workers=workers, persistent_workers=True)
 
 
 def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
@@ -170,11 +173,11 @@ def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
         )
     else:
         new = str(need.workers)
-        how = _ARGUMENTS.get(used, _LOADER).format(workers=new) + "."
+        how = _typed(used, need.workers)
         at_cores = need.demand is None and need.cores == need.workers and need.step_us > 0
         if at_cores and (row.batch_us or 0) / need.workers > need.step_us * 0.999:
             how += (
-                f" {new} workers are all that the cores allow ({need.cores} per rank). Loading still limits the step: "
+                f"\n{new} workers are all that the cores allow ({need.cores} per rank). Loading still limits the step: "
                 "make a batch cheaper too."
             )
     return Action(setting="DataLoader(num_workers=…)", old=old, new=new, how=how)

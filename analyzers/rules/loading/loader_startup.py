@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 
@@ -111,9 +112,9 @@ def _action(job: RuleContext, stalls: Stalls) -> Action:
             setting="DataLoader(persistent_workers=…)",
             old="False",
             new="True",
-            how="--dataloader_persistent_workers True"
+            how=training_arguments(dataloader_persistent_workers=True)
             if used == "transformers"
-            else f"DataLoader(dataset, …, num_workers={loader.num_workers}, persistent_workers=True)",
+            else data_loader(num_workers=loader.num_workers, persistent_workers=True),
             costs="Workers hold their memory between epochs, and their copy of the dataset: later changes by the "
             "training process do not reach them.",
         )
@@ -125,8 +126,8 @@ def _action(job: RuleContext, stalls: Stalls) -> Action:
         setting="DataLoader(prefetch_factor=…)",
         old=str(old),
         new=str(new),
-        how=f"--dataloader_prefetch_factor {new}"
+        how=training_arguments(dataloader_prefetch_factor=new)
         if used == "transformers"
-        else f"DataLoader(dataset, …, num_workers={loader.num_workers}, prefetch_factor={new})",
+        else data_loader(num_workers=loader.num_workers, prefetch_factor=new),
         costs=f"Host memory for {(new - old) * loader.num_workers} more batches per rank.",
     )

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import call
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
+from perfscope.results.snippets import code
 
 RULE: Final = "sampler"
 EPOCHS: Final = 1.25
@@ -86,7 +88,11 @@ def _same_order(job: RuleContext) -> Finding | None:
             setting="sampler.set_epoch",
             old="not called",
             new=None,
-            how="for epoch in range(epochs):\n    sampler.set_epoch(epoch)\n    for batch in loader: …",
+            how="At the start of every epoch:\n"
+            + code(
+                "python",
+                "for epoch in range(epochs):\n    sampler.set_epoch(epoch)\n    for batch in loader:\n        ...",
+            ),
         ),
         confidence=Confidence.HIGH,
         obtained=Obtained.MEASURED,
@@ -103,10 +109,16 @@ def _epochs(run: RunMetadata, loader: DataLoaderMetadata) -> float:
 
 
 _DIVIDE: Final = (
-    "sampler = DistributedSampler(dataset, shuffle=True)\nloader = DataLoader(dataset, …, sampler=sampler)\n"
-    "and sampler.set_epoch(epoch) before each epoch"
+    code(
+        "python",
+        "from torch.utils.data.distributed import DistributedSampler\n"
+        "sampler = DistributedSampler(dataset, shuffle=True)\n"
+        "loader = DataLoader(dataset, sampler=sampler)  # your other arguments stay, but for shuffle",
+    )
+    + "\nAnd sampler.set_epoch(epoch) before each epoch."
 )
 _HOWS: Final = {
-    "lightning": "Trainer(use_distributed_sampler=True), the default; your own sampler has to divide the samples.",
-    "accelerate": "loader = accelerator.prepare(loader)",
+    "lightning": call("trainer = Trainer", use_distributed_sampler=True)
+    + "\nThat is the default; your own sampler has to divide the samples.",
+    "accelerate": code("python", "loader = accelerator.prepare(loader)"),
 }

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import fsdp2, in_deepspeed
 from perfscope.results.findings import Action, Evidence, Finding, Obtained, Prediction, Severity
 from perfscope.results.rows import MemoryRow
+from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "memory-limit"
@@ -108,16 +110,16 @@ def _held(states: ModelStates, stage: int) -> str:
 
 def _how(job: RuleContext, stage: int) -> str:
     if job.settings("deepspeed"):
-        return f'"zero_optimization": {{"stage": {stage}}} in the DeepSpeed JSON.'
+        return in_deepspeed(f'{{"zero_optimization": {{"stage": {stage}}}}}')
     if job.framework == "megatron":
-        return "--use-distributed-optimizer" if stage == 1 else "--use-torch-fsdp2 in place of Megatron's own DDP"
+        return code("shell", "--use-distributed-optimizer" if stage == 1 else "--use-torch-fsdp2")
     if stage == 1:
-        return (
-            "ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, …), from "
-            "torch.distributed.optim, in place of the optimizer."
+        return "In place of the optimizer, with its class and arguments:\n" + code(
+            "python",
+            "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+            "optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=lr)",
         )
-    gathered = "" if stage == 3 else ", reshard_after_forward=False"
-    return f"fully_shard(module{gathered}) for every block, then the model, in place of DistributedDataParallel."
+    return f"In place of DistributedDataParallel. {fsdp2(reshard_after_forward=stage == 3)}"
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ Sources: DeepSpeed config-json.md (``offload_optimizer``, ``offload_param``), to
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_deepspeed
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 
 RULE: Final = "offload"
@@ -53,8 +55,8 @@ def evaluate(job: RuleContext) -> Finding | None:
             old="not pinned" if unpinned else first.now,
             new="pinned" if unpinned else "on the device",
             how="\n".join(
-                [f"{offload.pin}: copies from pinned buffers overlap compute." for offload in unpinned]
-                + [f"If the device has enough free memory: {offload.off}." for offload in offloaded]
+                [f"Copies from pinned buffers overlap compute.\n{offload.pin}" for offload in unpinned]
+                + [f"If the device has enough free memory:\n{offload.off}" for offload in offloaded]
             ),
             costs="Without offloading: device memory. With pinned buffers: host memory that cannot be swapped.",
         ),
@@ -70,13 +72,19 @@ def offloads(job: RuleContext) -> tuple[Offload, ...]:
     ]
     fsdp, megatron = job.settings("fsdp"), job.settings("megatron")
     if fsdp.get("cpu_offload"):
-        offloaded.append(Offload("FullyShardedDataParallel(cpu_offload=…)", "True", "cpu_offload=None", None, ""))
+        offloaded.append(Offload("FullyShardedDataParallel(cpu_offload=…)", "True", fsdp1(cpu_offload=None), None, ""))
     if fsdp.get("offload"):
-        how = "fully_shard(…) without offload_policy"
+        how = fsdp2("OffloadPolicy", offload_policy="OffloadPolicy()")
         offloaded.append(Offload("fully_shard(offload_policy=…)", "CPUOffloadPolicy", how, None, ""))
     if megatron.get("optimizer_cpu_offload"):
-        offloaded.append(Offload("--optimizer-cpu-offload", "on", "without --optimizer-cpu-offload", None, ""))
+        offloaded.append(
+            Offload("--optimizer-cpu-offload", "on", "The command without --optimizer-cpu-offload.", None, "")
+        )
     return tuple(offloaded)
+
+
+def _zero(name: str, section: dict[str, Any]) -> str:
+    return in_deepspeed(json.dumps({"zero_optimization": {name: section}}))
 
 
 def _of_deepspeed(name: str, section: Any) -> Offload | None:
@@ -85,9 +93,9 @@ def _of_deepspeed(name: str, section: Any) -> Offload | None:
     return Offload(
         f'"{name}"',
         str(section["device"]),
-        f'"{name}": {{"device": "none"}} in "zero_optimization" of the DeepSpeed JSON',
+        _zero(name, {"device": "none"}),
         bool(section["pin_memory"]) if "pin_memory" in section else None,
-        f'"{name}": {{"device": "{section["device"]}", "pin_memory": true}} in "zero_optimization"',
+        _zero(name, {"device": section["device"], "pin_memory": True}),
     )
 
 

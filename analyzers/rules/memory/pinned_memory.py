@@ -13,7 +13,9 @@ from typing import Final
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory.offload import offloads
+from perfscope.analyzers.rules.typed import call, data_loader, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.snippets import code
 from perfscope.results.tables import KernelRow
 
 RULE: Final = "pinned-memory"
@@ -68,15 +70,25 @@ def _pageable(job: RuleContext) -> tuple[KernelRow, ...]:
 
 _DATALOADER: Final = "DataLoader(pin_memory=…)"
 _SETTINGS: Final = {"transformers": "TrainingArguments(dataloader_pin_memory=…)"}
-_HOW: Final = (
-    "DataLoader(dataset, …, pin_memory=True)\nbatch = batch.to(device, non_blocking=True)\nFor other tensors: "
-    "tensor.pin_memory() before the copy."
+_PINNED: Final = data_loader(pin_memory=True)
+_HOW: Final = "\n".join(
+    (
+        _PINNED,
+        "And in the loop:",
+        code("python", "batch = batch.to(device, non_blocking=True)"),
+        "For other tensors: tensor.pin_memory() before the copy.",
+    )
 )
 _HOWS: Final = {
-    "transformers": "--dataloader_pin_memory True",
-    "lightning": "DataLoader(dataset, …, pin_memory=True): Lightning copies with non_blocking=True by itself.",
-    "accelerate": "DataLoader(dataset, …, pin_memory=True) and\n"
-    "Accelerator(dataloader_config=DataLoaderConfiguration(non_blocking=True))",
+    "transformers": training_arguments(dataloader_pin_memory=True),
+    "lightning": f"{_PINNED}\nLightning copies with non_blocking=True by itself.",
+    "accelerate": f"{_PINNED}\nAnd:\n"
+    + call(
+        "accelerator = Accelerator",
+        "",
+        "from accelerate.utils import DataLoaderConfiguration",
+        dataloader_config="DataLoaderConfiguration(non_blocking=True)",
+    ),
 }
 _OWN_TYPE: Final = (
     "The DataLoader already pins memory, but only of types that it knows: add a method pin_memory() to your own batch "

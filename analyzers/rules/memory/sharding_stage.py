@@ -15,6 +15,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory.memory_limit import model_states
+from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_accelerate, in_deepspeed
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.text import byte_size
 
@@ -65,7 +66,7 @@ def _gathered_once(job: RuleContext, gathers: CollectiveTraffic | None) -> Findi
 
 _STAGE_2: Final = Action(
     setting='"zero_optimization": {"stage": …}', old="3", new="2",
-    how='"zero_optimization": {"stage": 2} in the DeepSpeed JSON (Accelerate: deepspeed_config: zero_stage: 2).',
+    how=in_deepspeed('{"zero_optimization": {"stage": 2}}') + "\nAccelerate: zero_stage in its deepspeed_config.",
 )  # fmt: skip
 
 
@@ -73,19 +74,20 @@ def _keep_parameters(job: RuleContext) -> Action:
     """As FSDP's version in use writes it."""
     fsdp = job.settings("fsdp")
     if job.framework in ("accelerate", "transformers"):
-        how = "fsdp_config: fsdp_reshard_after_forward: false in the file of accelerate config"
+        name, new = "fsdp_reshard_after_forward", "false"
         if fsdp.get("version") == 1:
-            how = "fsdp_config: fsdp_sharding_strategy: SHARD_GRAD_OP in the file of accelerate config"
-        old, new = str(fsdp.get("sharding_strategy", "true")), how.rpartition(": ")[2].split()[0]
-        return Action(setting="fsdp_config", old=old, new=new, how=how + ".")
+            name, new = "fsdp_sharding_strategy", "SHARD_GRAD_OP"
+        how = in_accelerate(f"fsdp_config:\n  {name}: {new}")
+        return Action(setting=name, old=str(fsdp.get("sharding_strategy", "true")), new=new, how=how)
     if fsdp.get("version") == 1:
         old = str(fsdp.get("sharding_strategy", "FULL_SHARD"))
         new = "_HYBRID_SHARD_ZERO2" if "HYBRID" in old else "SHARD_GRAD_OP"
-        how = f"FullyShardedDataParallel(model, …, sharding_strategy=ShardingStrategy.{new})"
+        how = fsdp1("ShardingStrategy", sharding_strategy=f"ShardingStrategy.{new}")
         return Action(setting="FullyShardedDataParallel(sharding_strategy=…)", old=old, new=new, how=how)
-    how = "fully_shard(module, …, reshard_after_forward=False) for every module"
+    how = fsdp2(reshard_after_forward=False)
     if not fsdp:
-        how += "; FSDP1: sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
+        typed = fsdp1("ShardingStrategy", sharding_strategy="ShardingStrategy.SHARD_GRAD_OP")
+        how += f"\nWith FSDP1:\n{typed}"
     old = str(fsdp.get("reshard_after_forward", True))
     return Action(setting="fully_shard(reshard_after_forward=…)", old=old, new="False", how=how)
 
@@ -123,14 +125,15 @@ def _hybrid(job: RuleContext, here: int, hosts: int, *, deepspeed: bool) -> Acti
     if deepspeed:
         return Action(
             setting='"zero_hpz_partition_size"', old=None, new=str(here),
-            how=f'"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {here}}}: ranks of one host.',
+            how="As many as a host has ranks. "
+            + in_deepspeed(f'{{"zero_optimization": {{"stage": 3, "zero_hpz_partition_size": {here}}}}}'),
         )  # fmt: skip
     if job.settings("fsdp").get("version") == 1:
-        how = "FullyShardedDataParallel(model, …, sharding_strategy=ShardingStrategy.HYBRID_SHARD)"
+        how = fsdp1("ShardingStrategy", sharding_strategy="ShardingStrategy.HYBRID_SHARD")
         setting = "FullyShardedDataParallel(sharding_strategy=…)"
         return Action(setting=setting, old=None, new="HYBRID_SHARD", how=how)
-    mesh = f'init_device_mesh("cuda", ({hosts}, {here}), mesh_dim_names=("replicate", "shard"))'
-    how = f"fully_shard(module, …, mesh={mesh}) for every module."
+    mesh = f'mesh = init_device_mesh("cuda", ({hosts}, {here}), mesh_dim_names=("replicate", "shard"))'
+    how = fsdp2(before=f"from torch.distributed.device_mesh import init_device_mesh\n{mesh}", mesh="mesh")
     return Action(setting="fully_shard(mesh=…)", old=None, new=f"({hosts}, {here})", how=how)
 
 

@@ -8,12 +8,15 @@ fill the device: a bound.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share, inherent_bubble_share
 from perfscope.analyzers.rules.context import OF_BOUND, RuleContext
+from perfscope.analyzers.rules.typed import call, in_deepspeed
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
+from perfscope.results.snippets import code
 from perfscope.results.tables import Pipeline
 
 RULE: Final = "pipeline-bubble"
@@ -126,26 +129,47 @@ def _replayed(job: RuleContext, size: _Size, most: int) -> tuple[int, float] | N
     return count, job.step_time_us - steps_us[count]
 
 
+_OF_SEVERAL_STAGES: Final = (
+    "ScheduleInterleaved1F1B", "ScheduleLoopedBFS", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble",
+    "ScheduleDualPipeV",
+)  # fmt: skip
+"""Schedules of torch that take a list of stages."""
+
+
+def _of_megatron(settings: Mapping[str, Any], size: _Size, more: int) -> str:
+    """Smaller micro-batches where their number divides them, else a larger batch."""
+    micro, whole = settings.get("micro_batch_size"), settings.get("global_batch_size")
+    if isinstance(micro, int) and micro * size.microbatches % more == 0:
+        return code("shell", f"--micro-batch-size {micro * size.microbatches // more}") + "\n"
+    if isinstance(whole, int) and whole * more % size.microbatches == 0:
+        return code("shell", f"--global-batch-size {whole * more // size.microbatches}") + "\n"
+    return f"--micro-batch-size or --global-batch-size, so that a step has {more} micro-batches. "
+
+
 def _how(job: RuleContext, pipeline: Pipeline, size: _Size, more: int) -> str:
     """What to type, in the terms of the framework in use."""
     megatron, pipelined = job.settings("megatron"), job.settings("pipeline")
     chunks = 2 * size.chunks
     if "pipeline_model_parallel_size" in megatron:
-        how = f"--micro-batch-size or --global-batch-size, so that a step has {more} micro-batches"
+        how = _of_megatron(megatron, size, more)
         interleave = "--num-layers-per-virtual-pipeline-stage with half the layers"
     elif pipelined.get("implementation") == "deepspeed":
-        how = f'"gradient_accumulation_steps": {more}, with "train_micro_batch_size_per_gpu" smaller to match'
+        how = in_deepspeed(f'{{"gradient_accumulation_steps": {more}}}')
+        how += '\nWith "train_micro_batch_size_per_gpu" smaller to match. '
         interleave = ""
     elif str(pipelined.get("schedule", "")).startswith("Schedule"):
-        how = f"{pipelined['schedule']}(…, n_microbatches={more})"
+        name = str(pipelined["schedule"])
+        several = name in _OF_SEVERAL_STAGES
+        imported = f"from torch.distributed.pipelining import {name}"
+        how = call(f"schedule = {name}", "stages" if several else "stage", imported, n_microbatches=more) + "\n"
         interleave = f"ScheduleInterleaved1F1B with {chunks} stages per rank"
     else:
         how = (
             f"{more} micro-batches per step (Megatron-LM: --micro-batch-size or --global-batch-size; "
-            f"torch.distributed.pipelining: n_microbatches={more})"
+            f"torch.distributed.pipelining: n_microbatches={more}). "
         )
         interleave = f"{chunks} interleaved chunks per stage (Megatron-LM: --num-layers-per-virtual-pipeline-stage)"
-    how += ". Either each is smaller, as long as its kernels still fill the device, or the batch grows."
+    how += "Either each is smaller, as long as its kernels still fill the device, or the batch grows."
     if interleave and pipeline.schedule in ("1f1b", "interleaved"):
         how += f" At the same batch: {interleave} reduces the bubble to {size.share(chunks=chunks):.0%}, for twice the"
         how += " messages."

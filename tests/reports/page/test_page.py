@@ -302,7 +302,7 @@ def test_a_job_that_waits_for_data_is_described_in_words() -> None:
     assert "at most 1.72x faster" in text
     assert "At most 1.72x faster: a bound, not a prediction." in text
     assert "Compute takes 54% of all ranks' time; the largest other category is data loading (41%)." in text
-    assert "DataLoader(..., num_workers=1, persistent_workers=True)" in text
+    assert "DataLoader(dataset, num_workers=1, persistent_workers=True)" in text
 
 
 def test_the_straggler_is_named_where_the_others_wait() -> None:

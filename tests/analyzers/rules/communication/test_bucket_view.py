@@ -32,7 +32,7 @@ def test_long_copies_bound_what_is_saved() -> None:
     finding = bucket_view.evaluate(case(copies_us=3_000.0))
     assert finding is not None
     assert (finding.action.old, finding.action.new) == ("False", "True")
-    assert finding.action.how == "DistributedDataParallel(model, …, gradient_as_bucket_view=True)"
+    assert "DistributedDataParallel(model, gradient_as_bucket_view=True)" in finding.action.how
     assert finding.ceiling == pytest.approx(100 / 97 - 1)
     assert "detach_()" in (finding.action.costs or "")
 

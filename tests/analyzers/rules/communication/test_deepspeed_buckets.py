@@ -48,7 +48,7 @@ def test_reductions_that_nothing_overlaps(waiting: Analyzed) -> None:
     finding = deepspeed_buckets.evaluate(engine(waiting, overlap_comm=False))
     assert finding is not None
     assert (finding.action.setting, finding.action.old, finding.action.new) == ('"overlap_comm"', "false", "true")
-    assert finding.action.how == '"zero_optimization": {"overlap_comm": true} in the DeepSpeed JSON.'
+    assert '{"zero_optimization": {"overlap_comm": true}}' in finding.action.how
     assert finding.whatif == {"zero.overlap_comm": "true"}
     assert finding.obtained is Obtained.REPLAYED
     assert "more memory per rank" in (finding.action.costs or "")

@@ -91,7 +91,7 @@ def test_one_huge_unit_is_to_be_divided() -> None:
     finding = fsdp_prefetch.evaluate(gathering({400 * MIB: 2}, 9_000.0))
     assert finding is not None
     assert "one gather holds 100% of the parameters" in finding.title
-    assert "each transformer block" in finding.action.how
+    assert "Each transformer block" in finding.action.how
     assert fsdp_prefetch.evaluate(gathering({40 * MIB: 20}, 900.0)) is None
 
 
@@ -99,7 +99,7 @@ def test_many_tiny_units_are_to_be_joined() -> None:
     finding = fsdp_prefetch.evaluate(gathering({MIB: 200}, 100.0, alpha_us=80.0))
     assert finding is not None
     assert "200 gathers of 1.00 MiB" in finding.title
-    assert "units twice as large" in finding.action.how
+    assert "Units twice as large" in finding.action.how
     assert fsdp_prefetch.evaluate(gathering({MIB: 200}, 100.0, alpha_us=40.0)) is None
 
 

@@ -29,7 +29,7 @@ def test_a_graph_that_does_not_change_is_walked_once() -> None:
     finding = unused_parameters.evaluate(case(6_000.0, 8_000.0))
     assert finding is not None
     assert (finding.action.setting, finding.action.old, finding.action.new) == ("static_graph", "False", "True")
-    assert finding.action.how.startswith("DistributedDataParallel(model, …, static_graph=True)")
+    assert "DistributedDataParallel(model, static_graph=True)" in finding.action.how
     assert finding.ceiling == pytest.approx(100 / 94 - 1)
 
 
@@ -40,7 +40,7 @@ def test_where_every_parameter_is_used_it_is_for_nothing() -> None:
     transformers = {"transformers": {"ddp_find_unused_parameters": True}}
     finding = unused_parameters.evaluate(case(6_000.0, 8_000.0, transformers, unused_parameter_size=0))
     assert finding is not None
-    assert "TrainingArguments(ddp_find_unused_parameters=False)" in finding.action.how
+    assert "TrainingArguments(output_dir, ddp_find_unused_parameters=False)" in finding.action.how
     assert "fails or hangs" in (finding.action.costs or "")
 
 

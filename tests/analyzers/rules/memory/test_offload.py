@@ -30,7 +30,7 @@ def test_pinned_already_it_can_only_be_turned_off():
     ("settings", "typed"),
     [
         ({"fsdp": {"version": 1, "cpu_offload": True}}, "cpu_offload=None"),
-        ({"fsdp": {"version": 2, "offload": True}}, "without offload_policy"),
+        ({"fsdp": {"version": 2, "offload": True}}, "offload_policy=OffloadPolicy()"),
         ({"megatron": {"optimizer_cpu_offload": True}}, "without --optimizer-cpu-offload"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_loader_that_pins_does_not_know_the_batch_s_type():
 def test_transformers_has_an_argument():
     finding = pinned_memory.evaluate(copying(runs=runs(1, loader=LOADER, transformers={"optim": "adamw_torch"})))
     assert finding is not None
-    assert finding.action.how == "--dataloader_pin_memory True"
+    assert "--dataloader_pin_memory True" in finding.action.how
 
 
 def test_the_copies_of_an_offloaded_optimizer_are_another_rule_s():

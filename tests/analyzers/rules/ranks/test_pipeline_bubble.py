@@ -132,8 +132,14 @@ def test_is_silent_where_the_bubble_is_small_or_not_known(known: Pipeline) -> No
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"pipeline": {"schedule": "Schedule1F1B"}}, "Schedule1F1B(…, n_microbatches=32)"),
+        ({"pipeline": {"schedule": "Schedule1F1B"}}, "schedule = Schedule1F1B(stage, n_microbatches=32)"),
         ({"megatron": {"pipeline_model_parallel_size": 4}}, "--num-layers-per-virtual-pipeline-stage"),
+        ({"pipeline": {"schedule": "ScheduleZBVZeroBubble"}}, "ScheduleZBVZeroBubble(stages, n_microbatches=32)"),
+        ({"megatron": {"pipeline_model_parallel_size": 4, "micro_batch_size": 8}}, "--micro-batch-size 2"),
+        (
+            {"megatron": {"pipeline_model_parallel_size": 4, "micro_batch_size": 3, "global_batch_size": 48}},
+            "--global-batch-size 192",
+        ),
         ({"pipeline": {"implementation": "deepspeed"}}, '"gradient_accumulation_steps": 32'),
     ],
 )
