@@ -1,6 +1,6 @@
 """Predictions against reality: record once, predict, change the setting for real, measure.
 
-    python -m tests.benchmarks.whatif_real [--only network] [--rounds 6] [--keep FOLDER]
+    python -m tests.benchmarks.whatif_real [--only network] [--random SEED] [--rounds 6] [--keep FOLDER]
 
 Real trainings on two ranks of this machine's CPU (gloo; ``whatif_job.py``). A scene is recorded once, with
 ``perfscope run``, in its first setup alone. What its changes would bring is predicted from that recording. Then,
@@ -30,102 +30,13 @@ from typing import Any, Final
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.errors import UnusableInput
+from tests.benchmarks.whatif_scenes import SCENES, Scene, drawn
 from tests.real import network
 
 PERFSCOPE: Final = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
 WAIT, WARMUP, ACTIVE = 5, 2, 10
 RECORDED_STEPS: Final = WAIT + WARMUP + ACTIVE + 8
 LONGEST_S: Final = 600
-MEGABITS: Final = 1000.0
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is asked of PerfScope, and the fields of ``whatif_job.Setup`` that make it real."""
-
-    setting: str
-    value: str
-    real: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return f"{self.setting}={self.value}"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """One recording and the changes predicted from it."""
-
-    name: str
-    setup: dict[str, Any]
-    changes: tuple[Change, ...]
-
-    @property
-    def throttled(self) -> bool:
-        return "megabits" in self.setup
-
-
-def _workers(*numbers: int) -> tuple[Change, ...]:
-    return tuple(Change("dataloader.num_workers", str(number), {"workers": number}) for number in numbers)
-
-
-def _threads(*numbers: int) -> tuple[Change, ...]:
-    return tuple(Change("env.OMP_NUM_THREADS", str(number), {"threads": number}) for number in numbers)
-
-
-def _buckets(*sizes: float) -> tuple[Change, ...]:
-    return tuple(Change("ddp.bucket_cap_mb", f"{size:g}", {"bucket_mb": size}) for size in sizes)
-
-
-SCENES: Final = (
-    Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 256}, _workers(1, 2)),
-    Scene("a dataset that waits, 1 worker", {"load_sleep_ms": 200, "workers": 1}, _workers(2)),
-    Scene("a dataset that computes", {"load_products": 60, "batch": 256}, _workers(1, 2)),
-    Scene("4 OMP threads per rank", {"threads": 4, "batch": 256}, _threads(1)),
-    Scene("2 OMP threads per rank", {"threads": 2, "batch": 256}, _threads(1)),
-    Scene("a slow rank", {"slow_ms": 100, "batch": 256}, (Change("rank.1", "peers", {"slow_ms": 0}),)),
-    Scene(
-        "network",
-        {"megabits": MEGABITS, "bucket_mb": 4, "batch": 256},
-        (
-            *_buckets(1, 25),
-            Change("network.bandwidth", "2x", {"megabits": 2 * MEGABITS}),
-            Change("network.bandwidth", "0.5x", {"megabits": MEGABITS / 2}),
-            Change("ddp.comm_dtype", "bf16", {"bf16_hook": True}),
-        ),
-    ),
-    Scene("one bucket", {"megabits": MEGABITS, "bucket_mb": 100, "batch": 256}, _buckets(4, 2)),
-    Scene(
-        "accumulation",
-        {"megabits": MEGABITS, "accumulate": 4, "batch": 128},
-        (Change("ddp.no_sync", "true", {"no_sync": True}),),
-    ),
-    Scene(
-        "DDP",
-        {"megabits": MEGABITS, "batch": 256},
-        tuple(
-            Change("zero.stage", stage, {"strategy": strategy})
-            for stage, strategy in (("3", "full_shard"), ("2", "shard_grad_op"), ("1", "zero1"))
-        ),
-    ),
-    *(
-        Scene(
-            name,
-            {"strategy": "by_hand", "blocks": 24, "width": 256, "batch": 512, **link},
-            tuple(Change("gradients.reduce", way, {"strategy": way}) for way in ("ddp", "flat")),
-        )
-        for name, link in (("by hand", {}), ("by hand, slow link", {"megabits": MEGABITS}))
-    ),
-    Scene(
-        "FULL_SHARD",
-        {"megabits": MEGABITS, "strategy": "full_shard", "batch": 256},
-        (
-            Change("zero.stage", "2", {"strategy": "shard_grad_op"}),
-            Change("zero.stage", "0", {"strategy": "ddp"}),
-            Change("network.bandwidth", "2x", {"megabits": 2 * MEGABITS}),
-        ),
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -247,12 +158,14 @@ def main() -> int:
     """Play the scenes and print the table; 0 where at least nine of ten measured times lie in their ranges."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=[scene.name for scene in SCENES], help="may be repeated")
+    parser.add_argument("--random", type=int, metavar="SEED", help="play scenes of sizes drawn at random")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=18, help="of a turn; the first eight do not count")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep recordings and figures here")
     options = parser.parse_args()
     os.environ["PERFSCOPE_CACHE"] = "off"
-    scenes = [scene for scene in SCENES if not options.only or scene.name in options.only]
+    played = SCENES if options.random is None else drawn(options.random)
+    scenes = [scene for scene in played if not options.only or scene.name in options.only]
     if any(scene.throttled for scene in scenes) and (reason := network.why_not()):
         print(f"left out, for want of a network namespace: {reason}", file=sys.stderr)
         scenes = [scene for scene in scenes if not scene.throttled]
