@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, Final
 from perfscope.analyzers.compare.metrics import CATEGORY_METRICS, METRICS, Metric
 from perfscope.errors import UnusableInput, did_you_mean
 from perfscope.results.budget import SEVERITIES, Budget, Limit, Quantity
+from perfscope.typed import read_bytes, read_json
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,26 +36,31 @@ _UNITS: Final = {
 _EXAMPLES: Final = {"us": '"420 ms"', "share": '"15 %" or 0.15', "bytes": '"70 GiB"', "per_second": '"120000 /s"'}
 _QUANTITY: Final = re.compile(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9]*)\s*\Z")
 _TOP: Final = {"fail_on", "ignore"}
+_LARGEST: Final = 1 << 20
 _KEYS: Final = {"max", "min", "regression", "optional", "per_step"}
 
 
 def read_budget(path: str | Path) -> Budget:
     """Read and check a budget. Raises UnusableInput."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnusableInput(f"{path}: the budget cannot be read ({error})") from error
-    try:
-        document = json.loads(text) if str(path).endswith(".json") else tomllib.loads(text)
-    except ValueError as error:
-        kind = "JSON" if str(path).endswith(".json") else "TOML"
-        raise UnusableInput(f"{path}: the budget is not {kind} ({error}); docs/check.md shows an example") from error
+    document = _document(Path(path))
     if not isinstance(document, Mapping):
         raise UnusableInput(f"{path}: the budget has no tables; docs/check.md shows an example")
     try:
         return _budget(document, str(path))
     except UnusableInput as error:
         raise UnusableInput(f"{path}: {error}") from None
+
+
+def _document(path: Path) -> Any:
+    try:
+        data = read_bytes(path, _LARGEST)
+        return read_json(data) if path.suffix == ".json" else tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UnusableInput(f"{path}: the budget is not TOML ({error}); docs/check.md shows an example") from error
+    except RecursionError as error:
+        raise UnusableInput(f"{path}: the budget is nested too deep; docs/check.md shows an example") from error
+    except ValueError as error:
+        raise UnusableInput(f"{path}: the budget {error}; docs/check.md shows an example") from error
 
 
 def _budget(document: Mapping[str, Any], source: str) -> Budget:

@@ -204,12 +204,28 @@ def test_a_missing_budget_is_named(tmp_path: Path) -> None:
         read_budget(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.json", b"[" * 100_000, "the budget is not JSON in UTF-8, or nested too deep"),
+        ("a.json", b'{"step_time": ', "the budget is not whole JSON"),
+        ("a.toml", b"a = " + b"[" * 100_000, "the budget is "),
+        ("a.toml", b"\xff\xfe\x00", "the budget is not TOML"),
+        ("a.toml", b"#" * (1 << 20) + b"#", "the budget is larger than 1 MiB"),
+    ],
+)
+def test_a_damaged_budget_is_refused_with_its_name(tmp_path: Path, name: str, data: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UnusableInput, match=rf"{name}: {says}.*docs/check.md"):
+        read_budget(tmp_path / name)
+
+
 def test_json_is_read_too(tmp_path: Path) -> None:
     toml = _read(tmp_path, '[step_time]\nmax = "1.5 s"\n[memory_peak]\nmax = "70 GiB"')
     as_json = _read(tmp_path, '{"step_time": {"max": "1.5 s"}, "memory_peak": {"max": "70 GiB"}}', "budget.json")
     assert toml.limits == as_json.limits
     assert [limit.at_most.value for limit in toml.limits if limit.at_most] == [1.5e6, 70 * 2**30]
-    with pytest.raises(UnusableInput, match="not JSON"):
+    with pytest.raises(UnusableInput, match="not whole JSON"):
         _read(tmp_path, "[", "budget.json")
     with pytest.raises(UnusableInput, match="no tables"):
         _read(tmp_path, "[]", "budget.json")
