@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+from typing import Any
+
 import pytest
 
-from perfscope.redact import REDACTED, performance_environment, redact_command, redact_names
+from perfscope.redact import REDACTED, performance_environment, redact_command, redact_names, redacted_trace
 
 
 @pytest.mark.parametrize(
@@ -88,3 +92,22 @@ def test_names_of_a_trace_are_shown_without_secrets() -> None:
         *names[:2], f"load s3://{REDACTED}@bucket/x?sig={REDACTED}", f"push {REDACTED}",
     )  # fmt: skip
     assert redact_names(names[:2]) == names[:2]
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2])
+@pytest.mark.parametrize("size", [7, 64, 1 << 20])
+def test_what_users_named_in_a_trace_has_no_secrets_and_all_else_stays(size: int, indent: int | None) -> None:
+    secret = "hunter2hunter2hunter2"
+
+    def trace(name: str, group: str) -> dict[str, Any]:
+        kernel = {"cat": "kernel", "name": "void f<key=3>(float*)", "args": {"Process Group Description": group}}
+        mine = {"cat": "user_annotation", "name": name, "ts": 1.5, "args": {"external": 'ünï \\ " {'}}
+        return {"distributedInfo": [{"pg_desc": group}], "traceEvents": [kernel, mine, kernel, mine]}
+
+    before = trace(f'a "quoted"\nhf_{secret} of s3://me:{secret}@b/x', f"s3://me:{secret}@b")
+    after = trace(f'a "quoted"\n{REDACTED} of s3://{REDACTED}@b/x', f"s3://{REDACTED}@b")
+    written = json.dumps(before, indent=indent, ensure_ascii=False)
+    if indent is None:
+        written = written.replace("}, {", "},\n{")
+    pieces = list(redacted_trace(io.BytesIO(written.encode()), size))
+    assert json.loads(b"".join(pieces)) == after

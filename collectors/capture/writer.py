@@ -12,6 +12,7 @@ from typing import Final
 
 from perfscope.collectors.problems import Problems
 from perfscope.recording.paths import partial, trace_file
+from perfscope.redact import redacted_trace
 
 GZIP_LEVEL: Final = 3
 """Traces repeat themselves so much that higher levels cost several times the time for a tenth of the size."""
@@ -95,10 +96,11 @@ def _as_seen_from_here(path: Path) -> str:
 
 
 def _gzip(source: Path, target: Path) -> None:
+    """Compress a trace, without the secrets in it."""
     compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     with source.open("rb") as reader, target.open("wb") as writer:
-        while chunk := reader.read(CHUNK):
-            writer.write(compressor.compress(chunk))
+        for piece in redacted_trace(reader, CHUNK):
+            writer.write(compressor.compress(piece))
         writer.write(compressor.flush())
 
 

@@ -19,6 +19,7 @@ from perfscope.recording import paths, remote
 from perfscope.reports import markdown as as_markdown
 from perfscope.reports import terminal
 from perfscope.results.prices import Price, priced
+from perfscope.results.summary import Summary
 
 
 def _progress(done: int, total: int) -> None:
@@ -52,6 +53,24 @@ def _single_recording(given: tuple[str, ...]) -> str:
     raise click.UsageError(
         f"{len(given)} recordings given; analyze them one by one, or compare them: perfscope compare BASELINE CANDIDATE"
     )
+
+
+def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Path | None, figures: Path | None) -> None:
+    """Everything that was asked for. Raises PerfscopeError naming what cannot be written."""
+    from perfscope.reports.page import page
+
+    try:
+        page.write(summary, target)
+    except OSError as error:
+        raise PerfscopeError(
+            f"{target}: cannot be written ({error.strerror}); choose another place with --output"
+        ) from error
+    if json_file is not None:
+        outputs.write_json(json_file, summary.to_dict(), "--json")
+    if markdown is not None:
+        outputs.write(markdown, as_markdown.of_summary(summary), "--markdown")
+    if figures is not None:
+        summary.figures.write_images(figures)
 
 
 @click.command("analyze")
@@ -117,6 +136,12 @@ def _single_recording(given: tuple[str, ...]) -> str:
     envvar="PERFSCOPE_CURRENCY",
     help="Currency label for --price.  [env: PERFSCOPE_CURRENCY]",
 )
+@click.option(
+    "--anonymize",
+    is_flag=True,
+    help="Replace the names of hosts, users, paths, models, modules and ranges in all that is written, "
+    "so that it can be shown outside.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print only the page's path, not the verdict.")
 def command(
     traces: tuple[str, ...],
@@ -131,6 +156,7 @@ def command(
     ncu: tuple[str, ...],
     price: float | None,
     currency: str,
+    anonymize: bool,
     quiet: bool,
 ) -> None:
     """Analyze the traces of all ranks in TRACES, print what limits the job, and write one self-contained HTML page.
@@ -147,7 +173,7 @@ def command(
     perfscope analyze traces/ --output review.html --json review.json
     """
     from perfscope.reports.figures.figures import check_images
-    from perfscope.reports.page import page
+    from perfscope.results.anonymous import anonymous
 
     recording = _single_recording(traces)
     if workers is not None and scheduler is not None:
@@ -169,20 +195,11 @@ def command(
             ncu=ncu,
             progress=_progress if sys.stderr.isatty() else None,
         )
+    if anonymize:
+        summary = anonymous(summary)
     if price is not None:
         summary = priced(summary, Price(per_device_hour=price, currency=currency))
-    try:
-        page.write(summary, target)
-    except OSError as error:
-        raise PerfscopeError(
-            f"{target}: cannot be written ({error.strerror}); choose another place with --output"
-        ) from error
-    if json_file is not None:
-        outputs.write_json(json_file, summary.to_dict(), "--json")
-    if markdown is not None:
-        outputs.write(markdown, as_markdown.of_summary(summary), "--markdown")
-    if figures is not None:
-        summary.figures.write_images(figures)
+    _write(summary, target, json_file, markdown, figures)
     printed = "-" in (str(json_file), str(markdown))
     if not quiet and not printed:
         click.echo(terminal.verdict(summary))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
+from perfscope.redact import redact_texts
 from perfscope.typed import POSITIVE, SIGNED, WrongValue, build, check, read_bytes, read_json
 
 RUN_SCHEMA = "perfscope.run/1"
@@ -282,10 +283,10 @@ _SETTINGS: Final = {
 
 
 def save(run: RunMetadata | LaunchMetadata, path: Path) -> None:
-    """Write metadata as JSON, whole or not at all. Raises OSError when the folder cannot be written."""
+    """Write metadata as JSON, without secrets, whole or not at all. Raises OSError where that fails."""
     temporary = partial(path)
     try:
-        temporary.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(redact_texts(dataclasses.asdict(run)), indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError:
         with suppress(OSError):

@@ -144,7 +144,7 @@ def drawn(seed: int) -> tuple[Scene, ...]:
         Scene("one bucket", {**link(), "bucket_mb": 100}, _buckets(draw.choice((3, 4, 6)), 2)),
         Scene(
             "accumulation",
-            {**link(), "accumulate": draw.choice((2, 3, 6))},
+            {**link(), "megabits": MEGABITS, "accumulate": draw.choice((2, 3))},
             (Change("ddp.no_sync", "true", {"no_sync": True}),),
         ),
         Scene("DDP", link(), _stages(("3", "full_shard"), ("2", "shard_grad_op"), ("1", "zero1"))),

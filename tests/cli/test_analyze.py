@@ -70,6 +70,18 @@ def test_json_follows_the_contract(traces):
     assert sum(row["us"] for row in found["critical_path"]) == pytest.approx(found["job"]["step_time_us"])
 
 
+def test_what_is_to_be_shown_outside_names_no_host_and_no_folder(traces):
+    written = [traces.parent / f"{traces.name}-shown.{ending}" for ending in ("html", "json", "md")]
+    options = [each for pair in zip(("--output", "--json", "--markdown"), written, strict=True) for each in pair]
+    result = run(traces, "--anonymize", *options)
+    assert result.exit_code == 0
+    hosts = summary(traces)["job"]["hosts"]
+    for path in written:
+        text = path.read_text(encoding="utf-8")
+        assert [name for name in (*hosts, str(traces)) if name in text] == []
+        assert path.suffix != ".json" or json.loads(text)["source"] == "recording"
+
+
 def test_its_own_json_among_the_traces_is_not_a_trace(traces):
     summary(traces)
     assert summary(traces)["job"]["failures"] == []
