@@ -4,6 +4,7 @@
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
+# make pictures  pages in every look, in pictures/, and the pictures of the documentation
 # make clean   remove everything that was made here
 #
 # Each makes the environment it needs, in .venv, the first time. Another interpreter: make PYTHON=python3.12 demo
@@ -23,7 +24,7 @@ DEMO_ARGS ?= --load-ms 120
 PYTEST_ARGS ?= -n 2
 WHOLE := training or browser or scale
 
-.PHONY: demo test frameworks lint check samples clean
+.PHONY: demo test frameworks lint check samples pictures clean
 
 demo: $(VENV)/collect.stamp
 	@rm -rf $(DEMO)
@@ -53,8 +54,11 @@ check: lint test
 samples: $(VENV)/collect.stamp
 	sample_traces/record.sh
 
+pictures: $(VENV)/dev.stamp
+	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
+
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(DEMO) build dist *.egg-info .coverage* htmlcov \
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(DEMO) pictures build dist *.egg-info .coverage* htmlcov \
 	    .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -105,7 +105,9 @@ def percent(fraction: float | None) -> str:
         return "0%"
     if abs(value) < 0.1:
         return "<0.1%" if value > 0 else ">-0.1%"
-    return f"{value:,.0f}%" if abs(value) >= 9.95 else f"{value:.1f}%"
+    # Nearly all is not all: 99.7% beside 0.3%.
+    whole = abs(value) >= 9.95 and not 99.5 <= abs(value) < 99.95
+    return f"{value:,.0f}%" if whole else f"{value:.1f}%"
 
 
 def factor(value: float | None) -> str:
@@ -185,6 +187,10 @@ _OF_STEPS: Final = (
     (re.compile(r",? (?:mean )?per step\b"), ""),
     (re.compile(r"\bper rank and step\b"), "per rank"),
     (re.compile(r"\bOne step of\b"), "The recording of"),
+    (re.compile(r"\bPer step\b"), "Time"),
+    (re.compile(r"\b(add up to|shorten) the step\b"), r"\1 the recording"),
+    (re.compile(r"\bthis step's\b"), "this"),
+    (re.compile(r"^Step$"), "Recording"),
 )
 
 

@@ -29,8 +29,6 @@ MAX_RANKS: Final = 64
 RESOLUTION: Final = 1200
 """Intervals shorter than the step over this are merged: about a pixel of a wide screen."""
 _OUTSIDE: Final = "Python or other host code, outside operators"
-ALIKE: Final = 0.05
-"""A step this close to the median is as typical as the median one."""
 
 
 def lanes(result: AlignedJob, wanted: Sequence[int] = ()) -> tuple[Lane, ...]:
@@ -151,13 +149,12 @@ def _places(places: Int32 | Int64) -> tuple[int | None, ...]:
 
 
 def typical_step(result: AlignedJob) -> int:
-    """Index of the used step that the lanes show where its longest window is typical, else of the median one."""
-    longest = np.max([end - start for start, end in result.windows.values()], axis=0)
-    median = int(np.argsort(longest, kind="stable")[len(longest) // 2])
+    """Index of the step that the lanes show; of the median one where that is not used."""
     laned = np.flatnonzero(result.steps == next(iter(result.partials.values())).lanes.step)
-    if len(laned) and abs(longest[laned[0]] / longest[median] - 1) <= ALIKE:
+    if len(laned):
         return int(laned[0])
-    return median
+    longest = np.max([end - start for start, end in result.windows.values()], axis=0)
+    return int(np.argsort(longest, kind="stable")[len(longest) // 2])
 
 
 def step_timelines(result: AlignedJob, wanted: Sequence[int] = ()) -> tuple[StepTimeline, ...]:

@@ -17,6 +17,17 @@ _WORTH_NAMING: Final = 0.5
 
 _MOST_NAMED: Final = 3
 
+CAUSE_PHRASES: Final = {
+    "compute": "slower compute",
+    "dataloader": "slower data loading",
+    "launch": "slower kernel launches",
+    "host": "Python work outside operators",
+    "sync": "host synchronization",
+    "copy": "slower copies",
+    "communication": "slower communication",
+}
+"""A straggler's ``cause`` in words: ``host`` alone could be a machine."""
+
 
 def named(stragglers: Sequence[StragglerRow]) -> tuple[StragglerRow, ...]:
     """The stragglers that a sentence names, the costliest first."""
@@ -49,6 +60,12 @@ def subject(row: StragglerRow) -> str:
 def causes(row: StragglerRow) -> str:
     """The cause; of each rank and with what it adds, where ranks hide each other by several."""
     if len(set(row.causes)) < 2:
-        return row.cause
+        return _phrase(row.cause)
     parts = zip(row.ranks, row.causes, row.adds_us, strict=True)
-    return "; ".join(f"rank {rank}: {cause} ({duration(adds)})" for rank, cause, adds in parts)
+    return "; ".join(
+        f"rank {rank}: {_phrase(cause)} ({duration(adds)})" for rank, cause, adds in parts
+    )
+
+
+def _phrase(cause: str) -> str:
+    return CAUSE_PHRASES.get(cause, cause)

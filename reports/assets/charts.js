@@ -4,7 +4,8 @@
 (() => {
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const NARROW = 600;
+  const NARROW = 600; // Pixels.
+  const NEAR = 1.5; // Screens: charts further away are drawn when the reader comes near.
 
   let packed; // As text: colours are exchanged in it.
   let figures;
@@ -26,6 +27,8 @@
       document.head.append(script);
     });
     URL.revokeObjectURL(script.src);
+    // What is drawn later has its room already.
+    for (const place of places) place.style.height = `${fitted(nameOf(place))[1].height}px`;
   }
 
   // Colours are text between quotes, each with its counterpart in the dark.
@@ -49,6 +52,8 @@
 
   const chosenRanks = (meta) => Object.keys(meta.lanes).filter((rank) => chosen.ranks.has(Number(rank)));
 
+  const nameOf = (place) => place.id.slice("chart-".length);
+
   function fitted(name) {
     let { data, layout } = inColours()[name];
     const { meta } = layout;
@@ -71,30 +76,25 @@
   }
 
   function drawOne(place) {
+    if (!place.clientWidth) return pending.add(place); // Inside something folded.
     pending.delete(place);
-    const [data, layout] = fitted(place.id.slice("chart-".length));
-    const isPaper = root.classList.contains("paper");
-    if (isPaper) layout.width = place.clientWidth;
-    const config = { responsive: !isPaper, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
-    Plotly.react(place, data, layout, config);
+    const [data, layout] = fitted(nameOf(place));
+    // Not plotly's own fitting: that forgets the height.
+    layout.width = place.clientWidth;
+    place.style.height = `${layout.height}px`;
+    Plotly.react(place, data, layout, { displaylogo: false, displayModeBar: false, doubleClick: "reset" });
     place.dispatchEvent(new Event("drawn"));
   }
 
-  function finished() {
-    if (root.dataset.charts === "drawn") return;
-    root.dataset.charts = "drawn";
-    performance.mark("perfscope-all");
-  }
-
-  function drawAll() {
-    if (!window.Plotly) return; // What is loading is drawn in the look that there is then.
-    for (const place of places) drawOne(place);
-    finished();
+  // What is loading is drawn in the look that there is then.
+  function drawAgain(some = () => true) {
+    if (!window.Plotly) return;
+    for (const place of places) if (!pending.has(place) && some(place)) drawOne(place);
+    drawNear();
   }
 
   function redraw(name) {
-    const place = document.getElementById(`chart-${name}`);
-    if (place && window.Plotly) drawOne(place);
+    drawAgain((place) => nameOf(place) === name);
   }
 
   // How far from the screen a chart's place is, in screens; 0 on it.
@@ -104,13 +104,24 @@
   }
 
   // One chart after the other, always the one nearest to what the reader looks at; in between the page answers.
-  function drawNext() {
-    const nearest = [...pending].map((place) => [distance(place), place]).sort((a, b) => a[0] - b[0])[0];
+  let drawing = false;
+  function drawNear() {
+    if (drawing || !window.Plotly) return;
+    const [nearest] = [...pending].filter((place) => place.clientWidth).map((place) => [distance(place), place]).sort((a, b) => a[0] - b[0]);
     const isFirst = performance.getEntriesByName("perfscope-first").length === 0;
-    if (isFirst && (!nearest || nearest[0] > 0.5)) performance.mark("perfscope-first");
-    if (!nearest) return finished();
+    if (isFirst && !(nearest?.[0] <= 0.5)) performance.mark("perfscope-first");
+    if (!(nearest?.[0] <= NEAR)) return finished();
+    drawing = true;
     drawOne(nearest[1]);
-    setTimeout(drawNext, 0);
+    setTimeout(() => {
+      drawing = false;
+      drawNear();
+    }, 0);
+  }
+
+  function finished() {
+    if (root.dataset.charts !== "drawn") performance.mark("perfscope-all");
+    root.dataset.charts = "drawn";
   }
 
   // On paper the first change is unfolded; settings, the glossary, other evidence and long tables stay folded.
@@ -121,13 +132,14 @@
       details.open = true;
       opened.push(details);
     }
-    drawAll();
+    if (window.Plotly) pending.clear();
+    drawAgain();
   }
 
   function toScreen() {
     root.classList.remove("paper");
     for (const details of opened.splice(0)) details.open = false;
-    drawAll();
+    drawAgain();
   }
 
   // After the first paint; a page in a hidden tab is not painted, and is drawn all the same.
@@ -135,14 +147,21 @@
   const begin = () => {
     if (begun) return;
     begun = true;
-    load().then(drawNext, (error) => {
+    load().then(drawNear, (error) => {
       for (const place of places) place.textContent = `This browser cannot draw the charts (${error.message}). Use a browser from 2023 or later.`;
     });
   };
   requestAnimationFrame(() => setTimeout(begin, 0));
   setTimeout(begin, 300);
-  dark.addEventListener("change", () => drawAll());
-  root.addEventListener("theme", () => drawAll());
+  dark.addEventListener("change", () => drawAgain());
+  root.addEventListener("theme", () => drawAgain());
+  document.addEventListener("scroll", drawNear, { passive: true });
+  document.addEventListener("toggle", drawNear, true);
+  let resized = 0;
+  window.addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(() => drawAgain((place) => place.clientWidth !== place.layout.width), 100);
+  });
   document.getElementById("breakdown-sort")?.addEventListener("change", (event) => {
     chosen.order = event.target.value;
     redraw("time_breakdown");

@@ -9,7 +9,7 @@ from typing import Final
 import plotly.graph_objects as go
 
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import MARKED, bar, figure, rank_axis
+from perfscope.reports.figures.layout import LEGEND_ABOVE, MARKED, bar, figure, rank_axis
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import BY_ID, TimeCategory
@@ -81,9 +81,11 @@ def step_figure(summary: Summary) -> go.Figure | None:
     return figure(
         "One step of all ranks",
         traces,
-        height=64 + max(len(ranks), 2) * (20 if len(ranks) > 8 else 34),
+        height=90 + max(len(ranks), 2) * (20 if len(ranks) > 8 else 34),
         barmode="overlay",
         bargap=0.25,
+        showlegend=True,
+        legend=LEGEND_ABOVE,
         xaxis={"title": {"text": f"{unit.name} from the step's start"}, "rangemode": "tozero"},
         yaxis={
             **rank_axis(ranks), "categoryorder": "array", "categoryarray": ranks, "tickmode": "array",
@@ -132,9 +134,11 @@ def path_figure(summary: Summary) -> go.Figure | None:
     return figure(
         "Critical path by rank",
         traces,
-        height=64 + max(len(rows), 2) * 26,
+        height=90 + max(len(rows), 2) * 26,
         barmode="stack",
         bargap=0.2,
+        showlegend=True,
+        legend=LEGEND_ABOVE,
         xaxis={"title": {"text": f"{unit.name} of the critical path"}, "rangemode": "tozero"},
         yaxis={
             "type": "category", "autorange": "reversed", "showgrid": False, "fixedrange": True, "ticksuffix": " ",

@@ -54,7 +54,8 @@ def breakdown_table(rows: Sequence[TimeBreakdown]) -> HtmlTable:
         "time-breakdown",
         "Time breakdown in numbers",
         [tables.ranks("Rank", [row.rank for row in rows]), *_times(rows)],
-        "Means per step. The ten categories from compute to unknown idle time add up to the step.",
+        "Means per step. The categories from compute to unknown idle time add up to the step; those that no rank "
+        "spends time in are left out.",
     )
 
 
@@ -92,7 +93,7 @@ def _distance(row: TimeBreakdown, middle: Mapping[str, float]) -> float:
 
 
 def _times(rows: Sequence[TimeBreakdown]) -> list[Filled]:
-    """The columns after the rank's name."""
+    """The columns after the rank's name, without those that are 0 on every rank."""
     largest = max((row.step_time_us for row in rows), default=0.0)
     columns = []
     if len({row.host for row in rows}) > 1:
@@ -102,12 +103,16 @@ def _times(rows: Sequence[TimeBreakdown]) -> list[Filled]:
     )
     for category in TimeCategory:
         values = [row.categories()[category.id] for row in rows]
+        if not any(values):
+            continue
         filled = tables.durations(category.short.capitalize(), values, definition=category.id, largest=largest)
         columns.append(_bounded(filled, rows, category.id))
-    columns.append(tables.durations("Communication", [row.comm_us for row in rows], definition="comm", largest=largest))
-    columns.append(
-        tables.durations("Overlapped", [row.hidden_comm_us for row in rows], definition="hidden_comm", largest=largest)
-    )
+    for label, values, definition in (
+        ("Communication", [row.comm_us for row in rows], "comm"),
+        ("Overlapped", [row.hidden_comm_us for row in rows], "hidden_comm"),
+    ):
+        if any(values):
+            columns.append(tables.durations(label, values, definition=definition, largest=largest))
     return columns
 
 
@@ -131,7 +136,8 @@ def breakdown_reading(summary: Summary) -> str:
         return ""
     taken = shares(rows)
     loss = largest_loss(rows)
-    sentences = [f"Compute takes {percent(taken['compute'])} of all ranks' time"]
+    whole = "all ranks' time" if len(rows) > 1 else "the step"
+    sentences = [f"Compute takes {percent(taken['compute'])} of {whole}"]
     if loss is None:
         return sentences[0] + "; no other category takes time."
     category, lost = loss

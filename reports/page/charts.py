@@ -8,6 +8,7 @@ from statistics import median
 
 from perfscope.reports.figures.run import curve_name, step_numbers
 from perfscope.reports.figures.step import path_by_rank, shown_strips
+from perfscope.reports.page.timeline import shown_step
 from perfscope.results.attribution import named, who
 from perfscope.results.categories import BY_ID
 from perfscope.results.rows import StepTimeline
@@ -22,8 +23,7 @@ def strips_reading(summary: Summary) -> str:
     if not strips:
         return ""
     recorded = len({strip.rank for strip in summary.step_timeline})
-    name = f"step {strips[0].step}" if strips[0].step is not None else "the whole recording"
-    reading = name.capitalize()
+    reading = shown_step(summary, strips[0].step)
     everyone = max(recorded, len(summary.job.ranks))
     if everyone > len(strips):
         reading += f"; {len(strips)} of {everyone:,} ranks are shown, stragglers and an even selection"

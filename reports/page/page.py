@@ -81,10 +81,14 @@ def _values(summary: Summary) -> dict[str, Any]:
     """Everything the template shows, worked out; the template itself decides nothing but layout."""
     rows, job = summary.time_breakdown, summary.job
     taken, figures = shares(rows), summary.figures
+    cards = advice.cards(summary)
+    # Ranks without a trace left step times or dumps alone: there is no time breakdown and no communication.
+    traced = bool(rows) or not job.ranks
     return {
         "summary": summary,
-        # Of a recording of step times alone, or of a hang alone, there is no time breakdown and no communication.
-        "traced": bool(rows) or (summary.history is None and summary.hang is None),
+        "traced": traced,
+        "advised": bool(cards) or (summary.hang is None and (traced or summary.history is not None)),
+        "evidenced": traced or summary.history is not None,
         "communicates": bool(
             summary.collectives or "overlap" in figures or (rows and job.world_size != 1 < len(job.ranks))
         ),
@@ -96,7 +100,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "tiles": tiles.tiles(summary),
         "certainty": overview.certainty(summary),
         "mean_step": [(c, taken[c.id], percent(taken[c.id])) for c in TimeCategory if taken[c.id] >= 0.0005],
-        "cards": advice.cards(summary),
+        "cards": cards,
         "plan": advice.plan_sentence(summary),
         "plan_command": advice.whatif_command(summary.plan.whatif, summary.source) if summary.plan else "",
         "since": overview.since(summary),

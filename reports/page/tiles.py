@@ -45,8 +45,8 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     """Step time, throughput, MFU, exposed communication, data loading and money, as far as they are known."""
     if summary.history is not None and not summary.time_breakdown:
         return _tiles_of_history(summary, summary.history)
-    if summary.hang is not None and not summary.time_breakdown:
-        return ()  # nothing was measured
+    if summary.job.ranks and not summary.time_breakdown:
+        return ()  # Dumps alone: nothing was measured.
     first = (_step_tile(summary), _throughput_tile(summary), _mfu_tile(summary.utilisation))
     alone = len(summary.job.ranks) == 1 and not any(row.comm_us > 0 for row in summary.time_breakdown)
     where = (None if alone else _communication_tile(summary), _loading_tile(summary))

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from statistics import median
+from typing import Final
 
 from perfscope.reports.figures.timeline import first_shown
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Lane
 from perfscope.text import byte_size, duration, percent
 
+_USUAL: Final = 0.05
+"""A step this close to the median is a usual one."""
+
 
 def timeline_reading(summary: Summary) -> str:
     """What the timeline shows."""
     if not summary.lanes:
         return ""
-    step = summary.lanes[0].step
     ranks = {lane.rank for lane in summary.lanes}
-    text = f"Step {step}" if step is not None else "The whole recording"
+    text = shown_step(summary, summary.lanes[0].step)
     if len(ranks) < len(summary.job.ranks):
         text += f"; lanes of {len(ranks)} of {len(summary.job.ranks):,} ranks"
     longest = _longest(summary.lanes)
@@ -36,6 +40,18 @@ def timeline_reading(summary: Summary) -> str:
     if any(lane.kind == "copy" for lane in summary.lanes) and not any(lane.kind == "host" for lane in summary.lanes):
         text += ". No host lanes: the hosts had launched this step's work before it began"
     return text + "."
+
+
+def shown_step(summary: Summary, step: int | None) -> str:
+    """Which step a chart shows; with its time where that is not the usual one."""
+    if step is None:
+        return "The whole recording"
+    job = summary.job
+    took = dict(zip(job.steps, job.step_time_us_per_step, strict=False)).get(step)
+    usual = median(job.step_time_us_per_step) if took is not None else 0.0
+    if took is None or abs(took - usual) <= _USUAL * usual:
+        return f"Step {step}"
+    return f"Step {step}, which took {duration(took)} (the median is {duration(usual)})"
 
 
 def merge_command(summary: Summary) -> str:

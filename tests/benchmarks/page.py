@@ -39,10 +39,9 @@ OPENED = """() => new Promise((done) => {
 MARK = "name => performance.getEntriesByName(name).map((entry) => entry.startTime)[0]"
 
 
-def written(folder: Path, ranks: int) -> Path:
-    """The page of a job of so many ranks, one of them slow."""
-    traces = folder / f"{ranks}"
-    spec = JobSpec(
+def spec(ranks: int) -> JobSpec:
+    """A job of so many ranks, one of them slow."""
+    return JobSpec(
         ranks=ranks,
         steps=6,
         noise=0.02,
@@ -50,7 +49,12 @@ def written(folder: Path, ranks: int) -> Path:
         model=ModelSpec(layers=4 if ranks <= 64 else 2),
         causes=(SlowCompute(ranks=(ranks // 2 + 1,), factor=1.4),),
     )
-    simulate(spec).write(traces)
+
+
+def written(folder: Path, ranks: int) -> Path:
+    """The page of the job of so many ranks."""
+    traces = folder / f"{ranks}"
+    simulate(spec(ranks)).write(traces)
     path = folder / f"{ranks}.html"
     page.write(perfscope.analyze(traces), path)
     shutil.rmtree(traces)

@@ -64,10 +64,10 @@ def look_at(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     problems: list[str] = []
     requests: list[str] = []
 
-    def open_page(summary: Summary, *, width: int = 1280, **context_options: Any) -> Any:
+    def open_page(summary: Summary, *, width: int = 1280, height: int = 800, **context_options: Any) -> Any:
         path = tmp_path / "report.html"
         page.write(summary, path)
-        context = browser.new_context(viewport={"width": width, "height": 800}, **context_options)
+        context = browser.new_context(viewport={"width": width, "height": height}, **context_options)
         contexts.append(context)
         tab = context.new_page()
         tab.on(

@@ -13,7 +13,7 @@ from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.grouping import grouped
-from perfscope.results.attribution import subject
+from perfscope.results.attribution import CAUSE_PHRASES, subject
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
@@ -31,16 +31,6 @@ BEYOND_NOISE: Final = 0.15
 
 MORE_WORK: Final = 0.05
 """Relative difference in FLOPs from which a rank has other work than its peers."""
-
-_CAUSES: Final = {
-    "compute": "slower compute",
-    "dataloader": "slower data loading",
-    "launch": "slower kernel launches",
-    "host": "Python work outside operators",
-    "sync": "host synchronization",
-    "copy": "slower copies",
-    "communication": "slower communication",
-}
 
 _REMEDIES: Final = {
     "compute": "Its kernels or operators take longer than its peers': compare clocks, power and throttle reasons of "
@@ -111,7 +101,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     return job.finding(
         RULE,
-        f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step ({_causes(worst)})",
+        f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step",
         worst.lost_us,
         evidence=_evidence(job, worst),
         action=Action(setting=_setting(worst), old=None, new=None, how=_remedy(job, worst)),
@@ -135,19 +125,20 @@ def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
 
 
 def _who(row: StragglerRow) -> str:
-    """The beginning of the title: who the straggler is, and who waits."""
+    """The beginning of the title: who the straggler is, by what, and who waits."""
+    why = _causes(row)
     if row.scope == "job":
-        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn: the other ranks wait"
+        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): the other ranks wait"
     if row.scope == "ranks":
-        return f"{subject(row)} are stragglers: the other ranks wait for them"
-    return f"{subject(row)} is a straggler: the other ranks wait for it"
+        return f"{subject(row)} are stragglers ({why}): the other ranks wait for them"
+    return f"{subject(row)} is a straggler ({why}): the other ranks wait for it"
 
 
 def _causes(row: StragglerRow) -> str:
     """Why: of each rank where they hide each other by several causes."""
     if len(set(row.causes)) < 2:
-        return _CAUSES[row.cause]
-    return ", ".join(f"{ranks_in_words(ranks)}: {_CAUSES[cause]}" for cause, ranks in _by_cause(row).items())
+        return CAUSE_PHRASES[row.cause]
+    return ", ".join(f"{ranks_in_words(ranks)}: {CAUSE_PHRASES[cause]}" for cause, ranks in _by_cause(row).items())
 
 
 def _by_cause(row: StragglerRow) -> dict[str, list[int]]:

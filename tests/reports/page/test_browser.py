@@ -22,6 +22,9 @@ LookAt = Callable[..., Any]
 both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 """What a reader works with holds in Firefox too."""
 
+TALL = 6000
+"""A screen so high that every chart is near it: those further down are drawn when the reader comes near."""
+
 WIDER = """() => Math.max(0, ...[...document.querySelectorAll(".plot")].map(
     (place) => place.querySelector("svg.main-svg").clientWidth - place.clientWidth))"""
 """By how much a chart is wider than its place, at most."""
@@ -34,9 +37,10 @@ def _column(tab: Any, table: str, index: int) -> list[str]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_opens_without_errors_and_without_sideways_scrolling(look_at: LookAt, name: str) -> None:
-    tab = look_at(EXAMPLES[name](), width=400)
+    tab = look_at(EXAMPLES[name](), width=400, height=TALL)
     for width in (400, 1280):
-        tab.set_viewport_size({"width": width, "height": 800})
+        tab.set_viewport_size({"width": width, "height": TALL})
+        tab.wait_for_timeout(300)  # charts follow a changed window at its rest
         assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         assert tab.evaluate(WIDER) <= 0
     assert tab.locator("h1").inner_text().replace("\xa0", " ") == EXAMPLES[name]().verdict.headline
@@ -51,7 +55,7 @@ def test_the_verdict_is_on_the_first_screen(look_at: LookAt) -> None:
 
 def test_the_time_breakdown_has_a_bar_for_every_rank_and_part(look_at: LookAt) -> None:
     summary = gpu()
-    tab = look_at(summary)
+    tab = look_at(summary, height=TALL)
     parts = sum(value > 0 for row in summary.time_breakdown for value in row.categories().values())
     assert tab.locator("#chart-time_breakdown svg .bars .point path").count() == parts
     assert tab.locator("#chart-step_timeline svg .bars .point path").count() == sum(
@@ -142,7 +146,7 @@ def test_the_breakdown_is_sorted_by_what_the_reader_chooses(look_at: LookAt) -> 
 
 @both
 def test_the_timeline_shows_chosen_ranks_and_what_is_under_the_mouse(look_at: LookAt) -> None:
-    tab = look_at(gpu())
+    tab = look_at(gpu(), height=TALL)
     lanes = tab.locator("#chart-timeline .yaxislayer-above text")
     before = lanes.count()
     chosen = tab.locator("#timeline-ranks input:checked")
@@ -153,6 +157,24 @@ def test_the_timeline_shows_chosen_ranks_and_what_is_under_the_mouse(look_at: Lo
     shown = tab.locator("#chart-timeline .hoverlayer").text_content()
     assert "sm90_xmma_gemm_bf16" in shown
     assert "launched by aten::mm" in shown
+
+
+@both
+def test_charts_are_drawn_as_the_reader_comes_near_and_fit_a_changed_window(look_at: LookAt) -> None:
+    tab = look_at(straggler())
+    expect = pytest.importorskip("playwright.sync_api").expect
+    far = tab.locator("#chart-bandwidth")
+    assert far.locator("svg").count() == 0
+    room = far.bounding_box()["height"]
+    far.scroll_into_view_if_needed()
+    expect(far.locator("svg.main-svg").first).to_be_attached()
+    assert far.bounding_box()["height"] == room > 100
+    near = tab.locator("#chart-time_breakdown")
+    height = near.bounding_box()["height"]
+    for width in (1000, 500, 1280):
+        tab.set_viewport_size({"width": width, "height": 700})
+        expect(near.locator("svg.main-svg").first).to_have_attribute("width", str(near.evaluate("e => e.clientWidth")))
+        assert near.bounding_box()["height"] == pytest.approx(height, abs=60)  # narrow ones are laid out otherwise
 
 
 def test_absent_values_stay_last_in_both_directions(look_at: LookAt) -> None:
@@ -281,7 +303,7 @@ RANGE = "() => document.getElementById('chart-timeline').layout.xaxis.range"
 
 @both
 def test_the_timeline_is_worked_in_by_keyboard_wheel_and_search(look_at: LookAt) -> None:
-    tab = look_at(gpu())
+    tab = look_at(gpu(), height=TALL)
     chart = tab.locator("#chart-timeline")
     expect = pytest.importorskip("playwright.sync_api").expect
     expect(chart.locator(".bartext", has_text="sm90_xmma").first).to_be_attached()

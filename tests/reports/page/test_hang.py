@@ -60,6 +60,15 @@ def test_a_hang_beside_traces_keeps_the_breakdown(tmp_path: Path) -> None:
     assert "Step time" in terminal.verdict(summary)
 
 
+def test_dumps_without_a_hang_claim_nothing_of_what_was_not_recorded(tmp_path: Path) -> None:
+    write(tmp_path, GROUPS, {rank: [op("0", 1, at_ms=100)] for rank in range(3)})
+    summary = analyze(tmp_path)
+    assert summary.verdict.headline.startswith("No hang")
+    html = page.render(summary)
+    for absent in ('class="tile"', 'id="evidence"', 'id="change"', "No rank delays the others", "could be analyzed"):
+        assert absent not in html, absent
+
+
 def test_markdown_and_json(tmp_path: Path) -> None:
     summary = _stuck(tmp_path)
     text = markdown.of_summary(summary)

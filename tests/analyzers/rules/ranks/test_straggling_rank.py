@@ -35,7 +35,7 @@ def test_the_next_one_is_named_where_the_worst_collects_garbage():
     finding = straggling_rank.evaluate(job(20_000.0))
     assert finding is not None
     assert finding.title.startswith(
-        "Rank 1 is a straggler: the other ranks wait for it 15% of each step (slower compute)"
+        "Rank 1 is a straggler (slower compute): the other ranks wait for it 15% of each step"
     )
     assert garbage_collection.evaluate(job(20_000.0)) is not None
 
@@ -44,7 +44,7 @@ def test_collections_that_explain_less_than_half_of_it_are_not_its_cause():
     finding = straggling_rank.evaluate(job(9_000.0))
     assert finding is not None
     assert finding.title.startswith(
-        "Rank 0 is a straggler: the other ranks wait for it 20% of each step (Python work outside operators)"
+        "Rank 0 is a straggler (Python work outside operators): the other ranks wait for it 20% of each step"
     )
 
 
