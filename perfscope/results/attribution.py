@@ -62,9 +62,7 @@ def causes(row: StragglerRow) -> str:
     if len(set(row.causes)) < 2:
         return _phrase(row.cause)
     parts = zip(row.ranks, row.causes, row.adds_us, strict=True)
-    return "; ".join(
-        f"rank {rank}: {_phrase(cause)} ({duration(adds)})" for rank, cause, adds in parts
-    )
+    return "; ".join(f"rank {rank}: {_phrase(cause)} ({duration(adds)})" for rank, cause, adds in parts)
 
 
 def _phrase(cause: str) -> str:

@@ -7,7 +7,7 @@
   const tools = document.getElementById("timeline-tools");
   const [field, told] = [tools.querySelector("input"), tools.querySelector("output")];
   const LETTER = 7; // Pixels, about.
-  const LEAST_LETTERS = 4;
+  const LEAST_LETTERS = 8; // Of a name that is cut: fewer say nothing.
   const FAINT = 0.12;
   let whole; // The range of the whole step.
   let matches = [];
@@ -54,7 +54,7 @@
       const [start, end] = [Math.max(trace.base[i], from), Math.min(trace.base[i] + trace.x[i], to)];
       const most = Math.floor((end - start) * letters);
       const name = nameOf(content);
-      return most < LEAST_LETTERS ? "" : name.length <= most ? name : `${name.slice(0, most - 1)}…`;
+      return name.length <= most ? name : most < LEAST_LETTERS ? "" : `${name.slice(0, most - 1)}…`;
     });
     const sought = field.value.trim().toLowerCase();
     const opacity = trace.customdata.map((content, i) => {

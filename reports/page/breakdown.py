@@ -77,7 +77,7 @@ def outlying_table(summary: Summary) -> HtmlTable | None:
     if typical not in different:
         rest = plural(len(rows) - len(different), "other rank")
         names, shown = [*names, f"{rest}, like rank {typical.rank}"], [*shown, typical]
-    reading = f"{plural(len(different), 'rank differs', 'ranks differ')} by more than {percent(_DIFFERENT)} of the step"
+    reading = f"{plural(len(different), 'rank differs', 'ranks differ')} by more than {_DIFFERENT:.0%} of the step"
     reading += f"; {OUTLYING_SHOWN} are shown." if len(different) > OUTLYING_SHOWN else "."
     columns = [tables.words("Ranks", names), *_times(shown)]
     return tables.table("outlying", "Ranks that differ", columns, reading)

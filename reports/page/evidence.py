@@ -18,6 +18,7 @@ from perfscope.text import (
     count_per_step,
     duration,
     flop,
+    known,
     percent,
     plural,
     rank_list,
@@ -100,18 +101,17 @@ def cost_table(rows: Sequence[CostRow]) -> HtmlTable:
 
 def dataloader_table(rows: Sequence[DataLoaderRow]) -> HtmlTable:
     """Data loading per rank and step."""
-    reason = "The time to load one batch is not known from this recording."
     columns = [
         tables.ranks("Rank", [row.rank for row in rows]),
         tables.durations("Dataloader wait", [row.wait_us for row in rows], definition="loader_wait"),
         tables.durations("of it blocking the step", [row.blocking_us for row in rows], definition="loader_blocking"),
-        tables.durations(
-            "Load time per batch", [row.batch_us for row in rows], definition="loader_batch", reason=reason
-        ),
-        tables.column(
-            "Workers", [row.num_workers for row in rows], str, reason="The loader's settings were not recorded."
-        ),
     ]
+    batches, workers = [row.batch_us for row in rows], [row.num_workers for row in rows]
+    if any(known(batch) for batch in batches):
+        reason = "The time to load one batch is not known from this recording."
+        columns.append(tables.durations("Load time per batch", batches, definition="loader_batch", reason=reason))
+    if any(number is not None for number in workers):
+        columns.append(tables.column("Workers", workers, str, reason="The loader's settings were not recorded."))
     most = max(rows, key=lambda row: row.blocking_us)
     reading = "Data loading blocks no rank."
     if most.blocking_us > 0:

@@ -33,19 +33,19 @@ MORE_WORK: Final = 0.05
 """Relative difference in FLOPs from which a rank has other work than its peers."""
 
 _REMEDIES: Final = {
-    "compute": "Its kernels or operators take longer than its peers': compare clocks, power and throttle reasons of "
-    "the device (nvidia-smi -q -d PERFORMANCE,CLOCK), then its amount of work (sequence lengths, experts).",
-    "dataloader": "It waits for its batches longer than its peers: check its storage and its samples; use more "
-    "DataLoader workers, or spread expensive samples evenly over the ranks.",
-    "launch": "Its host launches more slowly than its peers': look for other processes on its cores, CPU frequency and "
-    "NUMA binding of that process (numactl, taskset).",
-    "host": "Its Python thread spends more time outside operators than its peers': look for work on this rank only "
-    "(logging, evaluation, checkpointing), garbage collection, or other processes on its cores.",
-    "sync": "It blocks on the device where its peers do not: look for .item(), printing of tensors or synchronize() on "
-    "this rank only.",
-    "copy": "Its host-device copies take longer than its peers': check pinned memory and the PCIe link of its device.",
-    "communication": "Its transfers take longer than the same transfers of other ranks: compare its links and "
-    "network adapters with theirs (nvidia-smi topo -m, ibstat, ethtool -S), and its place in the network.",
+    "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
+    "PERFORMANCE,CLOCK), then the amount of work (sequence lengths, experts).",
+    "dataloader": "Check the storage and the samples of {who}, which waits for its batches longer than its peers; use "
+    "more DataLoader workers, or spread expensive samples evenly over the ranks.",
+    "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
+    "that process (numactl, taskset).",
+    "host": "Look for Python work that only {who} does outside operators (logging, evaluation, checkpointing), for "
+    "garbage collection, and for other processes on its cores.",
+    "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
+    "where its peers do not.",
+    "copy": "Check pinned memory and the PCIe link of {who}: its host-device copies take longer than its peers'.",
+    "communication": "Compare links and network adapters of {who} with the others' (nvidia-smi topo -m, ibstat, "
+    "ethtool -S), and its place in the network: the same transfers take longer on it.",
 }
 
 _IN_TURN: Final = (
@@ -62,24 +62,24 @@ _VARYING: Final = (
 )
 
 _WHOLE_HOST: Final = (
-    "All its ranks are equally slow, so the cause is the machine, not one process: compare its clocks, power caps "
-    "and temperature (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), its CPU governor, and other processes there; run "
-    "without it to confirm."
+    "Compare clocks, power caps and temperature of {who} with other hosts' (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), "
+    "its CPU governor, and other processes there: all its ranks are equally slow, so the cause is the machine, not one "
+    "process. Run without it to confirm."
 )
 
 _WHOLE_STAGE: Final = (
-    "All ranks of this pipeline stage are slow with the same work as the other stages: compare its devices' "
-    "clocks and its kernels' efficiency with another stage's; if that does not help, move layers to other stages."
+    "Compare clocks of the devices and efficiency of the kernels of this pipeline stage ({who}) with another stage's: "
+    "all its ranks are slow with the same work. If that does not help, move layers to other stages."
 )
 
 _MORE_WORK: Final = (
-    "It has {work:.2f} times the work of its peers in every step, so its device is not the cause: spread "
-    "samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens."
+    "Spread samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens: "
+    "{who} has {work:.2f} times the work of its peers in every step, so its device is not the cause."
 )
 
 _SLOW_ON_CPU: Final = (
-    "Its operators take longer than its peers': look for other processes on its cores, its CPU frequency and its "
-    "number of threads (OMP_NUM_THREADS), then its amount of work (sequence lengths, experts)."
+    "Look for other processes on the cores of {who}, its CPU frequency and its number of threads (OMP_NUM_THREADS), "
+    "then its amount of work (sequence lengths, experts)."
 )
 
 
@@ -158,24 +158,28 @@ def _setting(row: StragglerRow) -> str:
 
 
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:
+    if len(set(worst.causes)) > 1 and worst.scope not in ("job", "host", "stage"):
+        lines = [_REMEDIES[cause].format(who=ranks_in_words(ranks)) for cause, ranks in _by_cause(worst).items()]
+        alone = job.share(max(worst.alone_us))
+        who = ranks_in_words(worst.ranks)
+        return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
+    work = _work_over_peers(job, worst) or 1.0
+    return _template(job, worst, work).format(who=_setting(worst), work=work)
+
+
+def _template(job: RuleContext, worst: StragglerRow, work: float) -> str:
+    """The remedy of one cause; ``work`` is over the peers'."""
+    run = job.runs.get(worst.rank)
+    is_cpu = run is not None and run.device.type == "cpu"
     if worst.scope == "job":
         return {"host": _IN_TURN, "compute": _VARYING}.get(worst.cause, _REMEDIES[worst.cause])
     if worst.scope == "host" and worst.cause != "communication":
         return _WHOLE_HOST
     if worst.scope == "stage":
         return _WHOLE_STAGE
-    if len(set(worst.causes)) > 1:
-        lines = [
-            f"{ranks_in_words(ranks).capitalize()}: {_REMEDIES[cause]}" for cause, ranks in _by_cause(worst).items()
-        ]
-        alone = job.share(max(worst.alone_us))
-        who = ranks_in_words(worst.ranks)
-        return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
-    work = _work_over_peers(job, worst)
-    if work is not None and abs(work - 1) >= MORE_WORK:
-        return _MORE_WORK.format(work=work) if work > 1 else _REMEDIES[worst.cause]
-    run = job.runs.get(worst.rank)
-    if worst.cause == "compute" and run is not None and run.device.type == "cpu":
+    if work - 1 >= MORE_WORK:
+        return _MORE_WORK
+    if worst.cause == "compute" and is_cpu:
         return _SLOW_ON_CPU
     return _REMEDIES[worst.cause]
 
