@@ -29,6 +29,9 @@ from tests.reports.conftest import BROWSER_OPTIONS
 PAPER_WIDTH: Final = 718
 """CSS pixels between the margins of an A4 page."""
 
+TALL: Final = 16_000
+"""A screen so high that all charts are near it, and drawn."""
+
 AS_WEBP: Final = """async (png) => {
     const image = await createImageBitmap(await (await fetch(`data:image/png;base64,${png}`)).blob());
     const canvas = Object.assign(document.createElement("canvas"), { width: image.width, height: image.height });
@@ -72,7 +75,7 @@ DOCS: Final = {
     "report-starved": DocsPicture("starved", Look("1280", height=620)),
     "report-1024-ranks": DocsPicture("ranks_1024", Look("1280"), "#time-breakdown-section"),
     "report-timeline": DocsPicture("slow_rank", Look("1280"), "figure:has(#chart-timeline)"),
-    "report-curves": DocsPicture("starved", Look("1280"), ".curves figure"),
+    "report-curves": DocsPicture("starved", Look("1280"), "figure:has([id^=chart-whatif])"),
 }
 
 
@@ -147,13 +150,25 @@ def _looked_at(browser: Any, path: Path, look: Look) -> None:
         tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     else:
         tab.screenshot(path=f"{stem}.png")
+        _draw_all(tab)
     tab.screenshot(path=f"{stem}-whole.png", full_page=True)
     tab.context.close()
+
+
+def _draw_all(tab: Any) -> None:
+    """Charts far from the screen are not drawn yet."""
+    width, height = tab.viewport_size["width"], tab.viewport_size["height"]
+    tab.set_viewport_size({"width": width, "height": TALL})
+    for _ in range(tab.locator(".plot:not(.js-plotly-plot)").count()):
+        tab.locator(".plot:not(.js-plotly-plot)").first.wait_for(state="detached")
+    tab.set_viewport_size({"width": width, "height": height})
 
 
 def _documented(browser: Any, path: Path, picture: DocsPicture, into: Path) -> None:
     """One picture of the documentation."""
     tab = _opened(browser, path, picture.look)
+    if picture.of:
+        _draw_all(tab)
     shown = (tab.locator(picture.of).first if picture.of else tab).screenshot()
     tab.context.close()
     tab = browser.new_page()
