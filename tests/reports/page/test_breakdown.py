@@ -20,7 +20,7 @@ def test_equal_ranks_are_one_line() -> None:
     assert [cells[0].text for cells in table.rows] == ["rank 7", "rank 9", "18 other ranks, like rank 0"]
     compute = [column.label for column in table.columns].index("Compute")
     assert [cells[compute].text for cells in table.rows] == ["90.0", "50.0", "60.0"]
-    assert table.reading == "2 ranks differ by more than 5.0% of the step."
+    assert table.reading == "2 ranks differ by more than 5% of the step."
 
 
 def test_a_straggler_is_among_them_however_little_it_differs() -> None:
