@@ -109,6 +109,7 @@ def summarize(
         system=machines,
         perfscope_version=__version__,
         source=str(job.path),
+        capture=job.capture if len(job.captures) > 1 else None,
     )
     summary.self_check()
     return _advised(

@@ -119,13 +119,12 @@ def _unprofiled(finding: Finding, job: RuleContext) -> Finding:
     predicted, without = finding.predicted_step_us, None
     if predicted is None:
         return finding
-    replayed = job.predict(finding.whatif) if finding.whatif and job.predict is not None else None
-    # Where a rule knows better than the replay of its change, its own prediction stays.
-    if replayed is not None and abs(replayed.mid / predicted.mid - 1) <= _SAME and job.predict_unprofiled is not None:
+    if finding.whatif and job.predict_unprofiled is not None:
         without = job.predict_unprofiled(finding.whatif)
+    whatif = {} if without is None else finding.whatif
     without = without or predicted.times(job.info.step_us / job.step_time_us)
     ceiling = None if finding.ceiling is None else max(finding.ceiling, job.info.step_us / without.mid - 1)
-    return replace(finding, predicted_step_us=without, ceiling=ceiling)
+    return replace(finding, predicted_step_us=without, ceiling=ceiling, whatif=whatif)
 
 
 def joint_plan(findings: tuple[Finding, ...], predict: Predict | None) -> Plan | None:
@@ -147,10 +146,14 @@ def joint_plan(findings: tuple[Finding, ...], predict: Predict | None) -> Plan |
 
 
 def _replayed(finding: Finding, job: RuleContext) -> Finding:
-    """With the step time that its change would bring, where that can be replayed."""
-    if not finding.whatif or job.predict is None or finding.predicted_step_us is not None:
+    """With the step time that its change would bring, where that can be replayed: what ``perfscope whatif`` predicts,
+    or where a rule knows better than the replay, what the rule does, without settings that would replay another.
+    """
+    if not finding.whatif or job.predict is None:
         return finding
-    prediction = job.predict(finding.whatif)
+    prediction, own = job.predict(finding.whatif), finding.predicted_step_us
+    if own is not None and (prediction is None or abs(prediction.mid / own.mid - 1) > _SAME):
+        return replace(finding, whatif={})
     if prediction is None:
         return finding
     replayed = replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED)

@@ -80,6 +80,9 @@ class Summary:
     ] = ()
     perfscope_version: str = ""
     source: Annotated[str, "The folder or file analyzed, as the user named it."] = ""
+    capture: Annotated[
+        int | None, "Number of the capture analyzed, counted from 0; None where the recording holds only one."
+    ] = None
 
     @property
     def is_one_window(self) -> bool:

@@ -90,7 +90,7 @@ def cards(summary: Summary) -> tuple[Card, ...]:
             speedup_of(finding, summary),
             tuple(_evidence(finding)),
             lengths(finding, summary),
-            whatif_command(finding.whatif, summary.source),
+            whatif_command(finding.whatif, summary) if finding.obtained == "replayed" else "",
             _saving(summary, number - 1),
         )
         for number, finding in enumerate(summary.findings, start=1)
@@ -123,12 +123,16 @@ def lengths(finding: Finding, summary: Summary) -> tuple[Length, ...]:
     )
 
 
-def whatif_command(settings: Mapping[str, str], source: str) -> str:
-    """``perfscope whatif`` with these settings, as one would type it; empty without settings."""
-    if not settings:
-        return ""
-    changes = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-    return f"perfscope whatif {shlex.quote(source or 'TRACES')} {changes}"
+def whatif_command(settings: Mapping[str, str], summary: Summary) -> str:
+    """``perfscope whatif`` of the capture with these settings, as one would type it; empty without settings."""
+    changes = (f" --set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+    return f"perfscope whatif {recording(summary)}{''.join(changes)}" if settings else ""
+
+
+def recording(summary: Summary) -> str:
+    """What was analyzed, as an argument of other commands."""
+    capture = "" if summary.capture is None else f" --capture {summary.capture}"
+    return f"{shlex.quote(summary.source or 'TRACES')}{capture}"
 
 
 def _saving(summary: Summary, finding: int) -> str:

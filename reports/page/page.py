@@ -102,7 +102,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "mean_step": [(c, taken[c.id], percent(taken[c.id])) for c in TimeCategory if taken[c.id] >= 0.0005],
         "cards": cards,
         "plan": advice.plan_sentence(summary),
-        "plan_command": advice.whatif_command(summary.plan.whatif, summary.source) if summary.plan else "",
+        "plan_command": advice.whatif_command(summary.plan.whatif, summary) if summary.plan else "",
         "since": overview.since(summary),
         "top_findings": TOP_FINDINGS,
         "legend": breakdown.legend(rows),

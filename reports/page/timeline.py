@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 from perfscope.reports.figures.timeline import first_shown
+from perfscope.reports.page import advice
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Lane
 from perfscope.text import byte_size, duration, percent
@@ -59,7 +59,7 @@ def merge_command(summary: Summary) -> str:
     ranks = ",".join(map(str, sorted(first_shown(summary))))
     step = summary.lanes[0].step if summary.lanes else None
     steps = f" --steps {step}" if step is not None else ""
-    return f"perfscope merge {shlex.quote(summary.source or 'TRACES')} --ranks {ranks}{steps}"
+    return f"perfscope merge {advice.recording(summary)} --ranks {ranks}{steps}"
 
 
 def _longest(lanes: Sequence[Lane]) -> tuple[Lane, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from perfscope.analyzers.analyze import analyze
 from perfscope.cli.main import main
 from perfscope.reports.page.advice import cards
+from perfscope.results.summary import Summary
 from tests.generator import JobSpec, ModelSpec, SlowCompute, simulate
 
 
@@ -91,11 +93,26 @@ def test_the_settings_are_listed() -> None:
 @pytest.mark.scale
 @pytest.mark.parametrize("sample", ["healthy", "starved", "slow_rank"])
 def test_a_cards_command_gives_the_cards_figures(samples: Path, sample: str) -> None:
-    replayed = [card for card in cards(analyze(samples / sample)) if card.command]
-    assert bool(replayed) is (sample != "healthy")
+    assert reproduced(analyze(samples / sample)) is (sample != "healthy")
+
+
+def test_so_it_does_for_another_capture_than_the_last(tmp_path: Path) -> None:
+    spec = JobSpec(ranks=2, steps=5, model=ModelSpec(tokens=2048), end_sync=True)
+    slow = SlowCompute(ranks=(1,), factor=1.5)
+    for step, causes in ((10, (slow,)), (20, ())):
+        simulate(dataclasses.replace(spec, causes=causes)).write(
+            tmp_path, file_template=f"rank{{rank}}_step{step}.json"
+        )
+    assert reproduced(analyze(tmp_path, capture=0))
+
+
+def reproduced(summary: Summary) -> bool:
+    """Check each card's command; was there one?"""
+    replayed = [card for card in cards(summary) if card.command]
     for card in replayed:
         code, output = whatif(*shlex.split(card.command)[2:], "--json")
         assert code == 0
         document, predicted = json.loads(output), card.finding.predicted_step_us
         assert predicted is not None
         assert document["predicted_step_us"] == {"low": predicted.low, "mid": predicted.mid, "high": predicted.high}
+    return bool(replayed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,9 +39,10 @@ def test_a_card_shows_now_predicted_and_at_best_to_scale() -> None:
 
 
 def test_what_to_type_survives_a_shell() -> None:
-    command = advice.whatif_command({"rank.3": "peers", "ddp.comm_dtype": "$(rm -rf ~)"}, "my traces; ls")
+    summary = dataclasses.replace(straggler(), source="my traces; ls")
+    command = advice.whatif_command({"rank.3": "peers", "ddp.comm_dtype": "$(rm -rf ~)"}, summary)
     assert command == "perfscope whatif 'my traces; ls' --set rank.3=peers --set 'ddp.comm_dtype=$(rm -rf ~)'"
-    assert advice.whatif_command({}, "x") == ""
+    assert advice.whatif_command({}, summary) == ""
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(["us", "share", "bytes", "x", "", "GB/s"]))
