@@ -101,6 +101,8 @@ class CollectorConfig:
     """One of :data:`SIGNALS`: what asks a rank for a capture where slow steps or nothing else would start one."""
     hang_timeout: float = 0.0
     """Seconds without a step after which a rank writes what it does; 0: never."""
+    announce: bool = False
+    """Say on standard error when recording starts and stops."""
     stop_after: int = 0
     """Steps after which the training is ended (``perfscope tune``); 0: never."""
 

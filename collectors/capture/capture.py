@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.config import CollectorConfig
@@ -19,6 +20,9 @@ from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges.gc_ranges import GcRanges
 from perfscope.collectors.ranges.ranges import Ranges
 from perfscope.recording.vocabulary import BACKWARD
+
+_WITHOUT_USDT: Final = "6"
+"""Kineto's log level above that of its lines "USDT: … profiler_start", the highest; it reads the level once."""
 
 
 class RankCapture:
@@ -86,7 +90,7 @@ class RankCapture:
         try:
             if self._config.count_flops:
                 self._flop_count = self._problems.guard("counting operations", FlopCount.begin, objects)
-            with self._operating():
+            with self._operating(), _quiet_kineto():
                 self._profiler.__enter__()
         except BaseException:
             self._release()
@@ -242,3 +246,18 @@ class ForeignStart:
             return original(*args, **kwargs)
 
         return watched
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Keep what Kineto writes at the profiler's every start and stop out of the script's output, unless a level was
+    chosen. Its errors, which have a lower level, go with it: ``perfscope doctor`` shows them.
+    """
+    if "KINETO_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["KINETO_LOG_LEVEL"] = _WITHOUT_USDT
+    try:
+        yield
+    finally:
+        os.environ.pop("KINETO_LOG_LEVEL", None)

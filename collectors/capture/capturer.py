@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.capture.announcer import Announcer
 from perfscope.collectors.capture.capture import RankCapture
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.schedule import CaptureSchedule, Due
@@ -32,6 +33,7 @@ class Capturer:
         self.ranges = Ranges(context.phases, self._annotator, self._problems)
         self._schedule = schedule
         self._writer = TraceWriter(self._config.folder, self._identity.rank, self._problems)
+        self._announcer = Announcer(self._config, self._identity.rank)
         self._foreign = ForeignProfiler()
         self._postponed = False
         self._capture: RankCapture | None = None
@@ -128,6 +130,8 @@ class Capturer:
             self._give_up(f"the profiler did not start at step {step}", error)
             return
         self._capture, self._due, self._found = capture, due, (objects, optimizers)
+        if not due.early:
+            self._announcer.begins(capture.first_active, capture.warmup, due.active)
 
     def _options(self, due: Due) -> CollectorConfig:
         if due.early:
@@ -176,6 +180,8 @@ class Capturer:
         except Exception as error:
             self._give_up("the trace could not be written", error)
             return
+        if not self._due.early:
+            self._announcer.ends(capture.first_active, capture.active_completed)
         self._run_file.count_backwards(capture.backwards, capture.completed)
         self._run_file.count_cpu(capture.times)
         # Ranks begin at slightly different moments, which a warm-up step takes up; early ones have none to spare.

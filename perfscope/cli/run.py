@@ -74,6 +74,7 @@ NSYS_RECORDS: Final = (
     "--hang-timeout", type=float, metavar="SECONDS", show_default=f"{HANG_TIMEOUT_S:g} if always on, else 0",
     help="A rank that makes no step for so long writes its stacks and last collectives; 0: never."
 )  # fmt: skip
+@click.option("--quiet", "-q", is_flag=True, help="Do not say when recording starts and stops.")
 @click.option("--no-sampler", is_flag=True, help="Do not sample the hosts.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -85,6 +86,7 @@ def command(
     other: str | None,
     sample_every: float,
     hang_timeout: float | None,
+    quiet: bool,
     no_sampler: bool,
     command: tuple[str, ...],
     **options: int | float | bool | str,
@@ -122,6 +124,7 @@ def command(
             sample_every=0.0 if no_sampler else sample_every,
             mode=mode,
             hang_timeout=_hang_timeout(hang_timeout, mode),
+            announce=not quiet,
             trigger=CollectorConfig.trigger if trigger is None else trigger,
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )
@@ -142,8 +145,7 @@ def command(
     if config.mode == "nsys" or says_nsys(command):
         _print(NSYS_RECORDS)
     code = launch.run()
-    for line in recap(config, code):
-        _print(line)
+    _report(config, code)
     if code < 0:
         sys.stderr.flush()
         die_by(-code)
@@ -176,6 +178,13 @@ def _not_runnable(program: str) -> int | None:
     hint = f"; did you mean python {program}?" if program.endswith(".py") else ""
     _print(f"{program}: cannot be executed{hint}")
     return NOT_EXECUTABLE
+
+
+def _report(config: CollectorConfig, code: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(err=True)  # a progress bar may have left the line unfinished
+    for line in recap(config, code):
+        _print(line)
 
 
 def _print(line: str) -> None:

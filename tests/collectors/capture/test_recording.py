@@ -55,6 +55,14 @@ class TestDdp:
         assert "recorded all 2 ranks, steps 8-15" in ddp.messages
         assert "next: perfscope analyze" in ddp.messages
 
+    def test_one_rank_says_when_and_kineto_says_nothing(self, ddp: Recording) -> None:
+        said = [line for line in ddp.err.splitlines() if "perfscope: profiler" in line]
+        assert said == [
+            "perfscope: profiler on: 3 warm-up steps, then steps 8-15 are recorded",
+            "perfscope: profiler off: steps 8-15 are recorded",
+        ]
+        assert "USDT:" not in ddp.err
+
     @pytest.mark.parametrize("rank", [0, 1])
     def test_steps_carry_the_jobs_own_numbers(self, ddp: Recording, rank: int) -> None:
         assert ddp.trace(rank).steps() == list(range(7, 16))
