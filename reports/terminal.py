@@ -1,4 +1,4 @@
-"""The verdict for the terminal: what limits the job, which rank, and what to type, in plain text without colours."""
+"""The verdict for the terminal: what limits the job, which rank, and what to type, in colours where there are any."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from perfscope.reports.page import advice, gaps, hang, overview, tiles
+from perfscope.reports.paint import PLAIN, Paint
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import IDLE, TimeCategory
 from perfscope.results.notes import ended
@@ -18,20 +19,29 @@ ALL_RANKS_UP_TO = 8
 
 FINDINGS_SHOWN = 3
 
+_BAR = len(Paint(coloured=True).stack(()))
+"""Columns of a bar."""
+
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+
+_MARK = f"■{_UNBROKEN}"
+"""Before a category's name, in its colour: as text some colours could not be read."""
+
 _VISIBLE_SHARE = 0.01
 """Smaller categories are left out of a rank's line, and ranks that differ by less are no extremes."""
 
 
-def verdict(summary: Summary, width: int = 100) -> str:
-    """A short plain-text verdict, ``width`` columns wide; lines to be typed are never broken."""
+def verdict(summary: Summary, paint: Paint = PLAIN) -> str:
+    """A short verdict, at most ``paint.width`` columns wide; lines to be typed are never broken."""
+    width = paint.width
     blocks = [
-        _wrapped(" · ".join(overview.identity(summary)), width),
-        _headline(summary, width),
+        [paint.faint(line) for line in _wrapped(" · ".join(overview.identity(summary)), width)],
+        _headline(summary, paint),
         _wrapped(overview.certainty(summary), width),
         _hang(summary, width),
-        _numbers(summary, width),
-        _breakdowns(summary, width),
-        _findings(summary, width),
+        _numbers(summary, paint),
+        _breakdowns(summary, paint),
+        _findings(summary, paint),
         cost_lines(summary, width),
         _missing(summary, width),
     ]
@@ -60,9 +70,12 @@ def extremes(rows: Iterable[TimeBreakdown], stragglers: Iterable[int]) -> list[t
     return [(row, ", ".join(labels[row.rank])) for row in rows if row.rank in labels]
 
 
-def _headline(summary: Summary, width: int) -> list[str]:
-    first = summary.verdict.first_action
-    return _wrapped(summary.verdict.headline, width) + (_wrapped(f"Do first: {first}", width) if first else [])
+def _headline(summary: Summary, paint: Paint) -> list[str]:
+    first, tone = summary.verdict.first_action, "good" if summary.verdict.healthy else "bad"
+    return [
+        *(paint.tone(line, tone) for line in _wrapped(summary.verdict.headline, paint.width)),
+        *(paint.bold(line) for line in _wrapped(f"Do first: {first}" if first else "", paint.width)),
+    ]
 
 
 def _hang(summary: Summary, width: int) -> list[str]:
@@ -71,15 +84,17 @@ def _hang(summary: Summary, width: int) -> list[str]:
     return [part for line in lines for part in _wrapped(line, width, indent=4 if line.startswith(" ") else 0)]
 
 
-def _numbers(summary: Summary, width: int) -> list[str]:
+def _numbers(summary: Summary, paint: Paint) -> list[str]:
     lines, shown = [], tiles.tiles(summary)
     widest = max((len(tile.value) for tile in shown), default=0)
     for tile in shown:
-        lines += _wrapped(f"{tile.label + ':':<23}{tile.value:<{widest}}  {tile.detail}", width, indent=25 + widest)
+        text = f"{tile.label + ':':<23}{tile.value:<{widest}}  {tile.detail}"
+        first, *others = _wrapped(text, paint.width, indent=25 + widest)
+        lines += [first[:23] + paint.bold(first[23 : 23 + widest]) + first[23 + widest :], *others]
     return lines
 
 
-def _breakdowns(summary: Summary, width: int) -> list[str]:
+def _breakdowns(summary: Summary, paint: Paint) -> list[str]:
     """One line per rank: the time breakdown of its mean step."""
     rows = summary.time_breakdown
     if not rows:
@@ -90,27 +105,32 @@ def _breakdowns(summary: Summary, width: int) -> list[str]:
         shown = extremes(rows, attributed_ranks(summary.stragglers))
         heading += f" ({len(shown)} of {plural(len(rows), 'rank')})"
     digits = max(len(str(row.rank)) for row, _ in shown)
-    lines = _wrapped(f"{heading}:", width)
+    lines = _wrapped(f"{heading}:", paint.width)
     for row, label in shown:
         start = f"  rank {row.rank:>{digits}}  {duration(row.step_time_us):>8}  "
-        parts = [
-            f"{category.short} {100 * part:.0f}%"
-            for category in TimeCategory
-            if (part := row.share(category.id)) >= _VISIBLE_SHARE
-        ]
-        lines += _wrapped(start + ", ".join(parts) + (f"  ({label})" if label else ""), width, indent=len(start))
+        bar = paint.stack((category.id, row.share(category.id)) for category in TimeCategory)
+        taken = {category: share for category in TimeCategory if (share := row.share(category.id)) >= _VISIBLE_SHARE}
+        mark = _MARK * paint.coloured
+        parts = ", ".join(f"{mark}{category.short}{_UNBROKEN}{100 * share:.0f}%" for category, share in taken.items())
+        blank = " " * (len(start) + _BAR * paint.coloured)
+        text = "\n".join(_wrapped(blank + parts + (f"  ({label})" if label else ""), paint.width, indent=len(blank)))
+        for category in taken if mark else ():
+            # Only now, because colours take no columns.
+            text = text.replace(_MARK, paint.named(_MARK, category.id).replace(_UNBROKEN, " "), 1)
+        lines += (start + bar + text.replace(_UNBROKEN, " ")[len(blank) :]).split("\n")
     return lines
 
 
-def _findings(summary: Summary, width: int) -> list[str]:
+def _findings(summary: Summary, paint: Paint) -> list[str]:
     """The first findings, each with its speedup and what to type."""
-    cards = advice.cards(summary)
+    cards, width = advice.cards(summary), paint.width
     lines: list[str] = []
     for card in cards[:FINDINGS_SHOWN]:
         finding, action = card.finding, card.finding.action
         if lines:
             lines.append("")
-        lines += _wrapped(f"{card.number}. {finding.title} [{finding.severity}]", width, indent=3)
+        title = _wrapped(f"{card.number}. {finding.title} [{finding.severity}]", width, indent=3)
+        lines += [paint.bold(line) for line in title]
         lines += _wrapped(f"   {card.speedup.full} {finding.confidence.capitalize()} confidence.", width, indent=3)
         values = (action.old, action.new) if action.new not in (None, action.old) else ()
         change = " -> ".join(value for value in values if value is not None)
@@ -121,7 +141,7 @@ def _findings(summary: Summary, width: int) -> list[str]:
             written = (
                 _wrapped(f"     {block.text}", width, indent=5)
                 if not block.language
-                else [f"       {printable(line)}" for line in block.text.splitlines()]
+                else [f"       {paint.code(printable(line))}" for line in block.text.splitlines()]
             )
             lines += written
     if len(cards) > FINDINGS_SHOWN:

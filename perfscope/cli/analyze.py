@@ -13,18 +13,15 @@ import click
 from perfscope.analyzers.analyze import analyze
 from perfscope.cli import outputs
 from perfscope.cli.number import Number
+from perfscope.cli.progress import reading
 from perfscope.errors import PerfscopeError
 from perfscope.execution import engine
 from perfscope.recording import paths, remote
 from perfscope.reports import markdown as as_markdown
 from perfscope.reports import terminal
+from perfscope.reports.paint import Paint
 from perfscope.results.prices import Price, priced
 from perfscope.results.summary import Summary
-
-
-def _progress(done: int, total: int) -> None:
-    """Redraw one line on stderr; the last call leaves it empty."""
-    click.echo(f"\r{f'reading traces: {done} of {total}' if done < total else '':<40}\r", err=True, nl=False)
 
 
 @contextlib.contextmanager
@@ -185,7 +182,7 @@ def command(
         outputs.check(markdown, "--markdown")
     if figures is not None:
         check_images()
-    with _executor(scheduler) as executor:
+    with _executor(scheduler) as executor, reading() as progress:
         summary = analyze(
             recording,
             executor=executor,
@@ -193,7 +190,7 @@ def command(
             capture=capture,
             flops=flops,
             ncu=ncu,
-            progress=_progress if sys.stderr.isatty() else None,
+            progress=progress,
         )
     if anonymize:
         summary = anonymous(summary)
@@ -202,5 +199,5 @@ def command(
     _write(summary, target, json_file, markdown, figures)
     printed = "-" in (str(json_file), str(markdown))
     if not quiet and not printed:
-        click.echo(terminal.verdict(summary))
+        click.echo(terminal.verdict(summary, Paint.of(sys.stdout)))
     click.echo(f"report: {target}", err=printed)

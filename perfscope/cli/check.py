@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def command(
     from perfscope.reports import junit as as_junit
     from perfscope.reports import markdown as as_markdown
     from perfscope.reports.compare import terminal
+    from perfscope.reports.paint import Paint
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown"), (json_file, "--json")):
         outputs.check(path, option)
@@ -82,7 +84,7 @@ def command(
     if json_file is not None:
         write_json(json_file, result.to_dict(), "--json")
     if not quiet and "-" not in (str(junit), str(markdown), str(json_file)):
-        click.echo(terminal.check(result), nl=False)
+        click.echo(terminal.check(result, Paint.of(sys.stdout)), nl=False)
     if not result.passed:
         click.get_current_context().exit(EXIT_BROKEN)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from perfscope.cli.number import Number
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, write, write_json
 from perfscope.errors import PerfscopeError
-
-if TYPE_CHECKING:
-    from perfscope.results.comparison import Comparison
 
 
 @click.command("compare")
@@ -77,7 +74,8 @@ def command(
     """
     from perfscope.analyzers.compare.compare import compare
     from perfscope.reports import markdown as as_markdown
-    from perfscope.reports.compare import page, terminal
+    from perfscope.reports.compare import page, terminal, words
+    from perfscope.reports.paint import Paint
 
     check(output, "--output")
     check(json_file, "--json")
@@ -95,13 +93,10 @@ def command(
         write(markdown, as_markdown.of_comparison(comparison), "--markdown")
     printed = "-" in (str(json_file), str(markdown))
     if not quiet and not printed:
-        click.echo(terminal.comparison(comparison))
+        click.echo(terminal.comparison(comparison, Paint.of(sys.stdout)))
     click.echo(f"comparison: {output}", err=printed)
-    if _fails(comparison, fail_on):
+    failures = words.failures(comparison, fail_on)
+    for failure in failures:
+        click.echo(f"perfscope: {failure}", err=True)
+    if failures:
         click.get_current_context().exit(EXIT_BROKEN)
-
-
-def _fails(comparison: Comparison, fail_on: tuple[str, ...]) -> bool:
-    slower = any(difference.step.verdict == "slower" for difference in comparison.differences)
-    new = any(finding.status == "new" for difference in comparison.differences for finding in difference.findings)
-    return ("slower" in fail_on and slower) or ("new-finding" in fail_on and new)

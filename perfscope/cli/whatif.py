@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from perfscope.results.accuracy import accuracy_in_words
 if TYPE_CHECKING:
     from perfscope.analyzers.whatif.change import Context
     from perfscope.analyzers.whatif.predict import WhatIfAnswer
+    from perfscope.reports.paint import Paint
 
 _MOST_POINTS: Final = 200
 """Points of a sweep: more show nothing new and take long."""
@@ -87,14 +89,14 @@ def _table(context: Context, asked: Mapping[str, str], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(to_json(together)))
         return
-    _head(together)
+    paint = _head(together)
     if len(asked) > 1:
         for name, value in asked.items():
             try:
-                _row(f"{name}={value}", predict(context, {name: value}))
+                _row(f"{name}={value}", predict(context, {name: value}), paint)
             except CannotReplay as reason:
                 click.echo(f"{f'{name}={value}':40} cannot be replayed alone: {reason}")
-    _row(" ".join(f"{name}={value}" for name, value in asked.items()), together)
+    _row(" ".join(f"{name}={value}" for name, value in asked.items()), together, paint)
     _notes(together)
 
 
@@ -109,10 +111,10 @@ def _sweep(context: Context, asked: Mapping[str, str], text: str, as_json: bool)
         points = [{"value": value, **to_json(answer)} for value, answer in zip(values, answers, strict=True)]
         click.echo(json.dumps({"setting": name, "points": points}))
         return
-    _head(answers[0])
+    paint = _head(answers[0])
     best = min(answers, key=lambda answer: answer.mid_ns)
     for value, answer in zip(values, answers, strict=True):
-        _row(f"{name}={value}", answer, "  <- best" if answer is best else "")
+        _row(f"{name}={value}", answer, paint, "  <- best" if answer is best else "")
     _notes(best)
 
 
@@ -136,18 +138,25 @@ def _values(name: str, span: str) -> Iterator[str]:
     yield f"{end:g}"
 
 
-def _head(answer: WhatIfAnswer) -> None:
+def _head(answer: WhatIfAnswer) -> Paint:
+    """Print what the rows are compared with; how standard output shows them."""
+    from perfscope.reports.paint import Paint
+
     replayed = f"replayed without a change: {answer.replayed_ns / 1e6:.2f} ms"
     if answer.profiled_ns is not None:
         replayed = f"with the profiler: {answer.profiled_ns / 1e6:.2f} ms; {replayed}"
     click.echo(f"measured step {answer.measured_ns / 1e6:.2f} ms ({replayed})")
     click.echo(f"{'setting':40} {'step ms':>9}  {'low':>9} .. {'high':<9} {'change':>7}")
+    return Paint.of(sys.stdout)
 
 
-def _row(what: str, answer: WhatIfAnswer, remark: str = "") -> None:
+def _row(what: str, answer: WhatIfAnswer, paint: Paint, remark: str = "") -> None:
+    share = answer.mid_ns / answer.measured_ns
+    sure = answer.high_ns < answer.measured_ns or answer.low_ns > answer.measured_ns
+    change = paint.tone(f"{share - 1:+7.1%}", ("good" if share < 1 else "bad") if sure else "")
     click.echo(
         f"{what:40} {answer.mid_ns / 1e6:9.2f}  {answer.low_ns / 1e6:9.2f} .. {answer.high_ns / 1e6:<9.2f} "
-        f"{answer.mid_ns / answer.measured_ns - 1:+7.1%}{remark}"
+        f"{change}{paint.bar(share)}{remark}"
     )
 
 

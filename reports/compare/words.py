@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Final
 
 from perfscope.results.budget import Check
@@ -71,23 +72,44 @@ def title(comparison: Comparison) -> str:
     if len(comparison.differences) == 1:
         return headline(comparison, comparison.differences[0])
     baseline = comparison.runs[0].label
-    best = min(comparison.differences, key=lambda difference: difference.step.candidate_us)
-    if best.step.verdict != "faster":
-        return f"None of the {len(comparison.differences)} candidates is significantly faster than {baseline}."
-    return (
-        f"{comparison.runs[best.candidate].label} is the fastest of {len(comparison.runs)} runs: "
-        f"{pace(best.step.baseline_us, best.step.candidate_us)} than {baseline}, {_changed(best)}."
-    )
+    faster = [difference for difference in comparison.differences if difference.step.verdict == "faster"]
+    worse = slower(comparison)
+    also = f"; {', '.join(worse)} {'is' if len(worse) == 1 else 'are'} significantly slower" if worse else ""
+    if not faster:
+        return f"None of the {len(comparison.differences)} candidates is significantly faster than {baseline}{also}."
+    best = min(faster, key=lambda difference: difference.step.candidate_us)
+    label = comparison.runs[best.candidate].label
+    how = f"{pace(best.step.baseline_us, best.step.candidate_us)} than {baseline}: the step time {_changed(best)}"
+    return f"Of {len(comparison.differences)} candidates {label} is the fastest, {how}{also}."
 
 
 def tone(comparison: Comparison) -> str:
-    """``faster``, ``slower`` or ``same``: the colour of the whole."""
-    if comparison.scaling is not None:
-        return "faster" if comparison.scaling.rows[-1].efficiency >= WELL_SCALED else "slower"
+    """``faster``, ``slower`` or ``same``: the colour of the whole. More devices that do well are not ``faster`` where
+    their steps take longer.
+    """
+    if comparison.scaling is not None and comparison.scaling.rows[-1].efficiency < WELL_SCALED:
+        return "slower"
     verdicts = {difference.step.verdict for difference in comparison.differences}
     if "slower" in verdicts:
-        return "slower"
-    return "faster" if "faster" in verdicts else "same"
+        return "same" if comparison.scaling is not None else "slower"
+    return "faster" if "faster" in verdicts or comparison.scaling is not None else "same"
+
+
+def slower(comparison: Comparison) -> list[str]:
+    """The candidates whose steps take significantly longer."""
+    return [comparison.runs[each.candidate].label for each in comparison.differences if each.step.verdict == "slower"]
+
+
+def failures(comparison: Comparison, conditions: Collection[str]) -> list[str]:
+    """Why a comparison fails ``--fail-on``, a sentence for each of the conditions that are met."""
+    worse = slower(comparison) if "slower" in conditions else []
+    found = [
+        f"--fail-on new-finding: {comparison.runs[difference.candidate].label} has a new finding, {finding.title}"
+        for difference in comparison.differences
+        for finding in difference.findings
+        if finding.status == "new" and "new-finding" in conditions
+    ]
+    return [*(f"--fail-on slower: the steps of {label} are significantly slower" for label in worse), *found]
 
 
 def identity(run: RunRow) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
+import click
 import pytest
 
+from perfscope.reports.paint import Paint
 from perfscope.reports.terminal import cost_lines, verdict
 from perfscope.results.findings import Action, Prediction
 from perfscope.results.notes import note
@@ -23,7 +26,7 @@ def _breakdown_lines(text: str) -> list[str]:
 @pytest.mark.parametrize("width", [60, 100])
 def test_every_example_fits_its_width_and_hides_nothing_behind_none(name: str, width: int) -> None:
     summary = EXAMPLES[name]()
-    text = verdict(summary, width)
+    text = verdict(summary, Paint(width=width))
     typed = {line.strip() for finding in summary.findings for line in finding.action.how.splitlines()}
     assert all(len(line) <= width for line in text.splitlines() if line.strip() not in typed)
     assert "None" not in text
@@ -53,7 +56,7 @@ def test_many_equal_ranks_are_called_alike() -> None:
 
 
 def test_what_to_type_stands_unbroken_and_indented_as_written() -> None:
-    lines = verdict(gpu(), width=40).splitlines()
+    lines = verdict(gpu(), Paint(width=40)).splitlines()
     at = lines.index("       for block in model.layers:")
     assert lines[at + 1] == "           fully_shard(block, mesh=mesh, reshard_after_forward=False)"
 
@@ -64,8 +67,10 @@ def test_a_sentence_of_advice_is_broken_at_the_width() -> None:
     changed = dataclasses.replace(
         summary, findings=(dataclasses.replace(summary.findings[0], action=action), *summary.findings[1:])
     )
-    assert all(len(line) <= 60 for line in verdict(changed, 60).splitlines() if "Look at its clocks" in line)
-    assert " ".join(action.how.split()) in " ".join(verdict(changed, 60).split())
+    assert all(
+        len(line) <= 60 for line in verdict(changed, Paint(width=60)).splitlines() if "Look at its clocks" in line
+    )
+    assert " ".join(action.how.split()) in " ".join(verdict(changed, Paint(width=60)).split())
 
 
 def test_a_value_that_is_not_known_is_not_called_now() -> None:
@@ -144,3 +149,19 @@ def test_a_prediction_has_its_range_and_a_plan_says_that_savings_overlap():
 def test_the_terminal_has_it_only_with_a_price():
     assert "EUR per day" in verdict(with_price())
     assert "per day" not in verdict(starved())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_colours_and_bars_change_no_word(name: str) -> None:
+    summary = EXAMPLES[name]()
+    shown = verdict(summary, Paint(coloured=True, width=200))
+    assert "\x1b[" in shown
+    words = re.sub(r"[█■]", " ", click.unstyle(shown)).split()
+    assert words == verdict(summary, Paint(width=200)).split()
+
+
+def test_a_bar_has_a_cell_for_each_twentieth_of_the_step() -> None:
+    (line,) = [
+        line for line in verdict(gpu(), Paint(coloured=True, width=120)).splitlines() if line.startswith("  rank 0")
+    ]
+    assert click.unstyle(line).count("█") == 20
