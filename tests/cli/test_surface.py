@@ -52,6 +52,7 @@ SURFACE = {
     "analyze": {
         "arguments": {"traces"},
         "options": {
+            "--anonymize",
             "--capture",
             "--currency",
             "--figures",

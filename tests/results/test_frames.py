@@ -22,7 +22,7 @@ from perfscope.results.tables import CurvePoint, CurveRow, KernelRow, MemoryTime
 from tests.reports.examples import EXAMPLES, gpu, healthy, starved, straggler
 from tests.results import api_reference
 
-NOT_TABLES = {"verdict", "ncu_command", "perfscope_version", "source"}
+NOT_TABLES = {"capture", "verdict", "ncu_command", "perfscope_version", "source"}
 """Fields of a summary that are no tables."""
 TABLES_OF = {"job": {"job", "steps", "failures"}, "pipeline": {"pipeline", "stages"}}
 TABLES_OF |= {"time_breakdown": {"time_breakdown", "named_host"}, "collectives": {"collectives", "last_arrivers"}}
