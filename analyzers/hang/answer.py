@@ -50,13 +50,16 @@ def find_hang(
     roots = find_roots(state, blocked)
     named = _named(blocked, roots, stacks)
     incomplete = [op for op in blocked if op.missing or op.unknown or op.undecided]
-    goes_on = not incomplete or not all_wait(state, named.ranks) or is_habitually_late(state, blocked, named.ranks)
-    if (goes_on or silent is False) and not sure:
+    if not sure and (silent is False or not incomplete or _goes_on(state, blocked, named.ranks)):
         return None
     missed = first_missed(state, blocked, named.ranks, skipped=named.skipped)
     if missed is None and blocked:
         missed = min(incomplete or blocked, key=lambda op: op.since_ns)
     return _hang(state, blocked, missed, named, stacks, world_size)
+
+
+def _goes_on(state: Progress, blocked: Sequence[BlockedOp], ranks: frozenset[int]) -> bool:
+    return not all_wait(state, ranks) or is_habitually_late(state, blocked, ranks)
 
 
 def _named(blocked: Sequence[BlockedOp], roots: Roots, stacks: Stacks) -> _Named:

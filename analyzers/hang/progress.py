@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.readers.flight import DONE, STARTED, FlightDump, GroupStatus, OpKind
+from perfscope.analyzers.readers.flight import DONE, STARTED, FlightDump, GroupStatus, OpKind, label_rows
 from perfscope.trace.clock import align
 from perfscope.trace.trace import Int64
 
@@ -282,18 +282,24 @@ def _p2p_rows(
     return found
 
 
+def job_groups(dump: FlightDump, numbers: Mapping[int, int]) -> Int64:
+    """The job's group of each row of a dump; ``numbers``: index of a group in the dump -> in the job."""
+    of: Int64 = np.array([numbers[index] for index in range(len(dump.groups))], dtype=np.int64)
+    return of[dump.group]
+
+
 def _clock_offsets(dumps: Mapping[int, FlightDump], numbers: Mapping[int, Mapping[int, int]]) -> Mapping[int, int]:
     """Rank -> ns to add to its clock. Collectives end on all ranks together; without ends the clocks stay."""
-    keys, ranks, ends = [], [], []
+    groups, sequences, ranks, ends = [], [], [], []
     for rank, dump in dumps.items():
         rows = np.flatnonzero(~dump.p2p & (dump.state == DONE) & (dump.completed_ns > 0))[-_CLOCK_ROWS:]
-        group = np.array([numbers[rank][index] for index in range(len(dump.groups))], dtype=np.int64)[dump.group[rows]]
-        keys.append(np.stack([group, dump.sequence[rows]], axis=1))
+        groups.append(job_groups(dump, numbers[rank])[rows])
+        sequences.append(dump.sequence[rows])
         ranks.append(np.full(len(rows), rank, dtype=np.int64))
         ends.append(dump.completed_ns[rows])
     if not sum(map(len, ranks)):
         return {}
-    _, instance = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    instance = label_rows(np.concatenate(groups), np.concatenate(sequences))
     everyone: Int64 = np.array(sorted(dumps), dtype=np.int64)
-    clocks = align(everyone, instance.ravel().astype(np.int64), np.concatenate(ranks), np.concatenate(ends))
+    clocks = align(everyone, instance, np.concatenate(ranks), np.concatenate(ends))
     return dict(zip(everyone.tolist(), clocks.offset_ns.tolist(), strict=True))

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.hang.blocked import BlockedOp
-from perfscope.analyzers.hang.progress import Progress
-from perfscope.analyzers.readers.flight import DONE
+from perfscope.analyzers.hang.progress import Progress, job_groups
+from perfscope.analyzers.readers.flight import DONE, label_rows
 from perfscope.trace.trace import Int64
 
 LONG_NS: Final = 10_000_000_000
@@ -29,8 +29,8 @@ _NOTABLE: Final = 0.3
 
 
 def certainly_stands(progress: Progress, blocked: Sequence[BlockedOp]) -> bool:
-    """Did a watchdog give up, or does the wait exceed what a slow rank could explain?"""
-    if any(part.timed_out for op in blocked for part in op.waiting.values()):
+    """Did a watchdog give up, are operations unlike, or does the wait exceed what a slow rank could explain?"""
+    if any(op.variants or part.timed_out for op in blocked for part in op.waiting.values()):
         return True
     return waited_ns(progress, blocked) >= LONG_NS
 
@@ -41,11 +41,13 @@ def silent_when_written(progress: Progress) -> bool | None:
     A file tells it by its modification time. One that is later than two timeouts is that of a copy.
     """
     dumps = [dump for dump in progress.dumps.values() if dump.last_event_ns]
-    silence = min((dump.written_ns or dump.modified_ns) - dump.last_event_ns for dump in dumps) if dumps else -1
+    if not dumps:
+        return None
+    silence = min((dump.written_ns or dump.modified_ns) - dump.last_event_ns for dump in dumps)
     pauses = [int(np.diff(np.sort(dump.created_ns)).max(initial=0)) for dump in dumps]
     if -_SECOND_NS <= silence <= max(_SECOND_NS, 2 * float(np.median(pauses or 0))):
         return False
-    timeout_ns = max((int(dump.timeout_ns.max(initial=0)) for dump in dumps), default=0) or _LONGEST_TIMEOUT_NS
+    timeout_ns = max(int(dump.timeout_ns.max(initial=0)) for dump in dumps) or _LONGEST_TIMEOUT_NS
     return True if 0 < silence <= 2 * timeout_ns else None
 
 
@@ -77,24 +79,23 @@ def _lateness_ns(progress: Progress, ranks: Collection[int]) -> Int64:
 
     Empty where that is no notable part of the time from one collective to the next.
     """
-    keys, created, own = [], [], []
+    groups, sequences, created, own = [], [], [], []
     for rank, dump in progress.dumps.items():
         rows = np.flatnonzero(~dump.p2p & (dump.state == DONE))
         if not len(rows):
             continue
-        local = [progress.numbers[rank][index] for index in range(len(dump.groups))]
-        group = np.array(local, dtype=np.int64)[dump.group[rows]]
-        keys.append(np.stack([group, dump.sequence[rows]], axis=1))
+        groups.append(job_groups(dump, progress.numbers[rank])[rows])
+        sequences.append(dump.sequence[rows])
         created.append(dump.created_ns[rows] + progress.offsets_ns.get(rank, 0))
         own.append(np.full(len(rows), rank in ranks))
-    if not keys:
+    if not own:
         return np.zeros(0, dtype=np.int64)
-    _, instance = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    instance = label_rows(np.concatenate(groups), np.concatenate(sequences))
     times, mine = np.concatenate(created), np.concatenate(own)
     count = int(instance.max()) + 1
     last = np.zeros((2, count), dtype=np.int64)
     for side, chosen in enumerate((mine, ~mine)):
-        np.maximum.at(last[side], instance.ravel()[chosen], times[chosen])
+        np.maximum.at(last[side], instance[chosen], times[chosen])
     both = (last > 0).all(axis=0)
     late: Int64 = (last[0] - last[1])[both]
     if len(late) < _ENOUGH:

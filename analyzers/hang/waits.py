@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from perfscope.analyzers.hang.blocked import BlockedOp
-from perfscope.analyzers.hang.habits import departed
+from perfscope.analyzers.hang.habits import departed, left_own_order
 from perfscope.analyzers.hang.progress import OpenOp, Progress
 
 _Node = TypeVar("_Node", bound=Hashable)
@@ -68,6 +68,8 @@ def find_roots(progress: Progress, blocked: Sequence[BlockedOp]) -> Roots:
     known |= {rank for rank in awaited if progress.behind.get(rank) and any(rank in op.missing for op in blocked)}
     # Ranks that wait themselves are roots only where nothing else explains it.
     left = departed(progress) if blocked and not idle else frozenset()
+    if not left and not known and not unknown:
+        left = left_own_order(progress, frozenset().union(*cycles))
     stopped = frozenset(_stopped_as_well(progress, blocked)) - known if unknown or known else frozenset()
     return Roots(frozenset(known), left, frozenset(unknown), stopped, tuple(cycles), _outvoted(blocked, cycles))
 

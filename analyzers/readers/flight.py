@@ -8,13 +8,14 @@ an entry each, without events, and a last one, ``coalesced``, that shows the sta
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from perfscope.analyzers.readers import plain_pickle, sources
 from perfscope.errors import TraceError
@@ -23,12 +24,18 @@ from perfscope.trace.trace import Bool, Int64
 MAX_ENTRIES: Final = 200_000
 """The last ones are read; torch's buffer holds 2,000 unless it is set otherwise."""
 MAX_FRAMES: Final = 64
+MAX_TENSORS: Final = 1000
+"""Of one operation."""
+MAX_DIMS: Final = 64
+"""Of one tensor, as torch has it."""
 
 SCHEDULED: Final = 0
 STARTED: Final = 1
 DONE: Final = 2
 _STATES: Final = {"scheduled": SCHEDULED, "started": STARTED, "completed": DONE}
 _PEERS: Final = re.compile(r"^(send|recv)\s+(\d{1,9})(?:->|<-)(\d{1,9}|any)$")
+P2P: Final = ("send", "recv")
+_NUMBERS: Final = ("p2p_seq_id", "collective_seq_id")
 _NUMBER: Final = re.compile(r"^[0-9]{1,9}$")
 _INT64: Final = 2**63 - 1
 
@@ -166,17 +173,27 @@ class _Builder:
         self.kinds: dict[OpKind, int] = {}
         self.by_id: dict[int, int] = {}
         """``pg_id`` -> index in ``groups``."""
-        self._sizes: dict[int, Sizes] = {}
         self._members: dict[str, tuple[int, ...]] = {}
-        # The same few texts over and over: their parts are looked up.
+        # The same few over and over: their parts are looked up.
+        self._names: dict[str, tuple[str, str, int | None]] = {}
         self._seen_groups: dict[tuple[str, str, str], int] = {}
+        self._sizes: dict[Sizes, Sizes] = {}
 
     def dump(self) -> FlightDump:
-        rows = np.array([self._row(entry) for entry in self.entries], dtype=np.int64).reshape(-1, 9)
-        group, kind, p2p, sequence, state, retired, created, completed, timeout = rows.T
-        state = _closed_state(group, p2p, sequence, state)
+        named = [self._named(_text(entry.get("profiling_name"))) for entry in self.entries]
+        group = _column(self._group(entry, name[0]) for entry, name in zip(self.entries, named, strict=True))
+        kind = _column(self._kind(entry, *name) for entry, name in zip(self.entries, named, strict=True))
+        p2p = np.array(
+            [bool(entry.get("is_p2p")) or name[1] in P2P for entry, name in zip(self.entries, named, strict=True)],
+            dtype=np.bool_,
+        )
+        # Before torch 2.4 one number counted both.
+        numbers = [_column(_whole(entry.get(key, entry.get("seq_id"))) for entry in self.entries) for key in _NUMBERS]
+        sequence = np.where(p2p, *numbers)
+        state = _closed_state(group, p2p, sequence, _column(_state(entry.get("state")) for entry in self.entries))
+        retired = np.array([entry.get("retired") is True for entry in self.entries], dtype=np.bool_)
         gloo = np.array([each.backend == "gloo" for each in self.kinds], dtype=np.bool_)[kind]
-        state = np.where(gloo & (retired > 0), DONE, state)
+        state = np.where(gloo & retired, DONE, state)
         return FlightDump(
             path=self.path,
             version=self.version,
@@ -185,46 +202,38 @@ class _Builder:
             kinds=tuple(self.kinds),
             group=group,
             kind=kind,
-            p2p=p2p > 0,
+            p2p=p2p,
             sequence=sequence,
             state=state,
-            timed_out=~gloo & (retired > 0) & (state != DONE),
-            created_ns=created,
-            completed_ns=completed,
-            timeout_ns=timeout * 1_000_000,
+            timed_out=~gloo & retired & (state != DONE),
+            created_ns=self._times("time_created_ns"),
+            completed_ns=self._times("time_discovered_completed_ns"),
+            timeout_ns=np.minimum(self._times("timeout_ms"), 10**12) * 1_000_000,
             frames=self._frames(state),
             written_ns=self.written_ns,
         )
 
-    def _row(self, entry: Mapping[str, Any]) -> tuple[int, ...]:
-        group = self._group(entry)
-        kind = self._kind(entry, group)
-        p2p = bool(entry.get("is_p2p")) or kind.operator in ("send", "recv")
-        # Before torch 2.4 one number counted both.
-        number = entry.get("p2p_seq_id" if p2p else "collective_seq_id", entry.get("seq_id"))
-        state = entry.get("state")
-        return (
-            group,
-            self.kinds.setdefault(kind, len(self.kinds)),
-            p2p,
-            _whole(number),
-            _STATES.get(state, SCHEDULED) if isinstance(state, str) else SCHEDULED,
-            entry.get("retired") is True,
-            _whole(entry.get("time_created_ns")),
-            _whole(entry.get("time_discovered_completed_ns")),
-            min(_whole(entry.get("timeout_ms")), 10**12),
-        )
+    def _times(self, key: str) -> Int64:
+        return _column(_whole(entry.get(key)) for entry in self.entries)
 
-    def _group(self, entry: Mapping[str, Any]) -> int:
+    def _named(self, name: str) -> tuple[str, str, int | None]:
+        """(backend, operator, peer) of a profiling name: ``nccl:send 0->1``."""
+        if name not in self._names:
+            backend, _, operator = name.partition(":")
+            peers = _PEERS.match(operator)
+            peer = int(peers[3]) if peers and peers[3] != "any" else None
+            self._names[name] = (backend, peers[1] if peers else operator, peer)
+        return self._names[name]
+
+    def _group(self, entry: Mapping[str, Any], backend: str) -> int:
         """Index of an entry's group; an entry knows its name and description, the configuration its ranks."""
         named = entry.get("process_group")
         name, description = map(_text, named) if isinstance(named, (list, tuple)) and len(named) == 2 else ("", "")
-        backend = _text(entry.get("profiling_name")).partition(":")[0]
         key = (backend, name, description)
-        if key not in self._seen_groups:
+        index = self._seen_groups.get(key)
+        if index is None:
             group = FlightGroup(backend, name, description, self._ranks_of(name))
-            self._seen_groups[key] = self.groups.setdefault(group, len(self.groups))
-        index = self._seen_groups[key]
+            index = self._seen_groups[key] = self.groups.setdefault(group, len(self.groups))
         self.by_id.setdefault(_whole(entry.get("pg_id"), -1), index)
         return index
 
@@ -238,30 +247,27 @@ class _Builder:
             self._members[name] = tuple(sorted({rank for rank in numbers if 0 <= rank < 10**9}))
         return self._members[name]
 
-    def _kind(self, entry: Mapping[str, Any], group: int) -> OpKind:
-        backend, _, operator = _text(entry.get("profiling_name")).partition(":")
-        named = _PEERS.match(operator)
-        return OpKind(
+    def _kind(self, entry: Mapping[str, Any], backend: str, operator: str, peer: int | None) -> int:
+        """Index of what an entry does."""
+        kind = OpKind(
             backend,
-            named[1] if named else operator,
+            operator,
             self._shape(entry.get("input_sizes")),
             self._shape(entry.get("output_sizes")),
             (*_texts(entry.get("input_dtypes")), *_texts(entry.get("output_dtypes"))),
-            int(named[3]) if named and named[3] != "any" else None,
+            peer,
         )
+        return self.kinds.setdefault(kind, len(self.kinds))
 
     def _shape(self, value: Any) -> Sizes:
-        """Sizes of tensors. A pickle may name one list in many places: each is looked at once."""
-        known = self._sizes.get(id(value))
-        if known is None:
-            tensors = value if isinstance(value, list) else []
-            known = tuple(
-                tuple(dim for dim in dims if type(dim) is int and abs(dim) <= _INT64)
-                for dims in tensors
-                if isinstance(dims, list)
-            )
-            self._sizes[id(value)] = known
-        return known
+        """Sizes of tensors. A pickle may name one list in many places, so that only the first are looked at."""
+        tensors = value[:MAX_TENSORS] if isinstance(value, list) else []
+        sizes = tuple(
+            tuple(dim for dim in dims[:MAX_DIMS] if type(dim) is int and abs(dim) <= _INT64)
+            for dims in tensors
+            if isinstance(dims, list)
+        )
+        return self._sizes.setdefault(sizes, sizes)
 
     def _status(self) -> dict[int, GroupStatus]:
         """Statuses are by ``pg_id``, which counts the groups of a rank in the order of their making.
@@ -301,15 +307,33 @@ class _Builder:
         return {row: stack for row, stack in stacks.items() if stack}
 
 
-def _closed_state(group: Int64, p2p: Int64, sequence: Int64, state: Int64) -> Int64:
+def _state(value: Any) -> int:
+    return _STATES.get(value, SCHEDULED) if isinstance(value, str) else SCHEDULED
+
+
+def _column(values: Iterable[int]) -> Int64:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _closed_state(group: Int64, p2p: Bool, sequence: Int64, state: Int64) -> Int64:
     """States with those of operations that were issued as one set to the state of the furthest of them."""
     if not len(state):
         return state
-    keys = np.stack([group, p2p, sequence], axis=1)
-    _, same = np.unique(keys, axis=0, return_inverse=True)
+    same = label_rows(group, p2p, sequence)
     furthest = np.zeros(int(same.max()) + 1, dtype=np.int64)
-    np.maximum.at(furthest, same.ravel(), state)
-    return furthest[same.ravel()]
+    np.maximum.at(furthest, same, state)
+    return furthest[same]
+
+
+def label_rows(*columns: NDArray[Any]) -> Int64:
+    """One number, from 0, for each combination of values in a row."""
+    order = np.lexsort(columns)
+    begins = np.zeros(len(order), dtype=np.bool_)
+    for column in columns:
+        begins[1:] |= np.diff(column[order]) != 0
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = np.cumsum(begins)
+    return labels
 
 
 def _stack(value: Any) -> tuple[Frame, ...]:

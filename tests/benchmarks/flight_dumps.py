@@ -12,15 +12,16 @@ import resource
 import tempfile
 import time
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from unittest import mock
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.hang.answer import find_hang
-from perfscope.analyzers.readers import flight
+from perfscope.analyzers.readers import flight, plain_pickle
 from tests.analyzers.hang.dumps import Groups, document, op
 from tests.analyzers.readers.flight_fuzz import mutations, strange
+from tests.stuck.faults import ODD
+from tests.stuck.large import write_large
 
 
 def main() -> None:
@@ -30,25 +31,23 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="dumps to mutate besides those made here")
     parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--entries", type=int, default=2000)
+    parser.add_argument("--fault", choices=("sleep", *ODD), default="sleep", help="of one of the ranks")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.mutations:
         _fuzz(arguments.mutations, arguments.folder, random.Random(arguments.seed))
     if arguments.ranks:
-        _scale(arguments.ranks, arguments.entries)
+        _scale(arguments.ranks, arguments.entries, arguments.fault)
 
 
 def _fuzz(count: int, folder: Path | None, rng: random.Random) -> None:
-    groups, entries = _job(8, 12)
+    groups, entries = _job()
     seeds = [pickle.dumps(document(groups, entries[0]), protocol) for protocol in (2, 4, 5)]
     seeds += [path.read_bytes() for path in sorted(folder.iterdir()) if "dump" in path.name] if folder else []
     made = [document(groups, own, rank) for rank, own in entries.items()]
     outcomes: Counter[str] = Counter()
     whole = {rank: flight.parse(pickle.dumps(document(groups, own, rank), 2)) for rank, own in entries.items()}
-    with (
-        mock.patch("pickle.Unpickler", side_effect=AssertionError),
-        mock.patch("pickle.loads", side_effect=AssertionError),
-    ):
+    with mock.patch.object(plain_pickle._Unpickler, "find_class", side_effect=AssertionError):
         for number in range(count):
             (mutated,) = mutations(rng.choice(seeds), rng, 1)
             if number % 2:  # whole pickles of strange values
@@ -64,38 +63,32 @@ def _fuzz(count: int, folder: Path | None, rng: random.Random) -> None:
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at the peak")
 
 
-def _scale(ranks: int, entries: int) -> None:
+def _scale(ranks: int, entries: int, kind: str) -> None:
+    """The dumps are made first: their time does not count."""
     with tempfile.TemporaryDirectory() as folder:
-        groups, ops = _job(ranks, entries)
-        for rank, own in ops.items():
-            (Path(folder) / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(document(groups, own, rank), 2))
+        guilty = write_large(Path(folder), ranks, entries, kind)
         size = sum(path.stat().st_size for path in Path(folder).iterdir())
-        start = time.monotonic()
+        start, used_before_s = time.monotonic(), _used_s()
         hang = analyze(folder).hang
-        print(f"{ranks:,} ranks of {entries:,} entries ({size >> 20} MiB) in {time.monotonic() - start:.1f} s")
+        took_s, used_s = time.monotonic() - start, _used_s() - used_before_s
+        print(f"{ranks:,} ranks of {entries:,} entries ({size >> 20} MiB): {kind} on rank {guilty}")
+        print(f"judged in {took_s:.1f} s ({used_s:.1f} s of CPU)")
         print(hang and (hang.missing_ranks, hang.group_description, hang.sequence, hang.confidence))
 
 
-def _job(ranks: int, entries: int) -> tuple[Groups, dict[int, list[dict[str, object]]]]:
-    """Groups of 8 (tensor parallel) and across them (data parallel); rank 3 stops, in turn the others wait for it."""
-    rows = [(f"{first + 10}", ("TP", range(first, first + 8))) for first in range(0, ranks, 8)]
-    columns = [(f"{first + ranks + 20}", ("DP", range(first, ranks, 8))) for first in range(8)]
-    groups: Groups = dict([*rows, *columns])
-    ops = {}
-    for rank in range(ranks):
-        mine = [name for name, (_, members) in groups.items() if rank in members]
-        own = [
-            op(mine[number % 2], number // 2 + 1, at_ms=number, size=(number % 50 + 1,), frames=_frames(number % 9))
-            for number in range(entries - 1)
-        ]
-        last = op(mine[(entries - 1) % 2], (entries - 1) // 2 + 1, at_ms=entries, state="started", retired=True)
-        ops[rank] = own if rank == 3 else [*own, last]
-    return groups, ops
+def _used_s() -> float:
+    """CPU time of this process and its workers so far."""
+    both = (resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in both)
 
 
-@cache
-def _frames(number: int) -> list[dict[str, object]]:
-    return [{"name": f"call_{depth}", "filename": "/site/train.py", "line": number + depth} for depth in range(12)]
+def _job() -> tuple[Groups, dict[int, list[dict[str, object]]]]:
+    """Eight ranks with two groups of all; rank 3 stops, in turn the others wait for it."""
+    groups: Groups = {"10": ("TP", range(8)), "28": ("DP", range(8))}
+    frames = [{"name": f"call_{depth}", "filename": "/site/train.py", "line": depth} for depth in range(12)]
+    own = [op(("10", "28")[n % 2], n // 2 + 1, at_ms=n, size=(n + 1,), frames=frames) for n in range(11)]
+    last = op("28", 6, at_ms=12, state="started", retired=True)
+    return groups, {rank: own if rank == 3 else [*own, last] for rank in range(8)}
 
 
 if __name__ == "__main__":

@@ -45,6 +45,28 @@ def test_a_rank_that_skipped_is_named_before_one_without_a_dump() -> None:
     assert hang.ranks_without_dump == (1,)
 
 
+def _relay(rank: int, forgets: bool) -> list[dict[str, Any]]:
+    """Four steps in which each rank hands on to the next and all meet; at last 2 waits for 1, the others for 2."""
+    made = []
+    for step in range(1, 5):
+        at_ms = 100 * step + 10 * rank
+        if rank:
+            made.append(op("0", step, f"recv {rank}<-{rank - 1}", at_ms=at_ms))
+        if rank < 2 and not (forgets and step == 4):
+            made.append(op("0", step, f"send {rank}->{rank + 1}", at_ms=at_ms + 1))
+        if rank < 2 or step < 4:
+            made.append(op("0", step, "barrier", at_ms=at_ms + 2))
+    made[-1].update(state="scheduled", time_discovered_completed_ns=None)
+    return made
+
+
+def test_a_message_that_was_not_sent_though_it_always_was() -> None:
+    world: Groups = {"0": ("default_pg", range(3))}
+    hang = _found(world, {rank: _relay(rank, forgets=rank == 1) for rank in range(3)})
+    assert (hang.missing_ranks, hang.waiting_ranks, hang.collective, hang.sequence) == ((1,), (2,), "recv", 4)
+    assert hang.confidence == "medium"
+
+
 def test_a_rank_without_a_dump_is_named_where_all_keep_their_habit() -> None:
     ops = {rank: _program("1" if rank < 3 else "2") for rank in (0, 2, 3, 4, 5)}
     assert _found(MESH, ops).missing_ranks == (1,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import random
@@ -43,18 +44,25 @@ def test_nothing_but_plain_data_is_read(value: object, protocol: int, capsys: py
     assert capsys.readouterr().out == ""
 
 
+def test_no_class_is_looked_up_even_if_an_opcode_got_through() -> None:
+    with pytest.raises(ValueError, match="not plain data"):
+        plain_pickle._Unpickler(io.BytesIO(pickle.dumps(print, 2))).load()
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         (b"\x80\x02]r" + struct.pack("<I", 2**32 - 1) + b"0.", "not plain data"),
-        (b"\x80\x02" + b"(" * 100 + b".", "deep"),
+        (b"\x80\x02" + b"(" * (plain_pickle.MAX_NOTES + 1) + b".", "marks"),
         (b"\x80\x02N\x85\x85.", "tuple of containers"),
-        (b"\x80\x02}(}Nu.", "keys"),
+        (b"\x80\x02N\x85q\x00(h\x00h\x00t.", "tuple of containers"),
+        (b"\x80\x02}(}Nu.", "damaged"),
         (b"\x80\x02X" + struct.pack("<I", 2**31) + b"abc", "cut short"),
         (b"\x80\x02]", "cut short"),
         (b"", "cut short"),
-        (b"\x80\x02N(Ne.", "no list"),
-        (b"\x80\x02" + b"]" * (plain_pickle.MAX_CONTAINERS + 1), "lists and dictionaries"),
+        (b"\x80\x02N(Ne.", "damaged"),
+        (b"\x80\x02" + b"]" * (plain_pickle.MAX_CONTAINERS + 1) + b".", "lists and dictionaries"),
+        (b"\x80\x02]r" + struct.pack("<I", 2**20) + b".", "not plain data"),  # as much memory as its index says
         (b"\x80" * (plain_pickle.MAX_BYTES + 1), "MiB"),
     ],
 )
@@ -63,8 +71,16 @@ def test_bounds(data: bytes, reason: str) -> None:
         plain_pickle.loads(data)
 
 
-def test_an_index_of_the_memo_needs_no_memory() -> None:
-    assert plain_pickle.loads(b"\x80\x02]r" + struct.pack("<I", 2**32 - 1) + b".") == []
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"\x80\x04\x95" + b"\xff" * 8 + b"].", []),  # a frame's size is left out
+        (b"\x80\x02X\x04\x00\x00\x00a\xff\xc3\xa4.", "a???"),
+        (b"\x80\x02](" + b"K\x07N" * 5000 + b"e.", [7, None] * 5000),  # more than is looked at at once
+    ],
+)
+def test_parts_that_are_read_otherwise(data: bytes, value: object) -> None:
+    assert plain_pickle.loads(data) == value
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])

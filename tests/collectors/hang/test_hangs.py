@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import pickle
 import re
@@ -11,12 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from perfscope import analyze
 from perfscope.recording.paths import flight_file, stacks_file
+from perfscope.reports.page import page
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, kill_all, needs_torch, record
 
 pytestmark = [pytest.mark.training, needs_torch]
@@ -79,12 +82,25 @@ def main_thread(folder: Path, rank: int) -> list[int]:
     return [int(line) for line in re.findall(rf'File "{re.escape(str(HANGS))}", line (\d+)', stack)]
 
 
-def verdict(folder: Path) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """What the analysis says: missing ranks, waiting ranks, and the line of the script where a missing one stands."""
-    hang = analyze(folder).hang
-    assert hang is not None
-    line = next((site.line for site in hang.call_sites if site.missing and site.file == str(HANGS)), 0)
-    return hang.missing_ranks, hang.waiting_ranks, line
+class Told(NamedTuple):
+    """What the analysis says."""
+
+    missing: tuple[int, ...]
+    waiting: tuple[int, ...]
+    line: int
+    """Of the script, where the missing rank stands."""
+
+
+def told(folder: Path) -> Told:
+    """The answer, as JSON has it, of which the page and the first advice show the place in the code, too."""
+    summary = analyze(folder)
+    hang = json.loads(json.dumps(summary.to_dict()))["hang"]
+    (site,) = (each for each in hang["call_sites"] if each["missing"])
+    assert (site["ranks"], site["file"], site["source"]) == (hang["missing_ranks"], str(HANGS), "stack")
+    place = f"{site['function']} ({site['file']}:{site['line']})"
+    assert place in (summary.verdict.first_action or "")
+    assert place in html.unescape(page.render(summary))
+    return Told(tuple(hang["missing_ranks"]), tuple(hang["waiting_ranks"]), site["line"])
 
 
 def line_of(mark: str) -> int:
@@ -92,13 +108,15 @@ def line_of(mark: str) -> int:
     return next(n for n, line in enumerate(HANGS.read_text().splitlines(), 1) if line.endswith(f"# {mark}"))
 
 
-@pytest.mark.parametrize("kind", ["sleep", "loop"])
+@pytest.mark.parametrize("kind", ["sleep", "loop", "lock"])
 def test_a_rank_that_is_busy_with_itself(tmp_path: Path, kind: str) -> None:
     with stuck(tmp_path / "r", kind, 2) as folder:
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True), "its last collective is over"
         assert main_thread(folder, 1)[0] in (line_of(f"HERE {kind}"), line_of(f"HERE {kind}") - 1)  # or its while
-        assert verdict(folder)[:2] == ((1,), (0,))
+        answer = told(folder)
+        assert answer[:2] == ((1,), (0,))
+        assert answer.line in (line_of(f"HERE {kind}"), line_of(f"HERE {kind}") - 1)
         assert dump(folder, 1)["perfscope"]["steps"] == dump(folder, 0)["perfscope"]["steps"] == 3
 
 
@@ -106,7 +124,7 @@ def test_an_exception_in_a_process_that_does_not_end(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "exception", 2) as folder:
         assert "\nUncaught RuntimeError\n" in stacks_file(folder, 1).read_text()
         assert main_thread(folder, 1)[0] == line_of("HERE exception")
-        assert verdict(folder) == ((1,), (0,), line_of("HERE exception"))
+        assert told(folder) == ((1,), (0,), line_of("HERE exception"))
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True)
 
@@ -114,7 +132,7 @@ def test_an_exception_in_a_process_that_does_not_end(tmp_path: Path) -> None:
 def test_a_dataloader_whose_worker_waits_for_a_lock(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "dataloader", 2) as folder:
         assert "torch/utils/data/dataloader.py" in stacks_file(folder, 1).read_text()
-        assert verdict(folder)[:2] == ((1,), (0,))
+        assert told(folder) == ((1,), (0,), line_of("HERE dataloader"))
         assert last(folder, 0)[:2] == ("gloo:all_reduce", False)
         assert last(folder, 1)[:2] == ("gloo:broadcast", True)
 
@@ -123,7 +141,7 @@ def test_a_collective_left_out(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "skip", 3) as folder:
         assert last(folder, 0) == ("gloo:all_reduce", False, ("report", line_of("WAIT")))
         assert last(folder, 1)[:2] == ("gloo:broadcast", False)
-        assert verdict(folder)[:2] == ((1,), (0, 2))
+        assert told(folder) == ((1,), (0, 2), line_of("HERE skip"))
         numbers = {dump(folder, rank)["entries"][-1]["collective_seq_id"] for rank in range(3)}
         assert len(numbers) == 1, "each is at the same place in the group's order, with different collectives"
 
@@ -143,7 +161,7 @@ def test_another_order(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "order", 3) as folder:
         assert last(folder, 1) == ("gloo:broadcast", False, ("report", line_of("HERE order")))
         assert last(folder, 2) == ("gloo:all_reduce", False, ("report", line_of("WAIT")))
-        assert verdict(folder) == ((1,), (0, 2), line_of("HERE order"))
+        assert told(folder) == ((1,), (0, 2), line_of("HERE order"))
 
 
 def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
@@ -154,13 +172,14 @@ def test_a_message_that_nobody_sends(tmp_path: Path) -> None:
         assert {entry["profiling_name"] for entry in messages} == {"gloo:recv 1<-0", "gloo:send 1->2"}
         assert all(entry["retired"] for entry in messages)
         assert dump(folder, 0)["pg_config"]["0"]["ranks"] == "[0, 1, 2]"
+        assert told(folder) == ((1,), (2,), line_of("HERE message"))
 
 
 def test_a_job_that_makes_no_first_step(tmp_path: Path) -> None:
     with stuck(tmp_path / "r", "setup", 2, steps=0) as folder:
         assert last(folder, 0)[:2] == ("gloo:barrier", False)
         assert main_thread(folder, 1)[0] == line_of("HERE setup")
-        assert verdict(folder) == ((1,), (0,), line_of("HERE setup"))
+        assert told(folder) == ((1,), (0,), line_of("HERE setup"))
 
 
 SCRIPT = """

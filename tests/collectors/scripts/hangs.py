@@ -1,6 +1,6 @@
 """A small DDP training in which one rank comes to a standstill after a few steps, in the way that is asked for.
 
-The culprit's own statement is marked ``# HERE``; the ranks of a group that waits for it get no further than ``# WAIT``.
+Where the culprit stands is marked ``# HERE``; the ranks of a group that waits for it get no further than ``# WAIT``.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
     loader = DataLoader(
         Samples(kind == "dataloader" and guilty), batch_size=4, num_workers=int(kind == "dataloader" and guilty)
     )
-    for step, batch in enumerate(loader):
+    for step, batch in enumerate(loader):  # HERE dataloader
         loss = model(batch).pow(2).mean()
         optimizer.zero_grad()
         if step == STUCK_AT and guilty:
@@ -77,9 +77,22 @@ def misbehave(kind: str) -> None:
         total = 0
         while True:
             total += 1  # HERE loop
+    elif kind == "lock":
+        lock = threading.Lock()
+        keeper = threading.Thread(target=keep, args=(lock,), daemon=True)
+        keeper.start()
+        keeper.join(1)
+        with lock:  # HERE lock
+            pass
     elif kind == "exception":
         threading.Thread(target=time.sleep, args=(NEVER,)).start()  # keeps the process, as a logger's thread may
         raise RuntimeError("loss is not a number")  # HERE exception
+
+
+def keep(lock: threading.Lock) -> None:
+    """Take a lock and do not give it back."""
+    with lock:
+        time.sleep(NEVER)
 
 
 def report(loss: torch.Tensor, kind: str, guilty: bool) -> None:
@@ -96,7 +109,7 @@ def report(loss: torch.Tensor, kind: str, guilty: bool) -> None:
         dist.all_reduce(mean.repeat(2))  # HERE shape
     else:
         dist.all_reduce(mean)  # WAIT
-    dist.broadcast(total, 0)
+    dist.broadcast(total, 0)  # HERE skip
     if kind == "message":
         pass_on(guilty)
 
@@ -108,7 +121,7 @@ def pass_on(guilty: bool) -> None:
         dist.recv(torch.zeros(4), rank - 1)
     if rank + 1 < size and not guilty:
         dist.send(torch.ones(4), rank + 1)
-    dist.barrier()
+    dist.barrier()  # HERE message
 
 
 if __name__ == "__main__":
