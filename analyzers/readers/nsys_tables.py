@@ -99,6 +99,13 @@ class Tables(Protocol):
         ...
 
 
+_COLUMNS: Final = (
+    "SELECT info.name FROM sqlite_master AS stored JOIN pragma_table_info(stored.name) AS info "
+    "WHERE stored.type = 'table' AND stored.rootpage > 0 AND stored.name = ?"
+)
+"""Columns that are stored. A view or a virtual table, which no export has, may have rows without end."""
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[Tables]:
     """Open an export. Raises TraceError, naming the file and the remedy, where it cannot be read."""
@@ -158,7 +165,7 @@ class _SqliteTables:
 
     def columns(self, table: str) -> frozenset[str]:
         if table not in self._columns:
-            rows = self._database.execute("SELECT name FROM pragma_table_info(?)", (table,))
+            rows = self._database.execute(_COLUMNS, (table,))
             self._columns[table] = frozenset(name for (name,) in rows)
         return self._columns[table]
 

@@ -53,13 +53,16 @@ class Outcome(Generic[Item, Result]):
 class Serial(Executor):
     """Runs every call at once, in the caller's own process."""
 
+    _max_workers = 1
+
     def submit(self, fn: Callable[_P, Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[Result]:
         """Call ``fn`` now; the future that comes back is done."""
         future: Future[Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
         except Exception as error:
-            future.set_exception(error)
+            # Its traceback would keep what the call had in memory.
+            future.set_exception(error.with_traceback(None))
         return future
 
 
