@@ -65,9 +65,15 @@ class AlignedJob:
     @cached_property
     def job_windows(self) -> tuple[Int64, Int64]:
         """Begin and end of each used step of the job, on the common clock: see ``job_windows``."""
+        begin, end = self._windows
+        return job_windows(begin, end, self.assumed_ns(self.steps), self.clocks.aligned)
+
+    @cached_property
+    def _windows(self) -> tuple[Int64, Int64]:
+        """Begins and ends of all ranks (lines) on the common clock."""
         both = [[self.clocks.to_common(rank, edge) for edge in edges] for rank, edges in self.windows.items()]
         begin, end = (np.stack(edges) for edges in zip(*both, strict=True))
-        return job_windows(begin, end, self.assumed_ns(self.steps), self.clocks.aligned)
+        return begin, end
 
     def assumed_ns(self, steps: Int64) -> Int64:
         """``Steps.assumed_ns`` of each rank (lines) in these steps."""
@@ -86,6 +92,14 @@ class AlignedJob:
         """Job step time: the mean of ``job_windows``."""
         begin, end = self.job_windows
         return float((end - begin).sum()) / len(begin)
+
+    @property
+    def longest_step_ns(self) -> float:
+        """The same if nothing were assumed of where ranks begin: the device was idle there."""
+        begin, end = self._windows
+        assumed = self.assumed_ns(self.steps)
+        first, last = job_windows(begin - assumed, end, np.zeros_like(assumed), self.clocks.aligned)
+        return float((last - first).sum()) / len(first)
 
     def self_check(self) -> None:
         """Raise ValueError where a rank's categories do not add up to its windows to the nanosecond."""

@@ -30,7 +30,9 @@ _OWN_COST_NS: Final = 1_000_000
 
 _TAKEN_NS: Final = 250_000
 _ALIKE: Final = 1.2
-"""Where no batch took longer, nor so many times as long as another, taking costs that: workers are less even."""
+_SEVERAL: Final = 3
+"""Where no batch took longer, nor so many times as long as another, taking costs that: workers are less even. So many
+batches as even as that show it of any such cost, a slow host's too."""
 
 _APART: Final = 2.0
 """Waits for workers are at least so many times as long as what taking a batch costs."""
@@ -197,7 +199,8 @@ def _own_cost_ns(waited_ns: Int64) -> int:
     times = ascending[1:] / np.maximum(ascending[:-1], 1)
     widest = int(times.argmax())
     apart = times[widest] >= _APART and ascending[widest] <= _OWN_COST_NS
-    if not apart and _TAKEN_NS >= ascending[-1] <= _ALIKE * ascending[0]:
+    longest = _OWN_COST_NS if len(ascending) >= _SEVERAL else _TAKEN_NS
+    if not apart and longest >= ascending[-1] <= _ALIKE * ascending[0]:
         return int(ascending[-1])
     return int(ascending[widest]) if apart else 0
 

@@ -25,8 +25,8 @@ class ProgramOps:
     ``time_ns`` is when each happened: readiness, end of a wait or stall, mark, return of a call. ``moment_ns`` is the
     host's; ``end_ns`` when what a WAIT or JOIN waits for had ended, when the call of an ISSUE did (NONE: not known),
     how long the loader took for a HOLD's batch. ``begun_ns`` is the start of an ISSUE's collective, ``sort`` the same
-    for those of one kind and group (NONE: the first of a step, which follows the optimizer); ``waits`` is whether the
-    rank waited there at all, ``idle_ns`` how long its device then did nothing.
+    for those of one kind in groups alike, on all ranks (NONE: the first of a forward, which follows the optimizer or a
+    backward); ``waits`` is whether the rank waited there at all, ``idle_ns`` how long its device then did nothing.
     """
 
     time_ns: Int64
@@ -115,6 +115,10 @@ class RankLane:
     moment_ns: Int64
     done_ns: Int64
     waited_ns: Int64
+    ahead: Bool
+    """Issues that began while the device still had work that was launched before."""
+    behind: Bool
+    """Those that waited for work of the device. Of the others the recording does not show whether they would."""
 
 
 def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int) -> RankLane:
@@ -125,7 +129,7 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
     rows = lane.rows_at(np.append(base, moment))
     passed = rows.sum(axis=1)
     done = np.maximum.accumulate(np.append(first_ns, np.maximum(lane.done_ns(moment), first_ns)))
-    worked = _work_before(progress.own, done)
+    worked = work_before(progress.own, done)
     # When the recorded host was at each op, and after it: waits add to its own time.
     waiting = ops.waits & np.isin(ops.kind, (OpKind.SYNC, OpKind.QUEUE, OpKind.JOIN)) & ~early
     delays = np.where(waiting, ops.time_ns - base - (passed[1:] - passed[0]), 0)
@@ -134,6 +138,9 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
     until = np.where((ops.kind == OpKind.WAIT) & ops.waits, ops.time_ns + ops.idle_ns, NEVER)
     device = np.maximum(done[1:], np.maximum.accumulate(np.append(NEVER, until))[:-1])
     points = _points(progress.own, lane, moment, (base, first_ns), rows, delayed, (done, worked))
+    called = np.where(ops.end_ns == NONE, NEVER, np.minimum(ops.end_ns, ops.time_ns))
+    ahead = (ops.kind == OpKind.ISSUE) & (ops.begun_ns < device)
+    behind = (ops.kind == OpKind.ISSUE) & ~ahead & (called < ops.time_ns)
     host_lag, device_lag = _lags(progress.own, ops, host, device, until, early, first_ns)
     lanes = Lanes(
         host_ns=np.diff(passed),
@@ -145,10 +152,10 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
         lead_ns=np.array([first_ns - base], dtype=np.int64),
     )
     waited = np.where(waiting, np.maximum(ops.time_ns - host, 0), 0)
-    return RankLane(lanes, points, np.diff(rows, axis=0), np.append(base, moment), done, waited)
+    return RankLane(lanes, points, np.diff(rows, axis=0), np.append(base, moment), done, waited, ahead, behind)
 
 
-def _work_before(own: Timeline, time_ns: Int64) -> Int64:
+def work_before(own: Timeline, time_ns: Int64) -> Int64:
     """The device's own time before each time, without what its host caused."""
     return np.asarray(own.totals(np.full(len(time_ns), own.start_ns[0]), time_ns)[:, OF_DEVICE].sum(axis=1))
 
@@ -165,7 +172,7 @@ def _points(
     at = lane.at_ns[listed]
     came = lane.rows_ns[listed]
     launched = base + (came - passed[0]).sum(axis=1) + delayed[op] + lane.call_ns
-    left = device[1][op + 1] - _work_before(own, np.minimum(lane.start_ns[listed], device[0][op + 1]))
+    left = device[1][op + 1] - work_before(own, np.minimum(lane.start_ns[listed], device[0][op + 1]))
     rows = came - passed[op]
     rows[:, HostTime.OPERATORS] += lane.call_ns
     return LaunchPoints(op, listed, rows, at + lane.latency_ns[listed] - launched, np.maximum(left, 0))
@@ -187,7 +194,6 @@ def _lags(
         time - device,
         np.where(ahead & (time < device), NEVER, np.minimum(time - device, 0)),
     )[issue]
-    of_device[issue & _beside_device(ops, device, called)] = NEVER
     mark = kind == OpKind.MARK
     by_host = mark & (time > device) & _idle_before(own, time)
     of_host[mark] = np.minimum(time - host, 0)[mark]
@@ -209,15 +215,14 @@ def _lags(
     return of_host, of_device
 
 
-def _beside_device(ops: ProgramOps, device: Int64, called: Int64) -> Bool:
-    """Issues of which the recording does not show whether they wait for own work, because their device had none left,
-    where others of their sort do not: gathers of parameters, where hosts run ahead.
+def issued_beside(ranks: Sequence[tuple[ProgramOps, RankLane]]) -> list[Bool]:
+    """For each rank the issues of which its recording does not show whether they wait for own work, because the device
+    had none left, where others of their sort do not, on any rank: gathers of parameters, where hosts run ahead.
     """
-    issue = (ops.kind == OpKind.ISSUE) & (ops.sort != NONE)
-    ahead = issue & (ops.begun_ns < device)
-    behind = issue & ~ahead & (called < ops.time_ns)
-    free = np.setdiff1d(ops.sort[ahead], ops.sort[behind])
-    return np.asarray(issue & ~ahead & np.isin(ops.sort, free))
+    ahead = np.concatenate([ops.sort[lane.ahead] for ops, lane in ranks])
+    behind = np.concatenate([ops.sort[lane.behind] for ops, lane in ranks])
+    free = np.setdiff1d(ahead, np.append(behind, NONE))
+    return [(ops.kind == OpKind.ISSUE) & ~lane.ahead & np.isin(ops.sort, free) for ops, lane in ranks]
 
 
 def _idle_before(own: Timeline, time_ns: Int64) -> Bool:

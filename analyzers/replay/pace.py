@@ -143,7 +143,7 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     others = [recorded.lanes[recorded.schedules.ranks.index(peers.ranks[other])] for other in peers.others(rank, paced)]
     # Where the device waits for the first launch of its window, the host comes to it as late as its peers' do.
     lead = int(side.lanes.lead_ns[0])
-    usually = min(float(np.median([other.lanes.lead_ns[0] for other in others])), 0.0)
+    usually = float(np.median([other.lanes.lead_ns[0] for other in others]))
     return HostPace(own, more, launches, _unusual_waits(recorded, peers, rank, paced), max(lead, round(usually)))
 
 

@@ -16,23 +16,26 @@ from perfscope.analyzers.replay.rank_ops import ReplayRankOps
 from perfscope.trace.trace import NEVER, NONE, Int64
 
 
-def issues(partial: RankPartial, mine: ReplayRankOps) -> ProgramOps:
-    """The rank's collectives."""
+def issues(partial: RankPartial, mine: ReplayRankOps, sorts: dict[tuple[str, int | None], int]) -> ProgramOps:
+    """The rank's collectives. ``sorts``: the numbers of their sorts by kind and size of the group."""
     lane, begun = partial.progress.host, partial.collectives.start_ns[mine.row]
     if lane is None:
         return ProgramOps.of(OpKind.ISSUE, mine.ready_ns, mine.ready_ns, mine.number, begun_ns=begun)
     return ProgramOps.of(
         OpKind.ISSUE, mine.ready_ns, _issued(partial, lane)[mine.row], mine.number,
-        end_ns=lane.called_ns[mine.row], begun_ns=begun, sort=_sorts(partial, lane)[mine.row],
+        end_ns=lane.called_ns[mine.row], begun_ns=begun, sort=_sorts(partial, lane, sorts)[mine.row],
     )  # fmt: skip
 
 
-def _sorts(partial: RankPartial, lane: HostLane) -> Int64:
-    """As in ``ProgramOps``, for each collective."""
+def _sorts(partial: RankPartial, lane: HostLane, numbers: dict[tuple[str, int | None], int]) -> Int64:
+    """As in ``ProgramOps``, for each collective; ``numbers`` has those of other ranks, and takes new ones."""
     own = partial.collectives
-    sort = own.group.astype(np.int64) * len(own.kinds) + own.kind
+    names = list(zip(own.kind.tolist(), own.group.tolist(), strict=True))
+    known = {(kind, group): (own.kinds[kind], own.groups[group].size) for kind, group in set(names)}
+    sort = np.array([numbers.setdefault(known[name], len(numbers)) for name in names], dtype=np.int64)
     order = np.argsort(_issued(partial, lane), kind="stable")
-    _, first = np.unique(np.stack((sort, own.step))[:, order], axis=1, return_index=True)
+    forward = np.cumsum(np.diff(own.backward[order].astype(np.int64), prepend=0) < 0)
+    _, first = np.unique(np.stack((sort[order], own.step[order], forward)), axis=1, return_index=True)
     sort[order[first]] = NONE
     return sort
 

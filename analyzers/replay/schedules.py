@@ -16,7 +16,8 @@ from perfscope.analyzers.job.deliveries import Deliveries, deliveries
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
-from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, rank_lane, side_by_side
+from perfscope.analyzers.replay.gathers import unseen_waits
+from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, issued_beside, rank_lane, side_by_side
 from perfscope.analyzers.replay.program import host_waits, issues, marks, other_draws, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
 from perfscope.recording.metadata import DataLoaderMetadata
@@ -66,10 +67,10 @@ class RecordedSchedules:
 
     @property
     def settling(self) -> int:
-        """Steps until ranks have found a new rhythm: a first step that waits for busy workers begins where the one
-        before, which is not replayed, was recorded to.
+        """Steps until ranks have found a new rhythm: a first step in which devices wait for busy workers begins where
+        the one before, which is not replayed, was recorded to.
         """
-        return int(any(map(len, self.deliveries.values())))
+        return int(any(found.holds_device for found in self.deliveries.values()))
 
     def loading_step_ns(self, result: AlignedJob) -> dict[int, float]:
         """Rank -> the recorded step, where devices wait for the workers; what its batches took, where only hosts do
@@ -194,7 +195,9 @@ class _ScheduleBuilder:
         self._notes = 0
         self.bound_ns: list[Int64] = []
         """When each rank (item) began each step and ended the last one, aligned."""
-        self._columns, self._with_hosts = _Columns(), _Columns()
+        self._columns = _Columns()
+        self._ops: list[ProgramOps] = []
+        self._sorts: dict[tuple[str, int | None], int] = {}
         self.rank_ops: list[ReplayRankOps] = []
         self.lanes: list[RankLane] = []
         """Of those ranks whose hosts are known."""
@@ -210,7 +213,7 @@ class _ScheduleBuilder:
         held, lane = self._deliveries[rank], partial.progress.host
         holds, loaded = stalls(partial, held.on_ns, -held.stall_ns, len(self._holds) + np.arange(len(held)))
         parts = (
-            issues(partial, mine),
+            issues(partial, mine, self._sorts),
             waits(partial, mine, first, last),
             marks(partial, opens, begin),
             marks(partial, closes, end),
@@ -224,9 +227,11 @@ class _ScheduleBuilder:
             draws = other_draws(lane, holds, (first, last), len(self._holds))
             self._holds += [NEVER] * len(draws.kind)
             self._host_holds += [NEVER] * len(draws.kind)
-            ops = ProgramOps.in_order(*parts, draws, *host_waits(partial, lane, mine, (first, last), self._notes))
+            unseen = unseen_waits(partial, lane, mine, (first, last))
+            waiting = host_waits(partial, lane, mine, (first, last), self._notes)
+            ops = ProgramOps.in_order(*parts, draws, unseen, *waiting)
             self.lanes.append(rank_lane(partial.progress, lane, ops, first))
-            self._with_hosts.add(ops, self.lanes[-1].lanes.work_ns, self.lanes[-1].lanes.device_lag_ns)
+            self._ops.append(ops)
             self._notes += int((ops.kind == OpKind.NOTE).sum())
         self.rank_ops.append(mine)
         self.bound_ns.append(clocks.to_common(rank, np.append(opens, last)))
@@ -255,7 +260,13 @@ class _ScheduleBuilder:
         )
         if len(self.lanes) < len(ranks):
             return self._columns.into(both), None
+        columns = _Columns()
+        for place, beside in enumerate(issued_beside(list(zip(self._ops, self.lanes, strict=True)))):
+            own = self.lanes[place].lanes
+            own = replace(own, device_lag_ns=np.where(beside, NEVER, own.device_lag_ns))
+            self.lanes[place] = replace(self.lanes[place], lanes=own)
+            columns.add(self._ops[place], own.work_ns, own.device_lag_ns)
         lanes = side_by_side([own.lanes for own in self.lanes], np.array(self._host_holds, dtype=np.int64))
         # Those that are not recorded come after the others, whenever these do.
         free = np.full(len(both.floor_ns), NEVER)
-        return self._columns.into(both), replace(self._with_hosts.into(both), lanes=lanes, floor_ns=free)
+        return self._columns.into(both), replace(columns.into(both), lanes=lanes, floor_ns=free)

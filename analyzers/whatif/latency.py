@@ -30,6 +30,9 @@ _FACTOR_ASSUMED: Final = 5.0
 """The same of an assumed latency."""
 _AGREES: Final = 0.15
 """A fit to several groups is used where its relative error in a group's own times is at most this."""
+_QUICK: Final = 0.1
+"""What delays a transfer makes it longer. So this share of the quickest ones of a size shows best what its latency and
+its bytes take: of sizes that are not far apart, small differences decide."""
 _MOST_OF_IT: Final = 0.8
 """Largest share of a transfer that an assumed latency can be: the bytes take time as well."""
 _NVLINK_GBPS: Final = 100.0
@@ -55,8 +58,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class _TransferSize:
-    """A size that a group moved: over the busiest link ``wire`` bytes, in ``time_ns`` (median). ``far``: between
-    hosts.
+    """A size that a group moved: over the busiest link ``wire`` bytes, in ``time_ns`` (median), undelayed in
+    ``quick_ns``. ``far``: between hosts.
     """
 
     group: int
@@ -64,6 +67,7 @@ class _TransferSize:
     bytes: int
     wire: float
     time_ns: float
+    quick_ns: float
     far: bool
 
 
@@ -99,7 +103,7 @@ class Latencies:
         together = self._of_all_groups[largest.far]
         if together is not None:
             alpha, slope = together
-            if abs(alpha + slope * largest.wire - largest.time_ns) <= _AGREES * largest.time_ns:
+            if abs(alpha + slope * largest.wire - largest.quick_ns) <= _AGREES * largest.quick_ns:
                 return Latency(alpha, True, _FACTOR_OF_OTHERS)
         alike = [one for one in self._sizes if one.bytes <= TINY and one.far is largest.far]
         if alike:
@@ -129,10 +133,11 @@ def _sizes(result: AlignedJob) -> Iterable[_TransferSize]:
         factor = bus_factor(kind, group_size(instances, group))
         if factor is not None:
             hosts = {result.hosts.names.get(rank, "") for rank in instances.groups[group].ranks}
-            yield _TransferSize(group, kind, size, factor * size, float(np.median(transfer[chosen])), len(hosts) > 1)
+            quick, usual = np.quantile(transfer[chosen], (_QUICK, 0.5), method="lower")
+            yield _TransferSize(group, kind, size, factor * size, float(usual), float(quick), len(hosts) > 1)
 
 
 def _fitted(moved: list[_TransferSize]) -> tuple[float, float] | None:
     """(alpha, slope) of all of them together, over the bytes on the wire; None where these are too similar."""
-    model = fit(np.array([one.wire for one in moved]), np.array([one.time_ns for one in moved])) if moved else None
+    model = fit(np.array([one.wire for one in moved]), np.array([one.quick_ns for one in moved])) if moved else None
     return None if model is None else model[:2]

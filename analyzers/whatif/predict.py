@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
@@ -17,7 +19,6 @@ from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.errors import did_you_mean
 from perfscope.results.categories import TimeCategory
 from perfscope.results.findings import Predict, Prediction
-from perfscope.trace.medians import deviation
 from perfscope.trace.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
@@ -37,11 +38,17 @@ _SUREST: Final = 0.01
 _VARIES: Final = 0.02
 """Standard deviation of a job's steps, as a share, as long as no steps show it."""
 
+_PAIR: Final = 2
+"""Of so many steps neither is the odd one."""
+
 _UNDECIDED: Final = 0.10
 """Share of a prediction that an assumed latency may make of it, either way; above, there is none."""
 
 _HOST_PACE: Final = 1.15
 """How much longer than what it does a host may take for a step that it limits."""
+
+_OF_RANK: Final = "rank."
+"""What settings of one rank begin with."""
 
 _FOR_HOST: Final = [TimeCategory.SYNC, TimeCategory.LAUNCH, TimeCategory.HOST]
 """A device's idle time for its host."""
@@ -123,10 +130,13 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
         error = max(error, abs(replayed / measured - 1))
     changed = _replay_changed(context, settings, 0)
     mid = changed.step_ns * context.correction
-    share = _SUREST + error + 2 * _standard_error(steps)
+    varies = _standard_error(steps)
+    if any(name.startswith(_OF_RANK) for name in settings):  # what others did while they waited varies unseen
+        varies = max(varies, _standard_error(changed.steps_ns))
+    share = _SUREST + error + 2 * varies
     low, high = _range(measured, mid, share, changed.sure)
     least, most = _by_hosts(context, settings, measured, mid)
-    low, high = min(low, least * (1 - share)), max(high, most)
+    low, high = min(low, least * (1 - share)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * context.correction for leaning in (-1, 1)]
         _refuse_undecided(changed, mid, ends)
@@ -136,11 +146,12 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
 
 @dataclass(frozen=True)
 class _ChangedStep:
-    """What a step takes with settings changed, ns, how sure that is, whether latencies are uncertain, or anything else
-    is that makes a range (``doubtful``), and what was assumed.
+    """What a step takes with settings changed, ns, and each one as replayed; how sure that is, whether latencies are
+    uncertain, or anything else is that makes a range (``doubtful``), and what was assumed.
     """
 
     step_ns: float
+    steps_ns: Int64
     sure: Uncertainty
     unsure: bool
     doubtful: bool
@@ -169,7 +180,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     doubtful = schedules.has_doubtful_loading or schedules.waits_for_absent
     if leaning < 0:
         schedules.free_loading(schedules.ops, doubtful=True)
-    paced = tuple(sorted(int(name[5:]) for name in settings if name.startswith("rank.") and name[5:].isdecimal()))
+    ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
+    paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
     if leaning < 0 or not paced:  # whether others keep up with a rank at its peers' pace is not known
         # What is sent, and how fast, does not change when they come.
@@ -184,7 +196,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
     predicted = schedules.step_ns(replayed, context.replayed_unchanged)
-    return _ChangedStep(predicted, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions())
+    steps_ns = context.recorded.steps_ns(replayed)
+    return _ChangedStep(predicted, steps_ns, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions())
 
 
 def _turns(context: Context) -> Uncertainty:
@@ -246,11 +259,12 @@ def _by_hosts(context: Context, settings: Mapping[str, str], measured: float, mi
 
 
 def _standard_error(steps: Int64) -> float:
-    """Of the steps' mean, relative, the odd step apart. A few steps do not show how much steps vary: they count as if
-    there were one more, which differs by ``_VARIES``.
+    """Of the steps' mean, relative, the odd step apart: the one farthest from the median, of three or more. A few steps
+    do not show how much steps vary: they count as if there were one more, which differs by ``_VARIES``.
     """
     count, mean = len(steps), float(steps.mean())
-    variance = (_VARIES**2 + (count - 1) * (deviation(steps) / mean) ** 2) / count
+    usual = np.delete(steps, np.abs(steps - np.median(steps)).argmax()) if count > _PAIR else steps
+    variance = (_VARIES**2 + (count - 1) * (float(usual.std(ddof=min(len(usual) - 1, 1))) / mean) ** 2) / count
     return math.sqrt(variance / count)
 
 

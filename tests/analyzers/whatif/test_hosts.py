@@ -28,11 +28,20 @@ ALL_IS_LAUNCHED_EARLY = Job(
     strategy="fsdp", ranks=2, microbatches=2, gradient_bytes=2, loader=LOADER, network=Network(gbps=20.0),
     model=Model(blocks=2, tokens=4096, width=2048, flops_per_ns=100_000.0, small_kernels=6),
 )  # fmt: skip
+GATHERS_IN_TIME = Job(
+    strategy="fsdp", ranks=2, loader=LOADER, network=Network(gbps=24.0, latency_ns=10 * US),
+    model=Model(blocks=4, tokens=4096, width=2048, flops_per_ns=100_000.0),
+)  # fmt: skip
+ONE_HOST_IS_SLOW = Job(
+    strategy="fsdp", ranks=3, microbatches=2, reshard=False, noise=0.0, loader=LOADER, network=Network(gbps=25.0),
+    model=Model(blocks=4, tokens=8192, width=512), causes=(Cause("slow host", 2.5, ranks=(2,)),),
+)  # fmt: skip
 ASKED = {
     "a full queue": (FULL_QUEUE, {"compute": "1.5x"}),
     "a queue that empties": (FULL_QUEUE, {"compute": "3x"}),
     "one rank reads the loss": (ONE_RANK_READS_THE_LOSS, {"network.bandwidth": "10x"}),
     "all is launched early": (ALL_IS_LAUNCHED_EARLY, {"network.bandwidth": "10x"}),
+    "gathers that nothing waited for": (GATHERS_IN_TIME, {"compute": "2x"}),
 }
 
 
@@ -49,6 +58,15 @@ def test_a_change_of_the_devices_brings_what_it_brings(name: str, tmp_path: Path
     truth = emulate(changed.job).step_ns
     assert truth < 0.8 * emulate(job).step_ns  # else little shows
     assert predict(recorded(job, tmp_path), settings).mid_ns == pytest.approx(truth, rel=0.01)
+
+
+def test_gathers_of_a_slow_host_would_wait_for_no_computation(tmp_path: Path) -> None:
+    """It has launched nothing else by then, so its own recording does not show that: those of its peers do."""
+    changed = apply(ONE_HOST_IS_SLOW, {"rank.2": "peers"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert truth < 0.8 * emulate(ONE_HOST_IS_SLOW).step_ns  # else little shows
+    assert predict(recorded(ONE_HOST_IS_SLOW, tmp_path), {"rank.2": "peers"}).mid_ns == pytest.approx(truth, rel=0.03)
 
 
 def test_launches_that_wait_for_a_full_queue_come_back(tmp_path: Path) -> None:

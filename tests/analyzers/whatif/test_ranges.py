@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator import MS, US, Job, Loader, Model, Recording, emulate
+from tests.emulator import MS, US, Cause, Job, Loader, Model, Recording, emulate
 from tests.emulator.changes import apply
 
 SMALL = Job(ranks=2, model=Model(blocks=2, tokens=4096), loader=Loader(load_ns=2 * MS), noise=0.02)
@@ -64,4 +64,23 @@ def test_a_slower_device_that_waits_for_its_host_may_cost_nothing(tmp_path: Path
     job = replace(SMALL, model=Model(blocks=2, tokens=512, width=512), noise=0.01)
     found, truth = _asked(job, tmp_path, {"compute": "0.8x"})
     assert truth < 1.03 * emulate(job).step_ns
+    assert found.low_ns < truth < found.high_ns
+
+
+def test_where_a_lone_step_begins_is_in_the_range(tmp_path: Path) -> None:
+    """The step before ended with a wait for its device, which then idles while the batch is loaded; or did not."""
+    loader = Loader(workers=0, load_ns=4 * MS)
+    job = replace(SMALL, ranks=1, model=Model(blocks=4, tokens=8192), loader=loader, recording=Recording(steps=1))
+    for item_every in (0, 5):
+        folder = tmp_path / str(item_every)
+        folder.mkdir()
+        found, truth = _asked(replace(job, item_every=item_every), folder, {"compute": "1.5x"})
+        assert found.low_ns < truth < found.high_ns
+
+
+def test_steps_that_vary_more_with_the_change_are_less_sure(tmp_path: Path) -> None:
+    """Another rank waits for the slow one, and hides how unevenly the others go."""
+    slow = Cause("slow compute", 2.0, ranks=(1,))
+    job = replace(SMALL, ranks=3, model=Model(blocks=4, tokens=4096), imbalance=0.15, causes=(slow,))
+    found, truth = _asked(job, tmp_path, {"rank.1": "peers"})
     assert found.low_ns < truth < found.high_ns
