@@ -138,9 +138,13 @@ class RankCapture:
     def forget(self) -> None:
         """In a forked child, where the profiler's threads do not exist: put everything back and record nothing.
 
-        The child's copy of the profiler would otherwise keep every operator of a data loader's worker in memory.
+        The child's copy of the profiler would otherwise keep every operator of a data loader's worker in memory. A
+        child that trains itself needs ``end_inherited`` besides.
         """
         autograd: Any = importlib.import_module("torch.autograd")
+        copied = getattr(self._profiler, "profiler", None)
+        if copied is not None:
+            copied.entered = False  # or it would be taken for one of the script's own
         self._profiler = None
         self._gc_ranges.remove()
         self._ranges.forget()
@@ -261,3 +265,16 @@ def _quiet_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop("KINETO_LOG_LEVEL", None)
+
+
+def end_inherited() -> None:
+    """In a forked child that trains: end the copy of its parent's profiler, or none of its own could start.
+
+    Left alone where the parent used a device: the child cannot, and no profiler of devices ends in a copy of a process.
+    """
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda._is_in_bad_fork():
+        if torch.autograd._profiler_enabled():
+            with _quiet_kineto():
+                torch.autograd._disable_profiler()
+        torch.autograd._enable_record_function(True)

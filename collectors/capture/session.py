@@ -87,6 +87,11 @@ class Session:
         if self._counts():
             self._act(self._detector.explicit_step())
 
+    @property
+    def capturing(self) -> bool:
+        """Is a profiler of ours running?"""
+        return self._capturer is not None and self._capturer.busy
+
     def forget(self) -> None:
         """In a forked child: leave everything to the parent."""
         capturer, self._capturer = self._capturer, None
@@ -187,6 +192,8 @@ class Collector:
         self._session: Session | None = None
         self._phases = StepPhases(self._problems)
         self._depth = threading.local()
+        self._parent_captured = False
+        """Was this process forked while its parent's profiler ran?"""
         os.register_at_fork(after_in_child=self._forked)
 
     def enter(self) -> bool:
@@ -230,6 +237,10 @@ class Collector:
             self._problems.guard("stopping the recording", self._session.close, "running")
 
     def _start(self) -> None:
+        if self._parent_captured:
+            from perfscope.collectors.capture.capture import end_inherited
+
+            self._problems.guard("ending a copied profiler", end_inherited)
         self._session = Session(self._config, self._problems, self._phases)
         at_end(self._close)
 
@@ -245,6 +256,7 @@ class Collector:
         self._phases = StepPhases(self._problems)
         self._depth = threading.local()
         if session is not None:
+            self._parent_captured |= session.capturing
             self._problems.guard("restoring a forked process", session.forget)
 
 

@@ -38,10 +38,23 @@ def strategies(
             for kind, spans in (("allreduce", sums), ("_allgather_base", gathers or [])):
                 for start, end in spans:
                     rank.kernel(kind, "0", 1000 * start, 1000 * end, 1000, step=step, launch=57)
+    return named(ranks, recorded, gradients)
+
+
+def computing(*ranks: Rank, compute: Spans) -> None:
+    for rank in ranks:
+        for start, end in compute:
+            rank.builder.launched("gemm", 55, 1000 * start, 1000 * end)
+
+
+def named(ranks: list[Rank], recorded: tuple[str, ...] = (), gradients: int | None = None) -> tuple[str, ...]:
     result = align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})
     model = ModelMetadata(trainable_bytes=gradients) if gradients is not None else None
-    runs = {rank: RunMetadata(rank=rank, world_size=2, strategies=recorded, model=model) for rank in (0, 1)}
-    return job_strategies(result, runs, None, group_rows(result), 2)
+    size = len(ranks)
+    runs = {
+        each.number: RunMetadata(rank=each.number, world_size=size, strategies=recorded, model=model) for each in ranks
+    }
+    return job_strategies(result, runs, None, group_rows(result), size)
 
 
 def test_activations_that_compute_waits_for_are_tensor_parallel() -> None:
@@ -70,3 +83,31 @@ def test_parameters_gathered_after_the_update_are_not() -> None:
 @pytest.mark.parametrize("recorded", ["ddp", "fsdp", "zero1"])
 def test_a_wrapper_that_reduces_gradients_is_the_strategy(recorded: str) -> None:
     assert strategies([(1, 800)], AFTER, recorded=(recorded,)) == (recorded,)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_keys_and_values_passed_round_a_ring_beside_gradients_are_context_parallel(size: int) -> None:
+    members = tuple(range(size))
+    ranks = [Rank(rank, size, {"0": members}, {"0": "default_pg"}) for rank in members]
+    computing(*ranks, compute=TURNS)
+    for rank in ranks:
+        to, source = (rank.number + 1) % size, (rank.number - 1) % size
+        for start, end in between(TURNS):
+            rank.kernel("send", "0", 1000 * start, 1000 * end, 1000, launch=57, peer=to)
+            rank.kernel("recv", "0", 1000 * start + 1, 1000 * end, 1000, launch=58, stream=21, peer=source)
+        for start, end in AFTER:
+            rank.kernel("allreduce", "0", 1000 * start, 1000 * end, 1000, launch=59)
+    assert named(ranks) == ("context", "data")
+
+
+def test_tensor_parallel_groups_across_which_gradients_are_reduced() -> None:
+    groups = {"tp": {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}, "dp": {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}}
+    names = {(0, 1): "1", (2, 3): "2", (0, 2): "3", (1, 3): "4"}
+    ranks = [Rank(rank, 4, {names[groups[kind][rank]]: groups[kind][rank] for kind in groups}) for rank in range(4)]
+    computing(*ranks, compute=TURNS)
+    for rank in ranks:
+        for kind, spans in (("tp", between(TURNS)), ("dp", AFTER)):
+            for start, end in spans:
+                group = names[groups[kind][rank.number]]
+                rank.kernel("allreduce", group, 1000 * start, 1000 * end, 1000, launch=57)
+    assert named(ranks) == ("data", "tensor")

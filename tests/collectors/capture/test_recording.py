@@ -308,14 +308,16 @@ def test_a_second_process_of_the_same_rank_has_a_recording_of_its_own(tmp_path: 
     ]
 
 
-def test_ranks_that_a_notebook_launches_after_a_trial_run_are_a_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("active", ["2", "9"], ids=["after its capture", "in the middle of it"])
+def test_ranks_that_a_notebook_launches_after_a_trial_run_are_a_job(tmp_path: Path, active: str) -> None:
     command = (sys.executable, str(SCRIPTS / "spawn.py"), str(tmp_path / "store"), "fork", "trial")
-    recording = record(tmp_path / "r", *command, options=SHORT)
+    recording = record(tmp_path / "r", *command, options=("--wait", "1", "--warmup", "0", "--active", active))
     assert recording.exit_code == 0, recording.err
     assert (recording.run().world_size, recording.run().steps.seen) == (1, 6)
     for rank in (0, 1):
         run = load_run(run_file(recording.folder / "job-1", rank))
         assert (run.rank, run.world_size, run.steps.seen, run.problems) == (rank, 2, 4, ())
+        assert [capture.first_step for capture in run.captures] == [1]
     summary = analyze(recording.folder / "job-1")
     assert (summary.job.ranks, summary.job.strategies) == ((0, 1), ("ddp",))
 
