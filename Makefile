@@ -1,6 +1,7 @@
 # make demo    train a small transformer under `perfscope run`, analyze it and name the report
 # make test    the test suite: unit tests, then real trainings, browsers and large jobs
 # make frameworks  trainings with every parallel strategy and framework, in .venv-frameworks (half an hour)
+# make codebases  public training programs as they are, recorded and judged, in .venv-codebases (half an hour)
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
@@ -13,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 # Third-party frameworks bring a hundred packages that nothing else here needs.
 FRAMEWORKS_VENV := .venv-frameworks
+CODEBASES_VENV := .venv-codebases
 # What a command in the environment starts (torchrun, python) comes from the environment too.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,7 +26,7 @@ DEMO_ARGS ?= --load-ms 120
 PYTEST_ARGS ?= -n 2
 WHOLE := training or browser or scale
 
-.PHONY: demo test frameworks lint check samples pictures clean
+.PHONY: demo test frameworks codebases lint check samples pictures clean
 
 demo: $(VENV)/collect.stamp
 	@rm -rf $(DEMO)
@@ -43,6 +45,11 @@ frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)
 frameworks: $(FRAMEWORKS_VENV)/frameworks.stamp
 	$(FRAMEWORKS_VENV)/bin/python -m pytest $(PYTEST_ARGS) -m frameworks
 
+# With nothing else running on the machine: step times are measured. More: make codebases CODEBASES_ARGS='--only timm'
+codebases: export PATH := $(CURDIR)/$(CODEBASES_VENV)/bin:$(PATH)
+codebases: $(CODEBASES_VENV)/codebases.stamp
+	$(CODEBASES_VENV)/bin/python -m tests.codebases.table $(CODEBASES_ARGS)
+
 lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -58,7 +65,7 @@ pictures: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(DEMO) pictures build dist *.egg-info .coverage* htmlcov \
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(CODEBASES_VENV) $(DEMO) pictures build dist *.egg-info .coverage* htmlcov \
 	    .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -72,6 +79,15 @@ $(FRAMEWORKS_VENV)/frameworks.stamp: pyproject.toml constraints.txt tests/framew
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --requirement tests/frameworks/requirements.txt
 	@touch $@
 
-$(VENV)/bin/python $(FRAMEWORKS_VENV)/bin/python:
+# LitGPT asks for an older huggingface-hub than the others. The last ones lie where only those that need them find them
+# (tests/codebases/programs/with_torchvision.py).
+$(CODEBASES_VENV)/codebases.stamp: pyproject.toml constraints.txt tests/codebases/requirements.txt tests/codebases/torchvision.txt | $(CODEBASES_VENV)/bin/python
+	$(CODEBASES_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(CODEBASES_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --requirement tests/codebases/requirements.txt
+	$(CODEBASES_VENV)/bin/python -m pip install --quiet --no-deps litgpt==0.5.13
+	$(CODEBASES_VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CODEBASES_VENV)/torchvision --requirement tests/codebases/torchvision.txt
+	@touch $@
+
+$(VENV)/bin/python $(FRAMEWORKS_VENV)/bin/python $(CODEBASES_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("PerfScope needs Python 3.10 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(@:/bin/python=)
