@@ -108,8 +108,6 @@
   function drawNear() {
     if (drawing || !window.Plotly) return;
     const [nearest] = [...pending].filter((place) => place.clientWidth).map((place) => [distance(place), place]).sort((a, b) => a[0] - b[0]);
-    const isFirst = performance.getEntriesByName("perfscope-first").length === 0;
-    if (isFirst && !(nearest?.[0] <= 0.5)) performance.mark("perfscope-first");
     if (!(nearest?.[0] <= NEAR)) return finished();
     drawing = true;
     drawOne(nearest[1]);
@@ -120,7 +118,7 @@
   }
 
   function finished() {
-    if (root.dataset.charts !== "drawn") performance.mark("perfscope-all");
+    if (root.dataset.charts !== "drawn") performance.mark("perfscope-charts");
     root.dataset.charts = "drawn";
   }
 

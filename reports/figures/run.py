@@ -85,13 +85,11 @@ def history_figure(summary: Summary) -> go.Figure | None:
         )
 
     recorded = summary.job.steps
+    longest, middles = ([getattr(part, name) for part in history.bins] for name in ("max_us", "median_us"))
+    lines = [line("longest step", longest, _LONGEST, 1)] if longest != middles else []
     return figure(
         "Step times of the whole run",
-        [
-            line("longest step", [part.max_us for part in history.bins], _LONGEST, 1),
-            line("median step", [part.median_us for part in history.bins], _TYPICAL, 2),
-            _outliers(history, unit),
-        ],
+        [*lines, line("median step", middles, _TYPICAL, 2), _outliers(history, unit)],
         height=270,
         showlegend=True,
         legend=LEGEND_ABOVE,

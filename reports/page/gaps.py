@@ -40,11 +40,11 @@ def gaps(summary: Summary) -> tuple[Gap, ...]:
         statements.append(Gap("ranks", missing(job)))
     if job.exit_code and not {"exit_code", "killed"} & {each.kind for each in summary.notes}:
         statements.append(Gap("exit code", ended(job.exit_code).text))
-    if job.ranks and "steps" not in noted and (not job.steps or job.few_steps):
+    if summary.time_breakdown and "steps" not in noted and (not job.steps or job.few_steps):
         none = note("steps", "no_steps", steps_from=job.steps_from or "nothing marks them")
         few = note("steps", "few_steps", count=len(job.steps)) if job.steps else none
         statements.append(Gap("steps", few.text))
-    if job.ranks:
+    if summary.time_breakdown:
         statements.append(_perturbation(summary))
     error = summary.replay.error
     if known(error):

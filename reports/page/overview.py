@@ -94,7 +94,7 @@ def certainty(summary: Summary) -> str:
         sentences.append(hang.certainty(summary.hang))
     elif summary.findings and not summary.verdict.healthy:
         sentences.append(f"{summary.findings[0].confidence.capitalize()} confidence.")
-    if job.ranks and (summary.time_breakdown or summary.hang is None):
+    if job.ranks and (summary.time_breakdown or summary.history is not None):
         sentences.append(f"Based on {_basis(summary)}.")
     if job.perturbation is not None and known(job.perturbation):
         sentences.append(perturbation(job.perturbation))

@@ -87,7 +87,7 @@ def _values(summary: Summary) -> dict[str, Any]:
     return {
         "summary": summary,
         "traced": traced,
-        "advised": bool(cards) or (summary.hang is None and (traced or summary.history is not None)),
+        "advised": bool(cards) or (traced and summary.hang is None),
         "evidenced": traced or summary.history is not None,
         "communicates": bool(
             summary.collectives or "overlap" in figures or (rows and job.world_size != 1 < len(job.ranks))
@@ -118,6 +118,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "timeline_reading": timeline.timeline_reading(summary),
         "path_reading": charts.path_reading(summary),
         "history_reading": run_history.history_reading(summary),
+        "stages": run_history.stages_table(summary),
         "outliers": run_history.outlier_table(summary),
         "curves": charts.curves(summary),
         "overlap_reading": communication.overlap_reading(summary),

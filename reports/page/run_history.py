@@ -44,6 +44,27 @@ def drift(history: History) -> str:
     return f"the last tenth of the run was {percent(abs(change))} {'slower' if change > 0 else 'faster'} than the first"
 
 
+def stages_table(summary: Summary) -> HtmlTable | None:
+    """What was measured of each rank's steps where no trace tells more; None where there is one."""
+    history = summary.history
+    if history is None or summary.time_breakdown:
+        return None
+    rows = history.ranks
+    largest = max(row.mean_us for row in rows)
+    stages = dict.fromkeys(stage for row in rows for stage in row.stages_us)
+    columns = [
+        tables.ranks("Rank", [row.rank for row in rows]),
+        tables.column("Steps", [row.steps for row in rows], count_per_step),
+        tables.durations("Mean step", [row.mean_us for row in rows], definition="step_time", largest=largest),
+        *(
+            tables.durations(stage.capitalize(), [row.stages_us.get(stage) for row in rows], largest=largest)
+            for stage in stages
+        ),
+    ]
+    made = tables.table("stages", "Stages of the mean step", columns, "The stages add up to the mean step.")
+    return tables.collapsed(made)
+
+
 def outlier_table(summary: Summary) -> HtmlTable | None:
     """The steps that took far longer than those around them; None where there are none."""
     history = summary.history

@@ -24,6 +24,9 @@ BROWSER_OPTIONS = (
     "--disable-sync",
 )
 
+both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+"""What a reader works with holds in Firefox too."""
+
 
 @pytest.fixture(scope="session")
 def playwright() -> Iterator[Any]:

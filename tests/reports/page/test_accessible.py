@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.reports.conftest import both
 from tests.reports.examples import EXAMPLES, gpu, large, straggler
 
 pytestmark = pytest.mark.browser
@@ -31,6 +32,7 @@ def test_tab_reaches_the_last_section_in_few_stops(look_at: LookAt, name: str) -
     assert stops <= MOST_STOPS + 1  # the last one is in that section
 
 
+@both
 def test_arrows_go_from_part_to_part_and_within_a_table(look_at: LookAt) -> None:
     tab = look_at(straggler())
     focused = "() => document.activeElement.id || document.activeElement.textContent.trim()"
@@ -46,6 +48,7 @@ def test_arrows_go_from_part_to_part_and_within_a_table(look_at: LookAt) -> None
     assert tab.evaluate("document.activeElement.className") == "scroll"
 
 
+@both
 def test_a_charts_values_are_shown_and_said_one_by_one(look_at: LookAt) -> None:
     tab = look_at(straggler())
     expect = pytest.importorskip("playwright.sync_api").expect

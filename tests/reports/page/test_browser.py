@@ -13,14 +13,12 @@ import pytest
 
 from perfscope.reports.page import page
 from perfscope.results.rows import Verdict
+from tests.reports.conftest import both
 from tests.reports.examples import EXAMPLES, broken, gpu, large, starved, straggler
 
 pytestmark = pytest.mark.browser
 
 LookAt = Callable[..., Any]
-
-both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
-"""What a reader works with holds in Firefox too."""
 
 TALL = 6000
 """A screen so high that every chart is near it: those further down are drawn when the reader comes near."""

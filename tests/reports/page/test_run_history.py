@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfscope.reports.page import overview, run_history
+from perfscope.reports.page import overview, page, run_history
 from tests.reports import pictures
 from tests.reports.examples import gpu
+from tests.reports.examples import summary as summary_of
+
+
+def test_step_times_alone_are_shown_with_their_stages_and_claim_no_missing_steps() -> None:
+    job = dataclasses.replace(gpu().job, steps=(), step_time_us_per_step=())
+    summary = summary_of(job=job, history=pictures.history(), verdict=gpu().verdict)
+    table = run_history.stages_table(summary)
+    assert table is not None
+    assert [column.label for column in table.columns] == [
+        "Rank", "Steps", "Mean step", "Forward", "Backward", "Dataloader",
+    ]  # fmt: skip
+    assert [cell.text for cell in table.rows[0]] == ["0", "1,000", "420.0", "150.0", "200.0", "70.0"]
+    html = page.render(summary)
+    assert "No steps were found" not in html
+    assert 'id="change"' not in html
+    assert run_history.stages_table(dataclasses.replace(gpu(), history=pictures.history())) is None
 
 
 def test_the_run_that_slowed_down_and_its_outlier_are_reported() -> None:
