@@ -4,9 +4,9 @@
 
 Each page is opened from disk in headless Chromium. *Interactive*: from the start of the navigation until a click on
 the first finding has opened its evidence and the screen has been painted again, the click being sent as soon as the
-page has been parsed. *Charts*: until those within a screen and a half are drawn; the others are when the reader comes near. *CPU* is what the page's main thread
-computed until it was interactive: on a machine that does other work, the rest of the wait is that work's. Medians over
-the rounds.
+page has been parsed. *Charts*: until those within a screen and a half are drawn; the others are drawn when the reader
+comes near. *CPU* is what the page's main thread computed until it was interactive: on a machine that does other work,
+the rest of the wait is that work's. Medians over the rounds.
 """
 
 from __future__ import annotations
