@@ -13,7 +13,7 @@ unless the workers have told how long they take for a batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -59,8 +59,8 @@ class Deliveries:
 
     ``on_ns``: where the rank goes on; ``stall_ns``: the own time right before it that is a stall; ``not_before_ns``:
     before which it cannot go on, whatever the training does. ``sure``: the recording shows that the workers set the
-    pace; else it only suggests that. ``batch_ns`` is the mean time between the batches that they deliver, None where
-    fewer than two are known.
+    pace; else it only suggests that. ``batch_ns`` is the mean time between the batches that they deliver, or could,
+    where they were asked; None where fewer than two are known.
     """
 
     on_ns: Int64
@@ -96,7 +96,7 @@ _NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, long
 
 
 def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: float | None = None) -> Deliveries:
-    """Those of one rank; empty where workers do not set its pace. ``workers``: their number, where it is known;
+    """Those of one rank; none where workers do not set its pace. ``workers``: their number, where it is known;
     ``fetched_ns``: what a batch takes one of them, where they were asked.
     """
     loading, steps = partial.loading, partial.steps
@@ -104,19 +104,21 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     start, end = loading.start_ns[inside], loading.end_ns[inside]
     # A recording of perfscope run has the number of workers, and ranges whose names do not show whether there are any.
     loads_itself = loading.single_process is not False if workers is None else workers == 0
+    pace_ns = fetched_ns / workers if fetched_ns is not None and workers else None
+    # Workers that do not set the pace would where the training were quicker than they are.
+    unseen = replace(_NONE, batch_ns=pace_ns)
     if loads_itself or len(start) < 2:
-        return _NONE
+        return unseen
     every_ns = (end[-1] - end[0]) / (len(end) - 1)
     waited = end - start
     stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited))
     busy = sure = _busy(stalled, waited, workers)
-    pace_ns = fetched_ns / workers if fetched_ns is not None and workers else None
     if pace_ns is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
         taken = pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
         sure = True if taken >= _NO_SLACK else None if taken < _SLACK else sure
     if sure is None:
-        return _NONE
+        return unseen
     turns = _turns(stalled, waited)
     hit = np.flatnonzero(stalled)
     batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None

@@ -2,9 +2,10 @@
 
 A step has two windows, because the device lags behind the host:
 
-- The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, the time
-  from the end of one ``Optimizer.step`` to the end of the next; without those, from one return of the same kernels to
-  the next (``repetition``).
+- The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, from
+  the first batch that is taken after one ``Optimizer.step`` to the first one after the next, where all steps take as
+  many, else from the end of one ``Optimizer.step`` to the end of the next; without those, from one return of the same
+  kernels to the next (``repetition``).
 - The *device window* begins when the host begins the step and the device has done all work of earlier steps, at the
   latest with the step's first kernel; it ends where the next step's begins. The last one ends when the host has ended
   the step and the device its work. So windows are whole periods: what the device idles before a step's first kernel,
@@ -14,7 +15,8 @@ A step has two windows, because the device lags behind the host:
 A profiler often begins with an idle device, in a loop in which the device would still work on the step before. Where
 nothing of that is recorded, a device that is behind its host at the first step's end counts as idle before the step's
 first kernel for as long as it usually is in steps whose first launch comes as late; without any, as so far behind as it
-is at the end. Where the first work of a stream was queued, or a blocking call waits, the device was busy until then.
+is at the end, or at that of the last step if that is more: such a step may come again after it. Where the first work of
+a stream was queued, or a blocking call waits, the device was busy until then.
 
 Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
 [150, 220) give the device windows [30, 140), [140, 220): at 100 the device is 40 behind, so the first step begins with
@@ -31,7 +33,13 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
+from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
+from perfscope.analyzers.rank.launches import (
+    DeviceWork,
+    blocking_calls,
+    earlier_work_done_ns,
+    launched_before_recording,
+)
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
@@ -119,7 +127,7 @@ def _marks(
 ) -> Iterator[tuple[Int64, Int64, Int64, str]]:
     """(numbers, begins, ends, source) of the steps' host windows, by each means, the best first; empty: by none."""
     yield _by_annotation(trace)
-    yield _by_optimizer(trace)
+    yield _by_optimizer(trace, work)
     edges = unmarked(trace, work) if unmarked is not None else np.empty(0, dtype=np.int64)
     yield np.arange(len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_REPETITION
 
@@ -146,16 +154,37 @@ def _step_number(name: str) -> int:
     return int(match[1])
 
 
-def _by_optimizer(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
-    """From the end of one outermost optimizer step to the end of the next; without the first step, which is cut."""
+def _by_optimizer(trace: Trace, work: DeviceWork) -> tuple[Int64, Int64, Int64, str]:
+    """By the outermost optimizer steps, each step with the number of its own; without the first where it is cut."""
     rows = trace.rows(Category.ANNOTATION, named=_OPTIMIZER_STEP.match)
-    if len(rows) < 2:
-        nothing = np.empty(0, dtype=np.int64)
-        return nothing, nothing, nothing, BY_OPTIMIZER
-    end = np.maximum.accumulate(trace.end_ns[rows])
-    outermost = np.concatenate(([True], trace.start_ns[rows][1:] >= end[:-1]))
-    edges = trace.end_ns[rows[outermost]]
-    return np.arange(1, len(edges), dtype=np.int64), edges[:-1], edges[1:], BY_OPTIMIZER
+    ended = np.append(0, np.maximum.accumulate(trace.end_ns[rows]))
+    edges = trace.end_ns[rows[trace.start_ns[rows] >= ended[: len(rows)]]]
+    first, begin = _by_batches(trace, work, edges)
+    if len(begin):
+        edges = begin if begin[-1] > edges[-1] else np.append(begin, _worked_until(trace, work))
+    return np.arange(first, first + len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_OPTIMIZER
+
+
+def _by_batches(trace: Trace, work: DeviceWork, stepped_ns: Int64) -> tuple[int, Int64]:
+    """(number of the first whole step, when the first batch of that and of each later step was taken); (1, empty) where
+    not all take as many batches. ``stepped_ns`` are the ends of the optimizer steps.
+    """
+    taken = trace.start_ns[loader_rows(trace, training_threads(trace, work))]
+    first = np.append(0, np.searchsorted(taken, stepped_ns))
+    batches = np.diff(first)
+    if not batches.any() or (batches[1:] != batches[-1]).any() or batches[0] > batches[-1]:
+        return 1, taken[:0]
+    whole = int(batches[0] < batches[-1])
+    return whole, taken[first[whole:][first[whole:] < len(taken)]]
+
+
+def _worked_until(trace: Trace, work: DeviceWork) -> int:
+    """When the loop of a recording ends: with the last operator or range, or where the profiler waits after it."""
+    threads = training_threads(trace, work)
+    ended = int(trace.end_ns[trace.rows(Category.CPU_OP, Category.ANNOTATION, threads=threads)].max())
+    waits = trace.start_ns[blocking_calls(trace, work, threads)]
+    after = waits[waits >= ended]
+    return int(after[0]) if len(after) else ended
 
 
 def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: Int64, source: str) -> Steps:
@@ -177,14 +206,15 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     behind = np.maximum(launched.done_ns(start), earlier_work_done_ns(trace, work))
     begin = np.minimum(opening, np.maximum(start, behind))
     stop = np.where(followed, np.append(begin[1:], _NEVER), closed)
-    # A device that lags behind its host at the first step's end idled before its kernels for as long as before those of
-    # steps alike. Where none are, it lagged as much at the step's begin.
+    # A device that lags behind its host idled before the first step's kernels for as long as before those of steps
+    # alike. Where none are, it lagged as much at the step's begin as at its end, or at that of the last one.
     first = np.append(True, ~followed[:-1]) & (begin <= start)
+    ends = np.flatnonzero(~followed)
     lag, lead, idle = np.maximum(stop - until, 0), launched.first_ns(start, until) - start, opening - begin
     assumed = np.zeros_like(begin)
     for place in np.flatnonzero(first & used):
         alike = used & ~first & (lead >= _AS_LATE * lead[place])
-        late = int(lag[place])
+        late = int(max(lag[place], lag[ends[np.searchsorted(ends, place)]])) if lag[place] else 0
         if late and alike.any():
             late = int(opening[place] - start[place] - np.median(idle[alike]))
         assumed[place] = max(0, min(opening[place], start[place] + late) - begin[place])

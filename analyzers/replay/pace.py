@@ -252,9 +252,11 @@ def _loads_like(recorded: RecordedSchedules, index: int, others: Sequence[int]) 
 
     Loaders that set the pace of one job deliver at the same. Those of hosts that run ahead may be busy, and quicker.
     """
-    own, *theirs = (recorded.deliveries[recorded.schedules.ranks[line]].batch_ns for line in (index, *others))
-    paces = [pace for pace in theirs if pace is not None]
-    return own is not None and 2 * len(paces) > len(theirs) and own <= _AS_SLOW * float(np.median(paces))
+    own, *theirs = (recorded.deliveries[recorded.schedules.ranks[line]] for line in (index, *others))
+    paces = [found.batch_ns for found in theirs if len(found) and found.batch_ns is not None]
+    return (
+        own.batch_ns is not None and 2 * len(paces) > len(theirs) and own.batch_ns <= _AS_SLOW * float(np.median(paces))
+    )
 
 
 def _holds(recorded: RecordedSchedules, schedules: Schedules, index: int) -> tuple[Int64, Int64]:

@@ -170,7 +170,7 @@ def test_the_device_is_as_far_behind_as_at_the_other_steps_that_wait_for_a_pair_
         device                          175  #195   285##285   375#  375  #395
     """
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    for count in (3, 4, 5, 6):
+    for count in (2, 3, 4, 5, 6):
         builder = TraceBuilder()
         for step in range(count):
             pair, second = 200 * (step // 2), step % 2
@@ -282,6 +282,40 @@ def test_steps_fall_back_on_the_optimizer():
     assert steps.source.startswith("optimizer steps")
     assert steps.start_ns.tolist() == [100, 250]
     assert steps.end_ns.tolist() == [250, 420]
+
+
+@pytest.mark.parametrize(
+    ("taken", "numbers", "edges"),
+    [
+        ([5, 105, 255], [0, 1, 2], [5, 105, 255, 430]),
+        ([105, 255], [1, 2], [105, 255, 430]),  # the first step is cut
+        ([5, 105, 255, 425], [0, 1, 2], [5, 105, 255, 425]),  # and what follows the last
+        ([5, 30, 105, 130, 255, 300], [0, 1, 2], [5, 105, 255, 430]),
+        ([30, 105, 130, 255, 300], [1, 2], [105, 255, 430]),
+        ([5, 105, 130, 255], [1, 2], [100, 250, 420]),  # not every step takes as many
+        ([130], [1, 2], [100, 250, 420]),
+    ],
+)
+def test_steps_that_nothing_marks_begin_with_their_first_batch(taken, numbers, edges):
+    """Optimizer steps end at 100, 250 and 420, the loop's last operator at 430; then the profiler waits."""
+    builder = TraceBuilder()
+    for at in taken:
+        builder.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, at + 3)
+    for end in (100, 250, 420):
+        builder.note("Optimizer.step#AdamW.step", end - 20, end).op("aten::mm", end - 50, end - 30)
+    builder.op("aten::zero_", 428, 430).call("cudaDeviceSynchronize", 430, 900)
+    steps = analyze_rank(builder.build()).steps
+    assert (steps.number.tolist(), steps.start_ns.tolist(), steps.end_ns.tolist()) == (numbers, edges[:-1], edges[1:])
+
+
+def test_a_lone_step_that_nothing_marks_lasts_from_its_batch_to_the_pause_after_it():
+    builder = TraceBuilder().note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100)
+    builder.launched("a", 110, 115, 150).note("Optimizer.step#SGD.step", 105, 120).call(
+        "cudaDeviceSynchronize", 300, 320
+    )
+    assert windows_of(builder) == [(0, 0, 300)]
+    rows = rows_of(analyze_rank(builder.build()))
+    assert (rows["DATALOADER"], rows["COMPUTE"], sum(rows.values())) == (100, 35, 300)
 
 
 @pytest.mark.parametrize("pause", ["gc.collect", "torch.save"])

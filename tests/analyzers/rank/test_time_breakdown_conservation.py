@@ -297,8 +297,9 @@ def test_rows_of_anything_on_cpus_are_exact(soup: tuple[JobSpec, Host, list[Work
 
 def _bounds(works: Sequence[Work], steps: Sequence[int]) -> list[tuple[int, int]]:
     """A step begins once the host has begun it and all earlier work has ended, with its first kernel at the latest. The
-    first one, before which nothing is recorded, is as late after the host as it ends; or, where it ends late and others
-    have their first launch at least half as late, begins as long before its first kernel as those usually do."""
+    first one, before which nothing is recorded, is as late after the host as it ends, or as the last one does; or,
+    where others have their first launch at least half as late, begins as long before its first kernel as those usually
+    do."""
     kernels = [work for work in works if work.kind in ("compute", "comm")]
     opening = [min((w for w in kernels if w.step == step), key=lambda work: work.queued_ns) for step in steps]
     first, lead = [w.started for w in opening], [w.queued_ns - n * LENGTH for n, w in enumerate(opening)]
@@ -308,8 +309,9 @@ def _bounds(works: Sequence[Work], steps: Sequence[int]) -> list[tuple[int, int]
     ends = [*starts[1:], edges[-1]]
     idle = [first[n] - start for n, start in enumerate(starts) if n and 2 * lead[n] >= lead[0]]
     lag = max(ends[0] - LENGTH, 0)
-    if lag and idle:
-        lag = max(int(first[0] - statistics.median(idle)), 0)
+    if lag:
+        last = ends[-1] - LENGTH * len(steps)
+        lag = max(int(first[0] - statistics.median(idle)), 0) if idle else max(lag, last)
     return list(zip([min(first[0], lag), *starts[1:]], ends, strict=True))
 
 

@@ -17,7 +17,7 @@ from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from tests.emulator.changes import apply
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate
-from tests.emulator.spec import Job, Loader, Model
+from tests.emulator.spec import Cause, Job, Loader, Model
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
 
 MODEL = ModelSpec(layers=8, tokens=4096)
@@ -288,3 +288,20 @@ def test_a_wait_for_the_last_batch_of_every_step_leaves_open_who_sets_the_pace(t
     assert not any(waits.sure for waits in context.recorded.deliveries.values() if len(waits))
     truth = simulate(quicker(paced(replace(DEVICES, microbatches=4), 0.9, 1), 1.5)).truth.step_time_ns
     assert found.low_ns <= truth <= found.high_ns
+
+
+@pytest.mark.parametrize("taken", [0.5, 0.8])
+def test_a_pause_costs_no_more_than_known_workers_leave(taken: float, tmp_path: Path) -> None:
+    """Nobody waits for the workers: they told what they take, ``taken`` of the step with a pause of a quarter of it."""
+    job = Job(ranks=2, ranks_per_host=2, noise=0.0, item_every=1, model=Model(blocks=4, tokens=4096), loader=Loader(2))
+    job = replace(job, recording=replace(job.recording, run=True), loader=replace(job.loader, load_ns=1 * MS))
+    pause = Cause("pause", emulate(job).step_ns / 3, (1,), how="checkpoint")
+    paused = replace(job, causes=(pause,))
+    load_ns = round(taken * emulate(paused).step_ns * job.loader.workers)
+    paused = replace(paused, loader=replace(job.loader, load_ns=load_ns, jitter=0.02))
+    emulation = emulate(paused)
+    emulation.write(tmp_path)
+    (row,) = analyze(tmp_path, workers=1).stragglers
+    truth = emulation.step_ns - emulate(paused.without(pause)).step_ns
+    assert (row.ranks, row.cause) == ((1,), "host")
+    assert row.lost_us * 1e3 == pytest.approx(truth, abs=0.02 * emulation.step_ns)
