@@ -21,7 +21,9 @@ _ABOUT: Final = {
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     **dict.fromkeys(("pinned-memory", "offload"), ("exposed_copy",)),
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
-    **dict.fromkeys(("garbage-collection", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")),
+    **dict.fromkeys(
+        ("garbage-collection", "host-pauses", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")
+    ),
     "host-syncs": ("idle_sync",),
     **dict.fromkeys(("mixed-precision", "optimizer-kernels"), ()),
 }
@@ -75,7 +77,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
             return "waiting for other stages of the pipeline"
     if category == _TRANSFER and _is_bound(summary):
         return "communication, which may be waiting for ranks that are not in the recording"
-    named = _named_host(summary) if category == "idle_host" else ""
+    named = named_host(summary) if category == "idle_host" else ""
     return f"{BY_ID[category].phrase}, mostly in {named}" if named else BY_ID[category].phrase
 
 
@@ -83,13 +85,13 @@ def where_to_look(category: str, summary: Summary) -> str:
     """What shows more about a loss that no fix is known for."""
     if category in (_WAIT, _TRANSFER) and _is_bound(summary):
         return _ALL_RANKS
-    named = _named_host(summary) if category == "idle_host" else ""
+    named = named_host(summary) if category == "idle_host" else ""
     if named:
         return f"look at what {named} does, and whether it can run in DataLoader workers or while the devices compute"
     return f"look at {_LOOK[category]}"
 
 
-def _named_host(summary: Summary) -> str:
+def named_host(summary: Summary) -> str:
     """What most of all ranks' host time is spent in, where that has a name; empty otherwise."""
     total = sum(row.idle_host_us for row in summary.time_breakdown)
     named: Counter[str] = Counter()

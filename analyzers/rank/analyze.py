@@ -18,7 +18,7 @@ from perfscope.analyzers.rank.memory import rank_memory
 from perfscope.analyzers.rank.partial import Loading, RankPartial
 from perfscope.analyzers.rank.passes import find_passes
 from perfscope.analyzers.rank.progress import progress
-from perfscope.analyzers.rank.repetition import edges_by_repetition
+from perfscope.analyzers.rank.repetition import edges_by_batches, edges_by_repetition
 from perfscope.analyzers.rank.steps import Steps, find_steps
 from perfscope.analyzers.rank.time_breakdown import time_breakdown
 from perfscope.analyzers.rank.timeline import Timeline
@@ -45,7 +45,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     """Run every analysis of one rank. Raises TraceError when the trace has no event that could bound a step."""
     work = device_work(trace)
     try:
-        steps = find_steps(trace, work, edges_by_repetition)
+        steps = find_steps(trace, work, edges_by_batches, edges_by_repetition)
     except ValueError as error:
         raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
     host = host_activity(trace, work)

@@ -260,7 +260,7 @@ class _HostRows:
     def __init__(self, host: HostActivity, waiting: Intervals, begin_ns: int, end_ns: int) -> None:
         self._begin, self._waiting = begin_ns, waiting
         busy = waiting.complement(begin_ns, end_ns)
-        layers = (host.named.get(COLLECTING, Intervals.empty()), host.loading, host.operators)
+        layers = (host.named.get(COLLECTING, Intervals.empty()), host.loading, host.operators, host.pauses)
         self._rows = []
         for layer in layers:
             mine = layer.intersect(busy)
@@ -270,13 +270,14 @@ class _HostRows:
     def before(self, moment_ns: Int64) -> Int64:
         """[moment, HostTime]."""
         begin = np.full(1, self._begin)
-        collection, loader, operators = (row.before(moment_ns) - row.before(begin) for row in self._rows)
-        other = self.total_before(moment_ns) - collection - loader - operators
+        collection, loader, operators, pauses = (row.before(moment_ns) - row.before(begin) for row in self._rows)
+        other = self.total_before(moment_ns) - collection - loader - operators - pauses
         columns = {
             HostTime.LOADER: loader,
             HostTime.COLLECTION: collection,
             HostTime.OPERATORS: operators,
             HostTime.OTHER: other,
+            HostTime.PAUSES: pauses,
         }
         return np.stack([columns[row] for row in HostTime], axis=1)
 

@@ -1,4 +1,4 @@
-"""Steps of a loop that nothing marks, by the repetition of its kernels."""
+"""Steps of a loop that nothing marks: by the batches that it takes, or by the repetition of its kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import device_communication
-from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
+from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 _SAME: Final = 0.999
@@ -22,6 +23,30 @@ _KERNELS: Final = 10
 
 _TRIED: Final = 40
 """Periods tried at most."""
+
+
+def edges_by_batches(trace: Trace, work: DeviceWork, stepped_ns: Int64) -> tuple[int, Int64]:
+    """(number of the first whole step, when the first batch of that and of each later step was taken, and when the last
+    one ended); (1, empty) where not all steps take as many batches. ``stepped_ns`` are the ends of the optimizer steps.
+    """
+    threads = training_threads(trace, work)
+    taken = trace.start_ns[loader_rows(trace, threads)]
+    first = np.append(0, np.searchsorted(taken, stepped_ns))
+    batches = np.diff(first)
+    if not batches.any() or (batches[1:] != batches[-1]).any() or batches[0] > batches[-1]:
+        return 1, taken[:0]
+    whole = int(batches[0] < batches[-1])
+    edges = taken[first[whole:][first[whole:] < len(taken)]]
+    # A step that begins after the last optimizer step is cut.
+    return whole, edges if edges[-1] > stepped_ns[-1] else np.append(edges, _loop_end_ns(trace, work, threads))
+
+
+def _loop_end_ns(trace: Trace, work: DeviceWork, threads: Int64) -> int:
+    """The end of the last operator or range, or where the profiler begins to wait after it."""
+    ended = int(trace.end_ns[trace.rows(Category.CPU_OP, Category.ANNOTATION, threads=threads)].max())
+    waits = trace.start_ns[blocking_calls(trace, work, threads)]
+    after = waits[waits >= ended]
+    return int(after[0]) if len(after) else ended
 
 
 def edges_by_repetition(trace: Trace, work: DeviceWork) -> Int64:

@@ -33,15 +33,14 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
-from perfscope.analyzers.rank.launches import (
-    DeviceWork,
-    blocking_calls,
-    earlier_work_done_ns,
-    launched_before_recording,
-)
+from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
+
+Edges = Callable[[Trace, DeviceWork], Int64]
+"""Times on the host between steps, the begin of the first and the end of the last included; empty: not known."""
+EdgesByBatches = Callable[[Trace, DeviceWork, Int64], tuple[int, Int64]]
+"""The same, with the number of the first one before, from the ends of the optimizer steps."""
 
 _STEP_NAME = re.compile(rf"^(?:{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)})(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
@@ -100,14 +99,17 @@ class Steps:
         return np.bincount(step[inside], weights=weights, minlength=len(self)).astype(np.int64)
 
 
-def find_steps(trace: Trace, work: DeviceWork, unmarked: Callable[[Trace, DeviceWork], Int64] | None = None) -> Steps:
+def find_steps(
+    trace: Trace, work: DeviceWork, by_batches: EdgesByBatches | None = None, unmarked: Edges | None = None
+) -> Steps:
     """Find the steps by annotations, else by optimizer steps; else the whole recording is one.
 
-    Before that, ``unmarked`` is asked for times on the host between steps that nothing marks.
+    Between optimizer steps ``by_batches`` is asked where their batches are taken. Before the whole recording counts as
+    one, ``unmarked`` is asked for times on the host between steps that nothing marks.
     On a rank with device work, steps without any are left out. Raises ValueError when the trace has no event that could
     bound a window.
     """
-    for number, start, end, source in _marks(trace, work, unmarked):
+    for number, start, end, source in _marks(trace, work, by_batches, unmarked):
         if len(number):
             return _windows(trace, work, number, start, end, source)
     start_ns, end_ns = _extent(trace, work)
@@ -123,11 +125,11 @@ def _window_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
 
 
 def _marks(
-    trace: Trace, work: DeviceWork, unmarked: Callable[[Trace, DeviceWork], Int64] | None
+    trace: Trace, work: DeviceWork, by_batches: EdgesByBatches | None, unmarked: Edges | None
 ) -> Iterator[tuple[Int64, Int64, Int64, str]]:
     """(numbers, begins, ends, source) of the steps' host windows, by each means, the best first; empty: by none."""
     yield _by_annotation(trace)
-    yield _by_optimizer(trace, work)
+    yield _by_optimizer(trace, work, by_batches)
     edges = unmarked(trace, work) if unmarked is not None else np.empty(0, dtype=np.int64)
     yield np.arange(len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_REPETITION
 
@@ -154,37 +156,15 @@ def _step_number(name: str) -> int:
     return int(match[1])
 
 
-def _by_optimizer(trace: Trace, work: DeviceWork) -> tuple[Int64, Int64, Int64, str]:
+def _by_optimizer(trace: Trace, work: DeviceWork, batches: EdgesByBatches | None) -> tuple[Int64, Int64, Int64, str]:
     """By the outermost optimizer steps, each step with the number of its own; without the first where it is cut."""
     rows = trace.rows(Category.ANNOTATION, named=_OPTIMIZER_STEP.match)
     ended = np.append(0, np.maximum.accumulate(trace.end_ns[rows]))
-    edges = trace.end_ns[rows[trace.start_ns[rows] >= ended[: len(rows)]]]
-    first, begin = _by_batches(trace, work, edges)
-    if len(begin):
-        edges = begin if begin[-1] > edges[-1] else np.append(begin, _worked_until(trace, work))
+    stepped = trace.end_ns[rows[trace.start_ns[rows] >= ended[: len(rows)]]]
+    first, edges = batches(trace, work, stepped) if batches is not None else (1, stepped[:0])
+    if len(edges) == 0:
+        edges = stepped
     return np.arange(first, first + len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_OPTIMIZER
-
-
-def _by_batches(trace: Trace, work: DeviceWork, stepped_ns: Int64) -> tuple[int, Int64]:
-    """(number of the first whole step, when the first batch of that and of each later step was taken); (1, empty) where
-    not all take as many batches. ``stepped_ns`` are the ends of the optimizer steps.
-    """
-    taken = trace.start_ns[loader_rows(trace, training_threads(trace, work))]
-    first = np.append(0, np.searchsorted(taken, stepped_ns))
-    batches = np.diff(first)
-    if not batches.any() or (batches[1:] != batches[-1]).any() or batches[0] > batches[-1]:
-        return 1, taken[:0]
-    whole = int(batches[0] < batches[-1])
-    return whole, taken[first[whole:][first[whole:] < len(taken)]]
-
-
-def _worked_until(trace: Trace, work: DeviceWork) -> int:
-    """When the loop of a recording ends: with the last operator or range, or where the profiler waits after it."""
-    threads = training_threads(trace, work)
-    ended = int(trace.end_ns[trace.rows(Category.CPU_OP, Category.ANNOTATION, threads=threads)].max())
-    waits = trace.start_ns[blocking_calls(trace, work, threads)]
-    after = waits[waits >= ended]
-    return int(after[0]) if len(after) else ended
 
 
 def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: Int64, source: str) -> Steps:

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.rank.host_lane import HostTime, pauses_as_other
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.lanes import LaunchPoints, RankLane
 from perfscope.analyzers.replay.peers import Peers, progress_at
@@ -24,6 +24,8 @@ from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 
 _AS_SLOW: Final = 1.5
 """Loaders are equally slow where the time between their batches, of which few may be known, differs by less."""
+
+_OF_PYTHON: Final = [HostTime.OTHER, HostTime.PAUSES]
 
 _WAITS: Final = (OpKind.SYNC, OpKind.JOIN)
 
@@ -135,11 +137,9 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     for first, last in pairwise(steps.tolist()):
         kept = usual[first:last].sum(axis=0) >= mine[first:last].sum(axis=0)
         usual[first:last, kept] = mine[first:last, kept]
-    own, more = _repaced(side.rows_ns, of.anchors[line], usual)
+    own, more = _repaced(pauses_as_other(side.rows_ns), of.anchors[line], usual)
     launches = own[side.points.op]
-    own[:, HostTime.OTHER], launches[:, HostTime.OTHER] = _shortened(
-        side, of.anchors[line], usual[:, HostTime.OTHER], HostTime.OTHER
-    )
+    own[:, _OF_PYTHON], launches[:, _OF_PYTHON] = _shortened(side, of.anchors[line], usual[:, HostTime.OTHER])
     others = [recorded.lanes[recorded.schedules.ranks.index(peers.ranks[other])] for other in peers.others(rank, paced)]
     # Where the device waits for the first launch of its window, the host comes to it as late as its peers' do.
     lead = int(side.lanes.lead_ns[0])
@@ -147,14 +147,15 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     return HostPace(own, more, launches, _unusual_waits(recorded, peers, rank, paced), max(lead, round(usually)))
 
 
-def _shortened(side: RankLane, anchors: Int64, target_ns: Int64, row: HostTime) -> tuple[Float64, Float64]:
-    """(factor of a row of the host's time before each op, and of that until each launch), once the segments between
-    ``anchors`` take ``target_ns`` or less of it: the longest of what the host does is shortened first, since a pause is
-    no part of the rest.
+def _shortened(side: RankLane, anchors: Int64, target_ns: Int64) -> tuple[Float64, Float64]:
+    """(factor of the host's other time and pauses before each op, and of those until each launch), each as a column,
+    once the segments between ``anchors`` take ``target_ns`` or less of them: the longest of what the host does is
+    shortened first, since a pause is no part of the rest.
     """
-    ops, points = np.arange(len(side.rows_ns)), side.points
-    passed = np.concatenate((np.zeros((1, side.rows_ns.shape[1]), dtype=np.int64), np.cumsum(side.rows_ns, axis=0)))
-    launched = passed[points.op] + points.rows_ns
+    row, ops, points = HostTime.OTHER, np.arange(len(side.rows_ns)), side.points
+    rows, at_launch = pauses_as_other(side.rows_ns), pauses_as_other(points.rows_ns)
+    passed = np.concatenate((np.zeros((1, rows.shape[1]), dtype=np.int64), np.cumsum(rows, axis=0)))
+    launched = passed[points.op] + at_launch
     # All moments in the host's order; an op comes behind what is launched before it.
     op, total = np.append(ops, points.op), np.append(passed[1:].sum(axis=1), launched.sum(axis=1))
     order = np.lexsort((np.append(np.ones(len(ops)), np.zeros(len(points.op))), total, op))
@@ -167,10 +168,9 @@ def _shortened(side: RankLane, anchors: Int64, target_ns: Int64, row: HostTime) 
     new = np.empty(len(order))
     new[order] = np.cumsum(parts)
     before = np.append(0.0, new[: len(ops)])
-    of_op = np.divide(np.diff(before), side.rows_ns[:, row], out=np.ones(len(ops)), where=side.rows_ns[:, row] > 0)
-    until = new[len(ops) :] - before[points.op]
-    had = points.rows_ns[:, row]
-    return of_op, np.divide(until, had, out=np.ones(len(had)), where=had > 0)
+    of_op = np.divide(np.diff(before), rows[:, row], out=np.ones(len(ops)), where=rows[:, row] > 0)
+    until, had = new[len(ops) :] - before[points.op], at_launch[:, row]
+    return of_op[:, None], np.divide(until, had, out=np.ones(len(had)), where=had > 0)[:, None]
 
 
 def _capped(parts_ns: Int64, target_ns: int) -> Int64:

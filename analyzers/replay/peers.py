@@ -18,6 +18,7 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.stages import stages
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, Collectives
+from perfscope.analyzers.rank.host_lane import pauses_as_other
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -55,7 +56,7 @@ class Peers:
     on_device: Segments | None = None
     """Of the devices' own time (one part), where hosts are replayed beside them."""
     on_host: Segments | None = None
-    """Of the hosts' own time, by ``HostTime``."""
+    """Of the hosts' own time, by ``HostTime``, pauses as other time."""
 
     @property
     def segments(self) -> Segments:
@@ -224,7 +225,7 @@ def _beside_hosts(
     last = len(recorded.steps) - 1
     into = np.append(step[chosen], last)
     lanes = [recorded.lanes[schedules.ranks.index(rank)] for rank in ranks]
-    on_host = _cut([lane.rows_ns for lane in lanes], common, ends, into)
+    on_host = _cut([pauses_as_other(lane.rows_ns) for lane in lanes], common, ends, into)
     with_begins = [np.insert(at, between, mine[same]) for at, mine in zip(common, begins, strict=True)]
     into = np.append(np.insert(step[chosen], between, same - 1), last)
     return _cut([lane.lanes.work_ns[:, None] for lane in lanes], with_begins, ends, into), on_host

@@ -182,8 +182,8 @@ def _only_kernels(schedules: EditableSchedules, loop: _Loop, value: str) -> tupl
         op.own_ns = np.zeros(len(TimeCategory))
         op.own_ns[TimeCategory.COMPUTE] = times * compute
         if op.host is not None:
-            for row in HostTime:
-                op.host.scale_row(row, launches if row is HostTime.OPERATORS else 0.0)
+            op.host.scale_rows([row for row in HostTime if row is not HostTime.OPERATORS], 0.0)
+            op.host.scale_rows([HostTime.OPERATORS], launches)
     for one in loop.reduced:
         one.host_ns = 0.0
     return dropped, added

@@ -55,7 +55,7 @@ _HALVED: Final = {"float32": "bfloat16", "float64": "float32"}
 _OF_OPTIMIZER: Final = [TimeCategory.COMPUTE, TimeCategory.LAUNCH]
 _AFTER_OPTIMIZER: Final = [TimeCategory.HOST, TimeCategory.SYNC]
 """What scripts do once per optimizer step, not per batch, as far as is known: log, read the loss, save."""
-_OF_HOST_AFTER: Final = [HostTime.COLLECTION, HostTime.OTHER]
+_OF_HOST_AFTER: Final = [HostTime.COLLECTION, HostTime.OTHER, HostTime.PAUSES]
 """The same on a host beside its device."""
 
 

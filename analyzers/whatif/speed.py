@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,7 +28,7 @@ from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OF_DEVICE_ROWS
 from perfscope.analyzers.whatif.schedules.ops import Collective
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
-from perfscope.trace.trace import NEVER
+from perfscope.trace.trace import NEVER, Int64
 
 
 def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -102,33 +103,51 @@ def _idle(
 
 
 def _collections(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
-    """``value`` times the garbage collection that delays hosts; 0: none, or only between the recorded steps.
+    """``value`` times the garbage collection that delays hosts; 0: none, or only between the recorded steps."""
+    collecting = {rank: collecting_ns(context.result, rank) for rank in schedules.ops}
+    if not any(each.any() for each in collecting.values()):
+        raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
+    return _shorten_host(schedules, context, _share(name, value), collecting, (HostTime.COLLECTION,))
+
+
+def _pauses(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """``value`` times the pauses in which hosts run no operator and make no call."""
+    if not context.on_devices:
+        raise CannotReplay("the job ran on CPUs: what a host does between operators is its compute, too")
+    pausing = {rank: context.result.totals[rank][:, TimeCategory.HOST] for rank in schedules.ops}
+    if not any(each.any() for each in pausing.values()):
+        raise CannotReplay("no device waits for a host that pauses")
+    return _shorten_host(schedules, context, _share(name, value), pausing, (HostTime.COLLECTION, HostTime.PAUSES))
+
+
+def _shorten_host(
+    schedules: EditableSchedules,
+    context: Context,
+    left: float,
+    lost_ns: Mapping[int, Int64],
+    rows: Collection[HostTime],
+) -> Uncertainty:
+    """``left`` of what hosts do by ``rows``, for which devices idle ``lost_ns`` [used step] of each rank.
 
     Without hosts beside their devices it is taken from all host time of the step in proportion.
     """
-    left = _share(name, value)
-    steps = context.result.steps.tolist()
-    collecting = {
-        rank: dict(zip(steps, collecting_ns(context.result, rank).tolist(), strict=True)) for rank in schedules.ops
-    }
-    if not any(any(of_steps.values()) for of_steps in collecting.values()):
-        raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
     schedules.steps_alike = False
     for index, rank in enumerate(context.recorded.schedules.ranks):
         # What made a rank come late to its first window was such a pause, too, as far as one of them is as long.
-        longest = max(collecting[rank].values(), default=0)
+        longest = int(lost_ns[rank].max(initial=0))
         schedules.start_ns[rank] -= round((1 - left) * min(longest, late_by(context.recorded, index)))
     if schedules.hosts:
         for op in chain.from_iterable(schedules.ops.values()):
             if op.host is not None:
-                op.host.scale_row(HostTime.COLLECTION, left)
+                op.host.scale_rows(rows, left)
         return Uncertainty(less=0.25, more=0.05)
     for rank, ops in schedules.ops.items():
+        of_steps = dict(zip(context.result.steps.tolist(), lost_ns[rank].tolist(), strict=True))
         host: defaultdict[int | None, float] = defaultdict(float)
         for op in ops:
             host[op.step] += op.own_ns[TimeCategory.HOST]
         for op in ops:
-            in_step = collecting[rank].get(op.step, 0) if op.step is not None else 0
+            in_step = of_steps.get(op.step, 0) if op.step is not None else 0
             if in_step and host[op.step]:
                 op.own_ns[TimeCategory.HOST] *= max(1 - (1 - left) * in_step / host[op.step], 0.0)
     return Uncertainty(less=0.25, more=0.05)
@@ -188,4 +207,6 @@ SETTINGS = (
             _syncs, 0, with_hosts=True, of_host_work=True),
     Setting("host.gc", "SHARE", "the share of garbage collection that is left; 0: none",
             _collections, 0, with_hosts=True, of_host_work=True),
+    Setting("host.pauses", "SHARE", "the share of pauses of hosts between operators that is left; 0: none",
+            _pauses, 0, with_hosts=True, of_host_work=True),
 )  # fmt: skip

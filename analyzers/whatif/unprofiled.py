@@ -30,7 +30,7 @@ _ON_HOST: Final = np.array([TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCateg
 _ON_DEVICE: Final = np.array([TimeCategory.LAUNCH, TimeCategory.HOST, TimeCategory.UNKNOWN])
 """The same on a rank with a device."""
 
-_OF_HOST: Final = np.array([HostTime.OPERATORS, HostTime.OTHER])
+_OF_HOST: Final = np.array([HostTime.OPERATORS, HostTime.OTHER, HostTime.PAUSES])
 """The same of a host beside its device."""
 
 _CLOSE: Final = 0.002

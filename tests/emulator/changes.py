@@ -79,6 +79,10 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "host.launch": (_ALL, _no_overhead),
     "host.sync": (_ALL, _no_sync_of_the_host),
     "host.gc": (_ALL, lambda job, _: replace(job, causes=tuple(cause for cause in job.causes if cause.how != "gc"))),
+    "host.pauses": (
+        _ALL,
+        lambda job, _: replace(job, causes=tuple(each for each in job.causes if each.kind != "pause")),
+    ),
     "dataloader.num_workers": (_ALL, lambda job, value: replace(job, loader=replace(job.loader, workers=int(value)))),
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),

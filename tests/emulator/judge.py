@@ -41,7 +41,7 @@ ROWS = {
 """What a straggler's cause is called."""
 RULES = {
     "slow loader": ("dataloader-workers", "loader-stalls"),
-    "pause": ("garbage-collection",),
+    "pause": ("garbage-collection", "host-pauses"),
     "sync": ("host-syncs", "launch-bound"),
     "small buckets": ("ddp-bucket-size",),
     "by hand": ("gradients-by-hand",),
@@ -222,7 +222,9 @@ def _named(plant: Plant, rows: list[StragglerRow], serious: list[Finding]) -> St
         row = max((row for row in rows if _is(plant, row)), key=lambda row: row.lost_us, default=None)
         # Stages of one rank have nobody to be compared with, but a finding may be about these ranks.
         about = (one for one in serious if one.rule in RULES.get(plant.kind, ()) and one.evidence[0].ranks)
-        return row or next((one for one in about if set(one.evidence[0].ranks) <= set(plant.ranks)), None)
+        found = next((one for one in about if set(one.evidence[0].ranks) <= set(plant.ranks)), None)
+        of_more = found is not None and row is not None and {row.rank, *row.ranks} < set(found.evidence[0].ranks)
+        return found if of_more else row or found
     # In a few steps not all ranks need show what all suffer from.
     found = (finding for rule in RULES[plant.kind] for finding in serious if finding.rule == rule)
     return next(found, next((row for row in rows if _is(plant, row, of_all=True)), None))

@@ -24,7 +24,7 @@ EXPLAINED: Final = 0.5
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no collections recorded, or they delay nothing."""
-    paused = _paused_us(job)
+    paused = paused_us(job)
     if paused < SHARE * job.step_time_us or job.steps == 0:
         return None
     step = job.predict({"host.gc": "0"}) if job.predict is not None else None
@@ -55,10 +55,10 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def explains(job: RuleContext, row: StragglerRow) -> bool:
     """Are recorded collections the cause of this straggler?"""
-    return row.cause == "host" and _paused_us(job) >= max(EXPLAINED * row.lost_us, SHARE * job.step_time_us)
+    return row.cause == "host" and paused_us(job) >= max(EXPLAINED * row.lost_us, SHARE * job.step_time_us)
 
 
-def _paused_us(job: RuleContext) -> float:
+def paused_us(job: RuleContext) -> float:
     """The longest collection of any rank in each step, mean over the steps: the longest delay of a step."""
     per_rank = [steps.collecting_us for steps in job.per_step.values()]
     return mean(max(step) for step in zip(*per_rank, strict=True)) if per_rank and per_rank[0] else 0.0

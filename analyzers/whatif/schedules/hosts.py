@@ -9,7 +9,7 @@ launched and what came before has ended.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
@@ -32,7 +32,7 @@ OF_DEVICE_ROWS: Final = HOST_ROWS + 1
 _HOST_ROWS: Final = {
     TimeCategory.DATALOADER: (HostTime.LOADER,),
     TimeCategory.LAUNCH: (HostTime.OPERATORS,),
-    TimeCategory.HOST: (HostTime.COLLECTION, HostTime.OTHER),
+    TimeCategory.HOST: (HostTime.COLLECTION, HostTime.OTHER, HostTime.PAUSES),
 }
 
 
@@ -77,19 +77,19 @@ class HostPart:
         """What belongs to a category takes ``factor`` times as long: on the host where that causes it, else on the
         device. Garbage collection is host time.
         """
-        for row in _HOST_ROWS.get(category, ()):
-            self.scale_row(row, factor)
+        self.scale_rows(_HOST_ROWS.get(category, ()), factor)
         self.launches[:, OF_DEVICE_ROWS + category] *= factor
 
-    def scale_row(self, row: HostTime, factor: float) -> None:
-        """The same of one thing that the host does."""
-        self.own_ns[row] *= factor
-        self.launches[:, row] *= factor
+    def scale_rows(self, rows: Collection[HostTime], factor: float) -> None:
+        """The same of things that the host does."""
+        for row in rows:
+            self.own_ns[row] *= factor
+            self.launches[:, row] *= factor
 
     def set_host(self, row: HostTime, ns: float) -> None:
         """What the host does takes that long, where it did it."""
         if self.own_ns[row] > 0:
-            self.scale_row(row, ns / self.own_ns[row])
+            self.scale_rows((row,), ns / self.own_ns[row])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,71 @@
+"""Pauses of hosts: fires when devices are idle while their hosts are in no operator and no call for long.
+
+Preprocessing in the loop, saving, logging and garbage collection do that. On one rank alone it is a straggler's; where
+it is on several, or on a pipeline stage that has no peers, nobody is slower than those that do the same work.
+Collections that are recorded have a rule of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.losses import named_host, where_to_look
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.results.findings import Action, Evidence, Finding
+from perfscope.results.rows import StragglerRow
+from perfscope.text import ranks_in_words
+
+RULE: Final = "host-pauses"
+SHARE: Final = 0.05
+"""Least share of the step, of idle time and of what the replay saves."""
+PAUSING: Final = 0.02
+"""Share of the step in pauses from which a rank is named: less is noise."""
+EXPLAINED: Final = 0.8
+"""Share of the saving from which another finding is about the same pauses."""
+_CHANGE: Final = {"host.pauses": "0"}
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: devices hardly wait for pauses, or another finding is about them."""
+    rows = job.summary.time_breakdown
+    idle = {row.rank: row.idle_host_us for row in rows}
+    if not job.on_devices or max(idle.values(), default=0.0) < SHARE * job.step_time_us:
+        return None
+    step = job.replayed(_CHANGE, SHARE)
+    if step is None or _is_told(job, step[1]):
+        return None
+    prediction, saved_us = step
+    ranks = tuple(rank for rank, us in idle.items() if us >= PAUSING * job.step_time_us)
+    name = named_host(job.summary)
+    return job.finding(
+        RULE,
+        f"Work between operators pauses the hosts of {ranks_in_words(ranks)}{f' ({name})' if name else ''}: "
+        f"{job.share(saved_us):.0%} of the step",
+        saved_us,
+        evidence=(
+            Evidence("longest idle time of a device while its host pauses", max(idle.values()), "us", ranks),
+            Evidence("step time", job.step_time_us, "us", job.ranks),
+        ),
+        action=Action(
+            setting="host work between operators",
+            old=None,
+            new=None,
+            how=f"{where_to_look('idle_host', job.summary).capitalize()}. Preprocessing, saving and logging in the "
+            "loop pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, "
+            "do them in fewer steps, or at the same step on all ranks.",
+        ),
+        confidence=job.confidence(),
+        predicted=prediction,
+        whatif=_CHANGE,
+    )
+
+
+def _is_told(job: RuleContext, saved_us: float) -> bool:
+    """Is a straggler, or recorded garbage collection, most of it?"""
+    worst = max((row.lost_us for row in job.summary.stragglers if _pauses(row)), default=0.0)
+    return max(worst, garbage_collection.paused_us(job)) >= EXPLAINED * saved_us
+
+
+def _pauses(row: StragglerRow) -> bool:
+    return row.cause == "host" or "host" in row.causes
