@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.rank.host_activity import COLLECTING, DDP_FORWARD
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.recording.vocabulary import FORWARD
 from perfscope.results.categories import TimeCategory
@@ -45,19 +44,16 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
     return RankSteps(
         loading_us=us(totals[:, TimeCategory.DATALOADER]),
         compute_us=us(totals[:, TimeCategory.COMPUTE]),
-        collecting_us=us(collecting_ns(result, rank)),
+        collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
         forward_us=_forward(partial, used),
     )
 
 
-def collecting_ns(result: AlignedJob, rank: int) -> Int64:
-    """Garbage collection in one rank's idle_host, ns in each used step."""
-    start, end = result.windows[rank]
-    named = result.partials[rank].named_host.get(COLLECTING)
-    if named is None or len(named) == 0:
-        return np.zeros(len(start), dtype=np.int64)
-    return named.intersect(result.timelines[rank].where(TimeCategory.HOST)).within(start, end)
+def collecting(result: AlignedJob, rank: int) -> Intervals:
+    """Garbage collection in one rank's idle_host."""
+    named = result.partials[rank].named_host.get(COLLECTING, Intervals.empty())
+    return named.intersect(result.timelines[rank].where(TimeCategory.HOST)) if len(named) else named
 
 
 def _forward(partial: RankPartial, used: Int64) -> tuple[float, ...] | None:

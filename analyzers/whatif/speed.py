@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from perfscope.analyzers.job.rank_steps import collecting_ns
+from perfscope.analyzers.job.rank_steps import collecting
 from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.pace import Pace, late_by
 from perfscope.analyzers.replay.stragglers.own_time import HostBound
@@ -28,7 +29,7 @@ from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OF_DEVICE_ROWS
 from perfscope.analyzers.whatif.schedules.ops import Collective
 from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
-from perfscope.trace.trace import NEVER, Int64
+from perfscope.trace.trace import NEVER
 
 
 def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -104,38 +105,45 @@ def _idle(
 
 def _collections(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """``value`` times the garbage collection that delays hosts; 0: none, or only between the recorded steps."""
-    collecting = {rank: collecting_ns(context.result, rank) for rank in schedules.ops}
-    if not any(each.any() for each in collecting.values()):
+    lost = {rank: collecting(context.result, rank) for rank in schedules.ops}
+    if not any(each.within(*context.result.windows[rank]).any() for rank, each in lost.items()):
         raise CannotReplay("no garbage collection is recorded; record with perfscope run, which names it")
-    return _shorten_host(schedules, context, _share(name, value), collecting, (HostTime.COLLECTION,))
+    return _shorten_host(schedules, context, _share(name, value), lost, (HostTime.COLLECTION,))
 
 
 def _pauses(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """``value`` times the pauses in which hosts run no operator and make no call."""
     if not context.on_devices:
         raise CannotReplay("the job ran on CPUs: what a host does between operators is its compute, too")
-    pausing = {rank: context.result.totals[rank][:, TimeCategory.HOST] for rank in schedules.ops}
-    if not any(each.any() for each in pausing.values()):
+    lost = {rank: context.result.timelines[rank].where(TimeCategory.HOST) for rank in schedules.ops}
+    if not any(map(len, lost.values())):
         raise CannotReplay("no device waits for a host that pauses")
-    return _shorten_host(schedules, context, _share(name, value), pausing, (HostTime.COLLECTION, HostTime.PAUSES))
+    return _shorten_host(schedules, context, _share(name, value), lost, (HostTime.COLLECTION, HostTime.PAUSES))
 
 
 def _shorten_host(
     schedules: EditableSchedules,
     context: Context,
     left: float,
-    lost_ns: Mapping[int, Int64],
+    lost: Mapping[int, Intervals],
     rows: Collection[HostTime],
 ) -> Uncertainty:
-    """``left`` of what hosts do by ``rows``, for which devices idle ``lost_ns`` [used step] of each rank.
+    """``left`` of what hosts do by ``rows``, for which the device of each rank is idle in ``lost``.
 
     Without hosts beside their devices it is taken from all host time of the step in proportion.
     """
     schedules.steps_alike = False
+    lost_ns = {rank: each.within(*context.result.windows[rank]) for rank, each in lost.items()}
     for index, rank in enumerate(context.recorded.schedules.ranks):
         # What made a rank come late to its first window was such a pause, too, as far as one of them is as long.
         longest = int(lost_ns[rank].max(initial=0))
         schedules.start_ns[rank] -= round((1 - left) * min(longest, late_by(context.recorded, index)))
+    for rank, side in schedules.hosts.items():
+        steps = context.result.partials[rank].steps
+        begin = steps.start_ns[steps.indices_of(context.recorded.steps[:1])]
+        # The host comes sooner to the first launch, for which its device waits.
+        before = int(lost[rank].within(begin, begin + max(-side.lead_ns, 0))[0])
+        schedules.hosts[rank] = replace(side, lead_ns=side.lead_ns + round((1 - left) * before))
     if schedules.hosts:
         for op in chain.from_iterable(schedules.ops.values()):
             if op.host is not None:

@@ -37,11 +37,12 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     prediction, saved_us = step
     ranks = tuple(rank for rank, us in idle.items() if us >= PAUSING * job.step_time_us)
-    name = named_host(job.summary)
+    who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
+    name, look = named_host(job.summary), where_to_look("idle_host", job.summary)
+    where = f", mostly in {name}" if name else ""
     return job.finding(
         RULE,
-        f"Work between operators pauses the hosts of {ranks_in_words(ranks)}{f' ({name})' if name else ''}: "
-        f"{job.share(saved_us):.0%} of the step",
+        f"{job.share(saved_us):.0%} of the step is host time between operators{who}{where}",
         saved_us,
         evidence=(
             Evidence("longest idle time of a device while its host pauses", max(idle.values()), "us", ranks),
@@ -51,9 +52,9 @@ def evaluate(job: RuleContext) -> Finding | None:
             setting="host work between operators",
             old=None,
             new=None,
-            how=f"{where_to_look('idle_host', job.summary).capitalize()}. Preprocessing, saving and logging in the "
-            "loop pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, "
-            "do them in fewer steps, or at the same step on all ranks.",
+            how=f"{look[0].upper()}{look[1:]}. Preprocessing, saving and logging in the loop pause the host, as does "
+            "Python's garbage collector: move them into DataLoader workers or a thread, do them in fewer steps, or at "
+            "the same step on all ranks.",
         ),
         confidence=job.confidence(),
         predicted=prediction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -67,3 +68,25 @@ def test_the_what_if_is_the_job_without_pauses(tmp_path, ranks):
     emulate(replace(EMULATED, causes=(pause,))).write(tmp_path)
     found = predict(context_of(tmp_path), {"host.pauses": "0"})
     assert found.mid_ns == pytest.approx(emulate(EMULATED).step_ns, rel=0.03)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_pause_before_the_first_launch_of_a_recording_counts(tmp_path, steps):
+    """In each step of 15 ms a lone rank prepares its batch for 5, then its device computes for 10."""
+    calls, kernels = [], []
+    for step in range(steps):
+        at = 15_000 * step
+        calls.append(("user_annotation", f"ProfilerStep#{step}", at, 15_000, 0))
+        calls += [("cuda_runtime", "cudaLaunchKernel", at + 5_000 + 10 * n, 6, 100 * step + n + 1) for n in range(10)]
+        calls.append(("cuda_runtime", "cudaDeviceSynchronize", at + 5_100, 9_900, 0))
+        kernels += [("kernel", "gemm", at + 5_000 + 1_000 * n, 1_000, 100 * step + n + 1) for n in range(10)]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": 7, "ts": ts, "dur": dur,
+         "args": {"correlation": number, "stream": 7, "device": 0} if number else {}}
+        for pid, rows in ((1, calls), (0, kernels)) for cat, name, ts, dur, number in rows
+    ]  # fmt: skip
+    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
+    (tmp_path / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
+    summary = perfscope.analyze(tmp_path)
+    assert summary.findings[0].rule == host_pauses.RULE
+    assert summary.findings[0].predicted_step_us.mid == pytest.approx(10_000, rel=0.05)
