@@ -21,9 +21,8 @@ _ABOUT: Final = {
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     **dict.fromkeys(("pinned-memory", "offload"), ("exposed_copy",)),
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
-    **dict.fromkeys(
-        ("garbage-collection", "host-pauses", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")
-    ),
+    **dict.fromkeys(("garbage-collection", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")),
+    "host-pauses": ("idle_host",),
     "host-syncs": ("idle_sync",),
     **dict.fromkeys(("mixed-precision", "optimizer-kernels"), ()),
 }
