@@ -253,7 +253,7 @@ def _loads_like(recorded: RecordedSchedules, index: int, others: Sequence[int]) 
     Loaders that set the pace of one job deliver at the same. Those of hosts that run ahead may be busy, and quicker.
     """
     own, *theirs = (recorded.deliveries[recorded.schedules.ranks[line]] for line in (index, *others))
-    paces = [found.batch_ns for found in theirs if len(found) and found.batch_ns is not None]
+    paces = [found.batch_ns for found in theirs if found.longest_ns and found.batch_ns is not None]
     return (
         own.batch_ns is not None and 2 * len(paces) > len(theirs) and own.batch_ns <= _AS_SLOW * float(np.median(paces))
     )
