@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import jinja2
 
-from perfscope.recording.paths import partial
+from perfscope.recording.whole import write_text
 from perfscope.reports.figures.colours import variables
 from perfscope.text import ABSENT, of_recording
 
@@ -45,10 +45,7 @@ def assemble(
 
 def save(html: str, path: Path) -> None:
     """Write a page, whole or not at all. Raises OSError when the folder cannot be written."""
-    temporary = partial(path)
-    # A name from a trace may hold half a surrogate pair, which UTF-8 cannot write.
-    temporary.write_text(html, encoding="utf-8", errors="replace", newline="\n")
-    temporary.replace(path)
+    write_text(path, html)
 
 
 def _style(*names: str) -> str:

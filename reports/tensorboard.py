@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from perfscope.recording import paths
+from perfscope.recording.whole import replacing
 from perfscope.results.scalars import Curves, Point
 from perfscope.trace.protobuf import double, integer, message, single, text
 
@@ -37,9 +37,8 @@ def write(curves: Iterable[Curves], folder: Path) -> list[Path]:
         path = place / f"events.out.tfevents.{began:010}.perfscope.{each.source}"
         for former in place.glob(f"events.out.tfevents.*.perfscope.{each.source}"):
             former.unlink()
-        partial = path.with_name(f".{path.name}{paths.PARTIAL_SUFFIX}")
-        partial.write_bytes(b"".join(_records(each.points)))
-        partial.replace(path)
+        with replacing(path) as file:
+            file.writelines(_records(each.points))
         files.append(path)
     return files
 

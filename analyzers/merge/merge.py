@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from perfscope.analyzers.read_ranks import Progress, executor_for
 from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.execution import engine
 from perfscope.recording import paths
+from perfscope.recording.whole import replacing
 from perfscope.results.summary import Summary
 from perfscope.text import duration, plural, rank_list, ranks_in_words
 
@@ -138,22 +138,17 @@ def merge_analysis(
     chosen = choice.choose_ranks(selection.ranks, analysis.summary, result)
     windows = _windows(result, chosen, selection, zero_ns)
     views = rank_views(analysis, chosen, windows, selection.lanes, zero_ns)
-    partial = output.with_name(output.name + paths.PARTIAL_SUFFIX)
     try:
-        with partial.open("wb") as file:
+        with replacing(output) as file:
             file.write(header(_job_title(analysis.summary), JOB_UUID, zero_ns))
             written = _write_ranks(file, analysis, views, selection.most_bytes, executor, workers)
             left_out = [*_left_out(analysis, written.ranks, windows, zero_ns, selection.lanes), *written.unread]
             file.write(job_packets(analysis.summary, result, windows, zero_ns, left_out))
             size = file.tell()
-        partial.replace(output)
     except OSError as error:
         raise PerfscopeError(
             f"{error.filename or output}: cannot be written ({error.strerror}); choose another place with --output"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
     return Merged(
         path=output,
         bytes=size,

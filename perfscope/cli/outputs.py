@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from perfscope.errors import PerfscopeError
+from perfscope.recording.whole import write_text
 
 EXIT_BROKEN: Final = 3
 """A budget that does not hold, or a comparison that fails its condition. 2 is unusable input, 1 a defect."""
@@ -36,12 +37,12 @@ def check(path: Path | None, option: str) -> None:
 
 
 def write(path: Path, text: str, option: str) -> None:
-    """Write ``text`` to the path of ``option``. Raises PerfscopeError naming the file."""
+    """Write ``text`` to the path of ``option``, whole or not at all. Raises PerfscopeError naming the file."""
     if str(path) == "-":
         click.echo(text, nl=False)
         return
     try:
-        path.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+        write_text(path, text)
     except OSError as error:
         raise PerfscopeError(
             f"{path}: cannot be written ({error.strerror}); choose another place with {option}"

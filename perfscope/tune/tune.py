@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
+from perfscope.recording.whole import write_text
 from perfscope.tune.baseline import BaselineRecording, baseline_of
 from perfscope.tune.candidates import Candidate, Value, settings_of, shown
 from perfscope.tune.measuring import Measurement
@@ -81,7 +82,7 @@ def tune(request: TuneRequest, say: Say) -> Result:
         command=baseline.run.command,
         headline=baseline.summary.verdict.headline,
     )
-    (request.folder / RESULT_FILE).write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
+    write_text(request.folder / RESULT_FILE, json.dumps(as_json(result), indent=1) + "\n")
     return result
 
 
