@@ -18,6 +18,7 @@ from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context,
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.errors import did_you_mean
 from perfscope.results.categories import TimeCategory
+from perfscope.results.display import Displayed
 from perfscope.results.findings import Predict, Prediction
 from perfscope.trace.trace import Int64
 
@@ -54,8 +55,8 @@ _FOR_HOST: Final = [TimeCategory.SYNC, TimeCategory.LAUNCH, TimeCategory.HOST]
 """A device's idle time for its host."""
 
 
-@dataclass(frozen=True)
-class WhatIfAnswer:
+@dataclass(frozen=True, repr=False)
+class WhatIfAnswer(Displayed):
     """Step times in ns: measured, replayed unchanged, predicted with the settings changed (low, mid, high). They are of
     steps without the profiler where the recording has timed some, and ``profiled_ns`` is then the recorded step; else
     they are of the recorded steps.
@@ -66,6 +67,8 @@ class WhatIfAnswer:
     ``assumed`` lists what the recording does not hold and the prediction rests on; low and high allow for that too.
     """
 
+    _shown_by = "whatif"
+
     settings: Mapping[str, str] = field(hash=False)
     measured_ns: float
     replayed_ns: float
@@ -75,6 +78,11 @@ class WhatIfAnswer:
     error: float
     assumed: tuple[str, ...] = ()
     profiled_ns: float | None = None
+
+    def __repr__(self) -> str:
+        settings = " ".join(f"{name}={value}" for name, value in self.settings.items())[:200]
+        predicted = f"{self.mid_ns / 1e6:.6g} ms ({self.low_ns / 1e6:.6g} to {self.high_ns / 1e6:.6g})"
+        return f"<WhatIfAnswer {settings}: {predicted} instead of {self.measured_ns / 1e6:.6g} ms>"
 
     @property
     def predicted_us(self) -> Prediction:

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from perfscope.results.display import Displayed
+
 SCHEMA: Final = "perfscope.check/1"
 
 SEVERITIES: Final = ("high", "medium", "low", "info")
@@ -69,9 +71,11 @@ class CheckRow:
     baseline: Annotated[float | None, "The baseline's value, in the check of a regression."] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Check(Displayed):
     """The result of all checks of a job."""
+
+    _shown_by = "check"
 
     source: str
     budget: str
@@ -81,6 +85,9 @@ class Check:
     notes: tuple[str, ...] = ()
     perfscope_version: str = ""
     schema: str = field(default=SCHEMA, init=False)
+
+    def __repr__(self) -> str:
+        return f"<Check of {self.source[:200]}: {len(self.failed)} of {len(self.rows)} failed>"
 
     @property
     def failed(self) -> tuple[CheckRow, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, overload
 
 import pandas as pd
 
-from perfscope.results.fields import Field, fields_of
+from perfscope.results.fields import SHARED, Field, fields_of
 
 _DTYPES: Final = {int: ("int64", "Int64"), float: ("float64", "float64"), bool: ("bool", "boolean")}
 """Type of a field -> pandas' type, and that where it may be None; anything else is an object."""
@@ -100,11 +100,15 @@ class Table:
     def columns(self) -> tuple[Column, ...]:
         """The columns, in the order of the fields."""
         return tuple(
-            dataclasses.replace(column, name=self._renamed.get(column.name, column.name))
+            self._named(column)
             for field in fields_of(self._kind).values()
             if field.name not in self._without and (not self._only or field.name in self._only)
             for column in self._of(field)
         )
+
+    def _named(self, column: Column) -> Column:
+        name = self._renamed.get(column.name, column.name)
+        return dataclasses.replace(column, name=name, meaning=column.meaning or SHARED.get(name, ""))
 
     def _of(self, field: Field) -> tuple[Column, ...]:
         if field.name in self._each:

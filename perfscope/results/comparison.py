@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from perfscope.results.display import Displayed
 from perfscope.results.fields import Us
 from perfscope.results.findings import Prediction
 
@@ -232,7 +233,7 @@ class MetricChange:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Difference:
     """One candidate against the baseline."""
 
@@ -261,6 +262,9 @@ class Difference:
     predictions: tuple[PredictionCheck, ...]
     settings: tuple[SettingChange, ...]
     notes: Annotated[tuple[str, ...], "What limits the comparison, one sentence each."]
+
+    def __repr__(self) -> str:
+        return f"<Difference of run {self.candidate} from run {self.baseline}: {self.step.verdict}>"
 
     def self_check(self) -> None:
         """Raise ValueError where parts do not add up to their total (to rounding)."""
@@ -310,9 +314,11 @@ class Scaling:
     work_from: Annotated[str, "Measure of a device's work: ``model FLOPs``, ``batch`` or ``assumed equal``."]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comparison(Displayed):
     """Two or more recordings side by side."""
+
+    _shown_by = "comparison"
 
     runs: Annotated[tuple[RunRow, ...], "In the order given; the first is the baseline."]
     differences: Annotated[tuple[Difference, ...], "One for each candidate."]
@@ -324,6 +330,11 @@ class Comparison:
     ] = ()
     perfscope_version: str = ""
     schema: str = field(default=SCHEMA, init=False)
+
+    def __repr__(self) -> str:
+        found = [f"{self.runs[each.candidate].label[:60]} ({each.step.verdict})" for each in self.differences]
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        return f"<Comparison of {self.runs[0].label[:60]} with {', '.join(found[:4])}{more}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of schema ``perfscope.comparison/1``."""

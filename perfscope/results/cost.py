@@ -30,16 +30,16 @@ class SavingRow:
 class Cost:
     """What the job costs at a price per device-hour: devices x price x time, in ``currency``."""
 
-    price_per_device_hour: Money
-    currency: str
+    price_per_device_hour: Annotated[Money, "As given by ``--price``."]
+    currency: Annotated[str, "As given by ``--currency``."]
     devices: Annotated[int, "One for each rank, those missing from the recording too."]
     step_time_us: Annotated[
         Us | None,
         "The step that is priced: unprofiled where the recording has unprofiled steps, since nobody pays for "
         "profiling. None where nothing marks steps.",
     ]
-    per_step: Money | None
-    per_1000_steps: Money | None
+    per_step: Annotated[Money | None, "Of all devices."]
+    per_1000_steps: Annotated[Money | None, "Of all devices."]
     per_day: Annotated[Money, "Of 24 hours, however many steps that is."]
     savings: Annotated[tuple[SavingRow, ...], "Of the findings that have a gain, in their order."] = ()
     plan: Annotated[

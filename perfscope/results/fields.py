@@ -11,7 +11,7 @@ import types
 import typing
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from perfscope.results.categories import TimeCategory
 
@@ -37,6 +37,43 @@ Bytes = Annotated[int, Unit("bytes")]
 BytesPerS = Annotated[float, Unit("bytes/s")]
 Cores = Annotated[float, Unit("cores")]
 Money = Annotated[float, Unit("currency"), Signed()]
+
+
+SHARED: Final = {
+    "reason": "Why it runs below its highest clock, as the driver names it.",
+    "stage": "Stage of the step: ``forward``, ``backward``, ``dataloader`` …",
+    "rank": "Global rank.",
+    "ranks": "Global ranks.",
+    "host": "Name of the host.",
+    "hosts": "Names of the hosts.",
+    "name": "Its name, as it was recorded.",
+    "group": "Name of the process group.",
+    "group_description": "The process group in words, as torch.distributed describes it.",
+    "dtype": "Data type of the elements.",
+    "kind": "Kind of operation: ``all_reduce``, ``all_gather``, ``send`` …",
+    "bytes": "Size of one operation on one rank; None where it was not recorded.",
+    "sequence": "Number of the operation in its process group.",
+    "confidence": "How certain it is: ``high``, ``medium`` or ``low``.",
+    "mean_us": "Mean.",
+    "min_us": "Shortest.",
+    "max_us": "Longest.",
+    "median_us": "Median.",
+    "p95_us": "95 % are no longer.",
+    "p99_us": "99 % are no longer.",
+    "low_us": "Lowest estimate.",
+    "mid_us": "Middle estimate.",
+    "high_us": "Highest estimate.",
+    "count_per_step": "Calls per step and rank, mean.",
+    "kernels_per_step": "Kernels launched per step and rank, mean.",
+    "launches_per_step": "Kernels and copies that the host launches per step, mean.",
+    "first_step": "Number of the first step.",
+    "last_step": "Number of the last step.",
+    "step": "Number of the step.",
+    "memory_bytes": "Memory that it has.",
+    "rule": "The rule that found it: ``docs/advice.md`` lists them.",
+    "duration_us": "How long it takes.",
+}
+"""Name of a field -> what it means in every class, where its annotation does not say more."""
 
 
 @dataclass(frozen=True)
@@ -105,4 +142,4 @@ def _read(name: str, hint: Any) -> Field:
         for note in notes
         if not isinstance(note, (Unit, Signed))
     )
-    return Field(name, hint, optional, str(unit), next(iter(texts), ""), signed, inner)
+    return Field(name, hint, optional, str(unit), next(iter(texts), SHARED.get(name, "")), signed, inner)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from perfscope.results.display import Displayed
 from perfscope.results.fields import Unit, Us
 
 
@@ -53,8 +54,8 @@ class Obtained(_Word):
 class Evidence:
     """One number that a finding rests on."""
 
-    what: str
-    value: float
+    what: Annotated[str, "What was measured."]
+    value: Annotated[float, "The number."]
     unit: Annotated[
         str, "Of ``value``: ``us``, ``bytes``, ``share``, ``ratio``, ``GB/s``, ``TFLOP/s``; empty for a count."
     ] = ""
@@ -65,9 +66,9 @@ class Evidence:
 class Action:
     """What to change, as the user would write it. In JSON ``old`` and ``new`` are ``from`` and ``to``."""
 
-    setting: str
-    old: str | None
-    new: str | None
+    setting: Annotated[str, "The setting to change."]
+    old: Annotated[str | None, "Its value now; None where it is not known."]
+    new: Annotated[str | None, "The advised value; None where there is none."]
     how: Annotated[
         str, "What to do: sentences, and what to type in fenced blocks of ``python``, ``shell``, ``json`` or ``yaml``."
     ]
@@ -97,12 +98,14 @@ Predict = Callable[[Mapping[str, str]], Prediction | None]
 """Settings of ``perfscope whatif`` -> predicted step time; None where they cannot be replayed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Finding(Displayed):
     """A limit of the job. Cannot exist without evidence."""
 
+    _shown_by = "finding"
+
     rule: str
-    title: str
+    title: Annotated[str, "The limit, in a sentence."]
     severity: Annotated[
         Severity, "How much of the step it is about: high from 20%, medium from 5%, low below; info costs nothing."
     ]
@@ -120,7 +123,7 @@ class Finding:
         "T/(T−R) − 1 for R recoverable out of a step T: 0.25 means at most 1.25x faster, no change of this kind can "
         "bring more. Ceilings of overlapping causes are never added.",
     ] = None
-    obtained: Obtained
+    obtained: Annotated[Obtained, "How the gain was obtained: ``measured``, ``replayed`` or ``bounded``."]
     confidence: Annotated[
         Confidence,
         "How certain the finding is: low below five steps, or when a part of the job is missing from the recording.",
@@ -134,6 +137,9 @@ class Finding:
             raise ValueError(f"finding {self.rule!r} has no evidence")
         if self.ceiling is None and self.predicted_step_us is None and self.severity is not Severity.INFO:
             raise ValueError(f"finding {self.rule!r} states neither a ceiling nor a prediction")
+
+    def __repr__(self) -> str:
+        return f"<Finding {self.rule}, {self.severity} severity: {self.title[:300]}>"
 
     def gain(self, step_time_us: float) -> float | None:
         """By how much more than 1x the change makes the step faster (0.25: 1.25x): predicted, else the ceiling."""
@@ -151,3 +157,9 @@ class Finding:
             **action,
         }
         return {name: value.value if isinstance(value, enum.Enum) else value for name, value in document.items()}
+
+
+class Findings(Displayed, tuple[Finding, ...]):
+    """A job's findings."""
+
+    _shown_by = "findings"

@@ -36,7 +36,7 @@ class HangVictim:
     ranks: tuple[int, ...]
     group: str
     group_description: str
-    collective: str
+    collective: Annotated[str, "The operation that it waits in."]
     sequence: int
     since_us: EpochUs | None
     waits_for: Annotated[tuple[int, ...], "Ranks that did not join it, or whose devices have not reached it."]
@@ -47,9 +47,9 @@ class HangCallSite:
     """Where in the code ranks stand, the user's own code before that of libraries."""
 
     ranks: tuple[int, ...]
-    file: str
-    line: int
-    function: str
+    file: Annotated[str, "Source file."]
+    line: Annotated[int, "Line in the file."]
+    function: Annotated[str, "The function there."]
     source: Annotated[
         Literal["flight recorder", "stack"],
         "The stack in a flight-recorder dump, which is of the last operation that a rank issued, or that of its main "
@@ -87,8 +87,8 @@ class Hang:
     group_description: str | None
     collective: Annotated[str | None, "The operator: ``all_reduce``, ``send`` …"]
     sequence: Annotated[int | None, "Number of the collective in its group; of a send or recv, among those."]
-    input_sizes: tuple[tuple[int, ...], ...] = ()
-    output_sizes: tuple[tuple[int, ...], ...] = ()
+    input_sizes: Annotated[tuple[tuple[int, ...], ...], "Shapes of the operation's inputs."] = ()
+    output_sizes: Annotated[tuple[tuple[int, ...], ...], "Shapes of its outputs."] = ()
     dtype: str | None = None
     waiting_ranks: Annotated[tuple[int, ...], "Ranks that issued it and wait."]
     since_us: Annotated[EpochUs | None, "When the first of them issued it."]
@@ -96,6 +96,6 @@ class Hang:
     victims: tuple[HangVictim, ...] = ()
     call_sites: tuple[HangCallSite, ...] = ()
     last_seen: Annotated[tuple[HangLastSeen, ...], "Of each missing rank."] = ()
-    ranks_without_dump: tuple[int, ...] = ()
+    ranks_without_dump: Annotated[tuple[int, ...], "Ranks that left neither a dump nor stacks."] = ()
     confidence: Literal["low", "medium", "high"]
     reason: Annotated[str, "Why the answer is as sure as that."]

@@ -82,7 +82,7 @@ class SlowRank:
 
     rank: int
     host: str
-    stage: str
+    stage: Annotated[str, "The stage of the step, such as ``forward`` or ``dataloader``."]
     excess_us: Annotated[
         Us, "Mean per step, over the median of the other ranks; how much of it the job would gain is not known."
     ]

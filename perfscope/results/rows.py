@@ -19,9 +19,9 @@ FEW_STEPS: Final = 5
 class Failure:
     """A rank (or file) that could not be analyzed, and why."""
 
-    rank: int | None
-    path: str
-    error: str
+    rank: Annotated[int | None, "Global rank; None where it is not known."]
+    path: Annotated[str, "The file."]
+    error: Annotated[str, "Why it could not be used."]
 
     @property
     def reason(self) -> str:
@@ -33,9 +33,9 @@ class Failure:
 class JobInfo:
     """What was run and how long its steps took."""
 
-    world_size: int | None
+    world_size: Annotated[int | None, "Ranks of the job; None where nothing states them."]
     ranks: tuple[int, ...]
-    missing_ranks: tuple[int, ...]
+    missing_ranks: Annotated[tuple[int, ...], "Ranks of the job that are not in the recording, or could not be read."]
     failures: tuple[Failure, ...]
     steps: Annotated[
         tuple[int, ...],
@@ -51,8 +51,11 @@ class JobInfo:
     step_time_us_per_step: Annotated[
         tuple[Us, ...], "From the last rank's begin of each used step to the last rank's end; mean: ``step_time_us``."
     ]
-    strategy: str | tuple[str, ...]
-    backend: str | None
+    strategy: Annotated[
+        str | tuple[str, ...],
+        "How the job is parallel: ``ddp``, ``fsdp``, ``pipeline`` …; ``unknown`` where nothing shows it.",
+    ]
+    backend: Annotated[str | None, "Of the default process group: ``nccl``, ``gloo`` …"]
     devices: Annotated[tuple[str, ...], "Distinct device names."]
     perturbation: Annotated[
         Ratio | None,
@@ -63,10 +66,10 @@ class JobInfo:
         str, 'What marked the steps, as a phrase: "ProfilerStep annotations", "optimizer steps", "nothing: …".'
     ] = ""
     hosts: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    started_at: str | None = None
+    command: Annotated[tuple[str, ...], "The recorded command, without secrets."] = ()
+    started_at: Annotated[str | None, "When the command was started, in ISO 8601."] = None
     model: Annotated[dict[str, Any] | None, "name, parameters, parameter_bytes … of the lowest rank present."] = None
-    batch_shape: tuple[int, ...] | None = None
+    batch_shape: Annotated[tuple[int, ...] | None, "Shape of the first tensor of a rank's batch."] = None
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     unprofiled_step_us: Annotated[
@@ -116,7 +119,7 @@ class ClockRow:
         Us | None,
         "Median distance of this rank's collective ends from the group's, after alignment; None when unaligned.",
     ]
-    aligned: bool
+    aligned: Annotated[bool, "Whether the rank's clock could be aligned with the others'."]
     drift_ppm: Annotated[
         float,
         Unit("ppm"),
@@ -230,8 +233,8 @@ class PathRow:
     """A stretch of the critical path: its rows add up to the step time."""
 
     rank: int
-    category: str
-    us: Us
+    category: Annotated[str, "What the critical path does: a category of the time breakdown, or another kind of time."]
+    us: Annotated[Us, "Time per step, mean."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +247,7 @@ class DataLoaderRow:
         Us, "The part of the wait in which nothing else of the step went on: idle_dataloader of the time breakdown."
     ]
     batch_us: Annotated[Us | None, "Time that one worker needs to load one batch; None where it is not known."]
-    num_workers: int | None
+    num_workers: Annotated[int | None, "Worker processes of the loader; 0: it loads in the training process."]
     batches_per_step: Annotated[
         Count, "Calls of ``__next__`` per step, the mean: more than one where gradients accumulate over micro-batches."
     ] = 1.0
@@ -277,8 +280,8 @@ class Utilisation:
     ]
     dtype: Annotated[str | None, "Type in which most model FLOPs ran."]
     causal: Annotated[str, "``full``: causal attention is counted in full."]
-    why_absent: str | None
-    peak_source: str | None = None
+    why_absent: Annotated[str | None, "Why MFU is not known."]
+    peak_source: Annotated[str | None, "Where the peak is from."] = None
     hardware_flops_per_step: Annotated[
         Flop | None,
         "Model FLOPs and what was computed again: activation checkpointing, scores in attention's backward.",
@@ -294,7 +297,7 @@ class MemoryRow:
 
     rank: int
     peak_bytes: Annotated[Bytes | None, "The most that the framework's allocator held during the recording."]
-    capacity_bytes: Bytes | None
+    capacity_bytes: Annotated[Bytes | None, "Memory of the device."]
     allocated_peak_bytes: Annotated[
         Bytes | None,
         "The largest sum of live tensors. Of the host's memory only what was allocated since the profiler started is "
@@ -363,6 +366,6 @@ class Verdict:
 class Replay:
     """How well the unchanged step replays. All None until a replay was run."""
 
-    measured_step_us: Us | None = None
-    replayed_step_us: Us | None = None
-    error: Share | None = None
+    measured_step_us: Annotated[Us | None, "Mean used step."] = None
+    replayed_step_us: Annotated[Us | None, "The same, replayed without a change."] = None
+    error: Annotated[Share | None, "Difference of the replayed from the measured step, over the measured."] = None

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from perfscope.results import rows, tables
 from perfscope.results.cost import Cost
-from perfscope.results.findings import Finding
+from perfscope.results.display import Displayed
+from perfscope.results.findings import Finding, Findings
 from perfscope.results.hang import Hang
 from perfscope.results.history import History
 from perfscope.results.notes import Note
@@ -31,8 +32,10 @@ SCHEMA: Final = "perfscope.summary/1"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Summary:
+class Summary(Displayed):
     """One job's analysis."""
+
+    _shown_by = "summary"
 
     job: rows.JobInfo
     time_breakdown: tuple[TimeBreakdown, ...]
@@ -84,6 +87,9 @@ class Summary:
         int | None, "Number of the capture analyzed, counted from 0; None where the recording holds only one."
     ] = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "findings", Findings(self.findings))
+
     @property
     def is_one_window(self) -> bool:
         """True where no steps were found: what is said of a step holds for the whole recording."""
@@ -125,11 +131,6 @@ class Summary:
 
     def __repr__(self) -> str:
         return f"<Summary of {self.source or 'a recording'}: {self.verdict.headline[:300]}>"
-
-    def _repr_html_(self) -> str:
-        """The verdict, as a notebook shows it."""
-        html: str = _loaded("perfscope.reports.notebook").render(self)
-        return html
 
     def self_check(self) -> None:
         """Raise ValueError where a time breakdown breaks a conservation law."""

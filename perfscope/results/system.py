@@ -55,19 +55,19 @@ class HostRow:
     shm_used_bytes: Annotated[
         float | None, Unit("bytes"), "Largest use of ``/dev/shm``, through which loader workers hand over batches."
     ]
-    swapped_bytes_per_s: BytesPerS | None
+    swapped_bytes_per_s: Annotated[BytesPerS | None, "Moved between memory and swap."]
     disk_read_bytes_per_s: Annotated[
         BytesPerS | None, "Bytes per second from the host's own disks; network file systems are not among them."
     ]
-    disk_written_bytes_per_s: BytesPerS | None
+    disk_written_bytes_per_s: Annotated[BytesPerS | None, "Written to disks."]
     network_received_bytes_per_s: Annotated[
         BytesPerS | None,
         "Bytes per second over all interfaces but loopback, which has its own column, as has RDMA (InfiniBand).",
     ]
-    network_sent_bytes_per_s: BytesPerS | None
-    loopback_bytes_per_s: BytesPerS | None
-    rdma_received_bytes_per_s: BytesPerS | None
-    rdma_sent_bytes_per_s: BytesPerS | None
+    network_sent_bytes_per_s: Annotated[BytesPerS | None, "Sent over all interfaces but loopback."]
+    loopback_bytes_per_s: Annotated[BytesPerS | None, "Sent to the host itself."]
+    rdma_received_bytes_per_s: Annotated[BytesPerS | None, "Received by RDMA (InfiniBand, RoCE)."]
+    rdma_sent_bytes_per_s: Annotated[BytesPerS | None, "Sent by RDMA (InfiniBand, RoCE)."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +85,20 @@ class DeviceRow:
     memory_used_bytes: Annotated[float | None, Unit("bytes"), "Largest, all processes together."]
     memory_bytes: Annotated[float | None, Unit("bytes")]
     sm_mhz: Annotated[float | None, Unit("MHz"), "Mean clock of the streaming multiprocessors in the recorded steps."]
-    sm_mhz_max: Annotated[float | None, Unit("MHz")]
-    memory_mhz: Annotated[float | None, Unit("MHz")]
-    power_w: Annotated[float | None, Unit("W")]
-    power_limit_w: Annotated[float | None, Unit("W")]
+    sm_mhz_max: Annotated[float | None, Unit("MHz"), "Highest clock that they can have."]
+    memory_mhz: Annotated[float | None, Unit("MHz"), "Mean clock of the device's memory."]
+    power_w: Annotated[float | None, Unit("W"), "Power draw, mean."]
+    power_limit_w: Annotated[float | None, Unit("W"), "Limit that the driver enforces."]
     temperature_c: Annotated[float | None, Unit("°C"), "Largest."]
     throttled: Annotated[
         dict[str, Share],
         "Reasons that the driver gave for clocks below the highest, with the share of the samples that had each; an "
         "idle device's is left out.",
     ]
-    nvlink_sent_bytes_per_s: BytesPerS | None
-    nvlink_received_bytes_per_s: BytesPerS | None
-    pcie_sent_bytes_per_s: BytesPerS | None
-    pcie_received_bytes_per_s: BytesPerS | None
+    nvlink_sent_bytes_per_s: Annotated[BytesPerS | None, "Sent over NVLink."]
+    nvlink_received_bytes_per_s: Annotated[BytesPerS | None, "Received over NVLink."]
+    pcie_sent_bytes_per_s: Annotated[BytesPerS | None, "Sent over PCIe."]
+    pcie_received_bytes_per_s: Annotated[BytesPerS | None, "Received over PCIe."]
     pcie_width: Annotated[int | None, "Lanes of its link to the host."] = None
     pcie_width_max: Annotated[int | None, "Lanes that device and slot could use."] = None
 
@@ -119,7 +119,7 @@ class ProcessRow:
         Cores | None,
         "CPU time / time, mean over the rank's data loader workers. 1: a worker that does nothing but compute.",
     ]
-    worker_cores_max: Cores | None
+    worker_cores_max: Annotated[Cores | None, "Most cores that its data loader workers used in a sample."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class Series:
         "device's highest), ``power`` (share of its limit).",
     ]
     time_us: Annotated[tuple[Us, ...], "From the start of the first used step, on the lowest rank's clock."]
-    values: tuple[float, ...]
+    values: Annotated[tuple[float, ...], "Measured values."]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,11 +65,11 @@ class KernelRow:
 class RooflineRow:
     """What Nsight Compute measured of a kernel: shares of the device's peaks, 0..1."""
 
-    compute_share: Share | None
-    memory_share: Share | None
-    dram_share: Share | None
-    occupancy: Share | None
-    instances: int
+    compute_share: Annotated[Share | None, "Throughput of the cores / peak."]
+    memory_share: Annotated[Share | None, "Throughput of the memory hierarchy / peak."]
+    dram_share: Annotated[Share | None, "Throughput of the device's memory / peak."]
+    occupancy: Annotated[Share | None, "Warps in flight / most that fit."]
+    instances: Annotated[int, "Launches of the kernel that were measured."]
     bound: Annotated[str, "``compute``, ``memory``, ``latency`` (neither above 60 %) or ``unknown``."]
 
 
@@ -82,7 +82,7 @@ class OperatorRow:
     """
 
     name: str
-    operator_class: str
+    operator_class: Annotated[str, "Class of the operator: ``gemm``, ``attention``, ``norm`` …"]
     count_per_step: Count
     device_us_per_step: Annotated[
         Us, "Sum of the durations of the device work whose launch lies in this operator and in none that it calls."
@@ -92,8 +92,8 @@ class OperatorRow:
     ]
     kernels_per_step: Count
     flops_per_step: Annotated[Flop | None, "FLOPs of its kernels per rank and step, recomputation included."]
-    tflops: Tflops | None
-    share_of_peak: Share | None
+    tflops: Annotated[Tflops | None, "FLOPs / device time."]
+    share_of_peak: Annotated[Share | None, "``tflops`` / the device's peak in that data type."]
     dtype: str | None
 
 
@@ -123,7 +123,7 @@ class LaunchRow:
     delay_us_median: Annotated[
         Us | None, "From the end of a launch call to the start of its work. 0: the device waits for the host."
     ]
-    delay_us_p95: Us | None
+    delay_us_p95: Annotated[Us | None, "95 % of the kernels start no later than this after their launch."]
     queue_depth_median: Annotated[
         Count | None,
         "Kernels and copies launched but not yet begun, median over time. 0: the host is not ahead of the device.",
@@ -178,7 +178,7 @@ class GroupRow:
 class StageRow:
     """One pipeline stage, per step in µs, mean over its ranks."""
 
-    stage: int
+    stage: Annotated[int, "Number of the pipeline stage, from 0."]
     ranks: tuple[int, ...]
     busy_us: Annotated[
         Us, "The step less its bubbles: compute, transfers, waiting for its own copies, and idle time of its own."
@@ -235,7 +235,7 @@ class Pipeline:
 class CurvePoint:
     """Predicted step time at one value of a setting."""
 
-    value: float
+    value: Annotated[float, "Value of the setting."]
     low_us: Us
     mid_us: Us
     high_us: Us

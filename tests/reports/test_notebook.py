@@ -1,11 +1,16 @@
-"""What a notebook shows of a summary."""
+"""What a notebook shows of results."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import pytest
+
+import perfscope
+from perfscope.results.findings import Findings
 from perfscope.results.rows import Verdict
-from tests.reports.examples import EXAMPLES, healthy, straggler
+from tests.reports.examples import EXAMPLES, healthy, starved, straggler
 
 
 def test_the_verdict_and_where_the_step_goes() -> None:
@@ -36,7 +41,45 @@ def test_text_from_a_recording_is_escaped() -> None:
     assert shown.count("&lt;script&gt;") >= 3
 
 
-def test_its_repr_is_short_for_every_example() -> None:
-    for make in EXAMPLES.values():
-        assert len(repr(make())) < 500
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_repr_is_short(name: str) -> None:
+    summary = EXAMPLES[name]()
+    comparison = perfscope.compare(healthy(), summary)
+    for value in (summary, comparison, *comparison.differences, *summary.findings):
+        assert len(repr(value)) < 500
+
+
+def test_a_repr_names_what_it_is() -> None:
     assert "Rank 2 on node-b" in repr(straggler())
+    assert repr(straggler().findings[0]).startswith("<Finding straggler, high severity: ")
+
+
+def test_findings_are_a_table_and_each_one_says_what_to_do() -> None:
+    summary = starved()
+    shown = summary.findings._repr_html_()
+    assert shown.count("<tr>") == 1 + len(summary.findings)
+    first = summary.findings[0]._repr_html_()
+    assert "<pre><code>loader = DataLoader(dataset, num_workers=1, persistent_workers=True)</code></pre>" in first
+    assert "Nothing worth changing" in Findings()._repr_html_()
+    assert summary.findings == tuple(summary.findings)
+
+
+def test_a_comparison_says_what_changed_and_where() -> None:
+    shown = perfscope.compare(healthy(), straggler())._repr_html_()
+    assert '<th scope="col">Verdict</th>' in shown
+    assert "Waiting for late ranks" in shown
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("sample", ["healthy", "starved", "slow_rank"])
+def test_samples(samples: Path, sample: str) -> None:
+    summary = perfscope.analyze(samples / sample)
+    answer = perfscope.whatif(samples / sample, {"network.bandwidth": "2x"})
+    comparison = perfscope.compare(samples / sample, samples / "healthy")
+    for value in (summary, answer, comparison, *comparison.differences, *summary.findings):
+        assert len(repr(value)) < 500
+    for shown in (summary, answer, comparison, summary.findings, *summary.findings):
+        html = shown._repr_html_()
+        assert html.startswith("<div>")
+        assert len(html) < 6000
+    assert "network.bandwidth=2x" in answer._repr_html_()

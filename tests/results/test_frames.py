@@ -105,6 +105,7 @@ class TestTables:
         described = healthy().frames.describe(name)
         assert list(described["column"]) == list(healthy().frames[name].columns)
         for row in described.itertuples():
+            assert row.meaning, f"{name}.{row.column} has no meaning: annotate its field"
             if row.dtype in ("float64",) and row.column not in UNITLESS:
                 assert row.unit, f"{name}.{row.column} has no unit in its annotation"
 
@@ -194,7 +195,7 @@ class TestValues:
 def test_meanings_are_those_of_the_fields() -> None:
     meanings = {column.name: column.meaning for column in tables.TABLES["time_breakdown"].columns}
     assert meanings["comm_us"] == "Time in which a collective ran on this rank: hidden plus exposed."
-    assert meanings["rank"] == ""
+    assert meanings["rank"] == "Global rank."
 
 
 def test_pandas_is_not_imported_before_it_is_asked_for(samples: Path) -> None:
