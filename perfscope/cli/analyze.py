@@ -12,7 +12,7 @@ import click
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.cli import outputs
-from perfscope.cli.number import Number
+from perfscope.cli.number import Number, Whole
 from perfscope.cli.progress import reading
 from perfscope.errors import PerfscopeError
 from perfscope.execution import engine
@@ -95,12 +95,12 @@ def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Pat
 )
 @click.option(
     "--capture",
-    type=click.IntRange(min=0),
+    type=Whole(min=0),
     help="Which capture to analyze, counted from 0.  [default: the last one that most ranks have]",
 )
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     help="Processes that read ranks in parallel.  [default: as many as cores and memory allow]",
 )
 @click.option(

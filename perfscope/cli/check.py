@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from perfscope.cli import outputs
-from perfscope.cli.number import Number
+from perfscope.cli.number import Number, Whole
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
 from perfscope.errors import UnusableInput
 from perfscope.results.budget import SEVERITIES, Budget
@@ -42,7 +42,7 @@ from perfscope.results.budget import SEVERITIES, Budget
     metavar="PERCENT",
     help="Smaller regressions count as noise, in percent of the step.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
+@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def command(
     traces: str,

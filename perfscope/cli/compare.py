@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from perfscope.cli.number import Number
+from perfscope.cli.number import Number, Whole
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, write, write_json
 from perfscope.errors import PerfscopeError
 
@@ -46,7 +46,7 @@ from perfscope.errors import PerfscopeError
     multiple=True,
     help="End with exit code 3 when a CANDIDATE is significantly slower, or has a finding that BASELINE has not.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
+@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the page's path, not the verdict.")
 def command(
     baseline: str,

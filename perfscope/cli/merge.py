@@ -10,7 +10,7 @@ import click
 from perfscope.analyzers.merge.merge import DEFAULT_MEGABYTES, merge
 from perfscope.analyzers.merge.rank_view import DEFAULT_LANES, LANES
 from perfscope.cli import outputs
-from perfscope.cli.number import Number
+from perfscope.cli.number import Number, Whole
 from perfscope.errors import UnusableInput
 from perfscope.text import byte_size, rank_list, ranks_in_words
 
@@ -51,8 +51,8 @@ from perfscope.text import byte_size, rank_list, ranks_in_words
     metavar="MB",
     help="Largest size of the file: beyond it, the least informative ranks are left out.",
 )
-@click.option("--capture", type=click.IntRange(min=0), help="Which capture to show, counted from 0.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
+@click.option("--capture", type=Whole(min=0), help="Which capture to show, counted from 0.")
+@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
 def command(
     traces: str,
     output: Path | None,

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from perfscope.cli.number import Number, Whole
 from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
 from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
 from perfscope.collectors.launch.recap import recap
@@ -38,10 +39,14 @@ NSYS_RECORDS: Final = (
     help="The same command is started once per node: record into the folder that the first node created."
 )  # fmt: skip
 @click.option("--ranks", default="all", metavar="LIST", help="Ranks to record, such as 0,3-7.")
-@click.option("--wait", default=5, metavar="N", help="Steps to skip before each capture; at least 1.")
-@click.option("--warmup", default=3, metavar="N", help="Steps under the profiler before the recorded ones.")
-@click.option("--active", default=8, metavar="N", help="Steps to record in a capture.")
-@click.option("--repeat", default=1, metavar="N", help="Number of captures; each has its own --wait and --warmup.")
+@click.option("--wait", type=Whole(), default=5, metavar="N", help="Steps to skip before each capture; at least 1.")
+@click.option(
+    "--warmup", type=Whole(), default=3, metavar="N", help="Steps under the profiler before the recorded ones."
+)
+@click.option("--active", type=Whole(), default=8, metavar="N", help="Steps to record in a capture.")
+@click.option(
+    "--repeat", type=Whole(), default=1, metavar="N", help="Number of captures; each has its own --wait and --warmup."
+)
 @click.option("--shapes/--no-shapes", default=True, help="Record the operators' input shapes.")
 @click.option("--stacks/--no-stacks", default=False, help="Record Python stacks (slower, larger files).")
 @click.option("--memory/--no-memory", default=False, help="Record allocations (larger files).")
@@ -51,12 +56,20 @@ NSYS_RECORDS: Final = (
     "--steps-only", is_flag=True, help="Record no traces, only the time of each step and its stages, for the whole run."
 )
 @click.option(
-    "--trigger", type=float, metavar="FACTOR", help="Record when a step takes FACTOR times the median, such as 1.5."
+    "--trigger", type=Number(), metavar="FACTOR", help="Record when a step takes FACTOR times the median, such as 1.5."
 )
-@click.option("--cooldown", default=100, metavar="N", help="With --trigger: steps to skip after a capture.")
-@click.option("--max-captures", default=5, metavar="N", help="With --trigger: most captures that slow steps start.")
 @click.option(
-    "--budget", default=5.0, metavar="PERCENT", help="With --trigger: share of the run that captures may take."
+    "--cooldown", type=Whole(), default=100, metavar="N", help="With --trigger: steps to skip after a capture."
+)
+@click.option(
+    "--max-captures", type=Whole(), default=5, metavar="N", help="With --trigger: most captures that slow steps start."
+)
+@click.option(
+    "--budget",
+    type=Number(),
+    default=5.0,
+    metavar="PERCENT",
+    help="With --trigger: share of the run that captures may take.",
 )
 @click.option(
     "--signal", type=click.Choice(SIGNALS), default="USR2",
@@ -67,11 +80,11 @@ NSYS_RECORDS: Final = (
     help="Let another profiler record, with PerfScope's ranges: nsys is started; with nvtx you start the profiler."
 )  # fmt: skip
 @click.option(
-    "--sample-every", default=0.5, metavar="SECONDS",
+    "--sample-every", type=Number(), default=0.5, metavar="SECONDS",
     help="Seconds between two samples of each host: devices, CPU, memory, disk, network."
 )  # fmt: skip
 @click.option(
-    "--hang-timeout", type=float, metavar="SECONDS", show_default=f"{HANG_TIMEOUT_S:g} if always on, else 0",
+    "--hang-timeout", type=Number(), metavar="SECONDS", show_default=f"{HANG_TIMEOUT_S:g} if always on, else 0",
     help="A rank that makes no step for so long writes its stacks and last collectives; 0: never."
 )  # fmt: skip
 @click.option("--quiet", "-q", is_flag=True, help="Do not say when recording starts and stops.")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from perfscope.analyzers.merge.scalars import job_curves
+from perfscope.cli.number import Whole
 from perfscope.errors import PerfscopeError
 from perfscope.reports import tensorboard
 
@@ -25,8 +26,8 @@ from perfscope.reports import tensorboard
     metavar="LIST|all",
     help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most informative ones]",
 )
-@click.option("--capture", type=click.IntRange(min=0), help="Which capture to write, counted from 0.  [default: all]")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that read ranks in parallel.")
+@click.option("--capture", type=Whole(min=0), help="Which capture to write, counted from 0.  [default: all]")
+@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
 def command(traces: str, logdir: Path, ranks: str | None, capture: int | None, workers: int | None) -> None:
     """Write step time, time breakdown, MFU, memory and stragglers of the job in TRACES for TensorBoard.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli.number import Whole
 from perfscope.collectors.agreement import LEAD_S, ask
 from perfscope.collectors.config import FOR_ANOTHER, CollectorConfig
 from perfscope.errors import UnusableInput
@@ -15,9 +16,7 @@ from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
 
 @click.command("trigger", short_help="Make a running job record its next steps.")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--steps", type=click.IntRange(min=1), metavar="N", help="Steps to record.  [default: --active of the run]"
-)
+@click.option("--steps", type=Whole(min=1), metavar="N", help="Steps to record.  [default: --active of the run]")
 def command(folder: Path, steps: int | None) -> None:
     """Make the job that perfscope run records into FOLDER capture its next steps.
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from perfscope.cli.number import Whole
 from perfscope.errors import UnusableInput
 
 DEFAULT_OUTPUT: Final = "perfscope-tuning"
@@ -24,13 +25,13 @@ INTERRUPTED: Final = 130
     short_help="Try settings on a real training, and report which of them help.",
     context_settings={"allow_interspersed_args": False, "show_default": True, "max_content_width": 100},
 )
-@click.option("--budget", default=DEFAULT_BUDGET, type=click.IntRange(min=2), metavar="N", help="Most trial runs.")
+@click.option("--budget", default=DEFAULT_BUDGET, type=Whole(min=2), metavar="N", help="Most trial runs.")
 @click.option(
     "--output", "-o", default=DEFAULT_OUTPUT, type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the recording, the trials and tune.json. With several nodes it must be shared.",
 )  # fmt: skip
 @click.option(
-    "--steps", type=click.IntRange(min=8), metavar="N",
+    "--steps", type=Whole(min=8), metavar="N",
     help="Steps to measure in each run; default: as many as take six seconds.",
 )  # fmt: skip
 @click.option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from perfscope.cli.number import Whole
 from perfscope.errors import UnusableInput
 from perfscope.results.accuracy import accuracy_in_words
 
@@ -43,7 +44,7 @@ def _print_settings(context: click.Context, _parameter: click.Parameter, wanted:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
     "--capture",
-    type=int,
+    type=Whole(min=0),
     metavar="N",
     help="Which capture to replay, counted from 0.  [default: the last one that most ranks have]",
 )

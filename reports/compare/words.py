@@ -125,6 +125,8 @@ def headline(comparison: Comparison, difference: Difference) -> str:
         return f"{label} has too few steps to judge: the step time {_changed(difference)}."
     if step.confirmed is False:
         return f"Within noise: the step time of {label} {_changed(difference)}, but unprofiled steps do not confirm it."
+    if step.verdict == "same" and (unprofiled := _unprofiled(step)):
+        return f"Not certain: the recorded steps of {label} show no difference, but {unprofiled}."
     if step.verdict == "same" and uncertain(step):
         return (
             f"Not certain: the step time of {label} {_changed(difference)} ({signed(step.delta_us)}, between "
@@ -139,6 +141,14 @@ def headline(comparison: Comparison, difference: Difference) -> str:
         f"{label} is {pace(step.baseline_us, step.candidate_us)}: the step time {_changed(difference)} "
         f"({signed(step.delta_us)})."
     )
+
+
+def _unprofiled(step: StepChange) -> str:
+    """How the steps that were not profiled changed, where that is much: profiling may hide it. Else empty."""
+    before, after = step.baseline_unprofiled_us, step.candidate_unprofiled_us
+    if step.confirmed is not None or not before or not after or abs(after - before) < _LARGE * before:
+        return ""
+    return f"unprofiled steps changed from {duration(before)} to {duration(after)}"
 
 
 def uncertain(step: StepChange) -> bool:

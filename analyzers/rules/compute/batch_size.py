@@ -72,7 +72,7 @@ def _batch_size(job: RuleContext) -> str | None:
 
 def _how(job: RuleContext, new: str | None, *, grows: bool) -> str:
     used = job.framework
-    basis = "The predicted time is that of one recorded batch (perfscope whatif … --set batch.accumulation=2)."
+    basis = "The predicted time is that of one recorded batch (batch.accumulation=2 of perfscope whatif)."
     if used == "megatron":
         return f"{_of_megatron(job, grows=grows)}\n{basis}"
     if new is None:
@@ -91,8 +91,20 @@ def _how(job: RuleContext, new: str | None, *, grows: bool) -> str:
             "lightning": call("trainer = Trainer", accumulate_grad_batches=new),
             "deepspeed": in_deepspeed(f'{{"gradient_accumulation_steps": {new}}}'),
         }
-        plain = f"{new} batches for each optimizer.step(), all but the last under `with model.no_sync():`."
+        plain = code("python", _ACCUMULATED.format(count=new))
     return f"{names.get(used, plain)}\n{basis}"
+
+
+_ACCUMULATED: Final = """\
+from contextlib import nullcontext
+for number, batch in enumerate(loader, 1):
+    last = number % {count} == 0
+    with nullcontext() if last else model.no_sync():
+        (loss_of(model, batch) / {count}).backward()
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()"""
+"""What to type without a framework."""
 
 
 def _of_megatron(job: RuleContext, *, grows: bool) -> str:

@@ -20,6 +20,7 @@ from perfscope.reports.markdown import of_comparison
 from perfscope.results.comparison import Comparison
 from perfscope.results.summary import Summary
 from tests.generator import JobSpec, LoaderSpec, ModelSpec, SlowCompute, simulate
+from tests.reports.examples import healthy
 
 SPEC = JobSpec(ranks=2, steps=6, model=ModelSpec(layers=3, tokens=2048), end_sync=True, noise=0.02)
 JOBS = {
@@ -89,3 +90,24 @@ def test_every_pair_and_triple(summaries: dict[str, Summary], tmp_path: Path) ->
         check(compare(*paths), done.output, done.exit_code)
         seen |= {difference.step.verdict for difference in comparison.differences}
     assert seen == {"faster", "slower", "same", "unknown"}
+
+
+def test_unprofiled_steps_that_differ_leave_it_open() -> None:
+    comparison = compare(healthy(), healthy())
+    (difference,) = comparison.differences
+    assert words.headline(comparison, difference).startswith("Within noise: ")
+    step = replace(difference.step, baseline_unprofiled_us=40e3, candidate_unprofiled_us=19e3)
+    assert words.headline(comparison, replace(difference, step=step)) == (
+        f"Not certain: the recorded steps of {comparison.runs[1].label} show no difference, but unprofiled steps "
+        "changed from 40.0 ms to 19.0 ms."
+    )
+
+
+def test_several_candidates_are_named_with_what_they_are(summaries: dict[str, Summary]) -> None:
+    comparison = compare(*(summaries[name] for name in ("plain", "straggler", "half the batch")))
+    assert [difference.step.verdict for difference in comparison.differences] == ["slower", "faster"]
+    slow, fast = (run.label for run in comparison.runs[1:])
+    title = words.title(comparison)
+    assert title.startswith(f"Of 2 candidates {fast} is the fastest, ")
+    assert title.endswith(f"; {slow} is significantly slower.")
+    assert words.failures(comparison, ["slower"]) == [f"--fail-on slower: the steps of {slow} are significantly slower"]
