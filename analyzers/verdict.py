@@ -12,9 +12,8 @@ from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
 from perfscope.analyzers.losses import in_words, largest, losses, where_to_look
-from perfscope.results.findings import Action, Finding, Obtained, Severity
+from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
 from perfscope.results.rows import Verdict
-from perfscope.results.snippets import plain
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
 from perfscope.text import factor, percent, plural, ranks_in_words

@@ -11,8 +11,7 @@ from perfscope.reports.page import advice, overview
 from perfscope.results.budget import Check
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference
-from perfscope.results.findings import Finding, Findings, Prediction
-from perfscope.results.snippets import Block, blocks
+from perfscope.results.findings import Block, Finding, Findings, Prediction, blocks
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
 from perfscope.text import ABSENT, duration, factor, percent, ranks_in_words

@@ -25,7 +25,7 @@ from perfscope.results.budget import (
     Quantity,
 )
 from perfscope.results.comparison import StepChange
-from perfscope.results.snippets import plain
+from perfscope.results.findings import plain
 from perfscope.results.summary import Summary
 
 _WORSE: Final = {"lower": 1.0, "higher": -1.0}

@@ -12,8 +12,7 @@ from perfscope.analyzers.job.critical_path import PathSegment, walk
 from perfscope.analyzers.merge.choice import step_name
 from perfscope.analyzers.merge.pftrace import Args, PacketSequence, Slices, Value
 from perfscope.analyzers.merge.rank_view import Windows
-from perfscope.results.findings import Finding
-from perfscope.results.snippets import plain
+from perfscope.results.findings import Finding, plain
 from perfscope.results.summary import Summary
 
 JOB_UUID: Final = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfscope.results.snippets import code
+from perfscope.results.findings import code
 
 _QUOTE: Final = '"'
 

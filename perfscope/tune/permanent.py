@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from perfscope.analyzers.rules.communication.ddp_arguments import written
+from perfscope.analyzers.rules.typed import data_loader, training_arguments
+from perfscope.results.findings import blocks
 from perfscope.tune.candidates import Candidate, Value, shown
 
 _TRAINERS: Final = ("transformers", "lightning", "accelerate")
@@ -41,7 +43,7 @@ _BF16: Final = {
 
 
 def how_to_keep(changes: Sequence[Candidate], frameworks: Collection[str], microbatches: int) -> list[str]:
-    """One line to write for each place that changes; changes of one call or file are in one line.
+    """The lines to write, for each place that changes; changes of one call or file are in one. Other arguments stay.
 
     ``frameworks``: those of which the recording has settings.
     """
@@ -49,15 +51,15 @@ def how_to_keep(changes: Sequence[Candidate], frameworks: Collection[str], micro
     lines: list[str] = []
     of_trainer = {_TRANSFORMERS[each.name]: each.new for each in changes if each.name in _TRANSFORMERS}
     if trainer == "transformers" and of_trainer:
-        lines.append(f"TrainingArguments(…, {_arguments(of_trainer)})")
+        lines += _code(training_arguments(**_python(of_trainer)))
         changes = [each for each in changes if each.name not in _TRANSFORMERS]
     loader = _of(changes, "dataloader.")
     if loader:
-        lines.append(f"DataLoader(…, {_arguments(loader)})")
+        lines += _code(data_loader(**_python(loader)))
     ddp = _of(changes, "ddp.")
     no_sync, dtype = ddp.pop("no_sync", False), ddp.pop("comm_dtype", None)
     if ddp:
-        lines.append(written(trainer, **{name: _python(value) for name, value in ddp.items()}))
+        lines += _code(written(trainer, **_python(ddp)))
     if no_sync:
         lines.append(_NO_SYNC.get(trainer, _NO_SYNC[""]).format(k=microbatches))
     if dtype is not None:
@@ -74,12 +76,14 @@ def _of(changes: Sequence[Candidate], prefix: str) -> dict[str, Value]:
     return {each.name.removeprefix(prefix): each.new for each in changes if each.name.startswith(prefix)}
 
 
-def _arguments(values: dict[str, Value]) -> str:
-    return ", ".join(f"{name}={_python(value)}" for name, value in values.items())
+def _code(how: str) -> list[str]:
+    """The lines of code in what advice asks to type, without remarks."""
+    typed = [line for block in blocks(how) if block.language == "python" for line in block.text.splitlines()]
+    return [line.partition("  #")[0] for line in typed if not line.startswith("#")]
 
 
-def _python(value: Value) -> str:
-    return f"{value:g}" if isinstance(value, float) else repr(value)
+def _python(values: dict[str, Value]) -> dict[str, str]:
+    return {name: f"{value:g}" if isinstance(value, float) else repr(value) for name, value in values.items()}
 
 
 def _nested(values: dict[str, Value]) -> dict[str, object]:

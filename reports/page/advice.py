@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from perfscope.results.accuracy import accuracy_in_words
 from perfscope.results.cost import Cost, SavingRow
-from perfscope.results.findings import Finding, Prediction
-from perfscope.results.snippets import Block, blocks
+from perfscope.results.findings import Block, Finding, Prediction, blocks
 from perfscope.results.summary import Summary
 from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, ranks_in_words, significant
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from perfscope.results.categories import CATEGORIES
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction, Severity
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction, Severity, code
 from perfscope.results.notes import Note
 from perfscope.results.rows import (
     ClockRow,
@@ -22,7 +22,6 @@ from perfscope.results.rows import (
     Utilisation,
     Verdict,
 )
-from perfscope.results.snippets import code
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
 from tests.reports import pictures

@@ -42,7 +42,7 @@ def test_a_training_that_waits_for_data_gets_workers(tmp_path: Path) -> None:
     assert kept["measured_step_us"] < 0.8 * found["baseline"]["step_us"]
     predicted = kept["predicted_step_us"]
     assert predicted["low"] * 0.9 <= kept["measured_step_us"] <= predicted["high"] * 1.1
-    assert kept["permanent"] == [f"DataLoader(…, num_workers={setting['to']})"]
+    assert kept["permanent"] == [f"loader = DataLoader(dataset, num_workers={setting['to']})"]
     assert f"num_workers={setting['to']}" in text
     assert [len(trial["changes"]) for trial in found["trials"]] == [1, 1], "once, and once more"
     assert json.loads(checkpoint.read_text())["steps"] > 16, "its own end of a training ran"

@@ -6,7 +6,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import call, training_arguments
-from perfscope.results.snippets import code
+from perfscope.results.findings import code
 
 _TRANSFORMERS: Final = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
 """Arguments that TrainingArguments has, with ``ddp_`` in front."""

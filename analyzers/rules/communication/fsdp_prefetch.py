@@ -14,8 +14,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_accelerate
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.text import byte_size
 
 RULE: Final = "fsdp-gathers"

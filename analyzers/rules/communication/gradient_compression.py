@@ -12,8 +12,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.ddp_arguments import accelerator_ddp, lightning_ddp, setting, trainer_ddp
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "gradient-compression"
 SHARE: Final = 0.05

@@ -14,8 +14,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.traffic import traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
 from perfscope.text import duration
 
 RULE: Final = "gradients-by-hand"

@@ -11,8 +11,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.results.findings import Action, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Evidence, Finding, code
 from perfscope.text import byte_size
 
 RULE: Final = "megatron-overlap"

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import CollectiveRow
-from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "nccl-environment"

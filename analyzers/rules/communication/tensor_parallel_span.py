@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.tables import GroupRow
 
 RULE: Final = "tensor-parallel-span"

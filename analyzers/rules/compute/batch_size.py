@@ -11,8 +11,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import call, data_loader, in_deepspeed, training_arguments
-from perfscope.results.findings import Action, Evidence, Finding, Obtained, Severity
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Evidence, Finding, Obtained, Severity, code
 from perfscope.text import byte_size
 
 RULE: Final = "batch-size"

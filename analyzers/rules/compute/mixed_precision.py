@@ -16,8 +16,7 @@ from perfscope.analyzers.rank.kernel_classes import PRODUCTS
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import call, fsdp1, fsdp2, in_accelerate, in_deepspeed, training_arguments
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.tables import KernelRow
 from perfscope.text import factor
 from perfscope.trace.hardware import DevicePeaks, peaks_of

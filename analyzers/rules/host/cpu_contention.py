@@ -17,8 +17,7 @@ from perfscope.analyzers.rules.host.cpu_oversubscription import on_cpu_us
 from perfscope.analyzers.rules.typed import data_loader
 from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.system import HostRow
 from perfscope.text import plural, ranks_in_words
 

@@ -19,8 +19,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.recording.metadata import RunMetadata
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.system import HostRow
 from perfscope.results.time_breakdown import TimeBreakdown
 

@@ -10,8 +10,7 @@ from itertools import groupby
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, code
 
 RULE: Final = "debug-settings"
 

@@ -11,9 +11,8 @@ from statistics import mean
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import StragglerRow
-from perfscope.results.snippets import code
 
 RULE: Final = "garbage-collection"
 SHARE: Final = 0.02

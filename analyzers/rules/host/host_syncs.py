@@ -16,8 +16,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.memory.pinned_memory import blocking_copies
 from perfscope.analyzers.rules.typed import call, in_deepspeed, training_arguments
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "host-syncs"
 _NO_BREAKDOWN: Final = '{"wall_clock_breakdown": false}'

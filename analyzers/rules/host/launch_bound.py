@@ -14,8 +14,7 @@ from typing import Final
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
 
 RULE: Final = "launch-bound"
 SHARE: Final = 0.05

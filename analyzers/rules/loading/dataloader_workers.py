@@ -17,9 +17,8 @@ from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_n
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import DataLoaderRow, StragglerRow
-from perfscope.results.snippets import code
 from perfscope.text import ranks_in_words
 
 RULE: Final = "dataloader-workers"

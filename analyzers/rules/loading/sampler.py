@@ -12,8 +12,7 @@ from typing import Final
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import call
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, code
 
 RULE: Final = "sampler"
 EPOCHS: Final = 1.25

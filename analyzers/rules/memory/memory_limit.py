@@ -16,9 +16,8 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import fsdp2, in_deepspeed
-from perfscope.results.findings import Action, Evidence, Finding, Obtained, Prediction, Severity
+from perfscope.results.findings import Action, Evidence, Finding, Obtained, Prediction, Severity, code
 from perfscope.results.rows import MemoryRow
-from perfscope.results.snippets import code
 from perfscope.text import byte_size
 
 RULE: Final = "memory-limit"

@@ -14,8 +14,7 @@ from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory.offload import offloads
 from perfscope.analyzers.rules.typed import call, data_loader, training_arguments
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.tables import KernelRow
 
 RULE: Final = "pinned-memory"

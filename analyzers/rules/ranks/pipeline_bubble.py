@@ -15,8 +15,7 @@ from typing import Any, Final
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share, inherent_bubble_share
 from perfscope.analyzers.rules.context import OF_BOUND, RuleContext
 from perfscope.analyzers.rules.typed import call, in_deepspeed
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity
-from perfscope.results.snippets import code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, code
 from perfscope.results.tables import Pipeline
 
 RULE: Final = "pipeline-bubble"

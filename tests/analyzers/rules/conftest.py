@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.results.findings import Action
-from perfscope.results.snippets import LANGUAGES, Block, blocks
+from perfscope.results.findings import LANGUAGES, Action, Block, blocks
 
 Run = Callable[[str], str | None]
 
