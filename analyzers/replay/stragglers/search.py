@@ -96,6 +96,9 @@ ranks and four steps on it is as large by chance in less than 8 % of cases (F di
 _SURELY_STEADY: Final = 16.0
 """The same in less than 0.4 %."""
 
+_SLOW_HOST: Final = 1.25
+"""From this ratio of the time for operators to their peers' on, hosts are slow."""
+
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
 
@@ -361,12 +364,28 @@ class _Search:
         if saved is None:
             return None
         cause: str | None = self._cause(ranks)
-        if cause == CAUSES[TimeCategory.DATALOADER] and not self._load_longer(ranks, float(saved.mean())):
-            cause = self._cause_on_host(ranks, float(saved.mean()))
+        lost_ns = float(saved.mean())
+        slow_loader = self._load_longer(ranks, lost_ns) and not self._as_slow_in_operators(ranks)
+        if cause == CAUSES[TimeCategory.DATALOADER] and not slow_loader:
+            cause = self._cause_on_host(ranks, lost_ns)
         if cause is None:
             return None
         worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
-        return Straggler(worst, tuple(sorted(ranks)), scope, cause, float(saved.mean()), saved)
+        return Straggler(worst, tuple(sorted(ranks)), scope, cause, lost_ns, saved)
+
+    def _as_slow_in_operators(self, ranks: Sequence[int]) -> bool:
+        """Do the hosts of these ranks take as many times as long as their peers' for operators as in the loader?"""
+        for rank in ranks:
+            peers = self._peers[rank]
+            of, line, others = peers.on_host, peers.ranks.index(rank), peers.others(rank, ranks)
+            if of is None:
+                return False
+            operators = of.own_ns[:, :, HostTime.OPERATORS].sum(axis=1)
+            slower = operators[line] / max(float(np.median(operators[others])), 1.0)
+            waited = float(np.median([self._in_loader_ns[peers.ranks[other]] for other in others]))
+            if slower < _SLOW_HOST or self._in_loader_ns[rank] > _SLOW_HOST * slower * waited:
+                return False
+        return True
 
     def _cause_on_host(self, ranks: Sequence[int], lost_ns: float) -> str | None:
         """What the hosts of these ranks do for longer than their peers', so that their devices wait for a loader no

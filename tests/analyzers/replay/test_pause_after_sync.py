@@ -9,6 +9,8 @@ import pytest
 
 import perfscope
 from tests.analyzers.rules.jobs import QUICK
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Cause, Job, Loader, Model
 from tests.generator import MS, HostSync, SlowHost, simulate
 from tests.generator.cuda import CudaProcess
 from tests.generator.work import Program
@@ -65,3 +67,23 @@ def test_a_rank_that_alone_synchronizes_is_the_one_that_blocks(tmp_path: Path):
     (worst, *_) = perfscope.analyze(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "sync")
     assert worst.lost_us == pytest.approx(job.lost_ns(sync) / 1e3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "cause"), [("slow host", 2.5, "launch"), ("slow loader", 150.0, "dataloader")]
+)
+def test_a_slow_host_that_takes_batches_as_slowly_has_no_slow_loader(
+    tmp_path: Path, kind: str, factor: float, cause: str
+):
+    """The device is drained in every step, so what waits for the slow host first is taking the batch."""
+    slow = Cause(kind, factor, (1,))
+    loader = Loader(workers=2, load_ns=200_000, fetch_ns=400_000)
+    job = Job(
+        ranks=2, ranks_per_host=2, item_every=1, model=Model(blocks=3, tokens=4096), loader=loader, causes=(slow,)
+    )
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    (row,) = perfscope.analyze(tmp_path).stragglers
+    assert (row.ranks, row.cause) == ((1,), cause)
+    lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
+    assert row.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.05 * emulation.step_ns)
