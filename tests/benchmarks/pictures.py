@@ -133,6 +133,7 @@ def _opened(browser: Any, path: Path, look: Look) -> Any:
     context = browser.new_context(
         viewport={"width": look.width, "height": look.height}, color_scheme="dark" if look.dark else "light"
     )
+    context.set_default_timeout(120_000)
     tab = context.new_page()
     tab.goto(path.resolve().as_uri())
     if tab.locator(".plot").count():
