@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.hang.progress import Group, OpenOp, Progress
+from perfscope.analyzers.hang.progress import Group, OpenOp, Progress, job_groups, op_of
 from perfscope.analyzers.readers.flight import OpKind
 from perfscope.grouping import grouped
 
@@ -39,6 +39,8 @@ class BlockedOp:
     """Ranks of which nothing is known: no dump, or one without entries."""
     variants: dict[str, list[int]] = field(default_factory=dict)
     """What was issued under this number -> ranks; empty where all issued the same."""
+    passed: dict[int, OpenOp] = field(default_factory=dict)
+    """Rank -> its part, of those on which it is done though another one, that issued something else, still waits."""
     undecided: bool = False
     """The ranks differ, and neither side is the odd one."""
 
@@ -48,9 +50,14 @@ class BlockedOp:
         return min(op.created_ns for op in self.waiting.values())
 
     @property
+    def parts(self) -> dict[int, OpenOp]:
+        """Those of all that issued it."""
+        return {**self.waiting, **self.passed}
+
+    @property
     def kind(self) -> OpKind:
         """What most of the waiting ranks issued."""
-        kinds = Counter(op.kind for rank, op in self.waiting.items() if rank not in self.missing)
+        kinds = Counter(op.kind for rank, op in self.parts.items() if rank not in self.missing)
         return kinds.most_common(1)[0][0] if kinds else next(iter(self.waiting.values())).kind
 
 
@@ -59,7 +66,25 @@ def blocked_ops(progress: Progress) -> list[BlockedOp]:
     together = grouped(((op.group, op.sequence), op) for ops in progress.open_ops.values() for op in ops if not op.p2p)
     collectives = [found for key, ops in together.items() if (found := _collective(progress, *key, ops)) is not None]
     _set_variants(progress, collectives)
-    return [*collectives, *_messages(progress)]
+    unlike = list(_done_elsewhere(progress))
+    _set_variants(progress, unlike)
+    return [*(op for op in unlike if op.waiting.keys() <= op.missing), *collectives, *_messages(progress)]
+
+
+def _done_elsewhere(progress: Progress) -> Iterator[BlockedOp]:
+    """The first collective of each rank that is done on others only: gloo ends it there even if sizes are unlike."""
+    firsts = grouped(((ops[0].group, ops[0].sequence), ops[0]) for ops in progress.behind.values() if ops)
+    for (number, sequence), ops in firsts.items():
+        group = progress.groups[number]
+        made = BlockedOp(group, False, sequence, {op.rank: op for op in ops})
+        for rank in group.ranks:
+            dump = progress.dumps.get(rank)
+            if dump is None or rank in made.waiting:
+                continue
+            rows = np.flatnonzero((job_groups(dump, progress.numbers[rank]) == number) & ~dump.p2p)
+            for row in rows[dump.sequence[rows] == sequence].tolist():
+                made.passed[rank] = op_of(rank, dump, row, group, progress.offsets_ns.get(rank, 0))
+        yield made
 
 
 def _collective(progress: Progress, group: int, sequence: int, ops: list[OpenOp]) -> BlockedOp | None:
@@ -82,10 +107,11 @@ def _set_variants(progress: Progress, collectives: list[BlockedOp]) -> None:
     """
     for blocked in collectives:
         shown = _shown
-        by_variant = grouped((shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
+        parts = sorted(blocked.parts.items())
+        by_variant = grouped((shown(op.kind), rank) for rank, op in parts)
         if len(by_variant) < 2:
             shown = _sized
-            by_variant = grouped((shown(op.kind), rank) for rank, op in sorted(blocked.waiting.items()))
+            by_variant = grouped((shown(op.kind), rank) for rank, op in parts)
             if len(by_variant) < 2 or not _sizes_are_alike(progress, blocked):
                 continue
         blocked.variants = by_variant

@@ -64,7 +64,7 @@ class Progress:
     """Group -> sequence number up to which all ranks came, since one has completed it."""
     open_ops: dict[int, list[OpenOp]]
     """Rank -> what it waits for, in the order of issue: without what others show to have been done long ago."""
-    behind: dict[int, int]
+    behind: dict[int, list[OpenOp]]
     """Rank -> collectives that are done on other ranks, but not on it: its device, or its watchdog, stands still."""
     offsets_ns: Mapping[int, int]
     only_active: bool
@@ -204,10 +204,10 @@ def _open(
     groups: tuple[Group, ...],
     completed: Mapping[int, int],
     offset_ns: int,
-) -> tuple[list[OpenOp], int]:
-    """(what one rank waits for, how many of its collectives are done elsewhere only)."""
+) -> tuple[list[OpenOp], list[OpenOp]]:
+    """(what one rank waits for, which of its collectives are done elsewhere only)."""
     if not len(dump.group):
-        return [], 0
+        return [], []
     local = np.array([completed.get(numbers[index], 0) for index in range(len(dump.groups))], dtype=np.int64)
     own = np.zeros(len(dump.groups), dtype=np.int64)
     finished = ~dump.p2p & (dump.state == DONE)
@@ -219,26 +219,32 @@ def _open(
         # Parts of messages that were issued as one have no events, and stay in a dump of active operations for ever.
         waiting &= ~dump.p2p | (dump.sequence > _completed_messages(dump)[dump.group])
     elsewhere = waiting & ~dump.p2p & (dump.sequence <= local[dump.group])
-    ops = []
+    ops, behind = [], []
     first: dict[tuple[int, int], int] = {}
-    for row in np.flatnonzero(waiting & ~elsewhere).tolist():
-        kind, group = dump.kinds[dump.kind[row]], groups[numbers[int(dump.group[row])]]
-        together = (group.index, int(dump.sequence[row]))
-        ops.append(
-            OpenOp(
-                rank,
-                first.setdefault(together, row) if dump.p2p[row] else row,
-                group.index,
-                bool(dump.p2p[row]),
-                int(dump.sequence[row]),
-                kind,
-                _global(group, kind.peer),
-                bool(dump.state[row] == STARTED),
-                bool(dump.timed_out[row]),
-                int(dump.created_ns[row]) + offset_ns,
-            )
-        )
-    return _without_passed_messages(ops, dump), int(elsewhere.sum())
+    for row in np.flatnonzero(waiting).tolist():
+        op = op_of(rank, dump, row, groups[numbers[int(dump.group[row])]], offset_ns)
+        if elsewhere[row]:
+            behind.append(op)
+        else:
+            ops.append(op._replace(row=first.setdefault((op.group, op.sequence), row)) if op.p2p else op)
+    return _without_passed_messages(ops, dump), behind
+
+
+def op_of(rank: int, dump: FlightDump, row: int, group: Group, offset_ns: int) -> OpenOp:
+    """What a rank issued in one row of its dump."""
+    kind = dump.kinds[dump.kind[row]]
+    return OpenOp(
+        rank,
+        row,
+        group.index,
+        bool(dump.p2p[row]),
+        int(dump.sequence[row]),
+        kind,
+        _global(group, kind.peer),
+        bool(dump.state[row] == STARTED),
+        bool(dump.timed_out[row]),
+        int(dump.created_ns[row]) + offset_ns,
+    )
 
 
 def _completed_messages(dump: FlightDump) -> Int64:

@@ -38,8 +38,10 @@ def reading(hang: Hang) -> str:
         sizes = " -> ".join(dict.fromkeys(map(_sizes, (hang.input_sizes, hang.output_sizes))))
         what = ", ".join(part for part in (sizes, hang.dtype) if part)
         since = f" since {when(hang.since_us)}" if hang.since_us is not None else ""
-        who = ranks_in_words(hang.waiting_ranks) if hang.waiting_ranks else "No recorded rank"
-        sentences.append(f"{who[0].upper()}{who[1:]} wait{'s' * (len(hang.waiting_ranks) < 2)} there{since}")
+        who = ranks_in_words(hang.waiting_ranks or hang.missing_ranks) or "no recorded rank"
+        sentences.append(
+            f"{who[0].upper()}{who[1:]} wait{'s' * (len(hang.waiting_ranks or hang.missing_ranks) < 2)} there{since}"
+        )
         if what:
             sentences[-1] += f" ({what})"
     others = {rank for row in hang.victims for rank in row.ranks}

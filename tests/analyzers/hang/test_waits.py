@@ -175,3 +175,16 @@ def test_a_second_rank_that_stopped_is_named_though_it_waits_for_the_first() -> 
     ahead = [op("0", 1), *(op("0", number, state="scheduled") for number in (2, 3, 4))]
     hang = _found(world, {0: ahead[:1], 1: ahead, 2: ahead, 3: ahead[:2]})
     assert (hang.missing_ranks, hang.confidence) == ((0, 3), "medium")
+
+
+def test_what_is_done_on_others_though_it_was_unlike_is_where_a_rank_waits() -> None:
+    """Gloo ends all-reduce 2 on ranks 0 and 2; rank 1, with another size, waits there, and the others at number 3."""
+    world: Groups = {"0": ("default_pg", range(3))}
+    first = op("0", 1, at_ms=1)
+    odd = op("0", 2, at_ms=2, size=(7,), state="scheduled")
+    others = [first, op("0", 2, at_ms=2), op("0", 3, at_ms=3, state="scheduled")]
+    hang = _found(world, {0: others, 1: [first, odd], 2: others})
+    assert (hang.missing_ranks, hang.sequence, hang.input_sizes) == ((1,), 2, ((1024,),))
+    assert [variant.ranks for variant in hang.mismatches[0].variants] == [(0, 2), (1,)]
+    assert [(victim.ranks, victim.sequence, victim.waits_for) for victim in hang.victims] == [((0, 2), 3, (1,))]
+    assert hang.last_seen[0].evidence == "issued another operation"

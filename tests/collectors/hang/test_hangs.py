@@ -58,7 +58,7 @@ def wait_for(condition: Any, process: subprocess.Popen[bytes]) -> None:
 
 def stands_still(folder: Path, rank: int, steps: int) -> bool:
     """Has the rank written, and come as far as it can? On a busy machine it may have written before its first step."""
-    if not flight_file(folder, rank).exists() or dump(folder, rank)["perfscope"]["steps"] != steps:
+    if not flight_file(folder, rank).exists() or dump(folder, rank)["perfscope"]["steps"] < steps:
         return False
     return steps > 0 or rank == 1 or bool(dump(folder, rank)["entries"])
 
@@ -147,14 +147,14 @@ def test_a_collective_left_out(tmp_path: Path) -> None:
 
 
 def test_unlike_shapes(tmp_path: Path) -> None:
-    with stuck(tmp_path / "r", "shape", 2) as folder:
+    """Gloo may end the all-reduce on ranks 0 and 2, which go on until they wait for rank 1."""
+    with stuck(tmp_path / "r", "shape", 3) as folder:
         assert last(folder, 1) == ("gloo:all_reduce", False, ("report", line_of("HERE shape")))
-        assert [dump(folder, rank)["entries"][-1]["input_sizes"] for rank in (0, 1)] == [[[]], [[2]]]
-        hang = analyze(folder).hang
+        answer, hang = told(folder), analyze(folder).hang
+    assert (answer.missing, answer.line) == ((1,), line_of("HERE shape"))
     assert hang is not None
-    assert [variant.ranks for variant in hang.mismatches[0].variants] == [(0,), (1,)]
-    assert {site.line for site in hang.call_sites} == {line_of("HERE shape"), line_of("WAIT")}
-    assert hang.missing_ranks == (), "of two, either may be wrong"
+    assert [variant.ranks for variant in hang.mismatches[0].variants] == [(0, 2), (1,)]
+    assert (hang.collective, hang.last_seen[0].evidence) == ("all_reduce", "issued another operation")
 
 
 def test_another_order(tmp_path: Path) -> None:
