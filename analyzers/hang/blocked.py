@@ -17,6 +17,8 @@ from perfscope.grouping import grouped
 _ONE_SIZE: Final = frozenset(
     {"all_reduce", "allreduce", "broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "_all_gather_base"}
     | {"_allgather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"}
+    | {"all_gather_single", "reduce_scatter_single", "allreduce_coalesced"}
+    | {"all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"}
 )
 """Every rank must bring as many elements; of the others sizes may differ."""
 

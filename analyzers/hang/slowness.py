@@ -22,8 +22,10 @@ _MOSTLY: Final = 0.8
 _SECOND_NS: Final = 1_000_000_000
 _LONGEST_TIMEOUT_NS: Final = 600_000_000_000
 """NCCL's, unless a job sets another."""
-_FEW: Final = 3
-"""Ranks, or one of so many, that may be the cause of a standstill which nothing but their absence shows."""
+_FEW: Final = 2
+"""Ranks that may be the cause of a standstill which nothing but their absence shows,"""
+_FEW_OF: Final = 3
+"""or one for so many others."""
 _NOTABLE: Final = 0.3
 """Of the time from one collective to the next: less is scatter, by which some rank is always last."""
 
@@ -70,7 +72,7 @@ def all_wait(progress: Progress, ranks: Collection[int]) -> bool:
     """Does every rank but ``ranks`` wait, and are these few? In a job that goes on many ranks are on their way."""
     others = [rank for rank, dump in progress.dumps.items() if rank not in ranks and len(dump.group)]
     own = [rank for rank in ranks if rank in progress.dumps]
-    few = len(own) <= min(len(others), max(_FEW, len(others) // _FEW))
+    few = len(own) <= min(len(others), max(_FEW, len(others) // _FEW_OF))
     return few and all(progress.open_ops[rank] for rank in others)
 
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.training, needs_torch]
 
 HANGS = SCRIPTS / "hangs.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--master-port", "0", "--rdzv-backend", "c10d")
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 @contextmanager
