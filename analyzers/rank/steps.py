@@ -158,7 +158,7 @@ def _step_number(name: str) -> int:
 
 def _by_optimizer(trace: Trace, work: DeviceWork, batches: EdgesByBatches | None) -> tuple[Int64, Int64, Int64, str]:
     """By the outermost optimizer steps, each step with the number of its own; without the first where it is cut."""
-    rows = trace.rows(Category.ANNOTATION, named=_OPTIMIZER_STEP.match)
+    rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_OPTIMIZER_STEP.match)  # kineto wrote both
     ended = np.append(0, np.maximum.accumulate(trace.end_ns[rows]))
     stepped = trace.end_ns[rows[trace.start_ns[rows] >= ended[: len(rows)]]]
     first, edges = batches(trace, work, stepped) if batches is not None else (1, stepped[:0])

@@ -67,6 +67,12 @@ def check_device(summary: Summary, index: int, own: Sheet) -> None:
     assert row.step_time_us - idle == pytest.approx(mean(own.running(lambda work: True)), abs=NS)
 
 
+def test_every_recording_has_its_sheet_and_its_headline() -> None:
+    files = {path.relative_to(TRACES).as_posix() for path in TRACES.glob("*/*.json.gz")}
+    assert files == {f"{name}.json.gz" for name in RECORDINGS}
+    assert {file if file.startswith("quirks/") else file.split("/")[0] for file in files} == set(HEADLINES)
+
+
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_steps_and_what_the_device_did_in_them_are_the_sheet_s(name: str) -> None:
     own, summary = sheet(name), of_file(name)
@@ -132,6 +138,21 @@ def test_loading_takes_its_share_however_few_steps_are_recorded(first: int, last
     assert summary.job.steps == tuple(range(first, last + 1))
     assert row.idle_dataloader_us / row.step_time_us == pytest.approx(0.32, abs=0.04)
     assert row.step_time_us == pytest.approx(175_600, rel=0.07)
+
+
+@pytest.mark.parametrize("name", ["resnet50_workers_0/worker0.pt.trace", "resnet50_workers_4/worker0.pt.trace"])
+@pytest.mark.parametrize("last", [5, 6, 10])
+def test_without_markers_steps_are_from_batch_to_batch(name: str, last: int, tmp_path: Path) -> None:
+    """The same steps, the first and a lone one too, as with ``ProfilerStep#N``: each takes its batch first."""
+    marked = perfscope.analyze(cut(name, 5, last, tmp_path), executor=Serial())
+    events = [
+        event for event in raw_events(tmp_path / "trace.json.gz") if not event["name"].startswith("ProfilerStep#")
+    ]
+    unmarked = perfscope.analyze(written(events, tmp_path), executor=Serial())
+    assert len(unmarked.job.steps) == last - 4
+    assert unmarked.job.step_time_us == pytest.approx(marked.job.step_time_us, rel=0.01)
+    one, other = (found.time_breakdown[0].idle_dataloader_us for found in (unmarked, marked))
+    assert one == pytest.approx(other, abs=0.01 * marked.job.step_time_us)
 
 
 def share(name: str, chosen: Callable[[Sheet], list[Interval]]) -> float:
