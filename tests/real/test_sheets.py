@@ -255,7 +255,7 @@ HEADLINES = {
         r"^(\d+)% of the step is communication, which may be", communicating, "gloo runs 179 of 210 ms, nothing else."
     ),
     "quirks/cuda_event_sync.json.gz": Headline(
-        r"A larger part, (\d+)% of the step, is launch-bound time", launching, "2.2 of 3.2 ms are the first aten::empty."
+        r"A larger part, (\d+)% of the step, is launch-bound time", launching, "2.2 of 3.2 ms are one aten::empty."
     ),
     "quirks/gpu_events_only.json.gz": Headline(
         r"^Launch-bound: devices wait (\d+)%", launching, "Kernels run 89 %; before the others the queue was empty."
