@@ -1,7 +1,7 @@
 # make demo    train a small transformer under `perfscope run`, analyze it and name the report
 # make test    the test suite: unit tests, then real trainings, browsers and large jobs
 # make frameworks  trainings with every parallel strategy and framework, in .venv-frameworks (half an hour)
-# make codebases  public training programs as they are, recorded and judged, in .venv-codebases (half an hour)
+# make codebases  public training programs as they are, recorded and judged, in .venv-codebases (about an hour)
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)

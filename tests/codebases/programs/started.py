@@ -53,7 +53,7 @@ if __name__ == "__main__":
         from accelerate import notebook_launcher
 
         if sys.argv[2:] == ["trial"]:
-            train(mlp(), steps=12, rank=-1)
+            train(mlp(), steps=12)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         notebook_launcher(in_notebook, num_processes=2, use_port=port)
