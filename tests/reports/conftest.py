@@ -27,11 +27,15 @@ BROWSER_OPTIONS = (
 both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 """What a reader works with holds in Firefox too."""
 
+PATIENCE_MS = 120_000
+"""How long anything may take in a browser: on a busy machine it does."""
+
 
 @pytest.fixture(scope="session")
 def playwright() -> Iterator[Any]:
     """Drives browsers; skips where it is not installed."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    api.expect.set_options(timeout=PATIENCE_MS)
     with api.sync_playwright() as started:
         yield started
 
@@ -71,6 +75,7 @@ def look_at(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         path = tmp_path / "report.html"
         page.write(summary, path)
         context = browser.new_context(viewport={"width": width, "height": height}, **context_options)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         tab = context.new_page()
         tab.on(
@@ -80,7 +85,7 @@ def look_at(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         tab.on("request", lambda sent: requests.append(sent.url))
         tab.goto(path.as_uri())
         # By selector: the page's policy forbids the evaluation that waiting for an expression needs.
-        tab.locator("html[data-charts=drawn]").wait_for(state="attached", timeout=30_000)
+        tab.locator("html[data-charts=drawn]").wait_for(state="attached")
         return tab
 
     yield open_page
