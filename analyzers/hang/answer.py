@@ -201,7 +201,7 @@ def _victims(blocked: Sequence[BlockedOp], missed: BlockedOp | None, missing: fr
                 waits_for=tuple(sorted(others)),
             )
         )
-    return tuple(sorted(rows, key=lambda row: (row.since_us or 0.0, row.ranks)))
+    return tuple(sorted(rows, key=lambda row: (round((row.since_us or 0.0) / 1e3), row.ranks)))  # as shown: to the ms
 
 
 def _last_seen(state: Progress, blocked: Sequence[BlockedOp], rank: int, named: _Named) -> HangLastSeen:
