@@ -141,7 +141,7 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     launches = own[side.points.op]
     own[:, _OF_PYTHON], launches[:, _OF_PYTHON] = _shortened(side, of.anchors[line], usual[:, HostTime.OTHER])
     others = [recorded.lanes[recorded.schedules.ranks.index(peers.ranks[other])] for other in peers.others(rank, paced)]
-    # Where the device waits for the first launch of its window, the host comes to it as late as its peers' do.
+    # It begins as far ahead of its device as its peers' hosts do.
     lead = int(side.lanes.lead_ns[0])
     usually = float(np.median([other.lanes.lead_ns[0] for other in others]))
     return HostPace(own, more, launches, _unusual_waits(recorded, peers, rank, paced), max(lead, round(usually)))

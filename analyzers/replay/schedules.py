@@ -78,12 +78,12 @@ class RecordedSchedules:
         """
         steps = {}
         for rank, found in self.deliveries.items():
-            partial, step_ns = result.partials[rank], min(result.mean_step_ns(rank), result.step_ns)
             if found.holds_device:
-                steps[rank] = step_ns
+                steps[rank] = result.step_ns
             elif found.batch_ns is not None:
+                partial = result.partials[rank]
                 batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
-                steps[rank] = min(found.batch_ns * batches, step_ns)
+                steps[rank] = min(found.batch_ns * batches, result.step_ns)
         return steps
 
     def first_progress_ns(self, result: AlignedJob, rank: int) -> int:

@@ -10,6 +10,7 @@ and with half and twice of one known from other groups.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -59,7 +60,7 @@ class Latency:
 @dataclass(frozen=True)
 class _TransferSize:
     """A size that a group moved: over the busiest link ``wire`` bytes, in ``time_ns`` (median), undelayed in
-    ``quick_ns``. ``far``: between hosts.
+    ``quick_ns``, which may be off by ``error_ns``. ``far``: between hosts.
     """
 
     group: int
@@ -68,6 +69,7 @@ class _TransferSize:
     wire: float
     time_ns: float
     quick_ns: float
+    error_ns: float
     far: bool
 
 
@@ -104,17 +106,26 @@ class Latencies:
         if together is not None:
             alpha, slope = together
             if abs(alpha + slope * largest.wire - largest.quick_ns) <= _AGREES * largest.quick_ns:
-                return Latency(alpha, True, _FACTOR_OF_OTHERS)
+                return Latency(self._with_usual(alpha, largest.far), True, _FACTOR_OF_OTHERS)
         alike = [one for one in self._sizes if one.bytes <= TINY and one.far is largest.far]
         if alike:
             # Those of the same group used the same links; of others, the typical one.
             times = [one.time_ns for one in alike if one.group == group] or [one.time_ns for one in alike]
             return Latency(float(np.median(times)), True, _FACTOR_OF_OTHERS)
-        sending_ns = largest.time_ns - _ASSUMED_NS["nvlink"]
-        quick = not largest.far and largest.wire >= _NVLINK_GBPS * sending_ns
-        return Latency(
-            _ASSUMED_NS["nvlink" if quick else "nccl" if self._on_devices() else "other"], False, _FACTOR_ASSUMED
-        )
+        return Latency(self._usual_ns(largest), False, _FACTOR_ASSUMED)
+
+    def _usual_ns(self, largest: _TransferSize) -> float:
+        """What is assumed."""
+        quick = not largest.far and largest.wire >= _NVLINK_GBPS * (largest.time_ns - _ASSUMED_NS["nvlink"])
+        return _ASSUMED_NS["nvlink" if quick else "nccl" if self._on_devices() else "other"]
+
+    def _with_usual(self, alpha: float, far: bool) -> float:
+        """A fitted latency and the usual one, weighted by how sure each is: a few transfers that vary show little."""
+        moved = [one for one in self._sizes if one.far is far]
+        low, high = min(moved, key=lambda one: one.wire), max(moved, key=lambda one: one.wire)
+        error = math.hypot(high.wire * low.error_ns, low.wire * high.error_ns) / (high.wire - low.wire)
+        usual = self._usual_ns(high)
+        return (alpha * usual**2 + usual * error**2) / (usual**2 + error**2)
 
     def _on_devices(self) -> bool:
         return any(partial.has_device_work for partial in self._result.partials.values())
@@ -133,8 +144,10 @@ def _sizes(result: AlignedJob) -> Iterable[_TransferSize]:
         factor = bus_factor(kind, group_size(instances, group))
         if factor is not None:
             hosts = {result.hosts.names.get(rank, "") for rank in instances.groups[group].ranks}
-            quick, usual = np.quantile(transfer[chosen], (_QUICK, 0.5), method="lower")
-            yield _TransferSize(group, kind, size, factor * size, float(usual), float(quick), len(hosts) > 1)
+            quick, usual = np.quantile(transfer[chosen], _QUICK, method="lower"), np.median(transfer[chosen])
+            error = (usual - quick) / math.sqrt(count)
+            far = len(hosts) > 1
+            yield _TransferSize(group, kind, size, factor * size, float(usual), float(quick), float(error), far)
 
 
 def _fitted(moved: list[_TransferSize]) -> tuple[float, float] | None:

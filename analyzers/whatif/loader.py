@@ -14,8 +14,8 @@ between processes is added to that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 from statistics import median
 from typing import Final
 
@@ -35,6 +35,8 @@ _SURE: Final = Uncertainty(less=0.15, more=0.05)
 """Of a prediction with known CPU time of loading."""
 _FEWER: Final = Uncertainty(less=0.20, more=0.05)
 """Of a prediction for fewer workers than set the pace now: cores are not the limit then."""
+_BATCHES_VARY: Final = 0.1
+"""Standard deviation of what a batch takes to load, as a share: of few that were timed, the mean is no better."""
 _CROWDED_BY_OTHERS: Final = 0.5
 """Share of the saving that becomes uncertain each time that the training's work takes as long as its CPU time again:
 the scheduler favours a training that sleeps over one that never does."""
@@ -86,7 +88,8 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         need = needs.get(rank)
         if need is None:
             _set_loading(schedules, rank, taking, batches[rank])
-            sure.append(_unknown(context, rank, workers) if workers >= _had(context, row, rows) else _FEWER)
+            more = workers >= _had(context, row, rows)
+            sure.append(_unknown(context, rank, workers) if more else _fewer(context, rank, load / max(workers, 1)))
             continue
         contended = _contended(context, row, need, workers, batches[rank])
         _set_loading(schedules, rank, max(taking + contended.mid - contended.before, 0.0), batches[rank])
@@ -105,6 +108,15 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             )
         )
     return Uncertainty.worst(sure)
+
+
+def _fewer(context: Context, rank: int, least_ns: float) -> Uncertainty:
+    """With fewer workers a step takes what its batches take these, ``least_ns``, of which a few batches are known."""
+    run = context.runs.get(rank)
+    timed = run.dataloaders[0].fetched_batches if run is not None and run.dataloaders else 0
+    error = 2 * _BATCHES_VARY / sqrt(max(timed, len(context.recorded.deliveries[rank]), 1))
+    limits = (1 + error) * least_ns > context.result.step_ns
+    return replace(_FEWER, slower_ns=error * least_ns if limits else 0.0)
 
 
 def _had(context: Context, row: DataLoaderRow, rows: Mapping[int, DataLoaderRow]) -> float:

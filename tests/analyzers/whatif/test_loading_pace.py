@@ -161,6 +161,18 @@ def test_taking_a_batch_that_is_there_is_no_wait() -> None:
     assert _own_cost_ns(np.array([480_000, 490_000, 440_000])) == 490_000
 
 
+def test_one_rank_s_workers_set_the_pace_of_all(tmp_path: Path) -> None:
+    """Where that rank begins the recording is assumed, but not how long the job's steps take."""
+    slow = Cause("slow loader", 8.0, ranks=(2,))
+    loader = Loader(workers=2, load_ns=20 * MS)
+    job = Job(strategy="fsdp", noise=0.0, loader=loader, model=Model(blocks=3, tokens=8192, width=2048), causes=(slow,))
+    emulate(job).write(tmp_path)
+    changed = apply(job, {"compute": "1.5x"})
+    assert changed is not None
+    found = predict(context_of(tmp_path, workers=1), {"compute": "1.5x"})
+    assert found.mid_ns == pytest.approx(emulate(changed.job).step_ns, rel=0.05)
+
+
 @pytest.mark.parametrize("end_sync", [True, False], ids=["in step", "ahead"])
 @pytest.mark.parametrize(("workers", "asked_for"), [(1, 0), (1, 2), (2, 0), (2, 1), (2, 4), (3, 6)])
 def test_a_trace_whose_turns_show_the_workers_is_enough_for_another_number(
