@@ -41,7 +41,8 @@ class Module(L.LightningModule):
 
 
 def main() -> None:
-    loader = torch.utils.data.DataLoader(Tokens(ms=options.load_ms), batch_size=4, num_workers=options.workers)
+    data = Tokens(400 * options.accumulate, ms=options.load_ms)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=options.workers)
     if options.trainer:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = L.Trainer(accelerator="cpu", devices=2, strategy=options.strategy, max_steps=20, **quiet)
