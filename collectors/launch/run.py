@@ -8,12 +8,12 @@ import resource
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import perfscope
 from perfscope._version import __version__
@@ -146,12 +146,17 @@ def run_child(
         else:
             child.send_signal(number)
 
-    # What this process ignores (nohup) the command ignores too, so those handlers stay.
-    before = {
-        number: signal.signal(number, forward) for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN
-    }
+    def take(numbers: Iterable[int]) -> None:
+        before.update({number: signal.signal(number, forward) for number in numbers})
+
+    before: dict[int, Any] = {}
+    # What this process ignores (nohup, a shell's `&`) the command ignores too, unless it then takes the signal itself,
+    # as torchrun does: those are passed on from when it has started.
+    ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
     try:
+        take(number for number in FORWARDED if number not in ignored)
         child = subprocess.Popen(list(command), env=dict(environment), close_fds=False)
+        take(ignored)
         for number in early:
             child.send_signal(number)
         return child.wait()

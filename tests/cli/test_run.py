@@ -92,6 +92,7 @@ def test_a_terminals_interrupt_reaches_the_command_once_and_perfscope_outlives_i
     )
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a suite started by nohup ignores it
         os.execv(PERFSCOPE[0], [*PERFSCOPE, "run", "-o", str(tmp_path / "r"), "--", "sh", "-c", script])
     try:
         output = b""
@@ -105,6 +106,27 @@ def test_a_terminals_interrupt_reaches_the_command_once_and_perfscope_outlives_i
     finally:
         os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_ignored_signal_reaches_a_command_that_takes_it_all_the_same(tmp_path: Path, number: signal.Signals) -> None:
+    """As torchrun takes SIGINT and SIGHUP, whatever it inherits."""
+    begin = f"import signal, sys; signal.signal({int(number)}, signal.SIG_IGN)"
+    launch = f"{begin}; from perfscope.cli.main import main; main(['run', '-o', *sys.argv[1:]])"
+    job = (
+        f"import signal, sys, time; print(signal.getsignal({int(number)}) == signal.SIG_IGN, flush=True);"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(9)); print('ready', flush=True); time.sleep(20)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", launch, str(tmp_path / "r"), "--", sys.executable, "-c", job],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["True\n", "ready\n"]
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    assert process.returncode == 9
 
 
 def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
