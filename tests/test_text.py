@@ -172,8 +172,8 @@ def test_printable_keeps_a_name_from_driving_the_terminal() -> None:
     [
         ("Copies from pageable memory block 8% of the step", "Copies from pageable memory block 8% of the recording"),
         (
-            "Rank 1 is a straggler (slower compute): the other ranks wait for it 62% of each step",
-            "Rank 1 is a straggler (slower compute): the other ranks wait for it 62% of the recording",
+            "Rank 1 is a straggler (slower compute): waiting for it costs 62% of each step",
+            "Rank 1 is a straggler (slower compute): waiting for it costs 62% of the recording",
         ),
         ("most on rank 0 (5.7% of its step)", "most on rank 0 (5.7% of the recording)"),
         ("Communication takes 12.0 ms per step on average", "Communication takes 12.0 ms on average"),

@@ -34,7 +34,7 @@ MORE_WORK: Final = 0.05
 
 _REMEDIES: Final = {
     "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
-    "PERFORMANCE,CLOCK), then the amount of work (sequence lengths, experts).",
+    "PERFORMANCE,CLOCK,POWER), then the amount of work (sequence lengths, experts).",
     "dataloader": "Check the storage and the samples of {who}, which waits for its batches longer than its peers; use "
     "more DataLoader workers, or spread expensive samples evenly over the ranks.",
     "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
@@ -125,13 +125,13 @@ def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
 
 
 def _who(row: StragglerRow) -> str:
-    """The beginning of the title: who the straggler is, by what, and who waits."""
+    """The beginning of the title: who the straggler is, and by what."""
     why = _causes(row)
     if row.scope == "job":
-        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): the other ranks wait"
+        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): waiting for them costs"
     if row.scope == "ranks":
-        return f"{subject(row)} are stragglers ({why}): the other ranks wait for them"
-    return f"{subject(row)} is a straggler ({why}): the other ranks wait for it"
+        return f"{subject(row)} are stragglers ({why}): waiting for them costs"
+    return f"{subject(row)} is a straggler ({why}): waiting for it costs"
 
 
 def _causes(row: StragglerRow) -> str:

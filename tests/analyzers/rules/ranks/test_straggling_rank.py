@@ -34,9 +34,7 @@ def job(collecting_us: float):
 def test_the_next_one_is_named_where_the_worst_collects_garbage():
     finding = straggling_rank.evaluate(job(20_000.0))
     assert finding is not None
-    assert finding.title.startswith(
-        "Rank 1 is a straggler (slower compute): the other ranks wait for it 15% of each step"
-    )
+    assert finding.title.startswith("Rank 1 is a straggler (slower compute): waiting for it costs 15% of each step")
     assert garbage_collection.evaluate(job(20_000.0)) is not None
 
 
@@ -44,7 +42,7 @@ def test_collections_that_explain_less_than_half_of_it_are_not_its_cause():
     finding = straggling_rank.evaluate(job(9_000.0))
     assert finding is not None
     assert finding.title.startswith(
-        "Rank 0 is a straggler (Python work outside operators): the other ranks wait for it 20% of each step"
+        "Rank 0 is a straggler (Python work outside operators): waiting for it costs 20% of each step"
     )
 
 
