@@ -146,7 +146,12 @@ def headline(comparison: Comparison, difference: Difference) -> str:
 def _unprofiled(step: StepChange) -> str:
     """How the steps that were not profiled changed, where that is much: profiling may hide it. Else empty."""
     before, after = step.baseline_unprofiled_us, step.candidate_unprofiled_us
-    if step.confirmed is not None or not before or not after or abs(after - before) < _LARGE * before:
+    if (
+        step.confirmed is not None
+        or not before
+        or not after
+        or abs(after - before) < max(_LARGE * before, step.floor_us)
+    ):
         return ""
     return f"unprofiled steps changed from {duration(before)} to {duration(after)}"
 

@@ -21,6 +21,7 @@ from tests.generator import (
     LoaderSpec,
     ModelSpec,
     NetworkSpec,
+    Pause,
     PipelineSpec,
     ReduceEachMicrobatch,
     SlowCompute,
@@ -172,6 +173,12 @@ def _sync(rng: random.Random) -> Iterator[Question]:
     yield Question(Trained(spec), {"host.sync": "0"}, Trained(free))
 
 
+def _pauses(rng: random.Random) -> Iterator[Question]:
+    free = _job(rng, rng.choice(("ddp", "fsdp")))
+    pause = Pause(ranks=tuple(range(free.ranks)), pause_ns=rng.choice((2_000, 5_000, 20_000)) * US)
+    yield Question(Trained(replace(free, causes=(pause,))), {"host.pauses": "0"}, Trained(free))
+
+
 def _peers(rng: random.Random) -> Iterator[Question]:
     healthy = _job(rng, rng.choice(("ddp", "fsdp", "zero2")), ranks=rng.choice((4, 8)))
     slow = rng.randrange(healthy.ranks)
@@ -303,5 +310,5 @@ def _host_bound(rng: random.Random) -> Iterator[Question]:
 
 _ASK: tuple[Callable[[random.Random], Iterator[Question]], ...] = (
     _bandwidth, _bandwidth, _bandwidth, _latency, _latency, _latency, _compute, _launch, _sync, _peers, _workers,
-    _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound,
+    _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound, _pauses,
 )  # fmt: skip
