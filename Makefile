@@ -5,6 +5,7 @@
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
+# make campaign  mutated traces, metadata and dumps, hostile files, planted secrets (CAMPAIGN_INPUTS=10000 of each kind)
 # make pictures  pages in every look, in pictures/, and the pictures of the documentation
 # make clean   remove everything that was made here
 #
@@ -26,7 +27,7 @@ DEMO_ARGS ?= --load-ms 120
 PYTEST_ARGS ?= -n 2
 WHOLE := training or browser or scale
 
-.PHONY: demo test frameworks codebases lint check samples pictures clean
+.PHONY: demo test frameworks codebases lint check samples pictures campaign clean
 
 demo: $(VENV)/collect.stamp
 	@rm -rf $(DEMO)
@@ -63,6 +64,13 @@ samples: $(VENV)/collect.stamp
 
 pictures: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
+
+CAMPAIGN_INPUTS ?= 100000
+campaign: $(VENV)/dev.stamp
+	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs $(CAMPAIGN_INPUTS) --jobs 2
+	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs $(CAMPAIGN_INPUTS)
+	$(VENV)/bin/python -m tests.benchmarks.flight_dumps --mutations $(CAMPAIGN_INPUTS)
+	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(CODEBASES_VENV) $(DEMO) pictures build dist *.egg-info .coverage* htmlcov \

@@ -125,8 +125,9 @@ class TestDdp:
     def test_steps_are_described(self, ddp: Recording) -> None:
         steps = ddp.run().steps
         assert (steps.seen, steps.detected_by, steps.backwards_per_step) == (18, "optimizer", 1.0)
-        # step 17: the first ones were kept for a job that ends early, and 5 to 16 are the capture's and one after it
-        assert len(steps.unprofiled_ns) == 1
+        # Step 17, unless its trace is still being compressed: the first ones were kept for a job that ends early, and
+        # 5 to 16 are the capture's and one after it.
+        assert len(steps.unprofiled_ns) <= 1
         assert all(duration > 0 for duration in steps.unprofiled_ns)
 
     def test_the_environment_is_recorded_without_secrets(self, ddp: Recording) -> None:
