@@ -177,8 +177,9 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
     dropped: set[RankOp] = set()
-    for one in gradient_rounds(schedules):
+    for one in _rounds_of_any_size(schedules):
         microbatches = context.result.partials[one.rank].microbatches(one.step)
+        # Where no size is recorded, as many reductions in each micro-batch are taken for the same ones.
         sizes = [bucket.collective.bytes for bucket in one.buckets]
         once = len(sizes) // microbatches
         each = StepOps(schedules, one.rank, one.step).in_every_part(set(one.buckets), microbatches)
@@ -187,7 +188,8 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
     if not dropped:
         raise CannotReplay(f"{name}: gradients are already reduced once per step")
     schedules.without(dropped)
-    return Uncertainty(less=0.15, more=0.05)
+    # The copies into buckets and back, which go as well, stay in the replay.
+    return Uncertainty(less=0.15, more=0.15)
 
 
 def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
