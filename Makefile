@@ -5,7 +5,7 @@
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
-# make campaign  mutated traces, metadata and dumps, hostile files, planted secrets (CAMPAIGN_INPUTS=10000 of each kind)
+# make campaign  mutated traces, metadata and dumps, hostile files, planted secrets (about an hour)
 # make pictures  pages in every look, in pictures/, and the pictures of the documentation
 # make clean   remove everything that was made here
 #
@@ -66,9 +66,11 @@ pictures: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
 
 CAMPAIGN_INPUTS ?= 100000
+# Each goes through the whole of `perfscope analyze`.
+CAMPAIGN_ANALYSES ?= 5000
 campaign: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs $(CAMPAIGN_INPUTS) --jobs 2
-	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs $(CAMPAIGN_INPUTS)
+	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs $(CAMPAIGN_ANALYSES)
 	$(VENV)/bin/python -m tests.benchmarks.flight_dumps --mutations $(CAMPAIGN_INPUTS)
 	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py
 

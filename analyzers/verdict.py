@@ -72,7 +72,7 @@ def verdict(summary: Summary) -> Verdict:
             healthy=False,
             first_action=f"No fix is known: {where_to_look(category, summary)}.",
         )
-    busy = f"compute takes {compute:.0%} of the step"
+    busy = f"compute takes {percent(compute)} of the step"
     busy += f"; the pipeline bubble takes {bubble}" if bubble else ""
     if share >= 0.005:
         busy += f"; the largest other category is {in_words(category, share, summary)} ({share:.0%})"
