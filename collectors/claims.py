@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, host_in_name
 
@@ -77,21 +78,32 @@ def _path(folder: Path, what: str) -> Path:
 
 def _claim(path: Path, attempt: int, *, recorded: bool) -> Claim | None:
     mine = Claim.mine(attempt)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(asdict(mine), file)
-    except FileExistsError:
-        holder = _read(path)
-    else:
+    if write_first(path, asdict(mine)):
         return None
+    holder = _read(path)
     if holder is not None and holder != mine:
         keeps = holder.alive() if holder.attempt == attempt else holder.attempt > attempt
         if keeps or (recorded and holder.attempt == attempt):
             return holder
-    replacement = path.with_name(f"{path.name}.{mine.host}-{mine.pid}")
-    replacement.write_text(json.dumps(asdict(mine)), encoding="utf-8")
-    replacement.replace(path)
+    write_over(path, asdict(mine), mine)
     return None
+
+
+def write_first(path: Path, record: Mapping[str, Any]) -> bool:
+    """Write a file that nobody has written yet; False where it is there. Raises OSError."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(record, file)
+    except FileExistsError:
+        return False
+    return True
+
+
+def write_over(path: Path, record: Mapping[str, Any], mine: Claim) -> None:
+    """Replace a file whole, by way of a name that only this process has on any host. Raises OSError."""
+    replacement = path.with_name(f"{path.name}.{mine.host}-{mine.pid}")
+    replacement.write_text(json.dumps(record), encoding="utf-8")
+    replacement.replace(path)
 
 
 def _read(path: Path) -> Claim | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.collectors.agreement import open_board
-from perfscope.collectors.claims import Claim, claim_rank, holders
+from perfscope.collectors.claims import Claim, claim_rank, holders, write_first, write_over
 from perfscope.collectors.identity import Identity, attempt, rendezvous
 from perfscope.recording.metadata import RunMetadata, load_run
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, job_folder, run_file
@@ -87,21 +87,15 @@ def _open(place: Path, folder: Path) -> None:
 def _agrees(place: Path, mine: _Traits) -> bool:
     """Is this process of the job in ``place``? The first to look decides what job that is."""
     path = place / BOOTSTRAP_FOLDER / JOB_FILE
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(asdict(mine), file)
-    except FileExistsError:
-        there = _read(path)
-    else:
+    if write_first(path, asdict(mine)):
         return True
+    there = _read(path)
     if there is not None and mine.first.attempt <= there.first.attempt:
         if mine.agree(there) or mine.first.attempt < there.first.attempt:
             return True
         if there.first.alive() or any(_keeps(place, rank, claim) for rank, claim in holders(place)):
             return False
-    replacement = path.with_name(f"{path.name}.{os.getpid()}")
-    replacement.write_text(json.dumps(asdict(mine)), encoding="utf-8")
-    replacement.replace(path)
+    write_over(path, asdict(mine), mine.first)
     return True
 
 

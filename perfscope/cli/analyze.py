@@ -14,7 +14,6 @@ from perfscope.analyzers.analyze import analyze
 from perfscope.cli import outputs
 from perfscope.cli.number import Number, Whole
 from perfscope.cli.progress import reading
-from perfscope.errors import PerfscopeError
 from perfscope.execution import engine
 from perfscope.recording import paths, remote
 from perfscope.reports import markdown as as_markdown
@@ -56,12 +55,8 @@ def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Pat
     """Everything that was asked for. Raises PerfscopeError naming what cannot be written."""
     from perfscope.reports.page import page
 
-    try:
+    with outputs.named(target, "--output"):
         page.write(summary, target)
-    except OSError as error:
-        raise PerfscopeError(
-            f"{target}: cannot be written ({error.strerror}); choose another place with --output"
-        ) from error
     if json_file is not None:
         outputs.write_json(json_file, summary.to_dict(), "--json")
     if markdown is not None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from perfscope.cli.number import Number, Whole
-from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, write, write_json
-from perfscope.errors import PerfscopeError
+from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, named, write, write_json
 
 
 @click.command("compare")
@@ -81,12 +80,8 @@ def command(
     check(json_file, "--json")
     check(markdown, "--markdown")
     comparison = compare(baseline, *candidates, baselines=baselines, noise=noise / 100, workers=workers)
-    try:
+    with named(output, "--output"):
         page.write(comparison, output)
-    except OSError as error:
-        raise PerfscopeError(
-            f"{output}: cannot be written ({error.strerror}); choose another place with --output"
-        ) from error
     if json_file is not None:
         write_json(json_file, comparison.to_dict(), "--json")
     if markdown is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,17 +38,24 @@ def check(path: Path | None, option: str) -> None:
     raise PerfscopeError(f"{path}: cannot be written ({why}); choose another place with {option}")
 
 
+@contextmanager
+def named(path: Path, option: str) -> Iterator[None]:
+    """Where ``path`` cannot be written, raises PerfscopeError naming it and ``option``, which takes another."""
+    try:
+        yield
+    except OSError as error:
+        raise PerfscopeError(
+            f"{path}: cannot be written ({error.strerror}); choose another place with {option}"
+        ) from error
+
+
 def write(path: Path, text: str, option: str) -> None:
     """Write ``text`` to the path of ``option``, whole or not at all. Raises PerfscopeError naming the file."""
     if str(path) == "-":
         click.echo(text, nl=False)
         return
-    try:
+    with named(path, option):
         write_text(path, text)
-    except OSError as error:
-        raise PerfscopeError(
-            f"{path}: cannot be written ({error.strerror}); choose another place with {option}"
-        ) from error
 
 
 def write_json(path: Path, document: dict[str, Any], option: str) -> None:

@@ -11,7 +11,7 @@ from perfscope.results.file import summary_from_dict
 from perfscope.results.summary import Summary
 
 _FIELDS: Final = {
-    "host": "host", "hosts": "host", "baseline_host": "host", "candidate_host": "host",
+    "host": "host", "hosts": "host",
     "function": "function", "file": "file", "calls": "call",
 }  # fmt: skip
 """Fields whose values name somebody's own things, and what they are called instead."""
