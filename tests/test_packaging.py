@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,6 +22,9 @@ else:
 
 ROOT_FOLDERS = ("analyzers", "collectors", "reports")
 """Folders of the repository's root that install as subpackages of perfscope."""
+
+BOUND = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)(?:; .*)?$")
+"""A dependency as pyproject.toml has it: a name, its lower bound, and perhaps for which Python."""
 
 HEAVY = ("click", "isal", "jinja2", "msgspec", "numpy", "pandas", "torch")
 
@@ -151,3 +156,73 @@ def test_public_names_load_on_first_use() -> None:
     imported = _imported_by("import perfscope; perfscope.analyze")
     assert "perfscope.analyzers.analyze" in imported
     assert "torch" not in imported
+
+
+def test_the_lowest_versions_are_those_that_are_tried(root: Path) -> None:
+    """``constraints-minimums.txt`` has the lower bounds of pyproject.toml, which .ci/package tries."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = project["dependencies"]
+    optional = [
+        each
+        for extra in ("zstd", "cache", "figures", "dask", "remote")
+        for each in project["optional-dependencies"][extra]
+    ]
+    promised = {match[1]: match[2] for each in (*needed, *optional) if (match := BOUND.match(each))}
+    assert len(promised) == len({*needed, *optional})
+    lines = (root / "constraints-minimums.txt").read_text(encoding="utf-8").splitlines()
+    tried = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    # psutil, of the sampler's extra: its other package reads NVIDIA's devices only.
+    assert {name: _numbers(version) for name, version in tried.items() if name != "psutil"} == {
+        name: _numbers(version) for name, version in promised.items()
+    }
+
+
+def _numbers(version: str) -> tuple[int, int, int]:
+    first, second, third, *_ = (*map(int, version.split(".")), 0, 0)
+    return first, second, third
+
+
+def test_the_description_has_no_relative_link(root: Path) -> None:
+    """PyPI shows the README without the files beside it."""
+    code = "import runpy, setuptools\nsetuptools.setup = lambda **given: print(given['long_description'])\n"
+    code += "runpy.run_path('setup.py')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    targets = re.findall(r"\]\(([^)]+)\)", done.stdout)
+    assert len(targets) > 10
+    assert all(target.startswith("https://") for target in targets), targets
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", done.stdout)
+    assert pictures
+    for picture in pictures:
+        name = picture.removeprefix("https://github.com/perfscope/perfscope/raw/main/")
+        assert (root / name).is_file()
+
+
+def test_the_citation_names_the_version(root: Path) -> None:
+    from perfscope import __version__
+
+    citation = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == __version__
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+
+
+@pytest.mark.parametrize("folder", [".github", "containers"])
+def test_what_is_committed_for_others_can_be_read(root: Path, folder: str) -> None:
+    """Workflows and issue forms are YAML of the right shape, container files end in a known instruction."""
+    for path in (root / folder).rglob("*"):
+        if path.suffix == ".yml":
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+            if path.parent.name == "workflows":
+                assert {"name", "jobs", True} <= set(document), path  # `on` is true in YAML 1.1
+                for job in document["jobs"].values():
+                    assert all(("uses" in step) != ("run" in step) for step in job["steps"]), path
+            elif path.name not in ("config.yml", "dependabot.yml"):
+                assert {"name", "description", "body"} <= set(document), path
+        elif path.name.endswith("Containerfile"):
+            text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+            lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+            known = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "FROM", "RUN", "WORKDIR"}
+            assert {line.split()[0] for line in lines} <= known, path
+            for line in lines:
+                if line.startswith("RUN "):
+                    subprocess.run(["sh", "-n", "-c", line.removeprefix("RUN ")], check=True)

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import click
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.cli import outputs
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
 from perfscope.cli.progress import reading
 from perfscope.execution import engine
 from perfscope.recording import paths, remote
-from perfscope.reports import markdown as as_markdown
-from perfscope.reports import terminal
-from perfscope.reports.paint import Paint
 from perfscope.results.prices import Price, priced
 from perfscope.results.summary import Summary
 
@@ -53,6 +50,7 @@ def _single_recording(given: tuple[str, ...]) -> str:
 
 def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Path | None, figures: Path | None) -> None:
     """Everything that was asked for. Raises PerfscopeError naming what cannot be written."""
+    from perfscope.reports import markdown as as_markdown
     from perfscope.reports.page import page
 
     with outputs.named(target, "--output"):
@@ -66,7 +64,7 @@ def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Pat
 
 
 @click.command("analyze")
-@click.argument("traces", nargs=-1, required=True, metavar="TRACES")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACES", shell_complete=complete_files)
 @click.option(
     "--output",
     "-o",
@@ -134,6 +132,7 @@ def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Pat
     help="Replace the names of hosts, users, paths, models, modules and ranges in all that is written, "
     "so that it can be shown outside.",
 )
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the page's path, not the verdict.")
 def command(
     traces: tuple[str, ...],
@@ -149,6 +148,7 @@ def command(
     price: float | None,
     currency: str,
     anonymize: bool,
+    show: bool,
     quiet: bool,
 ) -> None:
     """Analyze the traces of all ranks in TRACES, print what limits the job, and write one self-contained HTML page.
@@ -164,7 +164,10 @@ def command(
     perfscope analyze perfscope-recording
     perfscope analyze traces/ --output review.html --json review.json
     """
+    from perfscope.analyzers.analyze import analyze
+    from perfscope.reports import terminal
     from perfscope.reports.figures.figures import check_images
+    from perfscope.reports.paint import Paint
     from perfscope.results.anonymous import anonymous
 
     recording = _single_recording(traces)
@@ -196,3 +199,5 @@ def command(
     if not quiet and not printed:
         click.echo(terminal.verdict(summary, Paint.of(sys.stdout)))
     click.echo(f"report: {target}", err=printed)
+    if show:
+        outputs.open_page(target)

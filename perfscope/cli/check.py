@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from perfscope.cli import outputs
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
 from perfscope.cli.outputs import EXIT_BROKEN, FILE, write, write_json
 from perfscope.errors import UnusableInput
@@ -16,13 +17,14 @@ from perfscope.results.budget import SEVERITIES, Budget
 
 
 @click.command("check")
-@click.argument("traces")
+@click.argument("traces", shell_complete=complete_files)
 @click.option("--budget", "budget_file", type=click.Path(path_type=Path), metavar="FILE", help="The limits, as TOML.")
 @click.option(
     "--baseline",
     "baselines",
     multiple=True,
     metavar="TRACES",
+    shell_complete=complete_files,
     help="A recording, or its JSON, that regressions are measured from. May be repeated; differences between them "
     "count as noise.",
 )

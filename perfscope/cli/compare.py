@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
-from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, named, write, write_json
+from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, named, open_page, write, write_json
 
 
 @click.command("compare")
-@click.argument("baseline")
-@click.argument("candidates", nargs=-1, required=True, metavar="CANDIDATE...")
+@click.argument("baseline", shell_complete=complete_files)
+@click.argument("candidates", nargs=-1, required=True, metavar="CANDIDATE...", shell_complete=complete_files)
 @click.option(
     "--output",
     "-o",
@@ -29,6 +30,7 @@ from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, named, write, write_
     "baselines",
     multiple=True,
     metavar="TRACES",
+    shell_complete=complete_files,
     help="Another recording of the job of BASELINE; differences between them count as noise. May be repeated.",
 )
 @click.option(
@@ -46,6 +48,7 @@ from perfscope.cli.outputs import EXIT_BROKEN, FILE, check, named, write, write_
     help="End with exit code 3 when a CANDIDATE is significantly slower, or has a finding that BASELINE has not.",
 )
 @click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the page's path, not the verdict.")
 def command(
     baseline: str,
@@ -57,6 +60,7 @@ def command(
     noise: float,
     fail_on: tuple[str, ...],
     workers: int | None,
+    show: bool,
     quiet: bool,
 ) -> None:
     """Show what changed from the recording BASELINE to each CANDIDATE, and which of the changes are more than noise.
@@ -90,6 +94,8 @@ def command(
     if not quiet and not printed:
         click.echo(terminal.comparison(comparison, Paint.of(sys.stdout)))
     click.echo(f"comparison: {output}", err=printed)
+    if show:
+        open_page(output)
     failures = words.failures(comparison, fail_on)
     for failure in failures:
         click.echo(f"perfscope: {failure}", err=True)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from perfscope.cli.completion import complete_files
 from perfscope.recording import gather as gathering
 from perfscope.text import byte_size, ranks_in_words
 
 
 @click.command("gather")
-@click.argument("folders", nargs=-1, required=True)
+@click.argument("folders", nargs=-1, required=True, shell_complete=complete_files)
 @click.option(
     "--output",
     "-o",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from perfscope._version import __version__
 from perfscope.errors import PerfscopeError, UnusableInput, did_you_mean
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 VERBS: Final = {
     "run": "Profile a training command without changing its code.",
@@ -22,6 +25,7 @@ VERBS: Final = {
     "merge": "Write all ranks on one clock into one file for Perfetto.",
     "tensorboard": "Write the steps' measurements as curves for TensorBoard.",
     "doctor": "Test whether recording works on this machine, and say how to fix what does not.",
+    "completion": "Print the script with which a shell completes commands and options.",
 }
 """Verb -> its line in ``perfscope --help``; each verb's module in this package defines ``command``."""
 
@@ -49,9 +53,16 @@ class LazyVerbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that the arguments begin with. Raises UsageError naming the verb that was meant."""
         name = args[0]
-        if name not in VERBS and not name.startswith("-"):
+        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command '{name}'{did_you_mean(name, VERBS)}.", ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the word may become: verbs without importing any of them, and the options."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(name, help=line) for name, line in VERBS.items() if name.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing any of them."""
@@ -68,7 +79,7 @@ class LazyVerbs(click.Group):
 
 
 @click.group(cls=LazyVerbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="perfscope")
+@click.version_option(__version__, "--version", "-V", prog_name="perfscope")
 def main() -> None:
     """Find out why a distributed training job is slow.
 

@@ -10,13 +10,14 @@ import click
 from perfscope.analyzers.merge.merge import DEFAULT_MEGABYTES, merge
 from perfscope.analyzers.merge.rank_view import DEFAULT_LANES, LANES
 from perfscope.cli import outputs
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
 from perfscope.errors import UnusableInput
 from perfscope.text import byte_size, rank_list, ranks_in_words
 
 
 @click.command("merge")
-@click.argument("traces")
+@click.argument("traces", shell_complete=complete_files)
 @click.option(
     "--output",
     "-o",

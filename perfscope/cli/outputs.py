@@ -61,3 +61,11 @@ def write(path: Path, text: str, option: str) -> None:
 def write_json(path: Path, document: dict[str, Any], option: str) -> None:
     """Write a document as JSON."""
     write(path, json.dumps(document, indent=1, allow_nan=False) + "\n", option)
+
+
+def open_page(page: Path) -> None:
+    """Open a page in the user's browser; where there is none, say so."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        click.echo(f"perfscope: no browser to open the page in; open {page.resolve()}", err=True)

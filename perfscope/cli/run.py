@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
 from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
 from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
@@ -89,7 +90,7 @@ NSYS_RECORDS: Final = (
 )  # fmt: skip
 @click.option("--quiet", "-q", is_flag=True, help="Do not say when recording starts and stops.")
 @click.option("--no-sampler", is_flag=True, help="Do not sample the hosts.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_files)
 def command(
     output: Path,
     overwrite: bool,

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from perfscope.analyzers.merge.scalars import job_curves
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Whole
 from perfscope.errors import PerfscopeError
-from perfscope.reports import tensorboard
 
 
 @click.command("tensorboard")
-@click.argument("traces")
+@click.argument("traces", shell_complete=complete_files)
 @click.option(
     "--logdir",
     required=True,
@@ -40,6 +39,9 @@ def command(traces: str, logdir: Path, ranks: str | None, capture: int | None, w
     perfscope tensorboard perfscope-recording --logdir runs
     tensorboard --logdir runs
     """
+    from perfscope.analyzers.merge.scalars import job_curves
+    from perfscope.reports import tensorboard
+
     folder = logdir / "perfscope"
     try:
         files = tensorboard.write(job_curves(traces, ranks=ranks, capture=capture, workers=workers), folder)

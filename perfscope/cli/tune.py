@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Whole
 from perfscope.errors import UnusableInput
 
@@ -42,7 +43,7 @@ INTERRUPTED: Final = 130
     "--allow-numerics", is_flag=True, help="Also try settings that change the numerics: gradients sent in bf16."
 )
 @click.option("--overwrite", is_flag=True, help="Replace an earlier tuning in the folder.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_files)
 def command(
     budget: int,
     output: Path,

@@ -88,7 +88,7 @@ def summary_from_dict(document: Any) -> Summary:
         # Keys of a JSON object are text: ranks among them are numbers all the same.
         summary = msgspec.convert(values, Summary, str_keys=True)
         sound.check(summary)
-    except (ValueError, WrongValue) as error:
+    except (msgspec.ValidationError, ValueError, WrongValue) as error:  # msgspec's is a ValueError from 0.21 on
         raise UnusableInput(f"is no summary of schema {SCHEMA!r}: {error}") from error
     return summary
 

@@ -348,3 +348,13 @@ class TestWhereItRuns:
         result = run(traces, "--workers", 2, "--scheduler", "tcp://127.0.0.1:9")
         assert result.exit_code == 2
         assert "give only one" in result.stderr
+
+
+def test_open_shows_the_page_in_the_browser(traces, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) == 1)
+    assert "no browser" not in run(traces, "--open").output
+    assert opened == [(traces / "report.html").resolve().as_uri()]
+    result = run(traces, "--open", "--quiet")
+    assert result.exit_code == 0
+    assert "perfscope: no browser to open the page in" in result.stderr

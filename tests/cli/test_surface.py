@@ -60,6 +60,7 @@ SURFACE = {
             "--json",
             "--markdown",
             "--ncu",
+            "--open",
             "--output",
             "--price",
             "--quiet",
@@ -78,6 +79,7 @@ SURFACE = {
             "--json",
             "--markdown",
             "--noise",
+            "--open",
             "--output",
             "--quiet",
             "--workers",
@@ -130,6 +132,7 @@ SURFACE = {
     },
     "tensorboard": {"arguments": {"traces"}, "options": {"--capture", "--logdir", "--ranks", "--workers"}},
     "doctor": {"arguments": set(), "options": {"--output", "--python", "-o"}},
+    "completion": {"arguments": {"shell"}, "options": set()},
 }
 
 
@@ -159,7 +162,7 @@ def test_options(verb: str) -> None:
 
 def test_the_group_has_version_and_help_only() -> None:
     names = {name for parameter in main.params for name in parameter.opts}
-    assert names == {"--version"}
+    assert names == {"--version", "-V"}
     assert main.context_settings["help_option_names"] == ["-h", "--help"]
 
 

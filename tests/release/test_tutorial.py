@@ -1,0 +1,33 @@
+"""The tutorial of the documentation, run as its reader would."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.release.tutorial import run_tutorial
+
+
+@pytest.mark.training
+def test_the_tutorial_finds_the_bottleneck_and_removes_it(tmp_path: Path, root: Path) -> None:
+    pytest.importorskip("torch", reason="trains for real")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in (("perfscope", "perfscope"), ("torchrun", "torch.distributed.run")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+    outputs = run_tutorial(work, environment)
+    assert (work / "perfscope-recording" / "report.html").stat().st_size > 100_000
+    assert (work / "comparison.html").is_file()
+    assert any(command.startswith("perfscope check") for command in outputs)
