@@ -13,8 +13,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.readers import chrome_repair, sources
+from perfscope.analyzers.readers import chrome_repair, chrome_scan, sources
 from perfscope.analyzers.readers.chrome_build import Builder
+from perfscope.analyzers.readers.chrome_columns import category_of
 from perfscope.analyzers.readers.chrome_metadata import TIME_BASE, FileMetadata, fields_of, interpret
 from perfscope.analyzers.readers.chrome_window import (
     SLICE_BYTES,
@@ -38,12 +39,15 @@ _PROFILER = re.compile(rb'"(?:deviceProperties|distributedInfo|traceEvents)"\s*:
 _OWNER = b'"distributedInfo"'
 
 
-def read(path: Path, *, slice_bytes: int = SLICE_BYTES) -> Trace:
+def read(path: Path, *, slice_bytes: int = SLICE_BYTES, compiled: bool = chrome_scan.IS_BUILT) -> Trace:
     """Read one rank's trace. ``slice_bytes`` is the size of the buffer that the text streams through.
+
+    ``compiled`` False decodes in Python alone, with the same result.
 
     Raises TraceError where the file cannot be opened, is no Chrome trace, or holds no event that can be read.
     """
     builder = Builder(str(path))
+    scanner = chrome_scan.SliceScanner(category_of) if compiled else None
     with sources.opened(path) as source:
         window = Window(source, slice_bytes)
         head = metadata_before_events(window)
@@ -52,7 +56,7 @@ def read(path: Path, *, slice_bytes: int = SLICE_BYTES) -> Trace:
                 f"{path}: no event array, so this is no Chrome trace (the job was killed while it wrote, or this is "
                 "another kind of file); record it again"
             )
-        closed = read_events(window, builder.take)
+        closed = read_events(window, builder.take, scanner)
         tail = metadata_after_events(window) if closed else b""
         damage = source.damage
     before, before_state = fields_of(head or b"{}")

@@ -13,6 +13,7 @@ import numpy as np
 from perfscope.analyzers.readers import chrome_dialects, chrome_metadata, chrome_times
 from perfscope.analyzers.readers.chrome_columns import ChromeColumns, MemoryColumns
 from perfscope.analyzers.readers.chrome_events import (
+    ALLOCATOR,
     UNREAD,
     Begin,
     Complete,
@@ -24,6 +25,7 @@ from perfscope.analyzers.readers.chrome_events import (
     Metadata,
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
+from perfscope.analyzers.readers.chrome_scan import ScannedBatch, ScannedColumns
 from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.redact import redact_names
@@ -42,7 +44,6 @@ from perfscope.trace.trace import (
 from perfscope.typed import clean
 
 _RARE = frozenset({End, Metadata, *UNREAD})
-_ALLOCATOR = "[memory]"
 _THREAD_NAME = "thread_name"
 _PROCESS_NAME = "process_name"
 _INT64_MAX = (1 << 63) - 1
@@ -61,6 +62,7 @@ class Builder:
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns = ChromeColumns()
+        self._scanned = ScannedColumns(self._columns)
         self._ranges = _SplitRanges()
         self._thread_names: dict[tuple[str, str], list[str]] = {}
         self._process_names: dict[str, str] = {}
@@ -75,7 +77,12 @@ class Builder:
         """Add a batch of events. False, and nothing added, where they must be decoded with their times as text."""
         events = batch.events
         kinds = set(map(type, events))
-        if batch.times_as_text:
+        count = len(events)
+        if isinstance(batch, ScannedBatch):
+            count = batch.count
+            self._scanned.add(batch)
+            self._memory.add(batch.instants, batch.instants_ns)
+        elif batch.times_as_text:
             self._add_with_text(events)
         elif Begin in kinds or not self._add_with_numbers(events, kinds):
             return False
@@ -83,7 +90,7 @@ class Builder:
             for place, event in enumerate(events):
                 if type(event) in _RARE:
                     self._add_rare(event, self._seen + place)
-        self._seen += len(events)
+        self._seen += count
         self._dropped += batch.dropped
         self._repaired += batch.repaired
         self._unread.update(batch.other_phases)
@@ -97,7 +104,7 @@ class Builder:
         if start_ns is None or duration_ns is None or (len(duration_ns) and duration_ns.min() < 0):
             return False
         if Instant in kinds:
-            instants = [event for event in events if type(event) is Instant and event.name == _ALLOCATOR]
+            instants = [event for event in events if type(event) is Instant and event.name == ALLOCATOR]
             time_ns = chrome_times.from_numbers([event.ts for event in instants])
             if time_ns is None:
                 return False
@@ -124,7 +131,7 @@ class Builder:
             duration_ns.append(duration)
         self._dropped += len(places) - len(kept)
         self._columns.add(kept, np.array(start_ns, dtype=np.int64), np.array(duration_ns, dtype=np.int64))
-        instants = [event for event in events if type(event) is InstantAsText and event.name == _ALLOCATOR]
+        instants = [event for event in events if type(event) is InstantAsText and event.name == ALLOCATOR]
         timed = [(event, time_ns) for event in instants if (time_ns := self._time(event.ts)) is not None]
         self._memory.add([event for event, _ in timed], np.array([time_ns for _, time_ns in timed], dtype=np.int64))
 

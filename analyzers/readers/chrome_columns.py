@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.readers.chrome_events import NOTHING, Args
+from perfscope.analyzers.readers.chrome_events import NOTHING, Args, Number
 from perfscope.analyzers.readers.chrome_metadata import text_of
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
 from perfscope.trace.trace import NONE, Category, Int64, MemoryCounter
@@ -37,10 +37,11 @@ _CATEGORIES = {
 _RUNTIME_SUFFIXES = ("_runtime", "_driver")
 """``cuda_runtime``, ``cuda_driver``, ``xpu_runtime``, ``mtia_runtime``, ``privateuse1_driver`` …"""
 
-_ON_DEVICE = np.zeros(len(Category), dtype=np.bool_)
-_ON_DEVICE[[Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_ANNOTATION, Category.SYNC]] = True
-_DESCRIBED = np.zeros(len(Category), dtype=np.bool_)
-_DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL]] = True
+ON_DEVICE = np.zeros(len(Category), dtype=np.bool_)
+ON_DEVICE[[Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_ANNOTATION, Category.SYNC]] = True
+"""Events on a device's streams."""
+DESCRIBED = np.zeros(len(Category), dtype=np.bool_)
+DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL]] = True
 """Events that may have shapes or arguments of a collective."""
 
 _LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
@@ -112,7 +113,7 @@ class ChromeColumns:
         """(pid, tid) as text, in order of appearance."""
         self._tracks: Numbering[tuple[Any, Any]] = Numbering(lambda track: self.threads[str(track[0]), str(track[1])])
         """(pid, tid) as written to the thread."""
-        self._category_of: Numbering[str] = Numbering(_category_of)
+        self._category_of: Numbering[str] = Numbering(category_of)
         self._parts: dict[str, list[Any]] = {name: [] for name in self.NAMES}
         self._collectives: list[tuple[int, ...]] = []
         self.step_numbers: dict[int, int] = {}
@@ -140,9 +141,29 @@ class ChromeColumns:
             category, name.astype(np.int32), start_ns, duration_ns, thread.astype(np.int32), device, stream,
             _ids([a.correlation for a in args]), _external_ids(args, category), shapes, types, inputs,
         )  # fmt: skip
+        self._append(batch, count)
+
+    def append(
+        self, batch: Sequence[Any], collectives: Sequence[tuple[int, Args]], steps: Sequence[tuple[int, int]]
+    ) -> None:
+        """Append columns in the order of ``NAMES``, all ids the trace's own.
+
+        ``collectives`` are (row in the batch, arguments), ``steps`` (row in the batch, number of the step).
+        """
+        for row, args in collectives:
+            self._add_collective(self.rows + row, args)
+        self.step_numbers.update((self.rows + row, number) for row, number in steps)
+        self.has_shapes = self.has_shapes or bool((batch[self.NAMES.index("shapes")] != NONE).any())
+        self._append(batch, len(batch[0]))
+
+    def _append(self, batch: Sequence[Any], count: int) -> None:
         for parts, column in zip(self._parts.values(), batch, strict=True):
             parts.append(column)
         self.rows += count
+
+    def track(self, process: Number, thread: Number) -> int:
+        """The number of a thread, from its process's and its own id as written."""
+        return self._tracks[process, thread]
 
     def _note_steps(self, args: list[Args], category: Any) -> None:
         rows = np.flatnonzero(category == Category.OTHER).tolist()
@@ -154,7 +175,7 @@ class ChromeColumns:
     def _places(self, events: Sequence[Any], args: list[Args], category: Any) -> tuple[Any, Int64]:
         """(device, stream) of each event; NONE on the host. Where the arguments lack them, the track has them."""
         device, stream = np.full(len(args), NONE, dtype=np.int32), np.full(len(args), NONE, dtype=np.int64)
-        there = _ON_DEVICE[category]
+        there = ON_DEVICE[category]
         rows = np.flatnonzero(there)
         if not len(rows):
             return device, stream
@@ -170,7 +191,7 @@ class ChromeColumns:
 
     def _described(self, args: list[Args], category: Any) -> tuple[Any, Any, Any]:
         """(shapes, types, concrete inputs) of each event as ids of their JSON text; adds collectives on the way."""
-        described = _DESCRIBED[category]
+        described = DESCRIBED[category]
         rows = np.flatnonzero(described)
         picked = list(compress(args, described.tolist()))
         shapes = self._json_ids(len(args), rows, [arg.shapes for arg in picked])
@@ -292,7 +313,7 @@ def _count(raw: msgspec.Raw) -> int:
     return integer_id(int(text)) if text.isdigit() and len(text) <= _LONGEST_NUMBER else NONE
 
 
-def _category_of(name: str) -> Category:
+def category_of(name: str) -> Category:
     """The category for a trace's ``cat``, in upper or lower case; OTHER for unknown ones."""
     known = name.casefold()
     if (category := _CATEGORIES.get(known)) is not None:

@@ -153,6 +153,10 @@ class InstantAsText(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     args: InstantArgs = InstantArgs()
 
 
+ALLOCATOR = "[memory]"
+"""The name of the allocator's instants."""
+
+
 class MetadataArgs(msgspec.Struct, frozen=True, gc=False):
     """The value of a metadata event."""
 
@@ -181,9 +185,10 @@ UNREAD = {_skipped(phase): phase for phase in "bneSTpFNOD"}
 
 _KINDS: tuple[Any, ...] = (Begin, End, Metadata, *FLOWS, *_IGNORED, *UNREAD)
 
-_NUMBERS = (Complete, Instant, *_KINDS)
+NUMBERS = (Complete, Instant, *_KINDS)
+"""What the events of a slice are decoded to, with times as numbers."""
 _TEXTS = (CompleteAsText, InstantAsText, *_KINDS)
-_KNOWN_PHASES = {kind.__struct_config__.tag for kind in _NUMBERS}
+_KNOWN_PHASES = {kind.__struct_config__.tag for kind in NUMBERS}
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
@@ -192,7 +197,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 _ONE_AS_TEXT = _decoder(reduce(or_, _TEXTS))
 _AS_TEXT = _decoder(GenericAlias(list, (reduce(or_, _TEXTS),)))
-_AS_NUMBERS = _decoder(GenericAlias(list, (reduce(or_, _NUMBERS),)))
+_AS_NUMBERS = _decoder(GenericAlias(list, (reduce(or_, NUMBERS),)))
 _SYNTAX = _decoder(msgspec.Raw)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from perfscope.analyzers.readers import chrome_events, chrome_repair
 from perfscope.analyzers.readers.chrome_events import EventBatch
 from perfscope.analyzers.readers.chrome_metadata import fields_of
+from perfscope.analyzers.readers.chrome_scan import SliceScanner
 from perfscope.analyzers.readers.sources import ByteSource
 
 SLICE_BYTES = 1 << 19
@@ -81,10 +82,12 @@ class Window:
                 return None
             reach *= 8
 
-    def decode(self, length: int | None, *, times_as_text: bool) -> EventBatch:
+    def decode(
+        self, length: int | None, *, times_as_text: bool, scanner: SliceScanner | None = None
+    ) -> EventBatch:
         """Decode the first ``length`` bytes as events; None: all of them, the last of the file.
 
-        The events' arguments are views of the window: valid until it is filled again.
+        The events' arguments are views of the window: valid until it is filled again. ``scanner`` is tried first.
         """
         last = length is None
         end = self._end if length is None else self._start + length
@@ -92,8 +95,11 @@ class Window:
         self._data[self._start - 1] = ord("[")
         if not last:
             self._data[end] = ord("]")
-        view = memoryview(self._data)[self._start - 1 : end + (not last)]
-        batch = chrome_events.decode(view, last=last, times_as_text=times_as_text)
+        start, stop = self._start - 1, end + (not last)
+        batch: EventBatch | None = scanner.scan(self._data, start, stop, last=last) if scanner is not None else None
+        if batch is None:
+            view = memoryview(self._data)[start:stop]
+            batch = chrome_events.decode(view, last=last, times_as_text=times_as_text)
         self._data[self._start - 1], self._data[end] = before, after
         # Without the added brackets.
         batch.consumed = min(batch.consumed - 1, end - self._start)
@@ -131,7 +137,7 @@ def metadata_before_events(window: Window, longest: int = LONGEST) -> bytes | No
     return text[: undecided.start()] + b"}"
 
 
-def read_events(window: Window, take: Callable[[EventBatch], bool]) -> bool:
+def read_events(window: Window, take: Callable[[EventBatch], bool], scanner: SliceScanner | None = None) -> bool:
     """Pass every batch of events to ``take``, in order. Returns whether the array is closed (else the file ends early).
 
     ``take`` returns False where it needs times as text: it gets the same batch again with them, and all later ones.
@@ -146,7 +152,7 @@ def read_events(window: Window, take: Callable[[EventBatch], bool]) -> bool:
             if not window.grow():
                 return False
             continue
-        batch = window.decode(length, times_as_text=times_as_text)
+        batch = window.decode(length, times_as_text=times_as_text, scanner=scanner)
         if not take(batch):
             times_as_text = True
             batch = window.decode(length, times_as_text=True)
