@@ -82,9 +82,7 @@ class Window:
                 return None
             reach *= 8
 
-    def decode(
-        self, length: int | None, *, times_as_text: bool, scanner: SliceScanner | None = None
-    ) -> EventBatch:
+    def decode(self, length: int | None, *, times_as_text: bool, scanner: SliceScanner | None = None) -> EventBatch:
         """Decode the first ``length`` bytes as events; None: all of them, the last of the file.
 
         The events' arguments are views of the window: valid until it is filled again. ``scanner`` is tried first.

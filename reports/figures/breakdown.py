@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import MARKED, bar, bar_height, figure, rank_axis, shortened
+from perfscope.reports.figures.layout import MARKED, Drawn, bar, bar_height, figure, rank_axis, shortened, trace
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import TimeCategory
@@ -20,7 +18,7 @@ HEATMAP_ABOVE: Final = 64
 """More ranks than this are drawn as a heat map: bars would be thinner than their gaps."""
 
 
-def breakdown_figure(summary: Summary) -> go.Figure | None:
+def breakdown_figure(summary: Summary) -> Drawn | None:
     """The mean step of each rank by category, as bars or as a heat map; None without ranks."""
     rows: Sequence[TimeBreakdown] = summary.time_breakdown
     if not rows:
@@ -37,7 +35,7 @@ def breakdown_figure(summary: Summary) -> go.Figure | None:
 
 def _bars(
     rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], unit: ScaledUnit, stragglers: set[int]
-) -> go.Figure:
+) -> Drawn:
     ranks = [str(row.rank) for row in rows]
     traces = [
         bar(
@@ -93,7 +91,7 @@ def _orders(rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory]) -
 
 def _heatmap(
     rows: Sequence[TimeBreakdown], categories: Sequence[TimeCategory], unit: ScaledUnit, stragglers: set[int]
-) -> go.Figure:
+) -> Drawn:
     """Compute has a scale of its own: beside it the shares of the others would look equal."""
     ranks = [row.rank for row in rows]
     labels = [category.label for category in categories]
@@ -108,7 +106,8 @@ def _heatmap(
         if not any(mine):
             continue
         traces.append(
-            go.Heatmap(
+            trace(
+                "heatmap",
                 x=ranks,
                 y=labels,
                 z=[

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT, SERIES
-from perfscope.reports.figures.layout import LEGEND_ABOVE, figure, shortened
+from perfscope.reports.figures.layout import LEGEND_ABOVE, Drawn, figure, shortened, trace
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.rows import CollectiveRow, CostRow
 from perfscope.results.summary import Summary
@@ -26,7 +24,7 @@ _FEW: Final = 64
 """Up to so many ranks are bars; of more, areas or the few that stand out."""
 
 
-def overlap_figure(summary: Summary) -> go.Figure | None:
+def overlap_figure(summary: Summary) -> Drawn | None:
     """Each rank's communication per step: overlapped by compute, waiting, transfer; None without communication."""
     rows = [row for row in summary.time_breakdown if row.comm_us > 0]
     if not rows:
@@ -48,10 +46,10 @@ def overlap_figure(summary: Summary) -> go.Figure | None:
             "communication<extra></extra>",
         }
         if len(ranks) <= _FEW:
-            traces.append(go.Bar(marker={"color": colour, "line": {"width": 0}}, **common))
+            traces.append(trace("bar", marker={"color": colour, "line": {"width": 0}}, **common))
         else:
             line = {"width": 0, "shape": "hvh", "color": colour}
-            traces.append(go.Scatter(mode="lines", stackgroup="all", fillcolor=colour, line=line, **common))
+            traces.append(trace("scatter", mode="lines", stackgroup="all", fillcolor=colour, line=line, **common))
     return _by_rank("Communication per rank", ranks, traces, {"title": {"text": f"{unit.name} per step"}})
 
 
@@ -86,7 +84,7 @@ def last_arrivals(summary: Summary) -> LastArrivals | None:
     return LastArrivals(ranks, shares)
 
 
-def arrivals_figure(summary: Summary) -> go.Figure | None:
+def arrivals_figure(summary: Summary) -> Drawn | None:
     """How often each rank arrived last, by group."""
     made = last_arrivals(summary)
     if made is None:
@@ -98,7 +96,8 @@ def arrivals_figure(summary: Summary) -> go.Figure | None:
     for colour, (name, shares) in zip(SERIES, made.shares.items(), strict=False):
         shown = [(rank, share) for rank, share in zip(made.ranks, shares, strict=True) if few or share > 0]
         traces.append(
-            go.Bar(
+            trace(
+                "bar",
                 name=shortened(name, 40),
                 x=[rank for rank, _ in shown],
                 y=[rounded(share) for _, share in shown],
@@ -112,7 +111,7 @@ def arrivals_figure(summary: Summary) -> go.Figure | None:
     return _by_rank("Last arrivals per rank", made.ranks, traces, vertical)
 
 
-def _by_rank(title: str, ranks: Sequence[int], traces: Sequence[Any], yaxis: dict[str, Any]) -> go.Figure:
+def _by_rank(title: str, ranks: Sequence[int], traces: Sequence[Any], yaxis: dict[str, Any]) -> Drawn:
     few = len(ranks) <= _FEW
     place = {"type": "category"} if few else {"range": [ranks[0] - 1, ranks[-1] + 1]}
     common = {"title": {"text": "rank"}, "showgrid": False, "nticks": 24, "tickangle": 0, "tickformat": "d"}
@@ -148,7 +147,7 @@ def _members(summary: Summary) -> set[int]:
     return {rank for row in summary.collectives if row.last_arriver for rank in row.ranks} & present
 
 
-def bandwidth_figure(summary: Summary) -> go.Figure | None:
+def bandwidth_figure(summary: Summary) -> Drawn | None:
     """Bus bandwidth against size by group and kind, with the fitted curve; None below two sizes: no curve to see."""
     rated = [row for row in summary.collectives if row.bytes and known(row.busbw_gbps) and row.algbw_gbps]
     sizes = sorted({row.bytes or 1 for row in rated})
@@ -162,7 +161,8 @@ def bandwidth_figure(summary: Summary) -> go.Figure | None:
         name = shortened(f"{kind}, group {key[0]}" if key[0] else kind)
         colour = SERIES[at % len(SERIES)]
         traces.append(
-            go.Scatter(
+            trace(
+                "scatter",
                 mode="markers",
                 name=name,
                 x=[row.bytes for row in mine],
@@ -187,7 +187,7 @@ def bandwidth_figure(summary: Summary) -> go.Figure | None:
     )
 
 
-def _fit(model: CostRow, rows: Sequence[CollectiveRow], name: str, colour: str) -> list[go.Scatter]:
+def _fit(model: CostRow, rows: Sequence[CollectiveRow], name: str, colour: str) -> list[Drawn]:
     """The bandwidth that the cost model gives between the smallest and the largest size, and its limit."""
     factor = (rows[0].busbw_gbps or 0.0) / (rows[0].algbw_gbps or 1.0)
     low, high = rows[0].bytes or 1, rows[-1].bytes or 1
@@ -199,11 +199,11 @@ def _fit(model: CostRow, rows: Sequence[CollectiveRow], name: str, colour: str) 
     rates = [rounded(size * factor / time / 1e3) if time > 0 else None for size, time in zip(sizes, times, strict=True)]
     fit = f"<b>{name}</b><br>limit of its links, by the fit: %{{y:.3~g}} GB/s<extra></extra>"
     return [
-        go.Scatter(
+        trace("scatter",
             mode="lines", x=[rounded(size) for size in sizes], y=rates, line={"color": colour, "width": 1.5},
             hoverinfo="skip", showlegend=False,
         ),
-        go.Scatter(
+        trace("scatter",
             mode="lines", x=[low, high], y=[rounded(model.busbw_gbps)] * 2, hovertemplate=fit, showlegend=False,
             line={"color": colour, "width": 1, "dash": "dot"},
         ),

@@ -6,14 +6,12 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
-
-import plotly.graph_objects as go
-import plotly.io
+from typing import TYPE_CHECKING, Final
 
 from perfscope.errors import PerfscopeError
 from perfscope.reports.figures.breakdown import breakdown_figure
 from perfscope.reports.figures.communication import arrivals_figure, bandwidth_figure, overlap_figure
+from perfscope.reports.figures.layout import Drawn
 from perfscope.reports.figures.memory import memory_figure
 from perfscope.reports.figures.pipeline import pipeline_figure
 from perfscope.reports.figures.run import curve_figure, curve_name, history_figure, steps_figure
@@ -23,7 +21,10 @@ from perfscope.reports.figures.timeline import timeline_figure
 from perfscope.results.summary import Summary
 from perfscope.text import of_recording
 
-_MAKERS: Final[Mapping[str, Callable[[Summary], go.Figure | None]]] = {
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+_MAKERS: Final[Mapping[str, Callable[[Summary], Drawn | None]]] = {
     "time_breakdown": breakdown_figure,
     "pipeline": pipeline_figure,
     "timeline": timeline_figure,
@@ -41,18 +42,26 @@ _MAKERS: Final[Mapping[str, Callable[[Summary], go.Figure | None]]] = {
 _IMAGE_WIDTH: Final = 960
 
 
-class Figures(Mapping[str, go.Figure]):
+class Figures(Mapping[str, "go.Figure"]):
     """The figures of one summary, those that have something to show: by name, and as attributes."""
 
     def __init__(self, summary: Summary) -> None:
-        made = {name: make(summary) for name, make in _MAKERS.items()}
-        made |= {curve_name(curve): curve_figure(curve) for curve in summary.curves}
+        drawn = {name: make(summary) for name, make in _MAKERS.items()}
+        drawn |= {curve_name(curve): curve_figure(curve) for curve in summary.curves}
         worded = _of_recording if summary.is_one_window else lambda figure: figure
-        self._made = {name: worded(figure) for name, figure in made.items() if figure is not None}
+        self.drawn: Final = {name: worded(figure) for name, figure in drawn.items() if figure is not None}
+        """The figures as plotly's JSON has them: what a page needs."""
+        self._made: dict[str, go.Figure] = {}
 
     def __getitem__(self, name: str) -> go.Figure:
+        if name not in self.drawn:
+            raise KeyError(f"no figure {name!r}; there are {', '.join(self.drawn)}")
         if name not in self._made:
-            raise KeyError(f"no figure {name!r}; there are {', '.join(self._made)}")
+            import plotly.graph_objects as go
+
+            self._made[name] = go.Figure(
+                {**self.drawn[name], "layout": {"template": "none", **self.drawn[name]["layout"]}}
+            )
         return self._made[name]
 
     def __getattr__(self, name: str) -> go.Figure:
@@ -64,16 +73,16 @@ class Figures(Mapping[str, go.Figure]):
             raise AttributeError(error.args[0]) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self.drawn)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self.drawn)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._made]
+        return [*super().__dir__(), *self.drawn]
 
     def __repr__(self) -> str:
-        return f"<Figures: {', '.join(self._made) or 'none'}>"
+        return f"<Figures: {', '.join(self.drawn) or 'none'}>"
 
     def write_images(self, folder: Path) -> None:
         """Write each figure as PNG and SVG, ``NAME.png`` and ``NAME.svg``; ``folder`` is made where it is not there.
@@ -81,6 +90,8 @@ class Figures(Mapping[str, go.Figure]):
         Raises PerfscopeError where kaleido, or the browser it needs, is missing, and where nothing can be written.
         """
         check_images()
+        import plotly.io
+
         try:
             folder.mkdir(parents=True, exist_ok=True)
             figures = [figure for figure in self.values() for _ in ("png", "svg")]
@@ -93,9 +104,10 @@ class Figures(Mapping[str, go.Figure]):
             raise PerfscopeError(f"the figures cannot be drawn as images: {' '.join(str(error).split())}") from error
 
 
-def _of_recording(figure: go.Figure) -> go.Figure:
+def _of_recording(figure: Drawn) -> Drawn:
     """The figure, in words that name no step."""
-    return go.Figure(json.loads(of_recording(json.dumps(figure.to_plotly_json(), ensure_ascii=False))))
+    worded: Drawn = json.loads(of_recording(json.dumps(figure, ensure_ascii=False)))
+    return worded
 
 
 def check_images() -> None:

@@ -6,10 +6,12 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT
 from perfscope.text import ScaledUnit
+
+Drawn = dict[str, Any]
+"""A figure, or one trace of it, as plotly's JSON has it. Plotly's own objects validate every value, which takes longer
+than the rest of the page; ``summary.figures`` makes them of these."""
 
 MARKED: Final = 8
 """Stragglers marked in a chart."""
@@ -45,7 +47,7 @@ def figure(
     narrow: dict[str, Any] | None = None,
     meta: dict[str, Any] | None = None,
     **layout: Any,
-) -> go.Figure:
+) -> Drawn:
     """A figure in PerfScope's look.
 
     ``height`` is in pixels, without the title. ``narrow`` is what changes in the layout on a narrow screen, one level
@@ -53,25 +55,38 @@ def figure(
     """
     font = {"size": 12, "color": LIGHT["text"]}
     axes = {name: {**_AXIS, **layout.pop(name, {})} for name in ("xaxis", "yaxis")}
-    return go.Figure(
-        data=list(traces),
-        layout={
-            "template": "none",
-            "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
-            "height": height + _TITLE_HEIGHT,
-            "margin": {"l": 8, "r": 12, "t": 8 + _TITLE_HEIGHT, "b": 8},
-            "paper_bgcolor": LIGHT["page"],
-            "plot_bgcolor": LIGHT["page"],
-            "font": font,
-            "hoverlabel": {"align": "left", "bgcolor": LIGHT["raised"], "bordercolor": LIGHT["line"], "font": font},
-            "showlegend": False,
-            # What the reader zoomed to stays when other ranks are chosen or the colours change.
-            "uirevision": "kept",
-            "meta": {"narrow": {"dragmode": False, **(narrow or {})}, "titled": _TITLE_HEIGHT, **(meta or {})},
-            **axes,
-            **layout,
-        },
+    return stated(
+        {
+            "data": list(traces),
+            "layout": {
+                "title": {"text": title, "x": 0, "xref": "paper", "font": {"size": 15}},
+                "height": height + _TITLE_HEIGHT,
+                "margin": {"l": 8, "r": 12, "t": 8 + _TITLE_HEIGHT, "b": 8},
+                "paper_bgcolor": LIGHT["page"],
+                "plot_bgcolor": LIGHT["page"],
+                "font": font,
+                "hoverlabel": {"align": "left", "bgcolor": LIGHT["raised"], "bordercolor": LIGHT["line"], "font": font},
+                "showlegend": False,
+                # What the reader zoomed to stays when other ranks are chosen or the colours change.
+                "uirevision": "kept",
+                "meta": {"narrow": {"dragmode": False, **(narrow or {})}, "titled": _TITLE_HEIGHT, **(meta or {})},
+                **axes,
+                **layout,
+            },
+        }
     )
+
+
+def trace(kind: str, **values: Any) -> Drawn:
+    """A trace of plotly's kind ``bar``, ``scatter`` or ``heatmap``; a value of None is as if it was not given."""
+    return stated({**values, "type": kind})
+
+
+def stated(values: Drawn) -> Drawn:
+    """``values`` without those that are None, at any depth of the object; lists stay as they are."""
+    return {
+        name: stated(value) if isinstance(value, dict) else value for name, value in values.items() if value is not None
+    }
 
 
 def one_step(
@@ -82,7 +97,7 @@ def one_step(
     *,
     height: int,
     meta: dict[str, Any] | None = None,
-) -> go.Figure:
+) -> Drawn:
     """Bars over the time of one step, in ``unit``: a line for each of the ``rows``, the first on top."""
     return figure(
         title,
@@ -119,10 +134,10 @@ def bar_height(count: int) -> int:
     return 13 if count > 32 else 20 if count > 8 else 30
 
 
-def bar(name: str, colour: str, *, line: float = 0, opacity: Any = None, **values: Any) -> go.Bar:
+def bar(name: str, colour: str, *, line: float = 0, opacity: Any = None, **values: Any) -> Drawn:
     """A horizontal bar trace."""
     marker = {"color": colour, "line": {"width": line, "color": LIGHT["page"]}, "opacity": opacity}
-    return go.Bar(orientation="h", name=name, marker=marker, **values)
+    return trace("bar", orientation="h", name=name, marker=marker, **values)
 
 
 def shade(start: float, end: float) -> dict[str, Any]:

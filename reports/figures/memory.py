@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT, SERIES
-from perfscope.reports.figures.layout import LEGEND_ABOVE, figure
+from perfscope.reports.figures.layout import LEGEND_ABOVE, Drawn, figure, trace
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.summary import Summary
 from perfscope.results.tables import MemoryTimeline
@@ -38,7 +36,7 @@ def peak(strip: MemoryTimeline) -> int:
     return max((value for value in (*strip.allocated_bytes, *strip.reserved_bytes) if value is not None), default=0)
 
 
-def memory_figure(summary: Summary) -> go.Figure | None:
+def memory_figure(summary: Summary) -> Drawn | None:
     """Memory of the tensors and what the allocator holds, over time; None where none was recorded."""
     strips = shown_curves(summary)
     if not strips:
@@ -55,7 +53,7 @@ def memory_figure(summary: Summary) -> go.Figure | None:
     if capacity is not None:
         line = {"color": LIGHT["muted"], "width": 1, "dash": "dot"}
         x, y = scaled((begin, end), unit, 6), [capacity / size.size] * 2
-        traces.append(go.Scatter(mode="lines", name="capacity", x=x, y=y, line=line, hoverinfo="skip"))
+        traces.append(trace("scatter", mode="lines", name="capacity", x=x, y=y, line=line, hoverinfo="skip"))
     return figure(
         "Memory over the recorded steps",
         traces,
@@ -67,15 +65,16 @@ def memory_figure(summary: Summary) -> go.Figure | None:
     )
 
 
-def _curves(strip: MemoryTimeline, colour: str, unit: ScaledUnit, size: ScaledUnit) -> list[go.Scatter]:
+def _curves(strip: MemoryTimeline, colour: str, unit: ScaledUnit, size: ScaledUnit) -> list[Drawn]:
     """Tensors solid, what is reserved dashed; each where it is known."""
     name = f"rank {strip.rank}, host" if strip.device < 0 else f"rank {strip.rank}"
-    made: list[go.Scatter] = []
+    made: list[Drawn] = []
     for values, what, dash in ((strip.allocated_bytes, "tensors", "solid"), (strip.reserved_bytes, "held", "dash")):
         if all(value is None for value in values):
             continue
         made.append(
-            go.Scatter(
+            trace(
+                "scatter",
                 mode="lines",
                 name=name,
                 legendgroup=name,

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import bar, one_step
+from perfscope.reports.figures.layout import Drawn, bar, one_step
 from perfscope.reports.figures.numbers import scaled
 from perfscope.results.rows import StepTimeline
 from perfscope.results.summary import Summary
@@ -25,7 +23,7 @@ Stretch = tuple[str, float, float]
 """``busy`` or ``bubble``, start and end in µs."""
 
 
-def pipeline_figure(summary: Summary) -> go.Figure | None:
+def pipeline_figure(summary: Summary) -> Drawn | None:
     """A bar for each stage; None without a pipeline, or where no step was kept whole."""
     stages = stage_stretches(summary.pipeline, summary.step_timeline) if summary.pipeline is not None else {}
     if not stages:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT, SERIES
-from perfscope.reports.figures.layout import LEGEND_ABOVE, figure, plain, shade
+from perfscope.reports.figures.layout import LEGEND_ABOVE, Drawn, figure, plain, shade, trace
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.history import History
 from perfscope.results.rows import JobInfo
@@ -30,7 +28,7 @@ def step_numbers(job: JobInfo) -> list[int]:
     return list(job.steps) if len(job.steps) == len(times) else list(range(len(times)))
 
 
-def steps_figure(summary: Summary) -> go.Figure | None:
+def steps_figure(summary: Summary) -> Drawn | None:
     """The time of each recorded step; None below two."""
     times = summary.job.step_time_us_per_step
     if len(times) < 2:
@@ -38,7 +36,8 @@ def steps_figure(summary: Summary) -> go.Figure | None:
     unit = unit_for(max(times))
     numbers = step_numbers(summary.job)
     middle = rounded(median(times) / unit.size)
-    line = go.Scatter(
+    line = trace(
+        "scatter",
         mode="lines" if len(times) > 200 else "lines+markers",
         x=numbers,
         y=scaled(times, unit),
@@ -58,7 +57,7 @@ def steps_figure(summary: Summary) -> go.Figure | None:
     )
 
 
-def history_figure(summary: Summary) -> go.Figure | None:
+def history_figure(summary: Summary) -> Drawn | None:
     """Median and longest step of each part of the run, and the outliers; None below two parts."""
     history = summary.history
     if history is None or len(history.bins) < 2:
@@ -72,8 +71,9 @@ def history_figure(summary: Summary) -> go.Figure | None:
         for part in history.bins
     ]
 
-    def line(name: str, values: Sequence[float], colour: str, width: int) -> go.Scatter:
-        return go.Scatter(
+    def line(name: str, values: Sequence[float], colour: str, width: int) -> Drawn:
+        return trace(
+            "scatter",
             mode="lines" if len(middle) > 60 else "lines+markers",
             name=name,
             x=middle,
@@ -99,8 +99,9 @@ def history_figure(summary: Summary) -> go.Figure | None:
     )
 
 
-def _outliers(history: History, unit: ScaledUnit) -> go.Scatter:
-    return go.Scatter(
+def _outliers(history: History, unit: ScaledUnit) -> Drawn:
+    return trace(
+        "scatter",
         mode="markers",
         name="outlier",
         x=[row.step for row in history.outliers],
@@ -116,7 +117,7 @@ def curve_name(curve: CurveRow) -> str:
     return f"whatif_{''.join(letter if letter.isalnum() else '_' for letter in curve.setting)}"
 
 
-def curve_figure(curve: CurveRow) -> go.Figure:
+def curve_figure(curve: CurveRow) -> Drawn:
     """Predicted step time over the values of one setting, with the range of the prediction."""
     unit = unit_for(max(point.high_us for point in curve.points))
     values = [point.value for point in curve.points]
@@ -124,8 +125,8 @@ def curve_figure(curve: CurveRow) -> go.Figure:
         scaled((getattr(point, end) for point in curve.points), unit, 5) for end in ("low_us", "mid_us", "high_us")
     )
 
-    def edge(y: Sequence[float | None], fill: str) -> go.Scatter:
-        return go.Scatter(
+    def edge(y: Sequence[float | None], fill: str) -> Drawn:
+        return trace("scatter",
             mode="lines", x=values, y=y, line={"width": 0}, fill=fill, fillcolor=LIGHT["line"], hoverinfo="skip",
             showlegend=False,
         )  # fmt: skip
@@ -133,7 +134,8 @@ def curve_figure(curve: CurveRow) -> go.Figure:
     traces = [
         edge(low, "none"),
         edge(high, "tonexty"),
-        go.Scatter(
+        trace(
+            "scatter",
             mode="lines+markers",
             name="predicted step",
             x=values,
@@ -147,7 +149,7 @@ def curve_figure(curve: CurveRow) -> go.Figure:
     ]
     if curve.current in values:
         marker = {"size": 15, "symbol": "circle-open", "color": _MARKED, "line": {"width": 2.5}}
-        now = go.Scatter(
+        now = trace("scatter",
             mode="markers", name="now", x=[curve.current], y=[mid[values.index(curve.current)]], marker=marker,
             hoverinfo="skip",
         )  # fmt: skip

@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import LEGEND_ABOVE, MARKED, bar, figure, rank_axis
+from perfscope.reports.figures.layout import LEGEND_ABOVE, MARKED, Drawn, bar, figure, rank_axis
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import BY_ID, TimeCategory
@@ -48,7 +46,7 @@ def shown_strips(summary: Summary) -> tuple[StepTimeline, ...]:
     return tuple(strip for strip in strips if strip.rank in stragglers | even)
 
 
-def step_figure(summary: Summary) -> go.Figure | None:
+def step_figure(summary: Summary) -> Drawn | None:
     """One step of all ranks, on aligned clocks, by category; None where no step was kept whole."""
     strips = shown_strips(summary)
     if not strips:
@@ -103,7 +101,7 @@ def path_by_rank(summary: Summary) -> dict[int, dict[str, float]]:
     return total
 
 
-def path_figure(summary: Summary) -> go.Figure | None:
+def path_figure(summary: Summary) -> Drawn | None:
     """Time of each rank's parts on the critical path; None where the path is not known."""
     total = path_by_rank(summary)
     if not total:

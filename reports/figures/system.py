@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT, SERIES
-from perfscope.reports.figures.layout import LEGEND_ABOVE, figure, shade, shortened
+from perfscope.reports.figures.layout import LEGEND_ABOVE, Drawn, figure, shade, shortened, trace
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.results.summary import Summary
 from perfscope.results.system import Series, System
@@ -31,7 +29,7 @@ _GAP: Final = 0.08
 """Between two rows, as a share of the chart's height."""
 
 
-def system_figure(summary: Summary) -> go.Figure | None:
+def system_figure(summary: Summary) -> Drawn | None:
     """A line for each device or host, in a row for each quantity; None where nothing was sampled."""
     system = summary.system
     if system is None or not system.series:
@@ -44,7 +42,7 @@ def system_figure(summary: Summary) -> go.Figure | None:
             rows.append((axis, factor, series))
     names = dict.fromkeys(_name(each, system) for _, _, series in rows for each in series)
     colours = {name: SERIES[at % len(SERIES)] for at, name in enumerate(names)}
-    traces: list[go.Scatter] = []
+    traces: list[Drawn] = []
     axes = {}
     unnamed = set(names)
     for number, (axis, factor, series) in enumerate(rows, start=1):
@@ -80,8 +78,9 @@ def _axis(title: str, number: int, rows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _line(series: Series, name: str, axis: str, factor: float, unit: ScaledUnit) -> go.Scatter:
-    return go.Scatter(
+def _line(series: Series, name: str, axis: str, factor: float, unit: ScaledUnit) -> Drawn:
+    return trace(
+        "scatter",
         mode="lines" if len(series.time_us) > 60 else "lines+markers",
         name=shortened(name),
         legendgroup=shortened(name),

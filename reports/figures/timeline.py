@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import plotly.graph_objects as go
-
 from perfscope.reports.figures.colours import LIGHT
-from perfscope.reports.figures.layout import MARKED, bar, one_step, plain, shortened
+from perfscope.reports.figures.layout import MARKED, Drawn, bar, one_step, plain, shortened, trace
 from perfscope.reports.figures.numbers import rounded, scaled
 from perfscope.reports.kernel_names import short_name
 from perfscope.results.attribution import attributed_ranks
@@ -91,7 +89,7 @@ def first_shown(summary: Summary) -> set[int]:
     return set(list(wanted)[: max(SHOWN_FIRST, len(of_stages))])
 
 
-def timeline_figure(summary: Summary) -> go.Figure | None:
+def timeline_figure(summary: Summary) -> Drawn | None:
     """Every rank's lanes, those of the ranks worth seeing first visible; None where no lane was recorded.
 
     Each trace's ``meta`` is its rank; the figure's ``meta`` has the lanes of each rank, for those who choose others.
@@ -132,7 +130,7 @@ def _place(lane: Lane, late: Collection[int]) -> str:
 
 def _links(
     lanes: Sequence[Lane], late: Collection[int], unit: ScaledUnit, span: float, shown: Collection[int]
-) -> Iterator[go.Scatter]:
+) -> Iterator[Drawn]:
     """From the last arrival of each collective to each rank that waited long for it, at that moment.
 
     Each trace's ``meta`` are the two ranks; it is visible where both are.
@@ -148,7 +146,7 @@ def _links(
         # Each a line of its own: from the late rank, with an arrow at the one that waits.
         times = [time for moment in _times(moments, unit) for time in (moment, moment, None)]
         visible = {last, waiting} <= set(shown)
-        yield go.Scatter(
+        yield trace("scatter",
             mode="lines+markers",
             name="the late rank arrives",
             x=times,
@@ -215,7 +213,7 @@ def _collective(lane: Lane, at: int, length: float) -> Iterator[str]:
         yield f"wait {duration(wait)}, transfer {duration(max(length - wait, 0.0))}"
 
 
-def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, span: float, *, visible: bool) -> go.Bar:
+def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, span: float, *, visible: bool) -> Drawn:
     name, colour = _COLOURS[kind]
     pale = any(part < 1 for part in bars.opacity)
     return bar(
@@ -249,7 +247,7 @@ def _drawn_names(bars: _Bars, span: float) -> list[str]:
     ]
 
 
-def _legend(kind: str) -> go.Bar:
+def _legend(kind: str) -> Drawn:
     """The entry of the legend, whichever ranks are chosen."""
     name, colour = _COLOURS[kind]
     return bar(name, LIGHT[colour], x=[None], y=[None], legendgroup=kind)

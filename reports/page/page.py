@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib.util
 import json
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-
-import plotly
 
 from perfscope.execution.cache import Cache
 from perfscope.recording.paths import MERGED_FILE
@@ -139,7 +138,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "gaps": gaps.gaps(summary),
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,
-        "figures": figures,
+        "figures": figures.drawn,
         "packed_summary": embedded(summary),
         "packed_figures": _packed(_drawn(figures).encode("ascii")),
     }
@@ -158,9 +157,8 @@ def _of_recording(value: Any) -> Any:
 
 def _drawn(figures: Figures) -> str:
     """The figures as JSON, and the colours that they have in the dark, as ``charts.js`` reads them."""
-    made = {name: figure.to_plotly_json() for name, figure in figures.items()}
     # A browser reads no infinity and no NaN.
-    return json.dumps({"dark": dark_of_light(), "figures": made}, allow_nan=False, separators=(",", ":"))
+    return json.dumps({"dark": dark_of_light(), "figures": figures.drawn}, allow_nan=False, separators=(",", ":"))
 
 
 @cache
@@ -168,7 +166,9 @@ def _plotly() -> str:
     """The script that the plotly package brings, packed: from the cache, because packing takes longer than the rest of
     the page.
     """
-    script = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    plotly = importlib.util.find_spec("plotly")  # importing it takes longer than reading the file
+    assert plotly is not None  # this package depends on it
+    script = Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js"
     cached = Cache.from_environment()
     content = cached.content(script) if cached is not None else None
     if cached is None or content is None:

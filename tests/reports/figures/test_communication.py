@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+from plotly.graph_objects import Figure
 
 from perfscope.reports.figures import communication
 from perfscope.results.tables import GroupRow
@@ -17,11 +18,11 @@ def test_arrivals_and_overlap_add_up(name: str) -> None:
     summary = EXAMPLES[name]()
     arrivals = communication.arrivals_figure(summary)
     if arrivals is not None:
-        assert math.fsum(part for trace in arrivals.data for part in trace.y) == pytest.approx(1.0, abs=0.01)
+        assert math.fsum(part for trace in Figure(arrivals).data for part in trace.y) == pytest.approx(1.0, abs=0.01)
     overlap = communication.overlap_figure(summary)
     if overlap is not None:
-        size = {"µs": 1.0, "ms": 1e3, "s": 1e6}[overlap.layout.yaxis.title.text.split()[0]]
-        whole = [sum(parts) for parts in zip(*(trace.y for trace in overlap.data), strict=True)]
+        size = {"µs": 1.0, "ms": 1e3, "s": 1e6}[Figure(overlap).layout.yaxis.title.text.split()[0]]
+        whole = [sum(parts) for parts in zip(*(trace.y for trace in Figure(overlap).data), strict=True)]
         expected = [row.comm_us / size for row in summary.time_breakdown if row.comm_us > 0]
         assert whole == pytest.approx(expected, rel=1e-3)
 

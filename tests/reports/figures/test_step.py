@@ -6,6 +6,7 @@ import dataclasses
 import math
 
 import pytest
+from plotly.graph_objects import Figure
 
 from perfscope.reports.figures import step
 from perfscope.results.rows import PathRow
@@ -16,10 +17,10 @@ def test_the_path_of_many_ranks_keeps_all_of_its_time() -> None:
     rows = tuple(PathRow(rank=rank, category="compute", us=1000.0 + rank) for rank in range(20))
     made = step.path_figure(dataclasses.replace(straggler(), critical_path=rows))
     assert made is not None
-    (compute,) = made.data
+    (compute,) = Figure(made).data
     assert len(compute.y) == step.PATH_RANKS_SHOWN + 1
     assert compute.y[-1] == "12 others"
-    assert made.layout.xaxis.title.text.startswith("ms ")
+    assert Figure(made).layout.xaxis.title.text.startswith("ms ")
     assert math.fsum(compute.x) * 1e3 == pytest.approx(sum(one.us for one in rows), rel=1e-3)
 
 
@@ -39,7 +40,7 @@ def test_a_crowded_step_is_drawn_in_bins_that_keep_its_shares() -> None:
     )
     made = step.step_figure(dataclasses.replace(summary, step_timeline=strips))
     assert made is not None
-    assert sum(len(trace.x) for trace in made.data) <= 6000
+    assert sum(len(trace.x) for trace in Figure(made).data) <= 6000
     for rank in range(3):
-        drawn = [x for trace in made.data for x, y in zip(trace.x, trace.y, strict=True) if y == str(rank)]
+        drawn = [x for trace in Figure(made).data for x, y in zip(trace.x, trace.y, strict=True) if y == str(rank)]
         assert math.fsum(drawn) == pytest.approx(10.0)  # ms

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from plotly.graph_objects import Figure
+
 from perfscope.reports.figures import timeline
 from tests.reports.examples import gpu
 
@@ -12,22 +14,22 @@ def test_the_timeline_shows_stragglers_and_the_longest_waiting_first() -> None:
     summary = gpu()
     made = timeline.timeline_figure(summary)
     assert made is not None
-    assert list(made.layout.meta["lanes"]) == [str(rank) for rank in range(8)]
+    assert list(Figure(made).layout.meta["lanes"]) == [str(rank) for rank in range(8)]
     waits = {row.rank: row.exposed_comm_wait_us for row in summary.time_breakdown}
-    shown = {trace.meta for trace in made.data if isinstance(trace.meta, int) and trace.visible}
+    shown = {trace.meta for trace in Figure(made).data if isinstance(trace.meta, int) and trace.visible}
     assert shown == timeline.first_shown(summary)
     assert len(shown) == timeline.SHOWN_FIRST
     assert max(waits, key=waits.__getitem__) in shown
     assert {row.rank for row in summary.stragglers[:2]} <= shown
-    places = [place for rank in sorted(shown) for place in made.layout.meta["lanes"][str(rank)]]
-    assert list(made.layout.yaxis.categoryarray) == places
+    places = [place for rank in sorted(shown) for place in Figure(made).layout.meta["lanes"][str(rank)]]
+    assert list(Figure(made).layout.yaxis.categoryarray) == places
 
 
 def test_an_entry_shows_operator_bytes_group_and_wait() -> None:
     made = timeline.timeline_figure(gpu())
     assert made is not None
     compute, wait, transfer = (
-        next(trace for trace in made.data if trace.meta == 2 and trace.legendgroup == kind)
+        next(trace for trace in Figure(made).data if trace.meta == 2 and trace.legendgroup == kind)
         for kind in ("compute", "wait", "transfer")
     )
     assert compute.customdata[0] == "<b>sm90_xmma_gemm_bf16</b><br>launched by aten::mm<br>290 ms from 0 µs"
@@ -47,10 +49,12 @@ def test_a_line_leads_from_the_last_arrival_to_each_rank_that_waits_for_it() -> 
     ]
     made = timeline.timeline_figure(dataclasses.replace(summary, lanes=tuple(lanes)))
     assert made is not None
-    links = {tuple(trace.meta): trace for trace in made.data if trace.legendgroup == "link"}
+    links = {tuple(trace.meta): trace for trace in Figure(made).data if trace.legendgroup == "link"}
     assert set(links) == {(6, rank) for rank in range(8) if rank != 6}
     assert list(links[6, 0].x) == [109, 109, None]
-    places = [next(place for place in made.layout.meta["lanes"][rank] if "communication" in place) for rank in "60"]
+    places = [
+        next(place for place in Figure(made).layout.meta["lanes"][rank] if "communication" in place) for rank in "60"
+    ]
     assert list(links[6, 0].y) == [*places, None]
     shown = timeline.first_shown(summary)
     assert all(trace.visible == (set(ranks) <= shown) for ranks, trace in links.items())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plotly.graph_objects import Figure
 
 from perfscope.reports.figures.memory import SHOWN, memory_figure
 from perfscope.reports.page import page
@@ -89,12 +90,12 @@ class TestPicture:
         rows = (MemoryRow(rank=0, peak_bytes=60 * GIB, capacity_bytes=80 * GIB),)
         chart = memory_figure(with_memory(strip(0, (10, 45, 12), held=60), rows=rows))
         assert chart is not None
-        tensors, held, capacity = chart.data
+        tensors, held, capacity = Figure(chart).data
         assert (tensors.name, list(tensors.x), list(tensors.y)) == ("rank 0", [0, 10, 20], [10, 45, 12])
         assert (held.line.dash, list(held.y)) == ("dash", [60, 60, 60])
         assert list(capacity.y) == [80, 80]
-        assert chart.layout.xaxis.title.text.startswith("ms ")
-        assert chart.layout.yaxis.title.text == "GiB"
+        assert Figure(chart).layout.xaxis.title.text.startswith("ms ")
+        assert Figure(chart).layout.yaxis.title.text == "GiB"
         assert memory_reading(with_memory(strip(0, (10, 45, 12), held=60), rows=rows)) == (
             "On rank 0 tensors take 10.0 GiB to 45.0 GiB; the allocator reserves 60.0 GiB."
         )
@@ -103,13 +104,13 @@ class TestPicture:
         rows = (MemoryRow(rank=0, peak_bytes=2 * GIB, capacity_bytes=80 * GIB),)
         chart = memory_figure(with_memory(strip(0, (1, 2)), rows=rows))
         assert chart is not None
-        assert [trace.name for trace in chart.data] == ["rank 0"]
+        assert [trace.name for trace in Figure(chart).data] == ["rank 0"]
 
     def test_of_many_ranks_the_fullest_and_the_emptiest_are_shown(self) -> None:
         example = with_memory(*(strip(rank, (1, 1 + (rank * 7) % 20)) for rank in range(20)))
         chart = memory_figure(example)
         assert chart is not None
-        names = [trace.name for trace in chart.data]
+        names = [trace.name for trace in Figure(chart).data]
         assert len(names) == SHOWN
         assert {"rank 17", "rank 0"} <= set(names)  # 17 * 7 % 20 = 19
         assert memory_reading(example).startswith("4 of 20 ranks, the fullest among them. On rank 17 ")
@@ -118,7 +119,7 @@ class TestPicture:
         example = with_memory(strip(0, (0.25, 0.5), device=-1))
         chart = memory_figure(example)
         assert chart is not None
-        assert [trace.name for trace in chart.data] == ["rank 0, host"]
+        assert [trace.name for trace in Figure(chart).data] == ["rank 0, host"]
         assert memory_reading(example).endswith(
             "of host memory, without what was allocated before the profiler started."
         )

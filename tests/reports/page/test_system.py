@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from plotly.graph_objects import Figure
 
 from perfscope.reports.figures.system import SERIES_SHOWN, system_figure
 from perfscope.reports.page import page
@@ -104,18 +105,18 @@ class TestPicture:
         )  # fmt: skip
         chart = system_figure(monitored(series=courses, devices=(device(0),)))
         assert chart is not None
-        titles = [chart.layout[axis].title.text for axis in ("yaxis", "yaxis2", "yaxis3")]
+        titles = [Figure(chart).layout[axis].title.text for axis in ("yaxis", "yaxis2", "yaxis3")]
         assert titles == ["GPU busy, %", "clock, % of maximum", "CPU busy, %"]
-        lines = [(line.name, line.yaxis, list(line.x), list(line.y)) for line in chart.data]
+        lines = [(line.name, line.yaxis, list(line.x), list(line.y)) for line in Figure(chart).data]
         assert lines[0] == ("GPU 0", "y", [0, 500], [90, 100])
         assert lines[2] == ("node7", "y3", [0, 500], [50, 70])
-        assert (chart.layout.shapes[0].x0, chart.layout.shapes[0].x1) == (0, 2000)  # ms
+        assert (Figure(chart).layout.shapes[0].x0, Figure(chart).layout.shapes[0].x1) == (0, 2000)  # ms
 
     def test_of_many_devices_the_least_busy_are_drawn(self) -> None:
         courses = tuple(series("utilisation", (index / 16, index / 16), index=index) for index in range(16))
         chart = system_figure(monitored(series=courses, devices=tuple(device(index) for index in range(16))))
         assert chart is not None
-        names = [line.name for line in chart.data]
+        names = [line.name for line in Figure(chart).data]
         assert names == [f"GPU {index}" for index in range(SERIES_SHOWN)]
 
     def test_hosts_are_named_where_there_are_several(self) -> None:
@@ -123,7 +124,7 @@ class TestPicture:
             monitored(hosts=(host(), host("node8")), series=(series("utilisation", (1.0, 1.0), index=3),))
         )
         assert chart is not None
-        assert chart.data[0].name == "node7 GPU 3"
+        assert Figure(chart).data[0].name == "node7 GPU 3"
 
     def test_it_describes_what_it_shows(self) -> None:
         devices = (device(0, utilisation=0.95), device(1, utilisation=0.31), device(2, utilisation=0.0, ranks=()))
