@@ -82,9 +82,15 @@ class Intervals:
         """Time in both sets."""
         if len(self) == 0 or len(other) == 0:
             return Intervals.empty()
-        edges = np.unique(np.concatenate((self.start_ns, self.end_ns, other.start_ns, other.end_ns)))
-        both = self.covers(edges[:-1]) & other.covers(edges[:-1])
-        return Intervals.of(edges[:-1][both], edges[1:][both])
+        # Of the other set, the intervals from `first` up to `past` overlap each of this one.
+        first = np.searchsorted(other.end_ns, self.start_ns, side="right")
+        past = np.searchsorted(other.start_ns, self.end_ns, side="left")
+        count = np.maximum(past - first, 0)
+        mine = np.repeat(np.arange(len(self)), count)
+        theirs = np.arange(len(mine)) + np.repeat(first - (np.cumsum(count) - count), count)
+        return Intervals(
+            np.maximum(self.start_ns[mine], other.start_ns[theirs]), np.minimum(self.end_ns[mine], other.end_ns[theirs])
+        )
 
     def subtract(self, other: Intervals) -> Intervals:
         """Time in this set and not in the other."""
@@ -112,7 +118,9 @@ def paint(start_ns: int, end_ns: int, layers: Sequence[tuple[int, Intervals]], g
     points = [np.array([start_ns], dtype=np.int64)]
     for _, layer in layers:
         points += [layer.start_ns, layer.end_ns]
-    edges = np.unique(np.concatenate(points))
+    # A stable sort merges what is sorted in parts.
+    edges = np.sort(np.concatenate(points), kind="stable")
+    edges = edges[np.concatenate(([True], edges[1:] != edges[:-1]))]
     edges = edges[(edges >= start_ns) & (edges < end_ns)]
     labels = np.full(len(edges), ground, dtype=np.int8)
     free = np.ones(len(edges), dtype=np.bool_)

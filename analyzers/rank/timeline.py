@@ -64,12 +64,17 @@ class Timeline:
 
     def _before(self, time_ns: Int64) -> Int64:
         """Ns of each category (columns) before each time (rows)."""
-        length = np.zeros((len(self) + 1, len(TimeCategory)), dtype=np.int64)
-        length[np.arange(1, len(self) + 1), self.category] = self.ends_ns - self.start_ns
-        total = length.cumsum(axis=0)
         # The stretch that contains each time counts up to that time; before the first one nothing does.
         index = np.searchsorted(self.start_ns, time_ns, side="right")
-        before = total[np.maximum(index - 1, 0)].copy()
+        whole = np.maximum(index - 1, 0)
+        # Sums of stretches between those, then of all before each. Times below 2^53 ns add up exactly as float64.
+        cuts, place = np.unique(whole, return_inverse=True)
+        between = np.searchsorted(cuts, np.arange(len(self)), side="right")
+        kinds = len(TimeCategory)
+        sums = np.bincount(
+            between * kinds + self.category, weights=self.ends_ns - self.start_ns, minlength=(len(cuts) + 1) * kinds
+        )
+        before = sums.reshape(-1, kinds).astype(np.int64).cumsum(axis=0)[place]
         inside = np.flatnonzero(index > 0)
         holding = index[inside] - 1
         before[inside, self.category[holding]] += (

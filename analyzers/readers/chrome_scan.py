@@ -30,9 +30,7 @@ IS_BUILT: Final = _scan is not None
 
 _EVENT: Final = msgspec.json.Decoder(reduce(or_, NUMBERS))
 _ARGS: Final = msgspec.json.Decoder(Args)
-_DTYPES: Final = (
-    np.int8, np.int32, np.int64, np.int64, np.int32, np.int64, np.int64, np.int64, np.int64, np.int32, np.int32, np.int32
-)  # fmt: skip
+_DTYPES: Final = (np.int8, np.int32, np.int64, np.int64, np.int32, *(np.int64,) * 4, *(np.int32,) * 3)
 
 
 @dataclass

@@ -188,25 +188,39 @@ class Trace:
 
         Where given, only those whose name makes ``named`` true, and those on ``threads``.
         """
-        chosen = np.array(categories, dtype=np.int8)
+        chosen = np.zeros(len(Category), dtype=np.bool_)
+        chosen[list(categories)] = True
         if named is None:
-            rows = np.flatnonzero(np.isin(self.category, chosen))
+            rows = np.flatnonzero(chosen[self.category])
         else:
-            rows = np.flatnonzero(self.names_where(named))
-            rows = rows[np.isin(self.category[rows], chosen)]
+            hit = self._hits(named, np.flatnonzero(self._named_in[chosen].any(axis=0)).tolist())
+            if not hit.any():
+                return np.empty(0, dtype=np.int64)
+            rows = np.flatnonzero(hit[self.name])
+            rows = rows[chosen[self.category[rows]]]
         return rows if threads is None else rows[np.isin(self.thread[rows], threads)]
 
     def names_where(self, predicate: Callable[[str], object]) -> Bool:
         """For each event: whether its name satisfies ``predicate``, which runs once per distinct name."""
+        if not len(self):
+            return np.zeros(0, dtype=np.bool_)
+        return self._hits(predicate, np.flatnonzero(self._named_in.any(axis=0)).tolist())[self.name]
+
+    def _hits(self, predicate: Callable[[str], object], names: list[int]) -> Bool:
+        """For each string: whether it is among ``names`` and satisfies ``predicate``."""
         hit = np.zeros(len(self.strings), dtype=np.bool_)
-        for string in self._names:
-            hit[string] = bool(predicate(self.strings[string]))
-        return hit[self.name] if len(self.strings) else np.zeros(len(self), dtype=np.bool_)
+        hit[[name for name in names if predicate(self.strings[name])]] = True
+        return hit
 
     @functools.cached_property
-    def _names(self) -> tuple[int, ...]:
-        """The strings that are names; most strings are texts of shapes, which are many and long."""
-        return tuple(np.flatnonzero(np.bincount(self.name, minlength=1)).tolist()) if len(self) else ()
+    def _named_in(self) -> Bool:
+        """For each category and string: whether an event of the category has that name.
+
+        Most strings are no names but texts of shapes, which are many and long.
+        """
+        named = np.zeros((len(Category), len(self.strings)), dtype=np.bool_)
+        named[self.category, self.name] = True
+        return named
 
     def name_of(self, row: int) -> str:
         """The name of one event."""
