@@ -70,6 +70,7 @@ CAMPAIGN_INPUTS ?= 100000
 CAMPAIGN_ANALYSES ?= 5000
 campaign: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs $(CAMPAIGN_INPUTS) --jobs 2
+	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs $(CAMPAIGN_INPUTS) --jobs 2 --seed 1 --sanitize
 	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs $(CAMPAIGN_ANALYSES)
 	$(VENV)/bin/python -m tests.benchmarks.flight_dumps --mutations $(CAMPAIGN_INPUTS)
 	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py

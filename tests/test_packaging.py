@@ -42,7 +42,16 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names in a wheel built from the sdist, so that the sdist is known to be complete too."""
     work = tmp_path_factory.mktemp("wheel")
     unwanted = shutil.ignore_patterns(
-        ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "sample_traces", "*-recording*", ".*_cache"
+        ".git",
+        ".venv",
+        "build",
+        "dist",
+        "*.egg-info",
+        "__pycache__",
+        "*.so",
+        "sample_traces",
+        "*-recording*",
+        ".*_cache",
     )
     shutil.copytree(root, work / "tree", symlinks=True, ignore=unwanted)
     sdist = _build(work / "tree", "build_sdist", work)
@@ -72,8 +81,12 @@ def _packages_on_disk(root: Path) -> set[str]:
     }
 
 
+COMPILED = "perfscope/analyzers/readers/_scan"
+"""The reader's compiled part, which is built where there is a compiler: its path without the ending."""
+
+
 def _sources(root: Path) -> set[str]:
-    """Every file that belongs in the wheel, by its installed name."""
+    """Every file that belongs in the wheel, by its installed name; what is compiled has no fixed one."""
     inside = {
         f"perfscope/{path.relative_to(root)}"
         for folder in ROOT_FOLDERS
@@ -86,7 +99,7 @@ def _sources(root: Path) -> set[str]:
         for file in files
         if "__pycache__" not in Path(where).parts
     }
-    return inside | core
+    return {name for name in inside | core if not name.endswith((".c", ".so", ".pyd"))}
 
 
 def test_package_list_is_what_is_on_the_disk(root: Path, config: dict[str, Any]) -> None:
@@ -114,6 +127,23 @@ def test_links_are_relative_and_lead_to_the_root_folders(root: Path, folder: str
 
 def test_wheel_holds_every_source_file_and_nothing_else(root: Path, wheel: set[str]) -> None:
     installed = {name for name in wheel if ".dist-info/" not in name}
+    compiled = {name for name in installed if name.startswith(f"{COMPILED}.") and name.endswith((".so", ".pyd"))}
+    assert len(compiled) == (shutil.which("cc") is not None)
+    assert installed - compiled == _sources(root)
+
+
+def test_without_a_compiler_the_wheel_lacks_the_compiled_part_alone(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("analyzers", "collectors", "reports", "perfscope"):
+        shutil.copytree(
+            root / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("*.so", "__pyc*")
+        )
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(root / file, tmp_path)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with zipfile.ZipFile(_build(tmp_path, "build_wheel", tmp_path)) as archive:
+        installed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert installed == _sources(root)
 
 

@@ -5,9 +5,9 @@ counted in the trace's ``parse_report``.
 
 ``chrome.read`` reads Chrome traces (torch.profiler, kineto, TensorFlow, JAX, Horovod); ``chrome.peek`` finds only the
 rank. In the order of the work: ``sources`` unpacks the file, ``chrome_window`` cuts the text into slices of whole
-events, ``chrome_events`` decodes them (``chrome_repair`` repairs invalid JSON), ``chrome_times`` makes exact
-nanoseconds, ``chrome_columns`` makes arrays, ``chrome_build`` makes the trace with what ``chrome_metadata`` and
-``chrome_dialects`` find.
+events, the compiled ``chrome_scan`` (``_scan.c``) makes arrays of ordinary ones, ``chrome_events`` decodes the others
+(``chrome_repair`` repairs invalid JSON), ``chrome_times`` makes exact nanoseconds, ``chrome_columns`` makes arrays,
+``chrome_build`` makes the trace with what ``chrome_metadata`` and ``chrome_dialects`` find.
 
 ``nsys.read`` reads Nsight Systems' exports and reports; ``nsys.ranks`` finds only the ranks. ``nsys_export`` turns a
 report into an export, ``nsys_tables`` reads its tables whatever the release, ``nsys_processes`` finds the ranks,

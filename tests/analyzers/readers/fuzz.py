@@ -28,9 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from perfscope.analyzers.readers import chrome
+from perfscope.analyzers.readers import chrome, chrome_scan
 from perfscope.errors import TraceError
 from perfscope.trace.trace import ParseReport, Trace
+from tests.analyzers.readers.helpers import differences
 
 SECONDS_ALLOWED = 5.0
 """For inputs of a few kB that take about a millisecond; the rest is for a busy machine."""
@@ -298,17 +299,27 @@ def run_one(seed: int, number: int, folder: Path) -> str:
     case = case_of(seed, number)
     path = folder / "trace.json"
     path.write_bytes(case.content)
+    trace = _read(path, case)
+    if chrome_scan.IS_BUILT:
+        reference = _read(path, case, compiled=False)
+        if (trace is None) != (reference is None) or (trace and (found := differences(trace, reference))):
+            raise Wrong(f"the compiled scanner reads something else than Python: {found if trace else 'refused'}")
+    case.check(trace)
+    if trace is None:
+        return f"{case.kind}: refused"
+    trace.self_check()
+    return f"{case.kind}: {'with drops' if _reports_drops(trace) else 'whole'}"
+
+
+def _read(path: Path, case: Case, **options: Any) -> Trace | None:
+    """The trace; None where the reader refuses it with an error that names the file."""
     with _time_limit(SECONDS_ALLOWED):
         try:
-            trace = chrome.read(path, slice_bytes=case.slice_bytes)
+            return chrome.read(path, slice_bytes=case.slice_bytes, **options)
         except TraceError as error:
             if str(path) not in str(error):
                 raise Wrong(f"the error does not name the file: {error}") from error
-            case.check(None)
-            return f"{case.kind}: refused"
-    trace.self_check()
-    case.check(trace)
-    return f"{case.kind}: {'with drops' if _reports_drops(trace) else 'whole'}"
+            return None
 
 
 @contextmanager

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from perfscope.analyzers.readers import chrome
 from perfscope.trace.trace import Trace
@@ -37,3 +40,13 @@ def read(folder: Path, content: Any) -> Trace:
 def names(trace: Trace) -> list[str]:
     """The names of the events, in the trace's order."""
     return [trace.name_of(row) for row in range(len(trace))]
+
+
+def differences(first: Any, second: Any, where: str = "trace") -> list[str]:
+    """Paths of the values in which two traces differ."""
+    if is_dataclass(first) and not isinstance(first, type):
+        values = [(field.name, getattr(first, field.name), getattr(second, field.name)) for field in fields(first)]
+        return [line for name, one, other in values for line in differences(one, other, f"{where}.{name}")]
+    if isinstance(first, np.ndarray):
+        return [] if first.dtype == second.dtype and np.array_equal(first, second) else [where]
+    return [] if first == second else [where]
