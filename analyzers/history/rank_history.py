@@ -118,7 +118,7 @@ def read(path: Path) -> RankStepTimes:
     mine = [block for block in blocks if block.attempt == attempt]
     stages = tuple(name for name in STAGES if all(name in block.stages for block in mine))
     numbers = np.concatenate([block.first_step + np.arange(block.steps, dtype=np.int64) for block in mine])
-    columns = np.concatenate([_columns(block, stages) for block in mine])
+    columns = np.concatenate([block_columns(block, stages) for block in mine])
     flags = np.concatenate([np.frombuffer(block.flags, np.uint8) for block in mine])
     # Steps may have been renumbered: of two with one number, the later one is right.
     numbers, last = np.unique(numbers[::-1], return_index=True)
@@ -166,8 +166,8 @@ def summarize_rank(file: RankFile, width: int) -> RankPartialHistory:
     return RankPartialHistory(row, outliers, _bins(number, step_us, stages_us, width))
 
 
-def _columns(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
-    """The columns of the step and of ``stages``, µs."""
+def block_columns(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
+    """A row for each step of a block; columns are the step and ``stages``, each of which it must have, µs."""
     grouped = np.frombuffer(block.columns, np.uint8).reshape(1 + len(block.stages), VALUE_BYTES, block.steps)
     values: npt.NDArray[Any] = np.ascontiguousarray(grouped.transpose(0, 2, 1)).view("<u8")[..., 0]
     wanted = [0, *(1 + block.stages.index(name) for name in stages)]

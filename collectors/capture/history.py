@@ -19,6 +19,12 @@ BLOCK_STEPS: Final = 512
 BLOCK_S: Final = 5.0
 """Age at which a block is written however few its steps: what a kill can cost."""
 
+_BLOCKS_PER_S: Final = 64
+"""Blocks that all ranks of a job together write in a second before their age grows: folders are often shared."""
+
+_LEAST_BLOCK_S: Final = 2.0
+"""Age at which the ranks of a small job write theirs, so that who watches the job sees what happens."""
+
 MOST_WAITING: Final = 1 << 16
 """Steps held in memory while the file system does not answer; beyond, the oldest are lost."""
 
@@ -38,12 +44,18 @@ class Step(NamedTuple):
     disturbed: bool
 
 
+def block_age(world_size: int) -> float:
+    """Age in seconds at which each of so many ranks writes a block."""
+    return min(max(world_size / _BLOCKS_PER_S, _LEAST_BLOCK_S), BLOCK_S)
+
+
 class StepHistory:
     """One rank's step history. ``add`` is called by the training thread, ``write`` by one other."""
 
-    def __init__(self, path: Path, attempt: int) -> None:
+    def __init__(self, path: Path, attempt: int, block_s: float = BLOCK_S) -> None:
         self._path = path
         self._attempt = attempt
+        self._block_s = block_s
         self._waiting: deque[Step] = deque(maxlen=MOST_WAITING)
         self._written_at = time.monotonic()
         self.measured = frozenset({"optimizer"})
@@ -57,7 +69,7 @@ class StepHistory:
         """Is it time to write?"""
         if not self._waiting:
             return False
-        return len(self._waiting) >= BLOCK_STEPS or time.monotonic() - self._written_at >= BLOCK_S
+        return len(self._waiting) >= BLOCK_STEPS or time.monotonic() - self._written_at >= self._block_s
 
     def write(self) -> None:
         """Append what is waiting. Raises OSError when the folder cannot be written; what was waiting is then lost."""

@@ -176,6 +176,7 @@ class Session:
             detected_by=self._detector.source,
             unprofiled_ns=tuple(self._watch.unprofiled),
             skipped=self._skipped,
+            batches_per_step=self._watch.batches_per_step,
         )
         try:
             self._run_file.save(steps, outcome)

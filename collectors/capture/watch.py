@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perfscope.collectors.agreement import Board
 from perfscope.collectors.background import Background
-from perfscope.collectors.capture.history import StepHistory, StepTimer
+from perfscope.collectors.capture.history import StepHistory, StepTimer, block_age
 from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.trigger import Trigger
 from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER
 from perfscope.collectors.phases.clock import PhaseClock
-from perfscope.collectors.phases.phases import OPTIMIZER
+from perfscope.collectors.phases.phases import BATCHES_DESCRIBED, OPTIMIZER
 from perfscope.recording.history import STAGES
 from perfscope.recording.paths import steps_file
 
@@ -40,7 +40,8 @@ class StepWatch:
         self._always_on = config.mode in ALWAYS_ON
         self._clock = PhaseClock()
         self._phases.attach(self._clock, (OPTIMIZER,))
-        self._history = StepHistory(steps_file(config.folder, context.identity.rank), attempt)
+        history = steps_file(config.folder, context.identity.rank)
+        self._history = StepHistory(history, attempt, block_age(context.identity.world_size))
         self._pace = StepTimer(self._history, self._clock)
         self._trigger: Trigger | None = None
         if config.mode not in FOR_ANOTHER:
@@ -54,6 +55,9 @@ class StepWatch:
         self._hooked_at = 0
         self._optimizers_met = 0
         self._described = not self._always_on
+        self._first_hook_at = 0
+        self.batches_per_step: float | None = None
+        """Batches drawn per step, over the first steps whose phases are timed; None where not known."""
 
     @property
     def unprofiled(self) -> list[int]:
@@ -89,10 +93,14 @@ class StepWatch:
         if self._always_on and optimizers_met != self._optimizers_met and self._hooks < MOST_HOOKS:
             self._optimizers_met, self._hooked_at = optimizers_met, completed
             self._hooks += 1
+            self._first_hook_at = self._first_hook_at or completed
             self._problems.guard("timing the phases of every step", self._hook, list(optimizers()))
             return True
         if not self._described and completed >= self._hooked_at + DESCRIBE_AFTER:
             self._described = True
+            drawn = sum(loader.batches for loader in self._phases.loaders.records())
+            if 0 < drawn < BATCHES_DESCRIBED:
+                self.batches_per_step = drawn / (completed - self._first_hook_at)
             self._problems.guard("describing the run", self._describe, list(optimizers()))
             return True
         return False

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 VERBS: Final = {
     "run": "Profile a training command without changing its code.",
+    "watch": "Show a running job: steps, stragglers, load, in the terminal or as metrics.",
     "trigger": "Make a running job record its next steps.",
     "gather": "Combine the folders that each node wrote into one recording.",
     "analyze": "Read every rank's trace, write the report, print what limits the job.",

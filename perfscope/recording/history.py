@@ -35,6 +35,8 @@ _COVERED: Final = struct.Struct("<IIIIqq")
 _LEVEL: Final = 6
 _MOST_STEPS: Final = 1 << 20
 """In one block; a header with more is damaged."""
+_MOST_BYTES: Final = 1 << 20
+"""The same, after the header, while a file grows: collectors write blocks of some kB."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,34 @@ def unpack(data: bytes) -> Iterator[PackedBlock]:
         if block is not None:
             yield block
         position = data.find(_MAGIC, position + 1 if block is None else following)
+
+
+def unpack_growing(data: bytes) -> tuple[list[PackedBlock], int]:
+    """Every whole block of the bytes of a file that still grows, and how many of the bytes are done with.
+
+    The others may be the beginning of a block that is being written: hand them over again, followed by what comes next.
+    """
+    blocks: list[PackedBlock] = []
+    open_at: int | None = None
+    position = data.find(_MAGIC)
+    while position >= 0:
+        block, following = _block_at(data, position)
+        if block is not None:
+            blocks.append(block)
+            open_at = None  # what comes before a whole block was cut
+        elif open_at is None and _may_go_on(data, position):
+            open_at = position
+        position = data.find(_MAGIC, position + 1 if block is None else following)
+    return blocks, max(len(data) - len(_MAGIC) + 1, 0) if open_at is None else open_at
+
+
+def _may_go_on(data: bytes, position: int) -> bool:
+    """Whether the bytes end within the block that begins at ``position``."""
+    begin = position + _HEADER.size
+    if begin > len(data):
+        return True
+    _, _, size, steps, *_ = _HEADER.unpack_from(data, position)
+    return bool(size <= _MOST_BYTES and steps <= _MOST_STEPS and begin + size > len(data))
 
 
 def _grouped(values: Sequence[int]) -> bytes:

@@ -151,6 +151,9 @@ class StepsMetadata:
     backwards_per_step: float | None = None
     """Calls of ``backward`` per step while recorded; of a pipeline one per micro-batch. ``settings`` hold what of it is
     gradient accumulation."""
+    batches_per_step: float | None = None
+    """Batches drawn from data loaders per step, over the first steps that were timed with all stages; None in modes
+    without these."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,10 +44,11 @@ def is_remote(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path_or_url: str | Path) -> Iterator[Path]:
+def opened(path_or_url: str | Path, *, must_exist: bool = True) -> Iterator[Path]:
     """A folder or file as a path, whether on disk or at a URL; errors of a remote store are reported with a remedy.
 
-    Raises UnusableInput where a URL does not exist or may not be read, PerfscopeError where a package is missing.
+    Raises UnusableInput where a URL does not exist (allowed without ``must_exist``) or may not be read, PerfscopeError
+    where a package is missing.
     """
     url = str(path_or_url)
     if not is_url(url):
@@ -67,7 +68,7 @@ def opened(path_or_url: str | Path) -> Iterator[Path]:
         raise PerfscopeError(f"{url}: {protocol}:// cannot be read here ({error}); {install}") from error
     except Exception as error:  # each store has its own
         raise _told(url, driver, error) from error
-    if not found:
+    if must_exist and not found:
         raise UnusableInput(f"{url}: no such bucket, folder or file{_hint(driver)}")
     try:
         yield cast("Path", path)

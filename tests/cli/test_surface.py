@@ -48,6 +48,21 @@ SURFACE = {
             "-q",
         },
     },
+    "watch": {
+        "arguments": {"folder"},
+        "options": {
+            "--interval",
+            "--json",
+            "--once",
+            "--otlp",
+            "--plain",
+            "--prometheus",
+            "--prometheus-address",
+            "--quiet",
+            "-i",
+            "-q",
+        },
+    },
     "trigger": {"arguments": {"folder"}, "options": {"--steps"}},
     "analyze": {
         "arguments": {"traces"},

@@ -1,0 +1,100 @@
+"""The ranks that the others wait for, in the last steps: those whose own time is above their peers'.
+
+Only stages in which ranks do not wait for one another are compared: where they do, all take equally long.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.history.job_history import NOTICEABLE, waiting_stages
+from perfscope.analyzers.history.rank_history import Float64
+from perfscope.analyzers.live.ring import COLUMNS, Float32
+from perfscope.analyzers.live.state import LiveStraggler
+from perfscope.recording.history import STAGES
+from perfscope.results.history import OTHER
+
+MOST: Final = 50
+
+_FEW_RANKS: Final = 16
+"""Up to so many ranks are each compared with the median of the others; of more, the median of all is the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTime:
+    """What each rank takes longer than its peers, in stages without waiting."""
+
+    excess_us: Float64
+    """Of each rank, mean per step: 0 or more. nan where not known."""
+    stragglers: tuple[LiveStraggler, ...]
+    not_compared: str = ""
+
+
+def own_time(steps: Float32, ranks: list[int], strategies: set[str]) -> OwnTime:
+    """Compare the ranks of ``steps``, (ranks, steps, ``COLUMNS``) in µs."""
+    unknown = np.full(len(ranks), np.nan)
+    if len(ranks) < 2 or not steps.shape[1]:
+        return OwnTime(unknown, (), "")
+    if "pipeline" in strategies:
+        return OwnTime(unknown, (), "ranks of a pipeline do different work")
+    stages = _compared(steps, strategies or {"unknown"})
+    if not stages:
+        return OwnTime(unknown, (), "ranks wait for each other in every stage that is timed (--steps-only times more)")
+    own = steps[:, :, [COLUMNS.index(stage) for stage in stages]].astype(np.float64)
+    excess = own - _peers(own)
+    total = excess.sum(axis=2)  # (ranks, steps)
+    known = np.isfinite(total).all(axis=0)
+    if not known.any():
+        return OwnTime(unknown, (), "")
+    step_us = float(np.nanmedian(steps[:, known, 0]))
+    return OwnTime(
+        np.maximum(total[:, known].mean(axis=1), 0.0),
+        _stragglers(excess[:, known], total[:, known], ranks, stages, step_us),
+    )
+
+
+def _compared(steps: Float32, strategies: set[str]) -> list[str]:
+    """Stages that are measured and in which ranks do not wait."""
+    waiting = waiting_stages(strategies)
+    measured = [stage for stage in STAGES if np.isfinite(steps[:, :, COLUMNS.index(stage)]).any()]
+    # The rest of a step holds the waiting unless that is timed; with two ranks one may wait there for the other.
+    whole = waiting <= set(measured) and len(steps) > 2
+    return [stage for stage in (*measured, *([OTHER] if whole else [])) if stage not in waiting]
+
+
+def _peers(own: Float64) -> Float64:
+    """For each rank the median of the others."""
+    if len(own) > _FEW_RANKS:
+        median: Float64 = np.nanmedian(own, axis=0, keepdims=True)
+        return median
+    return np.stack([np.median(np.delete(own, rank, axis=0), axis=0) for rank in range(len(own))])
+
+
+def _stragglers(
+    excess: Float64, total: Float64, ranks: list[int], stages: list[str], step_us: float
+) -> tuple[LiveStraggler, ...]:
+    """In each step the latest rank, where it is so by more than noise; summed by rank."""
+    latest = total.argmax(axis=0)
+    delay = total[latest, np.arange(total.shape[1])]
+    steps: dict[int, list[int]] = defaultdict(list)
+    for place in np.flatnonzero(delay >= NOTICEABLE * step_us).tolist():
+        steps[int(latest[place])].append(place)
+    rows = []
+    for row, places in steps.items():
+        delay_us = float(delay[places].sum()) / total.shape[1]
+        if delay_us < NOTICEABLE * step_us:
+            continue
+        rows.append(
+            LiveStraggler(
+                rank=ranks[row],
+                stage=stages[int(excess[row, places].sum(axis=0).argmax())],
+                delay_us=delay_us,
+                share_of_step=delay_us / step_us if step_us > 0 else 0.0,
+                share_of_steps=len(places) / total.shape[1],
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.delay_us, row.rank))[:MOST])
