@@ -87,6 +87,8 @@ def where_to_look(category: str, summary: Summary) -> str:
     named = named_host(summary) if category == "idle_host" else ""
     if named:
         return f"look at what {named} does, and whether it can run in DataLoader workers or while the devices compute"
+    if category == "idle_host" and not summary.operators:
+        return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
     return f"look at {_LOOK[category]}"
 
 

@@ -48,16 +48,11 @@ _GAINS: Final = 0.01
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a summary that has its findings, the one that is worth most first."""
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
-    if serious:
-        return _limited(summary, serious)
     blind = {rank for note in summary.notes if note.kind == "no_device_events" for rank in note.ranks}
     if blind and blind.issuperset(row.rank for row in summary.time_breakdown):
-        return Verdict(
-            headline="What the devices do, and what limits them, is not known: the recording has no device events.",
-            healthy=False,
-            unsure=True,
-            first_action="Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
-        )
+        return _blind(serious)
+    if serious:
+        return _limited(summary, serious)
     shares, compute = losses(summary)
     category, share = largest(shares)
     bubble = _bubble(summary.pipeline)
@@ -77,6 +72,19 @@ def verdict(summary: Summary) -> Verdict:
     if share >= 0.005:
         busy += f"; the largest other category is {in_words(category, share, summary)} ({share:.0%})"
     return _without_limit(summary, busy, compute, category)
+
+
+def _blind(serious: list[Finding]) -> Verdict:
+    """Of a job whose devices are not in the recording: what its hosts wait for need not delay them."""
+    headline = "What the devices do, and what limits them, is not known: the recording has no device events."
+    if serious:
+        headline += f" What it shows of the hosts: {serious[0].title}."
+    return Verdict(
+        headline=headline,
+        healthy=False,
+        unsure=True,
+        first_action="Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+    )
 
 
 def _limited(summary: Summary, serious: list[Finding]) -> Verdict:

@@ -80,7 +80,7 @@ def _about_devices(result: AlignedJob) -> Iterator[Note]:
     blind = tuple(
         rank
         for rank, partial in sorted(result.partials.items())
-        if not partial.has_device_work and (partial.lists_devices or partial.backend in DEVICE_BACKENDS)
+        if not partial.has_device_work and (partial.has_devices or partial.backend in DEVICE_BACKENDS)
     )
     if blind:
         yield note("time_breakdown", "no_device_events", blind)

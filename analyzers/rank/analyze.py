@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,14 @@ from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
-from perfscope.analyzers.rank.host_activity import DDP_FORWARD, EVALUATING, HostActivity, host_activity, loader_rows
+from perfscope.analyzers.rank.host_activity import (
+    DDP_FORWARD,
+    EVALUATING,
+    HostActivity,
+    host_activity,
+    loader_rows,
+    training_threads,
+)
 from perfscope.analyzers.rank.host_events import host_events
 from perfscope.analyzers.rank.lanes import rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
@@ -34,6 +42,12 @@ from perfscope.recording.vocabulary import FORWARD
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 
+_OF_DEVICES: Final = re.compile(
+    r"aten::_?(cudnn_(?!is_acceptable)|miopen_|(scaled_dot_product_)?(flash|efficient)_attention(_forward|_backward)?$)"
+    r"|triton_"
+)
+"""Operators that only devices run; CPUs have their own attention (``…_for_cpu``)."""
+
 _STRATEGY_MARKS: Final = {
     "ddp": (DDP_FORWARD,),
     "fsdp": ("FullyShardedDataParallel.", "FSDP::"),
@@ -45,7 +59,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     """Run every analysis of one rank. Raises TraceError when the trace has no event that could bound a step."""
     work = device_work(trace)
     try:
-        steps = find_steps(trace, work, edges_by_batches, edges_by_repetition)
+        steps = find_steps(trace, work, training_threads(trace, work), edges_by_batches, edges_by_repetition)
     except ValueError as error:
         raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
     host = host_activity(trace, work)
@@ -61,7 +75,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         host=trace.host,
         processes=_processes(trace),
         devices=tuple(device for device in trace.devices if device.index in used),
-        lists_devices=len(trace.devices) > 0,
+        has_devices=len(trace.devices) > 0 or bool(trace.names_where(_OF_DEVICES.match).any()),
         has_device_work=len(work) > 0,
         steps=steps,
         timeline=timeline,

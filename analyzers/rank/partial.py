@@ -140,8 +140,8 @@ class RankPartial:
     """Process ids of the threads with host events; empty where they are not recorded as numbers."""
     devices: tuple[Device, ...]
     """The devices that this rank's work ran on; empty on a rank without device work."""
-    lists_devices: bool
-    """The trace describes devices, whether or not it has device work."""
+    has_devices: bool
+    """The trace describes devices, or has operators that only run on some, whether or not it has device work."""
     has_device_work: bool
     steps: Steps
     timeline: Timeline

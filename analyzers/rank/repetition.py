@@ -31,6 +31,7 @@ def edges_by_batches(trace: Trace, work: DeviceWork, stepped_ns: Int64) -> tuple
     """
     threads = training_threads(trace, work)
     taken = trace.start_ns[loader_rows(trace, threads)]
+    stepped_ns = _before_batches(stepped_ns, taken)
     first = np.append(0, np.searchsorted(taken, stepped_ns))
     batches = np.diff(first)
     if not batches.any() or (batches[1:] != batches[-1]).any() or batches[0] > batches[-1]:
@@ -39,6 +40,17 @@ def edges_by_batches(trace: Trace, work: DeviceWork, stepped_ns: Int64) -> tuple
     edges = taken[first[whole:][first[whole:] < len(taken)]]
     # A step that begins after the last optimizer step is cut.
     return whole, edges if edges[-1] > stepped_ns[-1] else np.append(edges, _loop_end_ns(trace, work, threads))
+
+
+def _before_batches(stepped_ns: Int64, taken_ns: Int64) -> Int64:
+    """Of optimizer steps several of which share a batch, as those of a GAN do, the last of each batch; all of them
+    where not every batch has as many.
+    """
+    last = np.flatnonzero(np.diff(np.searchsorted(taken_ns, stepped_ns)) > 0)
+    apart = np.diff(last)
+    if len(apart) == 0 or (apart != apart[0]).any() or max(last[0] + 1, len(stepped_ns) - 1 - last[-1]) > apart[0]:
+        return stepped_ns
+    return stepped_ns[last[0] :: apart[0]]
 
 
 def _loop_end_ns(trace: Trace, work: DeviceWork, threads: Int64) -> int:

@@ -4,8 +4,8 @@ A step has two windows, because the device lags behind the host:
 
 - The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, from
   the first batch that is taken after one ``Optimizer.step`` to the first one after the next, where all steps take as
-  many, else from the end of one ``Optimizer.step`` to the end of the next; without those, from one return of the same
-  kernels to the next (``repetition``).
+  many, else from the end of one ``Optimizer.step`` to the end of the next (of several optimizers that step one after
+  the other, of the last); without those, from one return of the same kernels to the next (``repetition``).
 - The *device window* begins when the host begins the step and the device has done all work of earlier steps, at the
   latest with the step's first kernel; it ends where the next step's begins. The last one ends when the host has ended
   the step and the device its work. So windows are whole periods: what the device idles before a step's first kernel,
@@ -100,9 +100,11 @@ class Steps:
 
 
 def find_steps(
-    trace: Trace, work: DeviceWork, by_batches: EdgesByBatches | None = None, unmarked: Edges | None = None
-) -> Steps:
-    """Find the steps by annotations, else by optimizer steps; else the whole recording is one.
+    trace: Trace, work: DeviceWork, threads: Int64, by_batches: EdgesByBatches | None = None,
+    unmarked: Edges | None = None,
+) -> Steps:  # fmt: skip
+    """Find the steps by annotations, else by optimizer steps; else the whole recording is one. ``threads`` are the
+    training threads.
 
     Between optimizer steps ``by_batches`` is asked where their batches are taken. Before the whole recording counts as
     one, ``unmarked`` is asked for times on the host between steps that nothing marks.
@@ -112,10 +114,10 @@ def find_steps(
     for number, start, end, source in _marks(trace, work, by_batches, unmarked):
         if len(number):
             return _windows(trace, work, number, start, end, source)
-    start_ns, end_ns = _extent(trace, work)
+    start_ns, end_ns, assumed_ns = _extent(trace, work, threads)
     one = np.array([0], dtype=np.int64)
     start, end = np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64)
-    return Steps(one, start, end, start, end, np.zeros_like(one), UNMARKED, marked=False)
+    return Steps(one, start, end, start, end, np.array([assumed_ns], dtype=np.int64), UNMARKED, marked=False)
 
 
 def _window_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
@@ -160,11 +162,24 @@ def _by_optimizer(trace: Trace, work: DeviceWork, batches: EdgesByBatches | None
     """By the outermost optimizer steps, each step with the number of its own; without the first where it is cut."""
     rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_OPTIMIZER_STEP.match)  # kineto wrote both
     ended = np.append(0, np.maximum.accumulate(trace.end_ns[rows]))
-    stepped = trace.end_ns[rows[trace.start_ns[rows] >= ended[: len(rows)]]]
+    stepped = trace.end_ns[_last_of_steps(trace, rows[trace.start_ns[rows] >= ended[: len(rows)]])]
     first, edges = batches(trace, work, stepped) if batches is not None else (1, stepped[:0])
     if len(edges) == 0:
         edges = stepped
     return np.arange(first, first + len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_OPTIMIZER
+
+
+def _last_of_steps(trace: Trace, rows: Int64) -> Int64:
+    """Of steps of several optimizers that take turns (one for embeddings, one for the rest), that after which the host
+    takes longest to the next one of any: the last of each training step.
+    """
+    names, which, count = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
+    if len(names) < 2 or count.max() - count.min() > 1:
+        return rows
+    until_next = trace.start_ns[rows[1:]] - trace.end_ns[rows[:-1]]
+    apart = [float(np.median(until_next[which[:-1] == name])) for name in range(len(names))]
+    last = which == int(np.argmax(apart))
+    return np.asarray(rows[last], dtype=np.int64)
 
 
 def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: Int64, source: str) -> Steps:
@@ -252,11 +267,22 @@ class _Launched:
         return np.asarray(ended[np.searchsorted(self.called_ns, time_ns)])
 
 
-def _extent(trace: Trace, work: DeviceWork) -> tuple[int, int]:
-    """First start and last end of the device's work; of all host work where there is none."""
-    if len(work):
-        return int(work.start_ns.min()), int(work.end_ns.max())
-    rows = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.RUNTIME)
-    if len(rows) == 0 or trace.end_ns[rows].max() <= trace.start_ns[rows].min():
-        raise ValueError("no operator, kernel or annotation has a duration, so there is no time to break down")
-    return int(trace.start_ns[rows].min()), int(trace.end_ns[rows].max())
+def _extent(trace: Trace, work: DeviceWork, threads: Int64) -> tuple[int, int, int]:
+    """(Begin, end, how much later the begin is than the host's) of the whole recording.
+
+    It holds all work of the device, and the host's time from its first operator, range or function to its last: what it
+    prepares before the first launch takes part of it. A device that ends behind its host is taken to have begun behind
+    it. Where neither operators nor functions are recorded, ranges do not show when the recording began.
+    """
+    host = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.PYTHON if len(work) else Category.RUNTIME)
+    if len(work) == 0:
+        if len(host) == 0 or trace.end_ns[host].max() <= trace.start_ns[host].min():
+            raise ValueError("no operator, kernel or annotation has a duration, so there is no time to break down")
+        return int(trace.start_ns[host].min()), int(trace.end_ns[host].max()), 0
+    first, last = int(work.start_ns.min()), int(work.end_ns.max())
+    host = host[np.isin(trace.thread[host], threads)]
+    if not np.isin(trace.category[host], (Category.CPU_OP, Category.PYTHON)).any():
+        return first, last, 0
+    begun, ended = int(trace.start_ns[host].min()), int(trace.end_ns[host].max())
+    begin = min(first, max(begun + max(last - ended, 0), earlier_work_done_ns(trace, work)))
+    return begin, max(ended, last), max(begin - begun, 0)

@@ -14,6 +14,7 @@ from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import CostModel
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.engine import replay as replay_schedules
 from perfscope.analyzers.replay.pace import Pace, pace_of
@@ -183,6 +184,17 @@ def keep_host_pace(schedules: EditableSchedules, context: Context) -> None:
     for rank in () if schedules.hosts else schedules.ops:
         if rank not in context.paced:
             schedules.at_least(rank, context.host_busy_ns(rank))
+
+
+def launch_sooner(schedules: EditableSchedules, context: Context, rank: int, lost: Intervals, share: float) -> None:
+    """Where hosts are beside their devices, that of a rank comes sooner to the first launch, for which its device
+    waits: by ``share`` of what of that wait is in ``lost`` (own clock).
+    """
+    if rank in schedules.hosts:
+        side, steps = schedules.hosts[rank], context.result.partials[rank].steps
+        begin = steps.start_ns[steps.indices_of(context.recorded.steps[:1])]
+        before = int(lost.within(begin, begin + max(-side.lead_ns, 0))[0])
+        schedules.hosts[rank] = replace(side, lead_ns=side.lead_ns + round(share * before))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,14 @@ from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
+from perfscope.analyzers.whatif.change import (
+    CannotReplay,
+    Context,
+    Setting,
+    Uncertainty,
+    launch_sooner,
+    whole_number,
+)
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import ScheduleOp
 from perfscope.results.categories import TimeCategory
@@ -87,12 +94,12 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         taking = _TAKING_NS * batches[rank] if workers else load
         need = needs.get(rank)
         if need is None:
-            _set_loading(schedules, rank, taking, batches[rank])
+            _set_loading(schedules, context, rank, taking, load, batches[rank])
             more = workers >= _had(context, row, rows)
             sure.append(_unknown(context, rank, workers) if more else _fewer(context, rank, load / max(workers, 1)))
             continue
         contended = _contended(context, row, need, workers, batches[rank])
-        _set_loading(schedules, rank, max(taking + contended.mid - contended.before, 0.0), batches[rank])
+        _set_loading(schedules, context, rank, max(taking + contended.mid - contended.before, 0.0), load, batches[rank])
         # Work that fits into a step now will still fit.
         least, floor = (
             min(needed_ns(needs, rank, batches) * longer, context.result.step_ns) for longer in (1.0, need.slowdown)
@@ -171,12 +178,16 @@ def _unknown(context: Context, rank: int, workers: int) -> Uncertainty:
     return Uncertainty(less=0.20 if fits else _ANYTHING, more=0.0)
 
 
-def _set_loading(schedules: EditableSchedules, rank: int, per_step_ns: float, batches: float) -> None:
-    """Set the loader's time in every step of one rank: at each batch, where hosts are beside their devices; else at the
-    op that had most. Outside the steps there is none.
+def _set_loading(
+    schedules: EditableSchedules, context: Context, rank: int, per_step_ns: float, load_ns: float, batches: float
+) -> None:
+    """Set the loader's time in every step of one rank, in which loading takes a worker ``load_ns``: at each batch,
+    where hosts are beside their devices; else at the op that had most. Outside the steps there is none.
     """
     by_step: dict[int, list[ScheduleOp]] = {}
     schedules.free_loading([rank])
+    loading = context.result.timelines[rank].where(TimeCategory.DATALOADER)
+    launch_sooner(schedules, context, rank, loading, max(1 - per_step_ns / max(load_ns, 1.0), 0.0))
     for op in schedules.ops[rank]:
         if op.host is not None:
             op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)

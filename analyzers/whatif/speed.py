@@ -22,6 +22,7 @@ from perfscope.analyzers.whatif.change import (
     Uncertainty,
     factor,
     keep_host_pace,
+    launch_sooner,
     number,
 )
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -99,6 +100,9 @@ def _idle(
     schedules.scale(row, share)
     if row is TimeCategory.SYNC:
         schedules.without_host_waits(share)
+    else:
+        for rank in schedules.ops:
+            launch_sooner(schedules, context, rank, context.result.timelines[rank].where(row), 1 - share)
     # Without hosts, communication that starts late because its host is, and waits for such ranks, are not in that row.
     return Uncertainty(less=0.25, more=0.15 if schedules.hosts else 0.40)
 
@@ -138,12 +142,8 @@ def _shorten_host(
         # What made a rank come late to its first window was such a pause, too, as far as one of them is as long.
         longest = int(lost_ns[rank].max(initial=0))
         schedules.start_ns[rank] -= round((1 - left) * min(longest, late_by(context.recorded, index)))
-    for rank, side in schedules.hosts.items():
-        steps = context.result.partials[rank].steps
-        begin = steps.start_ns[steps.indices_of(context.recorded.steps[:1])]
-        # The host comes sooner to the first launch, for which its device waits.
-        before = int(lost[rank].within(begin, begin + max(-side.lead_ns, 0))[0])
-        schedules.hosts[rank] = replace(side, lead_ns=side.lead_ns + round((1 - left) * before))
+    for rank in schedules.ops:
+        launch_sooner(schedules, context, rank, lost[rank], 1 - left)
     if schedules.hosts:
         for op in chain.from_iterable(schedules.ops.values()):
             if op.host is not None:

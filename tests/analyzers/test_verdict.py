@@ -111,6 +111,16 @@ def test_a_recording_without_device_events_says_nothing_about_devices() -> None:
     assert "65% of the step is host time" in of_blind(1).headline
 
 
+def test_what_hosts_without_their_devices_wait_for_may_not_matter() -> None:
+    case = starved(80_000)
+    notes = (note("time_breakdown", "no_device_events", case.ranks),)
+    summary = dataclasses.replace(case.summary, notes=notes, findings=evaluate(case))
+    found = verdict(summary)
+    assert found.headline.startswith("What the devices do, and what limits them, is not known")
+    assert f"What it shows of the hosts: {summary.findings[0].title}." in found.headline
+    assert found.unsure
+
+
 def test_uneven_ranks_are_not_healthy() -> None:
     """In every step another rank works 30, the others 20: 1.2 times the mean of 25."""
     ranks = [dataclasses.replace(breakdown(rank), own_us_per_step=own) for rank, own in enumerate(((30, 20), (20, 30)))]

@@ -12,6 +12,7 @@ import json
 import re
 import sqlite3
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -55,6 +56,8 @@ class Sheet:
     operating: Sequence[Interval]
     """The host is in an operator or a runtime call."""
     host_communication: Sequence[Interval] = ()
+    host: Interval | None = None
+    """From the first operator, range or function of the threads that train to the end of the last."""
 
     def windows(self) -> list[Interval]:
         """Whole periods. A step begins when its host has begun it and the device is done with all work of before, but
@@ -64,7 +67,7 @@ class Sheet:
         if not self.work:
             return [(begin, end) for _, begin, end in self.marks]
         if not self.marks:
-            return [(min(work.start for work in self.work), max(work.end for work in self.work))]
+            return [self._whole()]
         first = [self._first_kernel(begin, end) for _, begin, end in self.marks]
         hosts = [begin for _, begin, _ in self.marks] + [self.marks[-1][2]]
         edges = [
@@ -79,6 +82,14 @@ class Sheet:
             edges[0] = min(first[0], max(hosts[0], begin))
         return [(edges[at], edges[at + 1]) for at, kernel in enumerate(first) if kernel < NEVER]
 
+    def _whole(self) -> Interval:
+        """The whole recording."""
+        first, last = min(work.start for work in self.work), max(work.end for work in self.work)
+        if self.host is None:
+            return first, last
+        behind = max(last - self.host[1], 0)
+        return min(first, max(self.host[0] + behind, self._awaited())), max(last, self.host[1])
+
     def _first_kernel(self, begin: int, end: int) -> int:
         """Start of the kernel that was launched first in that time."""
         kernels = [work for work in self.work if work.kind == "kernel" and begin <= (work.called or 0) < end]
@@ -87,7 +98,10 @@ class Sheet:
     def _awaited(self) -> int:
         """When the first copy of all begins whose call blocks for long before that, while nothing recorded runs: until
         then the device did what it was given before the recording."""
-        copy = min((work for work in self.work if work.called is not None), key=lambda work: work.called or 0)
+        launched = [work for work in self.work if work.called is not None]
+        if not launched:
+            return 0
+        copy = min(launched, key=lambda work: work.called or 0)
         called = copy.called or 0
         alone = all(work.end <= called or work.start >= copy.start for work in self.work)
         return copy.start if "Pageable" in copy.name and alone and copy.start - called >= 500_000 else 0
@@ -150,20 +164,21 @@ def length(intervals: Iterable[Interval]) -> int:
 def of_chrome(path: Path) -> Sheet:
     """The sheet of a Chrome trace of one rank."""
     events = [event for event in raw_events(path) if event.get("ph") == "X" and "dur" in event]
+    launching = {event["args"].get("correlation") for event in events if category_of(event) in DEVICE}
     calls: dict[Any, int] = {}
     for event in events:
-        if _category(event) in CALLS and "correlation" in event.get("args", {}):
+        if category_of(event) in CALLS and "correlation" in event.get("args", {}):
             number = event["args"]["correlation"]
             calls[number] = min(calls.get(number, NEVER), _span(event)[0])
     work = [
         Work(
-            *_span(event), calls.get(event["args"].get("correlation")), DEVICE[_category(event)], event["name"],
+            *_span(event), calls.get(event["args"].get("correlation")), DEVICE[category_of(event)], event["name"],
             str(event["args"].get("stream", event["tid"])),
         )
         for event in events
-        if _category(event) in DEVICE
+        if category_of(event) in DEVICE
     ]  # fmt: skip
-    host = [event for event in events if _category(event) in (*OPERATORS, *CALLS, "user_annotation")]
+    host = [event for event in events if category_of(event) in (*OPERATORS, *CALLS, "user_annotation")]
     marks = sorted(
         (int(event["name"].removeprefix("ProfilerStep#")), *_span(event))
         for event in host
@@ -174,10 +189,32 @@ def of_chrome(path: Path) -> Sheet:
         work=work,
         loading=union(_span(event) for event in host if event["name"].startswith("enumerate(DataLoader)#")),
         operating=union(
-            _span(event) for event in host if _category(event) != "user_annotation" and "#" not in event["name"]
+            _span(event) for event in host if category_of(event) != "user_annotation" and "#" not in event["name"]
         ),
         host_communication=union(_span(event) for event in host if event["name"].startswith("gloo:")),
+        host=_of_host(events, launching - {None}),
     )
+
+
+def _of_host(events: Sequence[dict[str, Any]], launching: set[Any]) -> Interval | None:
+    """See ``Sheet.host``; the threads that train launch work, or have most operators."""
+    threads = {
+        _thread(event)
+        for event in events
+        if category_of(event) in CALLS and event.get("args", {}).get("correlation") in launching
+    }
+    operators: Counter[Any] = Counter()
+    for event in events:
+        if category_of(event) in OPERATORS:
+            operators[_thread(event)] += _span(event)[1] - _span(event)[0]
+    threads |= {thread for thread, _ in operators.most_common(1)}
+    kinds = (*OPERATORS, "user_annotation", "python_function")
+    spans = [_span(event) for event in events if category_of(event) in kinds and _thread(event) in threads]
+    return (min(start for start, _ in spans), max(end for _, end in spans)) if spans else None
+
+
+def _thread(event: dict[str, Any]) -> tuple[Any, Any]:
+    return event["pid"], event["tid"]
 
 
 def raw_events(path: Path) -> list[dict[str, Any]]:
@@ -186,7 +223,8 @@ def raw_events(path: Path) -> list[dict[str, Any]]:
     return list(document["traceEvents"])
 
 
-def _category(event: dict[str, Any]) -> str:
+def category_of(event: dict[str, Any]) -> str:
+    """Of an event, whatever the version of kineto."""
     return str(event.get("cat", "")).lower()
 
 
@@ -206,5 +244,15 @@ def of_nsys(path: Path) -> Iterator[Sheet]:
             query = f"SELECT deviceId, start, end, streamId, {name} FROM CUPTI_ACTIVITY_KIND_{table}"
             for device, start, end, stream, text in database.execute(query):
                 work.setdefault(device, []).append(Work(start, end, None, kind, names.get(text, ""), str(stream)))
-    for _, own in sorted(work.items()):
-        yield Sheet((), own, (), ())
+        # Ranges of the threads that launch kernels; the call that launched each has its correlation id and process.
+        ranges = {
+            device: (start, end)
+            for device, start, end in database.execute(
+                "SELECT device, MIN(start), MAX(end) FROM NVTX_EVENTS JOIN (SELECT DISTINCT kernel.deviceId AS device, "
+                "call.globalTid AS thread FROM CUPTI_ACTIVITY_KIND_KERNEL AS kernel JOIN CUPTI_ACTIVITY_KIND_RUNTIME "
+                "AS call USING (correlationId) WHERE globalPid = globalTid >> 24 << 24) "
+                "ON globalTid = thread GROUP BY device"
+            )
+        }
+    for device, own in sorted(work.items()):
+        yield Sheet((), own, (), (), host=ranges.get(device))

@@ -42,9 +42,10 @@ def evaluate(job: RuleContext) -> Finding | None:
     who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
     name, look = named_host(job.summary), where_to_look("idle_host", job.summary)
     where = f", mostly in {name}" if name else ""
+    between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
     return job.finding(
         RULE,
-        f"{job.share(saved_us):.0%} of the step is host time between operators{who}{where}",
+        f"{job.share(saved_us):.0%} of the step is {between}{who}{where}",
         saved_us,
         evidence=(
             Evidence("longest idle time of a device while its host pauses", max(idle.values()), "us", ranks),

@@ -51,18 +51,21 @@ def evaluate(job: RuleContext) -> Finding | None:
         evidence=_evidence(job),
         action=_action(job),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
-        predicted=None if step is None else _without_loading(step, job, waiting),
+        predicted=None if step is None else _without_other_waits(step, job, waiting),
         whatif=whatif,
     )
 
 
-def _without_loading(replayed: Prediction, job: RuleContext, waiting_us: float) -> Prediction:
-    """Faster launches are expected to save what the replay says, but for waits for data.
+def _without_other_waits(replayed: Prediction, job: RuleContext, waiting_us: float) -> Prediction:
+    """Faster launches are expected to save what the replay says, but for waits for data, and for pauses of hosts where
+    those are longer.
 
-    The replay launches everything at once. Its host is then free to load data while the devices compute, which saves
-    the waits for data too. Those have findings of their own, so they count for ``low`` only.
+    The replay launches everything at once. Its host is then free to load data, or to pause, while the devices compute,
+    which saves the waits for that too. They have findings of their own, so they count for ``low`` only.
     """
-    mid = min(replayed.mid + job.typical_us("idle_dataloader"), max(replayed.mid, job.step_time_us - waiting_us))
+    paused = job.typical_us("idle_host")
+    others = job.typical_us("idle_dataloader") + (paused if paused > waiting_us else 0.0)
+    mid = min(replayed.mid + others, max(replayed.mid, job.step_time_us - waiting_us))
     return Prediction(low=replayed.low, mid=mid, high=max(replayed.high, mid))
 
 

@@ -308,6 +308,55 @@ def test_steps_that_nothing_marks_begin_with_their_first_batch(taken, numbers, e
     assert (steps.number.tolist(), steps.start_ns.tolist(), steps.end_ns.tolist()) == (numbers, edges[:-1], edges[1:])
 
 
+@pytest.mark.parametrize(
+    ("stepped", "taken", "edges"),
+    [
+        ("DGDGDGDG", [5, 205, 405, 605], [5, 205, 405, 605, 800]),
+        ("GDGDGD", [105, 305, 505], [105, 305, 505]),  # the last step is cut
+        ("DGDGDGG", [5, 205, 305, 605], [100, 200, 300, 400, 500, 600, 700]),  # batches do not come as often
+    ],
+)
+def test_optimizers_that_share_a_batch_share_a_step(stepped, taken, edges):
+    """Those of a GAN, one after the other every 100; a batch every 200."""
+    builder = TraceBuilder()
+    for at in taken:
+        builder.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, at + 3)
+    for number, _ in enumerate(stepped):
+        end = 100 * (number + 1)
+        builder.note("Optimizer.step#Adam.step", end - 20, end).op("aten::mm", end - 50, end - 30)
+    steps = analyze_rank(builder.build()).steps
+    assert [*steps.start_ns.tolist(), int(steps.end_ns[-1])] == edges
+
+
+@pytest.mark.parametrize(("first", "edges"), [("Dense", [100, 200, 300]), ("Sparse", [130, 230, 330])])
+def test_optimizers_in_turn_end_a_step_together(first, edges):
+    """Two in each step, whichever the recording begins with: the host takes longest after the sparse one."""
+    builder, names = TraceBuilder(), {"Dense": [70, 170, 270], "Sparse": [100, 200, 300]}
+    if first == "Sparse":
+        names = {"Dense": [100, 200, 300], "Sparse": [30, 130, 230, 330]}
+    for name, ends in names.items():
+        for end in ends:
+            builder.note(f"Optimizer.step#{name}.step", end - 20, end).op("aten::mm", end - 15, end - 5)
+    steps = analyze_rank(builder.build()).steps
+    assert [*steps.start_ns.tolist(), int(steps.end_ns[-1])] == (edges if first == "Dense" else [30, *edges])
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "window"),
+    [
+        ((0, 500), (300, 480), (0, 500)),  # the host prepares the first work, and goes on after the last
+        ((0, 400), (30, 480), (30, 480)),  # the device ends 80 behind, so it began as far behind, or at its first work
+        ((0, 400), (300, 480), (80, 480)),
+    ],
+)
+def test_a_recording_without_steps_lasts_from_its_host_s_begin(host, device, window):
+    builder = TraceBuilder().note("prepare", *host).op("aten::mm", device[0] - 20, device[0] - 1)
+    builder.launched("mm", device[0] - 10, *device)
+    steps = analyze_rank(builder.build()).steps
+    assert (steps.start_ns.tolist(), steps.end_ns.tolist()) == ([window[0]], [window[1]])
+    assert not steps.marked
+
+
 def test_a_lone_step_that_nothing_marks_lasts_from_its_batch_to_the_pause_after_it():
     builder = TraceBuilder().note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100)
     builder.launched("a", 110, 115, 150).note("Optimizer.step#SGD.step", 105, 120).call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import attribute
-from perfscope.analyzers.rank.host_activity import host_activity
+from perfscope.analyzers.rank.host_activity import host_activity, training_threads
 from perfscope.analyzers.rank.launches import device_work
 from perfscope.analyzers.rank.steps import find_steps
 from perfscope.analyzers.rank.work.quickest import quickest_times
@@ -20,7 +20,7 @@ SMALL = [[4, 4], [4, 4]]
 def times(builder: TraceBuilder) -> QuickestTimes:
     trace = builder.build()
     work = device_work(trace)
-    steps = find_steps(trace, work)
+    steps = find_steps(trace, work, training_threads(trace, work))
     loading = host_activity(trace, work).loading
     return quickest_times(trace, attribute(trace, work, steps).operators, steps, loading, on_device=len(work) > 0)
 
