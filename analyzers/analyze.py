@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from perfscope.analyzers.hang.dumps_only import summarize_dumps
 from perfscope.analyzers.hang.job_hang import job_hang
-from perfscope.analyzers.hang.words import verdict
 from perfscope.analyzers.history.job_history import job_history
-from perfscope.analyzers.history.steps_only import summarize_steps
-from perfscope.analyzers.job.tables.ncu import read_export
 from perfscope.analyzers.read_ranks import Progress, read_ranks
-from perfscope.analyzers.replay.job_replay import JobReplay, replay_job
-from perfscope.analyzers.summarize import summarize
 from perfscope.errors import UnusableInput
 from perfscope.recording import remote
 from perfscope.recording.job import Job, TraceSource, open_job
@@ -25,6 +21,10 @@ from perfscope.results.history import History
 from perfscope.results.rows import Failure
 from perfscope.results.summary import Summary
 from perfscope.trace.custom_flops import CustomFlops
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.job.tables.ncu import MeasuredKernel
+    from perfscope.analyzers.replay.job_replay import JobReplay
 
 
 def analyze(
@@ -48,7 +48,7 @@ def analyze(
     itself: it is in ``summary.job.failures``. Raises PerfscopeError where ``flops`` or ``ncu`` cannot be used.
     """
     formulas = CustomFlops.read(flops) if flops is not None else None
-    measured = [kernel for export in ncu for kernel in read_export(Path(export))]
+    measured = _measured(ncu)
     with remote.opened(path) as folder:
         job = open_job(folder, capture)
         history, failures = job_history(job, executor, workers)
@@ -57,18 +57,36 @@ def analyze(
         if not job.sources and (history is not None or job.stuck):
             return _untraced(job, history, hang, failures)
         try:
-            job, ranks = read_ranks(job, executor, workers, progress, formulas)
+            job, ranks = read_ranks(job, executor, workers, progress, formulas, meanwhile=_import_summarize)
         except UnusableInput:
             if hang is None:
                 raise
             return _untraced(job, history, hang, failures)
+        from perfscope.analyzers.summarize import summarize
+
         ranks.failures += failures
         summary = replace(summarize(job, ranks, measured), history=history)
         return _with_hang(summary, hang)
 
 
+def _import_summarize() -> None:
+    """The analysis across ranks takes as long to import as a small trace to read: done while workers read."""
+    importlib.import_module("perfscope.analyzers.summarize")
+
+
+def _measured(exports: Sequence[str | Path]) -> list[MeasuredKernel]:
+    if not exports:
+        return []
+    from perfscope.analyzers.job.tables.ncu import read_export
+
+    return [kernel for export in exports for kernel in read_export(Path(export))]
+
+
 def _untraced(job: Job, history: History | None, hang: Hang | None, failures: tuple[Failure, ...]) -> Summary:
     """Without a trace: of dumps and stacks, of step histories, or of both."""
+    from perfscope.analyzers.hang.dumps_only import summarize_dumps
+    from perfscope.analyzers.history.steps_only import summarize_steps
+
     if history is None:
         return summarize_dumps(job, hang, failures)
     summary = summarize_steps(job, history, failures)
@@ -77,7 +95,11 @@ def _untraced(job: Job, history: History | None, hang: Hang | None, failures: tu
 
 def _with_hang(summary: Summary, hang: Hang | None) -> Summary:
     """The summary, with the verdict on a job that stands still where it does."""
-    return replace(summary, hang=hang, verdict=verdict(hang)) if hang is not None else summary
+    if hang is None:
+        return summary
+    from perfscope.analyzers.hang.words import verdict
+
+    return replace(summary, hang=hang, verdict=verdict(hang))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +128,9 @@ def job_analysis(
 
     Arguments and errors are those of ``analyze``; a recording of step histories alone is UnusableInput.
     """
+    from perfscope.analyzers.replay.job_replay import replay_job
+    from perfscope.analyzers.summarize import summarize
+
     with remote.opened(path) as folder:
         job, ranks = read_ranks(open_job(folder, capture), executor, workers, progress)
         replay = replay_job(job, ranks)

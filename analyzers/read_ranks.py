@@ -39,8 +39,11 @@ def read_ranks(
     workers: int | None = None,
     progress: Progress | None = None,
     flops: CustomFlops | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> tuple[Job, IdentifiedRanks]:
     """Read every trace of a job and identify its ranks. Raises UnusableInput when none can be analyzed.
+
+    ``meanwhile`` is called once, in this process, as soon as workers have something to read.
 
     The job comes back with one source for each rank, where one file holds several.
     """
@@ -51,7 +54,7 @@ def read_ranks(
         )
     sources, unreadable = _split(job.sources)
     job = replace(job, sources=sources)
-    ranks = identify(job, [*unreadable, *_analyze_all(sources, executor, workers, progress, flops)])
+    ranks = identify(job, [*unreadable, *_analyze_all(sources, executor, workers, progress, flops, meanwhile)])
     if not ranks.partials:
         reasons = "; ".join(
             failure.reason if failure.path == str(job.path) else f"{failure.path}: {failure.reason}"
@@ -96,6 +99,7 @@ def _analyze_all(
     workers: int | None = None,
     progress: Progress | None = None,
     flops: CustomFlops | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[RankOutcome]:
     """Analyze every source on ``executor``, or on ``workers`` of this machine (None: as many as cores and memory hold).
 
@@ -116,7 +120,7 @@ def _analyze_all(
         return outcomes
     with executor_for(unknown, executor, workers) as chosen:
         work = functools.partial(_analyze, use_cache=use_cache, flops=flops)
-        for outcome in _on_any_machine(work, unknown, chosen):
+        for outcome in _on_any_machine(work, unknown, chosen, meanwhile):
             outcomes.append(outcome)
             _report(progress, len(outcomes), len(sources))
     if use_cache:
@@ -156,11 +160,14 @@ def _memory_needed(path: Path, size: int) -> int:
 
 
 def _on_any_machine(
-    work: Callable[[TraceSource], RankPartial], sources: Sequence[TraceSource], executor: Executor
+    work: Callable[[TraceSource], RankPartial],
+    sources: Sequence[TraceSource],
+    executor: Executor,
+    meanwhile: Callable[[], None] | None,
 ) -> Iterator[RankOutcome]:
     """Map over sources by absolute path, which means the same in every worker; outcomes name the caller's own path."""
     given = {_absolute(source): source for source in sources}
-    for outcome in engine.map_items(work, list(given), executor):
+    for outcome in engine.map_items(work, list(given), executor, meanwhile):
         source = given[outcome.item]
         absolute, own = str(outcome.item.path), str(source.path)
         result = outcome.result

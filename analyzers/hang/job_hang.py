@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from perfscope.analyzers.hang.answer import find_hang
-from perfscope.analyzers.readers import flight, stacks
 from perfscope.errors import TraceError
 from perfscope.execution import engine
 from perfscope.recording import paths
 from perfscope.recording.job import Job
 from perfscope.results.hang import Hang
 from perfscope.results.rows import Failure
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.readers import flight
 
 _WORKER_BYTES: Final = 100 << 20
 _MEMORY_PER_BYTE: Final = 20
@@ -27,6 +28,10 @@ def job_hang(
     """(the answer; None where the job did not hang or left nothing to tell, files that cannot be read)."""
     if not job.stuck:
         return None, ()
+    # Few jobs stand still: others do not wait for these.
+    from perfscope.analyzers.hang.answer import find_hang
+    from perfscope.analyzers.readers import stacks
+
     failures: list[Failure] = []
     dumps = {}
     ranks = {path: rank for rank, path in job.stuck.flights.items()}
@@ -54,6 +59,8 @@ def job_hang(
 def _read_all(
     files: Sequence[Path], executor: Executor | None, workers: int | None
 ) -> list[engine.Outcome[Path, flight.FlightDump]]:
+    from perfscope.analyzers.readers import flight
+
     if executor is not None:
         return list(engine.map_items(flight.read, files, executor))
     sizes = [path.stat().st_size for path in files]

@@ -58,6 +58,8 @@ def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Pat
     if json_file is not None:
         outputs.write_json(json_file, summary.to_dict(), "--json")
     if markdown is not None:
+        from perfscope.reports import markdown as as_markdown
+
         outputs.write(markdown, as_markdown.of_summary(summary), "--markdown")
     if figures is not None:
         summary.figures.write_images(figures)
@@ -179,6 +181,8 @@ def command(
         outputs.check(json_file, "--json")
         outputs.check(markdown, "--markdown")
     if figures is not None:
+        from perfscope.reports.figures.figures import check_images
+
         check_images()
     with _executor(scheduler) as executor, reading() as progress:
         summary = analyze(
@@ -191,6 +195,8 @@ def command(
             progress=progress,
         )
     if anonymize:
+        from perfscope.results.anonymous import anonymous
+
         summary = anonymous(summary)
     if price is not None:
         summary = priced(summary, Price(per_device_hour=price, currency=currency))

@@ -125,9 +125,14 @@ def local_executor(memory_bytes: Sequence[int], input_bytes: int, workers: int |
 
 
 def map_items(
-    function: Callable[[Item], Result], items: Sequence[Item], executor: Executor
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    executor: Executor,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Iterator[Outcome[Item, Result]]:
     """Call ``function`` on every item; yield outcomes as they are done, in any order, exactly one per item.
+
+    ``meanwhile`` is called once, in the caller's process, when every worker has something to do.
 
     An exception costs its item only. When a worker dies, the items in flight are suspects: each is tried once
     more by itself after all others, so that only the one that kills its worker is lost.
@@ -140,7 +145,8 @@ def map_items(
     try:
         while waiting:
             current = own or executor
-            for item, future in _until_broken(function, waiting, current, width):
+            for item, future in _until_broken(function, waiting, current, width, meanwhile):
+                meanwhile = None
                 if _worker_died(future):
                     suspects.append(item)
                 else:
@@ -163,7 +169,11 @@ def describe(error: BaseException) -> str:
 
 
 def _until_broken(
-    function: Callable[[Item], Result], waiting: deque[Item], executor: Executor, width: int
+    function: Callable[[Item], Result],
+    waiting: deque[Item],
+    executor: Executor,
+    width: int,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Iterator[tuple[Item, Future[Result]]]:
     """Submit everything in ``waiting``; yield done futures. When the pool breaks, it ends with items still waiting."""
     flying: dict[Future[Result], Item] = {}
@@ -176,6 +186,9 @@ def _until_broken(
                 broken = True
             else:
                 flying[future] = waiting.popleft()
+        if meanwhile is not None:
+            meanwhile()
+            meanwhile = None
         for future in _some_done(flying, executor):
             broken = broken or _is_broken_pool(future)
             yield flying.pop(future), future
