@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import numpy.ma  # noqa: F401  # numpy.isin and others import it: here, and not in each worker that is forked
+
 from perfscope.analyzers import cached, readers
 from perfscope.analyzers.job.identify import IdentifiedRanks, identify
 from perfscope.analyzers.rank.partial import RankPartial

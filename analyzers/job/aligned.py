@@ -20,6 +20,7 @@ from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.results.time_breakdown import TimeBreakdown
 from perfscope.trace.clock import Clocks
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int64
 
 EVALUATED_AT_MOST: Final = 0.5
@@ -198,7 +199,7 @@ def time_breakdowns(result: AlignedJob) -> tuple[TimeBreakdown, ...]:
     rows = []
     matched = result.matched
     # Ranks with a collective whose participants are not all in the recording.
-    bounded = set(np.unique(matched.rank[~matched.instances.complete[matched.instance]]).tolist())
+    bounded = set(distinct(matched.rank[~matched.instances.complete[matched.instance]]).tolist())
     for rank, totals in result.totals.items():
         count = len(totals)
         mean_us = totals.sum(axis=0) / count / 1e3

@@ -20,6 +20,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int64
 
 _STALL: Final = 0.05
@@ -235,7 +236,7 @@ def _under_work(partial: RankPartial, end_ns: Int64) -> tuple[Int64, Int64]:
     """
     steps, progress = partial.steps, partial.progress
     index = steps.of_host_time(end_ns - 1)
-    index = np.unique(index[index >= 0])
+    index = distinct(index[index >= 0])
     launched = (steps.host_start_ns + progress.lead_ns)[index]
     begun, blocked = steps.start_ns[index], progress.blocked
     if len(blocked):  # what begins the step is then communication, and the rank's own work follows it

@@ -19,6 +19,7 @@ from perfscope.analyzers.rank.partial import LaneEvents, RankLanes
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import StepTimeline
 from perfscope.results.tables import Lane
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Int32, Int64
 
 MOST_RANKS: Final = 8
@@ -207,7 +208,7 @@ def merge_short(start_ns: Int64, row: Int64, end_ns: int, least_ns: int) -> tupl
         return start_ns, row
     begin = int(start_ns[0])
     edges = np.arange(begin, end_ns, least_ns, dtype=np.int64)
-    points = np.unique(np.concatenate((edges, start_ns)))
+    points = distinct(np.concatenate((edges, start_ns)))
     length = np.diff(np.append(points, end_ns))
     owner = row[np.searchsorted(start_ns, points, side="right") - 1]
     cell = np.searchsorted(edges, points, side="right") - 1

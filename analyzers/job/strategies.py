@@ -24,6 +24,7 @@ from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.job.tables.groups import in_turn, waits_of
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.tables import GroupRow, Pipeline
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Int64
 
 _BESIDE: Final = frozenset({"ddp", "pipeline", "single"})
@@ -73,7 +74,7 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
     instances = matched.instances
     rings = ring_groups(result)
     reduced = False
-    for number in np.unique(instances.group).tolist():
+    for number in distinct(instances.group).tolist():
         lines = np.flatnonzero(instances.group[matched.instance] == number)
         described = role_by_description(instances.groups[number].description)
         role = roles.get(instances.groups[number].name)

@@ -40,6 +40,7 @@ from perfscope.analyzers.rank.work.tables import RankTables
 from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import FORWARD
 from perfscope.trace.custom_flops import CustomFlops
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 
 _OF_DEVICES: Final = re.compile(
@@ -66,7 +67,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     timeline, communication = time_breakdown(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
     collectives = _collectives(trace, work, steps)
     attribution = attribute(trace, work, steps, flops)
-    used = {int(index) for index in np.unique(trace.device[work.row])} if len(work) else set()
+    used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
     return RankPartial(
         source=trace.source,
         rank=trace.rank,
@@ -102,7 +103,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
 
 def _processes(trace: Trace) -> frozenset[int]:
     rows = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.RUNTIME)
-    ids = {trace.threads[thread].pid for thread in np.unique(trace.thread[rows]).tolist()}
+    ids = {trace.threads[thread].pid for thread in distinct(trace.thread[rows]).tolist()}
     return frozenset(int(text) for text in ids if text.isdecimal())
 
 

@@ -12,6 +12,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
@@ -126,7 +127,7 @@ def training_threads(trace: Trace, work: DeviceWork) -> Int64:
         main = np.array([int(np.argmax(time))])
     autograd = trace.thread[trace.rows(Category.CPU_OP, named=AUTOGRAD.match)]
     launching = trace.thread[work.launch[work.launch != NONE]]
-    return np.unique(np.concatenate((main, autograd, launching))).astype(np.int64)
+    return distinct(np.concatenate((main, autograd, launching))).astype(np.int64)
 
 
 def step_threads(trace: Trace) -> Int32:

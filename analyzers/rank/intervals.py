@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int8, Int64, Trace
 
 
@@ -118,9 +119,7 @@ def paint(start_ns: int, end_ns: int, layers: Sequence[tuple[int, Intervals]], g
     points = [np.array([start_ns], dtype=np.int64)]
     for _, layer in layers:
         points += [layer.start_ns, layer.end_ns]
-    # A stable sort merges what is sorted in parts.
-    edges = np.sort(np.concatenate(points), kind="stable")
-    edges = edges[np.concatenate(([True], edges[1:] != edges[:-1]))]
+    edges = distinct(np.concatenate(points))
     edges = edges[(edges >= start_ns) & (edges < end_ns)]
     labels = np.full(len(edges), ground, dtype=np.int8)
     free = np.ones(len(edges), dtype=np.bool_)

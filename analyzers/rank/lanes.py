@@ -24,6 +24,7 @@ from perfscope.recording.vocabulary import (
     PIPELINE_PREFIX,
     PROFILER_STEP_PREFIX,
 )
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 MOST_EVENTS: Final = 240
@@ -81,7 +82,7 @@ def rank_lanes(trace: Trace, work: DeviceWork, attribution: Attribution, host: H
     inside = {kind: events.inside(begin, end) for kind, events in kinds.items()}
     lanes = [_merged(kind, events, end - begin) for kind, events in inside.items() if len(events.start_ns)]
     nothing = np.empty(0, dtype=np.int32)
-    used = np.unique(np.concatenate([nothing, *(texts for lane in lanes for texts in (lane.name, lane.operator))]))
+    used = distinct(np.concatenate([nothing, *(texts for lane in lanes for texts in (lane.name, lane.operator))]))
     used = used[used != NONE]
     return RankLanes(
         step=int(steps.number[index]),

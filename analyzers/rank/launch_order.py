@@ -16,6 +16,7 @@ from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int64, Trace
 
 _BLOCKS: Final = 128
@@ -81,7 +82,7 @@ class _Builder:
         for_queue = self._queue_waits()
         late, latency = self._late()
         arrived = np.where(late, self._start, np.minimum(self._at + latency, self._start))
-        cuts = np.unique(
+        cuts = distinct(
             np.concatenate((
                 self._issued[self._issued != NONE], blocked_ns[blocked_ns < LATER], waits.entered_ns, waits.noted_ns,
                 for_queue.entered_ns, for_queue.noted_ns,
@@ -164,7 +165,7 @@ class _Builder:
         binding = np.flatnonzero(slack == most[number])
         last = np.append(begins[1:], len(slack)) - 1
         _, latest = np.unique(number[binding][::-1], return_index=True)
-        return np.unique(np.concatenate((begins, binding[::-1][latest], last)))
+        return distinct(np.concatenate((begins, binding[::-1][latest], last)))
 
     def _block(self, time_ns: Int64) -> Int64:
         """The number of the stretch of each time."""

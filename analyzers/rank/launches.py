@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trace
 
 _GRAPH_LAUNCH: Final = re.compile(r"^(cuda|hip|cu)GraphLaunch")
@@ -85,7 +86,7 @@ def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
     """The time in launches that wait for a place in the device's queue, which takes about a thousand: they last many
     times as long as a launch does, which copies and graphs, whose calls do more, are not.
     """
-    calls = np.unique(work.launch[(work.launch != NONE) & (trace.category[work.row] == Category.KERNEL)])
+    calls = distinct(work.launch[(work.launch != NONE) & (trace.category[work.row] == Category.KERNEL)])
     calls = calls[~np.isin(calls, graph_launches(trace))]
     if len(calls) == 0:
         return Intervals.of(calls, calls)
@@ -162,7 +163,7 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     # A call that returns after its work has begun, as a copy of pageable memory does, may have been at work itself.
     since = np.where(trace.end_ns[call] <= start, trace.end_ns[call], trace.start_ns[call])
     queued = start - since >= np.where(since == trace.end_ns[call], _QUEUED_NS, _LONG_WAIT_NS)
-    calls = blocking_calls(trace, work, np.unique(trace.thread))
+    calls = blocking_calls(trace, work, distinct(trace.thread).astype(np.int64))
     calls = calls[(trace.start_ns[calls] <= called.min()) & ~np.isin(calls, work.launch[known])]
     waited = trace.duration_ns[calls] >= _LONG_WAIT_NS
     since = np.concatenate((since[queued], trace.start_ns[calls[waited]]))

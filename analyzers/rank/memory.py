@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.partial import MemoryUse
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64, Trace
 
 COLUMNS: Final = 400
@@ -18,7 +19,7 @@ COLUMNS: Final = 400
 def rank_memory(trace: Trace, steps: Steps) -> tuple[MemoryUse, ...]:
     """Memory of each device that the trace has allocator events of; of the host only where there is no device."""
     counter = trace.memory
-    devices = np.unique(counter.device)
+    devices = distinct(counter.device)
     if len(devices) and devices[-1] != NONE:
         devices = devices[devices != NONE]
     start_ns, end_ns = int(steps.host_start_ns[0]), int(steps.host_end_ns[-1])
@@ -67,7 +68,7 @@ def thin(time_ns: Int64, columns: Sequence[Int64], start_ns: int, end_ns: int) -
         for extreme in (np.minimum, np.maximum):
             reached = np.flatnonzero(values == extreme.reduceat(values, first)[column])
             kept.append(reached[np.append(True, np.diff(column[reached]) > 0)])
-    chosen = np.unique(np.concatenate(kept))
+    chosen = distinct(np.concatenate(kept))
     return chosen[_changes([values[chosen] for values in columns])]
 
 

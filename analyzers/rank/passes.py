@@ -12,6 +12,7 @@ from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.partial import BACKWARD, FORWARD, WEIGHTS, Passes
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.recording.vocabulary import PIPELINE_PREFIX
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 
 _PHASES: Final = {
@@ -34,7 +35,7 @@ _BEGINNINGS: Final = (PIPELINE_PREFIX, "PP:", "Forward ", "Backward ")
 def find_passes(trace: Trace, work: DeviceWork, steps: Steps) -> Passes:
     """The passes that ranges of a known name mark; empty where there are none."""
     rows = trace.rows(Category.ANNOTATION, named=lambda name: name.startswith(_BEGINNINGS))
-    marks = {name: trace.strings[name] for name in np.unique(trace.name[rows]).tolist()}
+    marks = {name: trace.strings[name] for name in distinct(trace.name[rows]).tolist()}
     for pattern in _MARKS:
         matches = {name: match for name, text in marks.items() if (match := pattern.fullmatch(text)) is not None}
         matches = {name: match for name, match in matches.items() if match["phase"] in _PHASES}

@@ -27,6 +27,7 @@ from perfscope.analyzers.rank.launches import DeviceWork, full_queue
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 _AT_ONCE_NS: Final = 50_000
@@ -221,7 +222,7 @@ def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: 
         tail = np.where(before >= 0, work.end_ns[kernels[np.maximum(before, 0)]], ready)
         needed = (launch != NONE) & (tail <= collectives.start_ns)
         ready = np.where(needed, np.maximum(ready, tail), ready)
-    for stream in np.unique(collectives.stream).tolist():
+    for stream in distinct(collectives.stream).tolist():
         of_stream = np.flatnonzero(collectives.stream == stream)
         ready[of_stream] = np.maximum.accumulate(ready[of_stream])
     return ready

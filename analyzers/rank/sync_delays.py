@@ -22,6 +22,7 @@ import numpy as np
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Int64, Trace
 
 QUEUE: Final = 1024
@@ -101,7 +102,7 @@ class _Credits:
         """
         order = np.argsort(host.blocked_end_ns, kind="stable")
         begin, end, row = host.blocked_start_ns[order], host.blocked_end_ns[order], host.blocked_row[order]
-        launches = np.sort(trace.start_ns[np.unique(work.launch[work.launch != NONE])])
+        launches = np.sort(trace.start_ns[distinct(work.launch[work.launch != NONE])])
         if len(launches) == 0 or len(row) == 0:
             return cls(end[:0], end[:0], row[:0])
         launched = np.searchsorted(launches, end)

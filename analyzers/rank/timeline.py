@@ -10,6 +10,7 @@ import numpy as np
 from perfscope.analyzers.rank.host_lane import HostLane
 from perfscope.analyzers.rank.intervals import Intervals, paint
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int8, Int64
 
 
@@ -51,7 +52,7 @@ class Timeline:
         moved = self.where(category).intersect(part)
         if len(moved) == 0:
             return self
-        edges = np.unique(np.concatenate((self.start_ns, moved.start_ns, moved.end_ns)))
+        edges = distinct(np.concatenate((self.start_ns, moved.start_ns, moved.end_ns)))
         edges = edges[(edges >= self.start_ns[0]) & (edges < self.end_ns)]
         changed = self.category[np.searchsorted(self.start_ns, edges, side="right") - 1].copy()
         changed[moved.covers(edges)] = into

@@ -17,6 +17,7 @@ import numpy as np
 from perfscope.analyzers.readers.chrome_columns import ChromeStrings
 from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int64, Thread
 
 _DEVICE_PROCESS = re.compile(r"^/device:(?:GPU|TPU|CUSTOM:[\w.]+):(\d+)")
@@ -87,7 +88,7 @@ def refuse_merged(source: str, columns: Mapping[str, Any], threads: Sequence[Thr
     """
     is_step = np.fromiter((name.startswith(PROFILER_STEP_PREFIX) for name in names), dtype=np.bool_, count=len(names))
     marks = is_step[columns["name"]] & (columns["category"] == Category.ANNOTATION)
-    owners = sorted({threads[at].pid for at in np.unique(columns["thread"][marks]).tolist()})
+    owners = sorted({threads[at].pid for at in distinct(columns["thread"][marks]).tolist()})
     if len(owners) > 1:
         some = ", ".join(owners[:4]) + (", …" if len(owners) > 4 else "")
         raise TraceError(
@@ -154,7 +155,7 @@ def _step_name(name: int, strings: ChromeStrings) -> int:
 def _rename_category(
     columns: dict[str, Any], rows: Any, strings: ChromeStrings, pattern: re.Pattern[str], category: Category
 ) -> None:
-    hits = [name for name in np.unique(columns["name"][rows]).tolist() if pattern.match(strings.values[name])]
+    hits = [name for name in distinct(columns["name"][rows]).tolist() if pattern.match(strings.values[name])]
     columns["category"][rows[np.isin(columns["name"][rows], hits)]] = category
 
 
@@ -164,7 +165,7 @@ def _settle_horovod(columns: dict[str, Any], threads: Sequence[Thread], strings:
         return
     category, thread, name = columns["category"], columns["thread"], columns["name"]
     uncategorized = category == Category.OTHER
-    processes = {threads[at].pid for at in np.unique(thread[uncategorized & np.isin(name, negotiations)]).tolist()}
+    processes = {threads[at].pid for at in distinct(thread[uncategorized & np.isin(name, negotiations)]).tolist()}
     theirs = [at for at, entry in enumerate(threads) if entry.pid in processes]
     rows = np.flatnonzero(uncategorized & np.isin(thread, theirs))
     # What is left are ticks named after a rank, at which it was ready.

@@ -19,6 +19,7 @@ from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill
 from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
 from perfscope.redact import redact_names
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import (
     NONE,
     WHOLE_GRAPH,
@@ -70,9 +71,7 @@ class _NsysBuilder:
         ranges, plain = self._ranges()
         self._read_names(kernels["name"], calls["nameId"], os_calls["nameId"], ranges["textId"])
         training = np.union1d(calls["globalTid"], ranges["globalTid"])
-        uses_nccl = any(
-            self._names.get(number, "").startswith("nccl") for number in np.unique(kernels["name"]).tolist()
-        )
+        uses_nccl = any(self._names.get(number, "").startswith("nccl") for number in distinct(kernels["name"]).tolist())
         # Each table is released once it is in the columns: the largest ones would otherwise be in memory twice.
         self._add_device_work(kernels)
         del kernels
@@ -86,7 +85,7 @@ class _NsysBuilder:
         return self._trace("nccl" if uses_nccl else "")
 
     def _read_names(self, *columns: Int64) -> None:
-        wanted = {number for ids in columns for number in np.unique(ids).tolist()} - {NONE}
+        wanted = {number for ids in columns for number in distinct(ids).tolist()} - {NONE}
         self._names = read_strings(self._tables, wanted)
         if missing := len(wanted) - len(self._names):
             self._notes.append(f"{missing} names are not in the report; events with them are called [name N]")
@@ -266,14 +265,14 @@ class _NsysBuilder:
         return 0
 
     def _note_devices(self, columns: dict[str, Any]) -> None:
-        used = np.unique(columns["device"][columns["category"] == Category.KERNEL]).tolist()
+        used = distinct(columns["device"][columns["category"] == Category.KERNEL]).tolist()
         if len(used) > 1:
             listed = ", ".join(str(device) for device in used)
             self._notes.append(f"one process uses devices {listed}: their work is analyzed as that of one device")
 
     def _threads_by_number(self) -> tuple[Thread, ...]:
         named = self._table("ThreadNames", ["nameId", "globalTid"], "globalTid")
-        texts = read_strings(self._tables, set(np.unique(named["nameId"]).tolist()))
+        texts = read_strings(self._tables, set(distinct(named["nameId"]).tolist()))
         pid = str(self._process.pid)
         names: dict[tuple[str, str], list[str]] = {}
         for number, tid in zip(named["nameId"].tolist(), named["globalTid"].tolist(), strict=True):

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
 
 _K = TypeVar("_K")
@@ -106,7 +107,7 @@ def memory_counter(table: Mapping[str, Int64], epoch_ns: int) -> MemoryCounter:
     device = table["deviceId"][chosen]
     change = np.where(table["memoryOperationType"][chosen] == _FREED, -1, 1) * table["bytes"][chosen]
     held = np.empty(len(chosen), dtype=np.int64)
-    for one in np.unique(device):
+    for one in distinct(device):
         mine = device == one
         course = np.cumsum(change[mine])
         held[mine] = course - min(int(course.min()), 0)

@@ -12,6 +12,7 @@ import numpy as np
 from perfscope.analyzers.readers.nsys_names import rank_of
 from perfscope.analyzers.readers.nsys_tables import STRINGS_TABLE, Prefix, Tables, pid_of, process_key, read_rows
 from perfscope.recording.vocabulary import NVTX_RANK_PREFIX
+from perfscope.trace.distinct import distinct
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -98,7 +99,7 @@ def _training(tables: Tables, marked: dict[int, tuple[int, int | None]]) -> list
     with_ranges: set[int] = set()
     for chunk in tables.read(RANGES, ["eventType", "globalTid"]):
         is_range = np.isin(chunk.integers["eventType"], RANGE_EVENTS)
-        with_ranges |= {process_key(tid) for tid in np.unique(chunk.integers["globalTid"][is_range]).tolist()}
+        with_ranges |= {process_key(tid) for tid in distinct(chunk.integers["globalTid"][is_range]).tolist()}
     # Launchers and loaders may have ranges too; where processes have marked their ranks, only those are ranks.
     return sorted(with_ranges & marked.keys() or with_ranges)
 

@@ -20,6 +20,7 @@ from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.lanes import LaunchPoints, RankLane
 from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 
 _AS_SLOW: Final = 1.5
@@ -199,7 +200,7 @@ def _unusual_waits(recorded: RecordedSchedules, peers: Peers, rank: int, paced: 
     ops, where = found[mine]
     others = [line for line in peers.others(rank, paced) if line != mine]
     gone = []
-    for segment in np.unique(where.astype(np.int64)).tolist():
+    for segment in distinct(where.astype(np.int64)).tolist():
         inside = np.flatnonzero(where.astype(np.int64) == segment)
         theirs = [at[at.astype(np.int64) == segment] for _, at in (found[line] for line in others)]
         usual = int(np.median([len(at) for at in theirs])) if theirs else len(inside)

@@ -22,6 +22,7 @@ from perfscope.analyzers.rank.host_lane import pauses_as_other
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 
 StepSignature = tuple[tuple[str, ...], tuple[tuple[str, int], ...]]
@@ -272,7 +273,7 @@ def _keys(issues: Sequence[_Issues]) -> list[Int64]:
     A collective in which all these ranks take part is known by its instance; the others by their step, their group's
     shape, their kind, and how many of these came before in the step.
     """
-    drawn = np.concatenate([np.unique(mine.instance) for mine in issues])
+    drawn = np.concatenate([distinct(mine.instance) for mine in issues])
     instances, ranks = np.unique(drawn, return_counts=True)
     shared = instances[ranks == len(issues)]
     known: dict[tuple[object, ...], int] = {}

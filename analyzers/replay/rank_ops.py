@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Int64
 
 _PROMPT_NS: Final = 20_000
@@ -45,7 +46,7 @@ class RankOpNumbers:
 
     def __init__(self, matched: MatchedCollectives) -> None:
         self._matched = matched
-        self._lines = {int(rank): np.flatnonzero(matched.rank == rank) for rank in np.unique(matched.rank)}
+        self._lines = {int(rank): np.flatnonzero(matched.rank == rank) for rank in distinct(matched.rank)}
         self._numbered = 0
         self._alone = 0
 

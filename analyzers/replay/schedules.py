@@ -22,6 +22,7 @@ from perfscope.analyzers.replay.program import host_waits, issues, marks, other_
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
 from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, Bool, Int64
 
 
@@ -105,7 +106,7 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
     """The schedules of all ranks over all recorded steps that they share. ``loaders``: of ranks of which it is known,
     the one that loads their data.
     """
-    steps = np.unique(np.concatenate((result.matched_before.instances.step, result.steps)))
+    steps = distinct(np.concatenate((result.matched_before.instances.step, result.steps)))
     for partial in result.partials.values():
         steps = steps[np.isin(steps, partial.steps.number)]
     ranks = tuple(sorted(result.partials))

@@ -21,6 +21,7 @@ from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, Host
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Float64
 
 _APART: Final = 0.05
@@ -135,8 +136,8 @@ def layout_of(context: Context, schedules: EditableSchedules, name: str) -> Layo
         microbatches=schedule.microbatches,
         stage_of=placement.stage_of,
         peers=_peers(messages, placement.stage_of, name),
-        groups=frozenset(np.unique(result.matched.instances.group[result.matched.instance[messages.line]]).tolist()),
-        at_once=len(np.unique(messages.line)) < len(messages),
+        groups=frozenset(distinct(result.matched.instances.group[result.matched.instance[messages.line]]).tolist()),
+        at_once=len(distinct(messages.line)) < len(messages),
     )
 
 

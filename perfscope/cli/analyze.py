@@ -50,7 +50,6 @@ def _single_recording(given: tuple[str, ...]) -> str:
 
 def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Path | None, figures: Path | None) -> None:
     """Everything that was asked for. Raises PerfscopeError naming what cannot be written."""
-    from perfscope.reports import markdown as as_markdown
     from perfscope.reports.page import page
 
     with outputs.named(target, "--output"):

@@ -13,6 +13,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from perfscope.trace.distinct import distinct
 from perfscope.trace.medians import Lines, fit_lines, median_by, middle_of
 from perfscope.trace.trace import Bool, Float64, Int64
 
@@ -153,7 +154,7 @@ def align(
     fit = _ClockFit(everyone, instance, index, end_ns)
     fit.settle()
     units = _one_clock_per_host(fit, hosts)
-    if len(np.unique(units)) < len(units):
+    if len(distinct(units)) < len(units):
         fit = _ClockFit(units, instance, index, end_ns)
         fit.settle()
     if messages is not None:
@@ -213,7 +214,7 @@ class _ClockFit:
             corrected = self.end_ns[known] + self.lines.at(self.clock[known], self.since[known])
             middle = median_by(where.astype(np.int64), corrected, len(times))
             apart = middle[np.searchsorted(times, self.instance[rest])] - self.end_ns[rest]
-            reached = np.unique(self.clock[rest])
+            reached = distinct(self.clock[rest])
             label = np.searchsorted(reached, self.clock[rest]).astype(np.int64)
             guess = fit_lines(label, self.since[rest], apart, len(reached))
             self.lines.offset[reached], self.lines.slope[reached] = guess.offset, guess.slope
@@ -283,7 +284,7 @@ def _one_clock_per_host(fit: _ClockFit, hosts: Sequence[str]) -> Int64:
     for host in set(hosts) - {""}:
         members = np.flatnonzero(names == host)
         cluster, offset = fit.cluster[members], fit.lines.offset[members]
-        if all(np.ptp(offset[cluster == each]) <= _ONE_HOST_NS for each in np.unique(cluster)):
+        if all(np.ptp(offset[cluster == each]) <= _ONE_HOST_NS for each in distinct(cluster)):
             unit[members] = members[0]
     return np.unique(unit, return_inverse=True)[1].astype(np.int64)
 
@@ -314,7 +315,7 @@ class ClockConstraints:
         while True:
             out = self.reached[sender] & ~self.reached[receiver]
             back = self.reached[receiver] & ~self.reached[sender]
-            neighbours = np.unique(np.concatenate((receiver[out], sender[back])))
+            neighbours = distinct(np.concatenate((receiver[out], sender[back])))
             if len(neighbours) == 0:
                 return
             for cluster in neighbours.tolist():

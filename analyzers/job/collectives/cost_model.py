@@ -11,6 +11,7 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.matched import Instances, MatchedCollectives
 from perfscope.analyzers.job.collectives.table import bus_factor, group_size, instance_transfer_ns
 from perfscope.results.rows import CostRow
+from perfscope.trace.distinct import distinct
 from perfscope.trace.medians import weighted_median
 from perfscope.trace.trace import Bool, Float64, Int64
 
@@ -71,7 +72,7 @@ def transfers_ns(matched: MatchedCollectives) -> Int64:
     for label in range(len(alike)):
         chosen = bounded[alike.rows(label)]
         size, longest = instances.bytes[chosen], transfer[chosen]
-        for one in np.unique(size).tolist():
+        for one in distinct(size).tolist():
             same = size == one
             longest[same] = np.minimum(longest[same], np.quantile(longest[same], _PROMPT, method="lower"))
         model = fit(size.astype(np.float64), longest.astype(np.float64))

@@ -18,6 +18,7 @@ from perfscope.analyzers.job.collectives.unmatched import MessageEnds, MessagePa
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.trace.clock import Clocks, SendRecvTimes, align
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 
 _CLOCK_SAMPLES: Final = 48
@@ -199,7 +200,7 @@ def check_by_time(ops: UnmatchedOps, rows: Int64, instance: Int64, clocks: Clock
         return unchanged
     steps = Blocks.of(ops.group[rows[usable]], ops.step[rows[usable]])
     label = steps.labels()
-    doubtful = np.isin(label, np.unique(label[apart]))
+    doubtful = np.isin(label, distinct(label[apart]))
     checked = usable[doubtful]
     renumbered, met = _by_ends(ops, rows[checked], start[checked], end[checked])
     mismatches = tuple(
@@ -208,7 +209,7 @@ def check_by_time(ops: UnmatchedOps, rows: Int64, instance: Int64, clocks: Clock
             f"{(apart & (label == each)).sum()} of the ranks' kernels never ran at one time with those that should be "
             "the same collective, so that kernels are missing from the recording",
         )
-        for each in np.unique(label[apart]).tolist()
+        for each in distinct(label[apart]).tolist()
     )
     if met.sum() < (~apart & doubtful).sum():  # no better than order: the clocks are not good enough for this
         return CheckedInstances(instance, unchanged.inferred, mismatches)

@@ -19,6 +19,7 @@ import numpy as np
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.unmatched import MessagePairs, Mismatch, UnmatchedOps
 from perfscope.trace.clock import Clocks
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 
 _NEIGHBOURS: Final = 8
@@ -100,7 +101,7 @@ def exchanges(ops: UnmatchedOps, rows: Int64, pairs: MessagePairs) -> tuple[Int6
     sender, receiver = place[pairs.sender], place[pairs.receiver]
     label = _components(len(rows), sender, receiver)
     owners = Blocks.of(label, ops.rank[rows])
-    twice = np.unique(label[owners.order[owners.first[owners.size > 1]]])
+    twice = distinct(label[owners.order[owners.first[owners.size > 1]]])
     bound = np.ones(len(pairs), dtype=np.bool_)
     if len(twice):
         doubtful = np.flatnonzero(np.isin(label[sender], twice))
@@ -158,7 +159,7 @@ def silent_rows(ops: UnmatchedOps) -> Int64:
     even = (
         np.minimum.reduceat(sizes, steps.first) == np.maximum.reduceat(sizes, steps.first) if len(rows) else sizes > 0
     )
-    uneven_groups = np.unique(ops.group[first[steps.order[steps.first]]][~even])
+    uneven_groups = distinct(ops.group[first[steps.order[steps.first]]][~even])
     open_[rows] = np.isin(ops.group[rows], uneven_groups)
     return np.flatnonzero(open_ & (ops.expected[ops.group] > 2))
 

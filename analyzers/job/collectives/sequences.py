@@ -12,6 +12,7 @@ import numpy as np
 
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.unmatched import Mismatch, UnmatchedOps, by_value, called
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 
 _COMPARABLE: Final = 0.5
@@ -82,7 +83,7 @@ def _contradictions(ops: UnmatchedOps, rows: Int64, blocks: Blocks, instance: In
     """Rank ops of one number but of different kinds or sizes: separated (in ``instance``) and reported."""
     ordered = rows[blocks.order]
     model = ordered[blocks.first[blocks.label]]
-    unlike = np.unique(blocks.label[~_alike(ops, ordered, model, sizes_may_differ=True)])
+    unlike = distinct(blocks.label[~_alike(ops, ordered, model, sizes_may_differ=True)])
     following = len(blocks)
     for label in unlike.tolist():
         own = blocks.rows(label)

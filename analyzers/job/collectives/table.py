@@ -11,6 +11,7 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.matched import Instances, MatchedCollectives
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT
 from perfscope.results.rows import CollectiveRow
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Int64
 
 _BUS_FACTORS: Final[dict[str, Callable[[int], float]]] = {
@@ -44,7 +45,7 @@ def instance_transfer_ns(matched: MatchedCollectives) -> Int64:
     longest = np.zeros(size, dtype=np.int64)
     np.maximum.at(longest, matched.instance, matched.transfer_ns)
     ranks = int(matched.rank.max(initial=0)) + 1
-    received = np.unique(matched.messages.instance * ranks + matched.messages.destination)
+    received = distinct(matched.messages.instance * ranks + matched.messages.destination)
     lines = np.isin(matched.instance * ranks + matched.rank, received)
     received_ns = np.full(size, NONE, dtype=np.int64)
     np.maximum.at(received_ns, matched.instance[lines], matched.transfer_ns[lines])
@@ -81,7 +82,7 @@ def _row(matched: MatchedCollectives, steps: Int64, transfer_ns: Int64, chosen: 
     last, counts = np.unique(instances.last_rank[chosen], return_counts=True)
     return CollectiveRow(
         group=group.name,
-        ranks=group.ranks or tuple(np.unique(matched.rank[lines]).tolist()),
+        ranks=group.ranks or tuple(distinct(matched.rank[lines]).tolist()),
         kind=kind,
         dtype=None if instances.dtype[first] == NONE else instances.dtypes[instances.dtype[first]],
         bytes=size if size >= 0 else None,

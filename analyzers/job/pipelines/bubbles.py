@@ -20,6 +20,7 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.pipelines.stages import PipelineMessages, by_rank_and_step
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 
 
@@ -104,7 +105,7 @@ def _shortest_ns(result: AlignedJob, messages: PipelineMessages) -> Int64:
     """For each line of ``matched`` that carries messages, the shortest that any of the same size took."""
     matched = result.matched
     shortest = np.full(len(matched), np.iinfo(np.int64).max, dtype=np.int64)
-    lines = np.unique(messages.line)
+    lines = distinct(messages.line)
     if len(lines):
         alike = Blocks.of(matched.instances.bytes[matched.instance[lines]])
         length = (matched.end_ns - matched.start_ns)[lines]
@@ -128,7 +129,7 @@ def _moving(result: AlignedJob, messages: PipelineMessages) -> dict[int, Interva
     took = matched.transfer_ns[messages.line[met]]
     quickest = np.minimum.reduceat(took[alike.order], alike.first)[alike.labels()]
     moving = {}
-    for rank in np.unique(messages.rank[met[several[met]]]).tolist():
+    for rank in distinct(messages.rank[met[several[met]]]).tolist():
         mine = several[met] & (messages.rank[met] == rank)
         begin = matched.clocks.to_own(rank, arrival[mine])
         moving[rank] = Intervals.of(begin, begin + quickest[mine])

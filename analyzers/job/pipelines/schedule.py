@@ -29,6 +29,7 @@ from perfscope.analyzers.rank.partial import FORWARD, WEIGHTS, Passes
 from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Int64
 
 UNKNOWN: Final = "unknown"
@@ -117,10 +118,10 @@ def _by_ranges(result: AlignedJob, placement: Placement) -> PipelineSchedule:
 def _counted(own: Passes, step: int) -> list[tuple[int, int]]:
     """(micro-batches, chunks) of one rank's step; nothing where it has no forward."""
     forward = (own.phase == FORWARD) & (own.step == step)
-    numbers = len(np.unique(own.microbatch[forward]))
+    numbers = len(distinct(own.microbatch[forward]))
     if numbers == 0:
         return []
-    stages = np.unique(own.stage[forward])
+    stages = distinct(own.stage[forward])
     # Where ranges do not name the stage, each micro-batch's come once for every chunk.
     chunks = len(stages) if stages[0] != NONE else int(forward.sum()) // numbers
     return [(numbers, chunks)]
@@ -263,7 +264,7 @@ def read_links(result: AlignedJob, messages: PipelineMessages, stage_of: Mapping
         held.append((stage, turns.most_held(stage)))
         sent.append((stage, int(messages.sends[own.rows].sum())))
         computed.setdefault(stage, turns.computed_before_sends())
-    complete = bool(messages.peer_known.all()) and set(np.unique(messages.peer).tolist()) <= set(stage_of)
+    complete = bool(messages.peer_known.all()) and set(distinct(messages.peer).tolist()) <= set(stage_of)
     return Links(_most(passed), _most(held), _most(sent), complete, computed)
 
 
@@ -281,9 +282,9 @@ class _Turns:
     def passed(self, stage: int) -> list[tuple[tuple[int, int], int]]:
         """How often this stage sends to each other one, and receives from it."""
         counts = []
-        for other in np.unique(self.other[self.other != NONE]).tolist():
+        for other in distinct(self.other[self.other != NONE]).tolist():
             for way in (0, 1):
-                count = len(np.unique(self.turn[(self.other == other) & (self.sends == way)]))
+                count = len(distinct(self.turn[(self.other == other) & (self.sends == way)]))
                 if count:
                     counts.append(((stage, other) if way else (other, stage), count))
         return counts
@@ -297,7 +298,7 @@ class _Turns:
         count = np.zeros(int(self.turn.max()) + 1, dtype=np.int64)
         # Once per turn and way, however many tensors.
         for way in (0, 1):
-            turns = np.unique(self.turn[mine & (self.sends == way)])
+            turns = distinct(self.turn[mine & (self.sends == way)])
             count[turns] += 1 if way == comes else -1
         return int(np.cumsum(count).max(initial=0))
 

@@ -30,6 +30,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.grouping import grouped
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 
 
@@ -79,7 +80,7 @@ def ring_groups(result: AlignedJob) -> frozenset[int]:
     group = instances.group[result.matched.instance[messages.line]]
     ahead: dict[int, dict[int, list[bool]]] = {}
     for own in by_rank_and_step(messages):
-        for number in np.unique(group[own.rows]).tolist():
+        for number in distinct(group[own.rows]).tolist():
             mine = group[own.rows] == number
             sends, start, end = (each[own.rows][mine] for each in (messages.sends, messages.start_ns, messages.end_ns))
             both = bool(sends.any() and not sends.all())
@@ -284,7 +285,7 @@ def _by_list(result: AlignedJob, messages: PipelineMessages) -> dict[int, int]:
     matched = result.matched
     group = matched.instances.group[matched.instance[messages.line]]
     stage_of: dict[int, int] = {}
-    for number in np.unique(group).tolist():
+    for number in distinct(group).tolist():
         ranks = matched.instances.groups[number].ranks
         index = {rank: place for place, rank in enumerate(ranks)}
         known = (group == number) & (messages.peer != NONE)

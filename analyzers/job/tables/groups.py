@@ -17,6 +17,7 @@ from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
 from perfscope.results.categories import TimeCategory
 from perfscope.results.tables import GroupRow
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Float64, Int64
 
 _OVERLAPPED: Final = 0.1
@@ -39,7 +40,7 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     for label in range(len(alike)):
         chosen, own = alike.rows(label), lines.rows(label)
         group = instances.groups[int(instances.group[chosen[0]])]
-        ranks = np.unique(matched.rank[own])
+        ranks = distinct(matched.rank[own])
         ringed = int(instances.group[chosen[0]]) in rings
         role, how = _role(result, group, chosen, own, transfer, ringed)
         of_all = len(alike) > 1 and set(group.ranks) == everyone and role_by_description(group.description) is None
@@ -93,7 +94,7 @@ def _traffic(
         replicas=set(group.ranks) >= set(result.partials)
         and all("ddp" in partial.strategies for partial in result.partials.values()),
         gathers_first=_gathers_first(result, chosen),
-        uneven=len(np.unique(swapped[swapped > 0])) > 1,
+        uneven=len(distinct(swapped[swapped > 0])) > 1,
         rings=ringed or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 
@@ -156,7 +157,7 @@ def _gathers_first(result: AlignedJob, chosen: Int64) -> float | None:
     instances = result.matched.instances
     gathers, scatters = (instances.is_kind((kind,))[chosen] for kind in ("all_gather", "reduce_scatter"))
     counts = []
-    for step in np.unique(instances.step[chosen[scatters]]).tolist():
+    for step in distinct(instances.step[chosen[scatters]]).tolist():
         inside = instances.step[chosen] == step
         # Instances are in the order of their last arrivals.
         counts.append(int(gathers[inside][: int(np.argmax(scatters[inside]))].sum()))

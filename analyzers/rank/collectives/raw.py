@@ -10,6 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Collectives, Group, Messages
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int32, Int64, Trace
 
 _PURPOSELESS: Final = "undefined"
@@ -117,7 +118,7 @@ def assumed_group(trace: Trace) -> Group:
 
 def looked_up(trace: Trace, ids: Int32, meaning: Callable[[str], _T]) -> list[_T]:
     """``meaning`` of each string (by its index; NONE is empty); called once per distinct string."""
-    known = {index: meaning("" if index == NONE else trace.strings[index]) for index in np.unique(ids).tolist()}
+    known = {index: meaning("" if index == NONE else trace.strings[index]) for index in distinct(ids).tolist()}
     return [known[index] for index in ids.tolist()]
 
 

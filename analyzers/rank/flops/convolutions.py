@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfscope.analyzers.rank.flops.products import Flops, same
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Trace
 
 _LIBRARIES: Final = "cudnn|miopen|mkldnn"
@@ -74,7 +75,7 @@ class KnownConvolutions:
 def _shapes_of(trace: Trace, pattern: re.Pattern[str]) -> Iterable[list[_Shape]]:
     """The first three shapes of each kind of call, once; those that do not fit are left out."""
     rows = np.flatnonzero(trace.names_where(pattern.match))
-    for index in np.unique(trace.shapes[rows]).tolist():
+    for index in distinct(trace.shapes[rows]).tolist():
         try:
             shapes = [_shape(shape) for shape in json.loads(trace.strings[index])[:3]] if index != NONE else []
         except (ValueError, TypeError):

@@ -27,6 +27,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.nesting import Nested
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Category, Int64, Trace
 
 _NODE: Final = "autograd::engine::evaluate_function: "
@@ -73,7 +74,7 @@ def _in_frames(trace: Trace, operators: Nested, calls: Int64) -> Bool:
         return result
     rows = operators.row[calls]
     frames = trace.rows(Category.PYTHON, named=_FRAME.match)
-    for thread in np.unique(trace.thread[frames]):
+    for thread in distinct(trace.thread[frames]):
         covered = Intervals.of_rows(trace, frames[trace.thread[frames] == thread])
         here = np.flatnonzero(trace.thread[rows] == thread)
         result[here] = covered.covers(trace.start_ns[rows[here]])

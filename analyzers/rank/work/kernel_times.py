@@ -18,6 +18,7 @@ from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import CATEGORIES, CLASSES, OTHER_KERNELS, KernelTimes
 from perfscope.recording.vocabulary import OPTIMIZER
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 _CODE: Final = {name: code for code, name in enumerate(CLASSES)}
@@ -100,7 +101,7 @@ def _class_codes(trace: Trace, work: DeviceWork, attribution: Attribution, chose
     """Class of each piece of work: by its category, its operator, the optimizer's step, or its name, in this order."""
     rows = work.row[chosen]
     by_name = np.full(len(trace.strings), NONE, dtype=np.int64)
-    for name in np.unique(trace.name[rows]).tolist():
+    for name in distinct(trace.name[rows]).tolist():
         by_name[name] = _CODE[classes.class_of_kernel(trace.strings[name])]
     code = by_name[trace.name[rows]]
     place = attribution.operator[chosen]
@@ -120,7 +121,7 @@ def _operator_codes(trace: Trace, attribution: Attribution, place: Int64) -> tup
     by_name = np.full(len(trace.strings) + 1, NONE, dtype=np.int64)
     called = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
     copies = np.zeros(len(trace.strings) + 1, dtype=np.bool_)
-    for name in np.unique(trace.name[operators.row]).tolist():
+    for name in distinct(trace.name[operators.row]).tolist():
         text = trace.strings[name]
         kind = classes.class_of_operator(text)
         by_name[name] = _CODE[kind] if kind is not None else NONE

@@ -23,6 +23,7 @@ from perfscope.analyzers.rank.work.per_step import heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import OTHER_RANGES, ModuleTimes, SyncTimes
 from perfscope.recording.vocabulary import COLLECTIVE_PREFIX, NVTX_RANK_PREFIX, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 
 _MODULE: Final = re.compile(r"^nn\.Module: ")
@@ -78,7 +79,7 @@ def _launched_inside(trace: Trace, work: DeviceWork, ranges: Nested, cell_of: In
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
     # A range may be inside another of the same name.
-    pairs = np.unique(np.concatenate(cells) * np.int64(len(work)) + np.concatenate(pieces))
+    pairs = distinct(np.concatenate(cells) * np.int64(len(work)) + np.concatenate(pieces))
     return pairs // len(work), pairs % len(work)
 
 
