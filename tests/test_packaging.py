@@ -182,6 +182,38 @@ def test_running_a_command_starts_without_the_analyzers() -> None:
     assert not {name for name in imported if name.startswith(("perfscope.analyzers", "perfscope.reports"))}
 
 
+VERBS = {
+    "--help": ("numpy", "msgspec", "perfscope.analyzers", "perfscope.collectors", "perfscope.reports"),
+    "run --help": ("numpy", "msgspec", "perfscope.analyzers", "perfscope.reports", "perfscope.results"),
+    "doctor --help": ("numpy", "pandas", "plotly", "perfscope.analyzers"),
+    "analyze sample_traces/healthy --quiet --output {}": (
+        "pandas", "plotly", "narwhals", "torch", "distributed", "fsspec", "pyarrow", "perfscope.collectors",
+        "perfscope.analyzers.hang.answer", "perfscope.analyzers.compare", "perfscope.analyzers.merge",
+        "perfscope.reports.markdown", "perfscope.reports.tensorboard", "perfscope.tune",
+    ),
+}  # fmt: skip
+"""Arguments of the command -> modules that it must not import: they would cost every user their time."""
+
+
+@pytest.mark.parametrize("arguments", VERBS)
+def test_a_verb_imports_only_what_it_needs(arguments: str, root: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys; from perfscope.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print('MODULES', *sys.modules)"
+    )
+    given = arguments.format(tmp_path / "report.html").split()
+    environment = {**os.environ, "PERFSCOPE_CACHE": "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *given], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.rpartition("MODULES")[2].split())
+    assert "click" in imported
+    unneeded = {name for name in imported for heavy in VERBS[arguments] if f"{name}.".startswith(f"{heavy}.")}
+    assert not unneeded
+
+
 def test_public_names_load_on_first_use() -> None:
     imported = _imported_by("import perfscope; perfscope.analyze")
     assert "perfscope.analyzers.analyze" in imported

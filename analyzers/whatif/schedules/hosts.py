@@ -157,7 +157,7 @@ def lanes_of(work: Sequence[Float64], lags: Sequence[float], parts: Sequence[Hos
 
 def in_whole_ns(rows: Sequence[Float64]) -> Int64:
     """Time before each op in whole ns; rounding errors do not add up."""
-    progress = np.round(np.cumsum([float(row.sum()) for row in rows]))
+    progress = np.round(np.cumsum(np.array(rows).sum(axis=1) if len(rows) else []))
     return np.diff(progress, prepend=0).astype(np.int64)
 
 
