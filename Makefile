@@ -64,6 +64,7 @@ samples: $(VENV)/collect.stamp
 
 pictures: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
+	$(VENV)/bin/python -m tests.benchmarks.watch_picture
 
 CAMPAIGN_INPUTS ?= 100000
 # Each goes through the whole of `perfscope analyze`.

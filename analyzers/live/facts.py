@@ -10,7 +10,7 @@ from typing import Final
 
 from perfscope.analyzers.live.source import Entry
 from perfscope.recording.metadata import LaunchMetadata, RunMetadata, load_launch, load_run
-from perfscope.recording.paths import LAUNCH_FILE, rank_of_run_file
+from perfscope.recording.paths import LAUNCH_FILE
 
 BUDGET_S: Final = 0.5
 """Time that one look may take to read metadata: those of thousands of ranks take several looks."""
@@ -41,13 +41,13 @@ class Facts:
         self.ranks: dict[int, RankFacts] = {}
         self._versions: dict[str, Entry] = {}
 
-    def read(self, folder: Path, entries: dict[str, Entry], budget_s: float = BUDGET_S) -> None:
-        """Read what has changed: the launch first, then ranks until the time is up."""
+    def read(self, folder: Path, entries: dict[str, Entry], runs: dict[str, int], budget_s: float = BUDGET_S) -> None:
+        """Read what has changed: the launch first, then ``runs`` (name -> rank) until the time is up."""
         until = time.monotonic() + budget_s
         self._read_launch(folder / LAUNCH_FILE, entries.get(LAUNCH_FILE))
-        for name, entry in entries.items():
-            rank = rank_of_run_file(Path(name))
-            if rank is None or self._versions.get(name) == entry:
+        for name, rank in runs.items():
+            entry = entries[name]
+            if self._versions.get(name) == entry:
                 continue
             if time.monotonic() > until:
                 break

@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from perfscope.analyzers.live.source import Entry, Piece, Source, Tail, read_all
 from perfscope.analyzers.live.state import DeviceLoad, HostLoad
-from perfscope.recording.paths import is_samples_file
 from perfscope.recording.samples import RANK, SCHEMA, SamplerHeader
 from perfscope.typed import WrongValue, build, clean
 
@@ -50,12 +48,11 @@ class Hosts:
     def __init__(self) -> None:
         self._hosts: dict[str, _Host] = {}
 
-    def read(self, source: Source, entries: dict[str, Entry]) -> None:
-        """Read what is new."""
+    def read(self, source: Source, entries: dict[str, Entry], names: Iterable[str]) -> None:
+        """Read what is new in the files of these names."""
         pieces: list[Piece] = []
-        for name, entry in entries.items():
-            if not is_samples_file(Path(name)):
-                continue
+        for name in names:
+            entry = entries[name]
             host = self._hosts.setdefault(name, _Host())
             if entry.size < host.tail.offset:
                 host = self._hosts[name] = _Host()

@@ -12,6 +12,7 @@ import numpy as np
 from perfscope.analyzers.history.rank_history import Float64
 from perfscope.analyzers.live.facts import Facts
 from perfscope.analyzers.live.hosts import Hosts
+from perfscope.analyzers.live.listing import Listing, listing
 from perfscope.analyzers.live.ring import COLUMNS, Float32
 from perfscope.analyzers.live.source import Entry, Source, source_of
 from perfscope.analyzers.live.state import DeviceLoad, HostLoad, LiveRank, LiveState
@@ -19,11 +20,6 @@ from perfscope.analyzers.live.states import Log, job_state, patience_s, rank_sta
 from perfscope.analyzers.live.steps import JobSteps
 from perfscope.analyzers.live.stragglers import OwnTime, own_time
 from perfscope.analyzers.live.trend import Trend
-from perfscope.recording.paths import (
-    rank_and_capture_of_trace_file,
-    rank_of_flight_file,
-    rank_of_stacks_file,
-)
 
 _DATA_PARALLEL: Final = {"single", "ddp", "fsdp", "zero1", "zero2", "zero3"}
 """Strategies in which every rank trains on samples of its own."""
@@ -58,23 +54,26 @@ class LiveJob:
         elif entries is None and self._entries:
             self._begin()  # it was removed
         self._entries = entries
-        return self._state(now_ns, entries or {}, there=entries is not None, problem=problem, began=began)
+        return self._state(now_ns, there=entries is not None, problem=problem, began=began)
 
     def _begin(self) -> None:
         self._facts, self._steps, self._hosts = Facts(), JobSteps(), Hosts()
         self._trend, self._log = Trend(), Log()
+        self._files = Listing()
 
     def _read(self, entries: dict[str, Entry], now_ns: int) -> None:
-        self._facts.read(self._folder, entries)
+        files = self._files = listing(entries)
+        self._facts.read(self._folder, entries, files.runs)
         started = self._facts.launch.started_at if self._facts.launch is not None else ""
         if started and self._started_at and started != self._started_at:
             self._begin()  # another run took the folder
-            self._facts.read(self._folder, entries)
+            self._files = files
+            self._facts.read(self._folder, entries, files.runs)
         self._started_at = started or self._started_at
-        self._steps.read(self._source, entries, now_ns)
-        self._hosts.read(self._source, entries)
+        self._steps.read(self._source, entries, files.steps, now_ns)
+        self._hosts.read(self._source, entries, files.samples)
 
-    def _state(self, now_ns: int, entries: dict[str, Entry], *, there: bool, problem: str, began: float) -> LiveState:
+    def _state(self, now_ns: int, *, there: bool, problem: str, began: float) -> LiveState:
         facts, steps, launch = self._facts, self._steps, self._facts.launch
         compared = steps.stepping()
         last_step, window = steps.window(compared)
@@ -88,8 +87,8 @@ class LiveJob:
         silent_s = patience_s(step_us)
         ranks = self._ranks(now_ns, compared, means, own, hosts, silent_s)
         lost = {row.rank: row.state for row in ranks if row.state in ("gone", "failed")}
-        captures = {found[1] for name in entries if (found := rank_and_capture_of_trace_file(Path(name)))}
-        hangs = sorted({rank for name in entries if (rank := _stands_still(name)) is not None})
+        captures = set(self._files.captures.values())
+        hangs = sorted(set(self._files.stuck.values()))
         state, reason = job_state(facts, steps, there=there, age_s=age_s, silent_s=silent_s, lost=lost, hangs=hangs)
         self._log.look(now_ns, state, reason, steps, len(captures), lost, hangs)
         self._trend.add(last_step, steps.since(compared, last_step, self._trend.last))
@@ -128,7 +127,7 @@ class LiveJob:
             captures=len(captures),
             hang_files=tuple(hangs),
             events=tuple(self._log.events),
-            further_jobs=tuple(sorted(name for name in entries if name.startswith("job-") and name[4:].isdecimal())),
+            further_jobs=tuple(sorted(self._files.further)),
             problem=problem,
             reading_s=time.monotonic() - began,
         )
@@ -215,12 +214,6 @@ def _known(value: float) -> float | None:
 
 def _stages(values: Float64) -> dict[str, float]:
     return {name: float(values[1 + place]) for place, name in enumerate(COLUMNS[1:]) if np.isfinite(values[1 + place])}
-
-
-def _stands_still(name: str) -> int | None:
-    path = Path(name)
-    rank = rank_of_stacks_file(path)
-    return rank if rank is not None else rank_of_flight_file(path)
 
 
 def _epoch_ns(text: str) -> int | None:

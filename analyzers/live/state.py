@@ -79,9 +79,9 @@ class LiveRank:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveStraggler:
-    """A rank that the others wait for."""
+    """A rank that the others wait for, or several that are slow in the same way."""
 
-    rank: int
+    ranks: tuple[int, ...]
     stage: str
     """The stage with the largest excess."""
     delay_us: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -12,7 +11,6 @@ from perfscope.analyzers.history.rank_history import Float64, block_columns
 from perfscope.analyzers.live.ring import COLUMNS, Float32, StepRing
 from perfscope.analyzers.live.source import Entry, Source, Tail, read_all
 from perfscope.recording.history import DISTURBED, STAGES, PackedBlock, unpack_growing
-from perfscope.recording.paths import rank_of_steps_file
 
 FIRST_BYTES: Final = 64 << 20
 """Of all histories together that are read when watching begins; of longer runs only the end is."""
@@ -77,15 +75,14 @@ class JobSteps:
         self._ring = StepRing()
         self._begun = False
 
-    def read(self, source: Source, entries: dict[str, Entry], now_ns: int) -> None:
-        """Read what is new."""
-        while self._read(source, entries, now_ns):
+    def read(self, source: Source, entries: dict[str, Entry], files: dict[str, int], now_ns: int) -> None:
+        """Read what is new in the histories, ``files``: name -> rank."""
+        while self._read(source, entries, files, now_ns):
             pass
 
-    def _read(self, source: Source, entries: dict[str, Entry], now_ns: int) -> bool:
+    def _read(self, source: Source, entries: dict[str, Entry], files: dict[str, int], now_ns: int) -> bool:
         """Read a part of each file that has grown; True where there may be more."""
         before = self.bytes_read
-        files = {name: rank for name in entries if (rank := rank_of_steps_file(Path(name))) is not None}
         if files and not self._begun:
             self._begun = True
             self._begin(files, entries)
@@ -182,5 +179,5 @@ def _rows(block: PackedBlock) -> Float64:
     rows[:, 0] = measured[:, 0]
     for place, stage in enumerate(block.stages):
         rows[:, 1 + STAGES.index(stage)] = measured[:, 1 + place]
-    rows[:, -1] = measured[:, 0] - measured[:, 1:].sum(axis=1)
+    rows[:, -1] = measured[:, 0] - measured[:, 1 : 1 + len(block.stages)].sum(axis=1)
     return rows

@@ -90,11 +90,11 @@ def _stragglers(
             continue
         rows.append(
             LiveStraggler(
-                rank=ranks[row],
+                ranks=(ranks[row],),
                 stage=stages[int(excess[row, places].sum(axis=0).argmax())],
                 delay_us=delay_us,
                 share_of_step=delay_us / step_us if step_us > 0 else 0.0,
                 share_of_steps=len(places) / total.shape[1],
             )
         )
-    return tuple(sorted(rows, key=lambda row: (-row.delay_us, row.rank))[:MOST])
+    return tuple(sorted(rows, key=lambda row: (-row.delay_us, row.ranks))[:MOST])

@@ -12,7 +12,7 @@ from perfscope._version import __version__
 from perfscope.analyzers.live.state import RUNNING, LiveState
 from perfscope.redact import redact_texts
 from perfscope.reports.live.words import safe, stage_word
-from perfscope.text import duration, percent, significant
+from perfscope.text import duration, percent, ranks_in_words, significant
 
 SCHEMA: Final = "perfscope.live/1"
 
@@ -35,7 +35,7 @@ def plain(state: LiveState) -> str:
     if total > 0 and len(state.stages_us) > 2:
         parts.append(", ".join(f"{stage_word(name)} {percent(us / total)}" for name, us in state.stages_us.items()))
     for row in state.stragglers[:1]:
-        parts.append(f"rank {row.rank} {duration(row.delay_us)} later in {stage_word(row.stage)}")
+        parts.append(f"{ranks_in_words(row.ranks)} {duration(row.delay_us)} later in {stage_word(row.stage)}")
     parts += _load(state)
     return f"{moment}  " + " | ".join(parts)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from perfscope.analyzers.live.state import STATES, HostLoad, LiveRank, LiveState
 from perfscope.reports.live.words import safe
+from perfscope.text import rank_list
 
 MOST_RANKS: Final = 1024
 """Of larger jobs ranks have no metrics of their own, only stragglers do: a series each would be too many."""
@@ -106,7 +107,7 @@ def _stages(state: LiveState) -> Iterator[Point]:
 
 def _stragglers(state: LiveState) -> Iterator[Point]:
     for row in state.stragglers:
-        yield {"rank": str(row.rank), "stage": row.stage}, row.delay_us / 1e6
+        yield {"rank": rank_list(row.ranks), "stage": row.stage}, row.delay_us / 1e6
 
 
 def _steps(state: LiveState) -> float | None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Final
 
-from perfscope.analyzers.live.state import ENDED, FAILED, RUNNING, STALLED, LiveState
+from perfscope.analyzers.live.state import ENDED, FAILED, RUNNING, STALLED, LiveState, LiveStraggler
 from perfscope.reports.live import table
 from perfscope.reports.live.view import HELP, SORTS, View
 from perfscope.reports.live.words import STAGE_COLOURS, columns, cut, elapsed, safe, sparkline, stage_word
 from perfscope.reports.paint import Paint
 from perfscope.results.history import OTHER
-from perfscope.text import byte_size, duration, percent, plural, rank_list, significant
+from perfscope.text import byte_size, duration, percent, plural, rank_list, ranks_in_words, significant
 
 _TONES: Final = {RUNNING: "good", STALLED: "bad", FAILED: "bad", ENDED: "good"}
 _LABEL: Final = 11
@@ -107,13 +107,7 @@ def _stragglers(state: LiveState, paint: Paint) -> list[str]:
     if state.not_compared:
         return [_labelled("straggler", f"not looked for: {state.not_compared}", paint)]
     lines = [
-        _labelled(
-            "straggler" if not place else "",
-            f"rank {row.rank}: {duration(row.delay_us)} per step later than its peers ({percent(row.share_of_step)}), "
-            f"in {stage_word(row.stage)}, latest in {percent(row.share_of_steps)} of steps",
-            paint,
-            "warning",
-        )
+        _labelled("straggler" if not place else "", _straggler(row), paint, "warning")
         for place, row in enumerate(state.stragglers[:_STRAGGLERS])
     ]
     if more := len(state.stragglers) - _STRAGGLERS:
@@ -121,6 +115,12 @@ def _stragglers(state: LiveState, paint: Paint) -> list[str]:
     if not lines and state.last_step >= 0 and len(state.ranks) > 1:
         lines = [_labelled("straggler", "none", paint)]
     return lines
+
+
+def _straggler(row: LiveStraggler) -> str:
+    late = f"{duration(row.delay_us)} per step later than {'its' if len(row.ranks) == 1 else 'their'} peers"
+    often = f"latest in {percent(row.share_of_steps)} of steps"
+    return f"{ranks_in_words(row.ranks)}: {late} ({percent(row.share_of_step)}), in {stage_word(row.stage)}, {often}"
 
 
 def _stages(state: LiveState, paint: Paint) -> list[str]:

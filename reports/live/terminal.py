@@ -147,6 +147,7 @@ def opened() -> Iterator[Terminal]:
     handlers: dict[int, Callable[[int, FrameType | None], Any]] = {
         signal.SIGWINCH: terminal.resized,
         signal.SIGTSTP: terminal.stopped,
+        signal.SIGINT: signal.default_int_handler,  # also where it was ignored before: Ctrl-C quits
         **dict.fromkeys(_ENDING, _end),
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -16,7 +16,7 @@ from perfscope.reports.live.terminal import Terminal
 from perfscope.reports.live.view import View
 from perfscope.reports.paint import Paint
 
-REST: Final = 4.0
+REST: Final = 9.0
 """Times that a look takes that at least lie between two: a slow file system is not read all the time."""
 
 Seen = Callable[[LiveState], None]

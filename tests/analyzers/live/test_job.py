@@ -109,7 +109,7 @@ def test_steps_in_which_the_profiler_ran_are_left_out(recorded: Recorded) -> Non
 def test_a_straggler_is_named_with_its_stage_and_what_it_takes(recorded: Recorded) -> None:
     recorded.all_step(0, 100, slow={1: {"dataloader": 12.0, "backward": 10.0}})
     (row,) = after(LiveJob(recorded.folder), 4).stragglers
-    assert (row.rank, row.stage, row.share_of_steps) == (1, "dataloader", 1.0)
+    assert (row.ranks, row.stage, row.share_of_steps) == ((1,), "dataloader", 1.0)
     assert row.delay_us == pytest.approx(10_000)
     assert row.share_of_step == pytest.approx(0.25)
 
@@ -128,7 +128,7 @@ def test_stragglers_that_take_turns_are_all_named(tmp_path: Path) -> None:
     for first in range(0, 64, 4):
         job.all_step(first, 4, slow={first // 4 % 2: {"forward": 20.0, "backward": 10.0}})
     rows = after(LiveJob(job.folder), 3).stragglers
-    assert [(row.rank, row.stage) for row in rows] == [(0, "forward"), (1, "forward")]
+    assert [(row.ranks, row.stage) for row in rows] == [((0,), "forward"), ((1,), "forward")]
     assert [row.delay_us for row in rows] == pytest.approx([5000, 5000])
 
 
@@ -151,7 +151,7 @@ def test_the_default_mode_compares_what_it_times(recorded: Recorded) -> None:
         steps_file(recorded.folder, rank).unlink()
         recorded.steps(rank, 0, 100, stages={"optimizer": 3.0 + 4 * rank})
     (row,) = after(LiveJob(recorded.folder), 4).stragglers
-    assert (row.rank, row.stage, row.delay_us) == (1, "optimizer", pytest.approx(4000))
+    assert (row.ranks, row.stage, row.delay_us) == ((1,), "optimizer", pytest.approx(4000))
 
 
 def test_only_what_is_new_is_read(recorded: Recorded) -> None:
@@ -359,7 +359,7 @@ def test_thousands_of_ranks_are_read_and_compared(tmp_path: Path) -> None:
     watched = LiveJob(tmp_path / "remote", source)
     state = after(watched, 3)
     assert (len(state.ranks), state.last_step) == (4096, 59)
-    assert [(row.rank, row.stage) for row in state.stragglers] == [(2718, "dataloader")]
+    assert [(row.ranks, row.stage) for row in state.stragglers] == [((2718,), "dataloader")]
     assert state.stragglers[0].delay_us == pytest.approx(20_000)
     # Memory does not grow with the steps: of each rank the last ones are kept.
     kept = watched._steps._ring

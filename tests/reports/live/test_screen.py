@@ -78,7 +78,7 @@ def state(ranks: int = 4, **more: object) -> LiveState:
         run_samples_per_s=780.0,
         stages_us=stages,
         stragglers=(
-            LiveStraggler(rank=2, stage="dataloader", delay_us=8000.0, share_of_step=0.2, share_of_steps=0.97),
+            LiveStraggler(ranks=(2,), stage="dataloader", delay_us=8000.0, share_of_step=0.2, share_of_steps=0.97),
         ),
         ranks=rows,
         hosts=(
