@@ -13,7 +13,7 @@ The work passes through the packages in this order:
 - ``verdict``: the headline, from the findings and ``losses``;
 - ``summarize``: all of it in one Summary; ``analyze`` starts it from a path.
 
-Beside them: ``history`` (every step of a long run), ``hang`` (the job that stands still), ``compare`` (several
-Summaries side by side) and ``merge`` (all ranks in one file for Perfetto). An import contract holds this order: a
-package imports only from those before it.
+Beside them: ``history`` (every step of a long run), ``hang`` (the job that stands still), ``snapshots`` (who holds the
+memory), ``compare`` (several Summaries side by side) and ``merge`` (all ranks in one file for Perfetto). An import
+contract holds this order: a package imports only from those before it.
 """

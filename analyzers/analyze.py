@@ -16,8 +16,10 @@ from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.errors import UnusableInput
 from perfscope.recording import remote
 from perfscope.recording.job import Job, TraceSource, open_job
+from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.hang import Hang
 from perfscope.results.history import History
+from perfscope.results.memory.snapshots import MemorySnapshots
 from perfscope.results.rows import Failure
 from perfscope.results.summary import Summary
 from perfscope.trace.custom_flops import CustomFlops
@@ -53,20 +55,21 @@ def analyze(
         job = open_job(folder, capture)
         history, failures = job_history(job, executor, workers)
         hang, unread = job_hang(job, executor, workers)
-        failures += unread
-        if not job.sources and (history is not None or job.stuck):
-            return _untraced(job, history, hang, failures)
+        snapshots, inspected, unusable = _beside(job, executor, workers)
+        failures += unread + unusable
+        if not job.sources and (history is not None or job.stuck or job.snapshots or job.inspector):
+            return _untraced(job, history, hang, snapshots, inspected, failures)
         try:
             job, ranks = read_ranks(job, executor, workers, progress, formulas, meanwhile=_import_summarize)
         except UnusableInput:
-            if hang is None:
+            if hang is None and snapshots is None and not inspected:
                 raise
-            return _untraced(job, history, hang, failures)
+            return _untraced(job, history, hang, snapshots, inspected, failures)
         from perfscope.analyzers.summarize import summarize
 
         ranks.failures += failures
-        summary = replace(summarize(job, ranks, measured), history=history)
-        return _with_hang(summary, hang)
+        summary = replace(summarize(job, ranks, measured, snapshots=snapshots), history=history)
+        return _inspected(_with_hang(summary, hang), inspected)
 
 
 def _import_summarize() -> None:
@@ -82,15 +85,63 @@ def _measured(exports: Sequence[str | Path]) -> list[MeasuredKernel]:
     return [kernel for export in exports for kernel in read_export(Path(export))]
 
 
-def _untraced(job: Job, history: History | None, hang: Hang | None, failures: tuple[Failure, ...]) -> Summary:
-    """Without a trace: of dumps and stacks, of step histories, or of both."""
+def _beside(
+    job: Job, executor: Executor | None, workers: int | None
+) -> tuple[MemorySnapshots | None, tuple[InspectorRow, ...], tuple[Failure, ...]]:
+    """What memory snapshots and NCCL Inspector's logs show, and which of them cannot be read."""
+    snapshots: MemorySnapshots | None = None
+    inspected: tuple[InspectorRow, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    if job.snapshots:
+        from perfscope.analyzers.snapshots.job_snapshots import job_snapshots
+
+        snapshots, failures = job_snapshots(job, executor, workers)
+    if job.inspector:
+        from perfscope.analyzers.job.inspected import job_inspector
+
+        inspected, damaged = job_inspector(job)
+        failures += damaged
+    return snapshots, inspected, failures
+
+
+def _inspected(summary: Summary, rows: tuple[InspectorRow, ...]) -> Summary:
+    """The summary with what NCCL Inspector logged; its collectives are the job's where traces show none."""
+    if not rows:
+        return summary
+    summary = replace(summary, inspector=rows)
+    if summary.collectives:
+        return summary
+    from perfscope.analyzers.job.collectives.inspector import as_collectives, inspector_costs
+
+    return replace(summary, collectives=as_collectives(rows), cost_model=inspector_costs(rows))
+
+
+def _untraced(
+    job: Job,
+    history: History | None,
+    hang: Hang | None,
+    snapshots: MemorySnapshots | None,
+    inspected: tuple[InspectorRow, ...],
+    failures: tuple[Failure, ...],
+) -> Summary:
+    """Without a trace: of dumps and stacks, of step histories, of memory snapshots, of logs, or of several of them."""
     from perfscope.analyzers.hang.dumps_only import summarize_dumps
     from perfscope.analyzers.history.steps_only import summarize_steps
+    from perfscope.analyzers.job.inspected import summarize_inspected
+    from perfscope.analyzers.snapshots.snapshots_only import summarize_snapshots, unreadable
+    from perfscope.analyzers.summarize import with_snapshots
 
-    if history is None:
-        return summarize_dumps(job, hang, failures)
-    summary = summarize_steps(job, history, failures)
-    return _with_hang(summary, hang)
+    if history is not None:
+        summary = _with_hang(summarize_steps(job, history, failures), hang)
+    elif job.stuck:
+        summary = summarize_dumps(job, hang, failures)
+    elif snapshots is not None:
+        summary = summarize_snapshots(job, snapshots, failures)
+    elif inspected:
+        summary = summarize_inspected(job, inspected, failures)
+    else:
+        raise unreadable(job, failures)
+    return _inspected(with_snapshots(summary, job.runs, snapshots), inspected)
 
 
 def _with_hang(summary: Summary, hang: Hang | None) -> Summary:

@@ -50,10 +50,7 @@ def read_ranks(
     The job comes back with one source for each rank, where one file holds several.
     """
     if not job.sources:
-        raise UnusableInput(
-            f"{job.path}: holds how long each step took, but no trace; record one: perfscope run without --steps-only, "
-            "or perfscope trigger while the job runs"
-        )
+        raise UnusableInput(f"{job.path}: {_without_traces(job)}")
     sources, unreadable = _split(job.sources)
     job = replace(job, sources=sources)
     ranks = identify(job, [*unreadable, *_analyze_all(sources, executor, workers, progress, flops, meanwhile)])
@@ -65,6 +62,22 @@ def read_ranks(
         more = f" (and {len(ranks.failures) - 5} more)" if len(ranks.failures) > 5 else ""
         raise UnusableInput(f"{job.path}: no trace can be analyzed: {reasons}{more}")
     return job, ranks
+
+
+def _without_traces(job: Job) -> str:
+    """What a job without traces holds, and how to get one."""
+    if job.histories:
+        return (
+            "holds how long each step took, but no trace; record one: perfscope run without --steps-only, or perfscope "
+            "trigger while the job runs"
+        )
+    held = {
+        "dumps of a job that stands still": job.stuck,
+        "memory snapshots": job.snapshots,
+        "logs of NCCL Inspector": job.inspector,
+    }
+    what = " and ".join(name for name, files in held.items() if files)
+    return f"holds {what}, but no trace: perfscope analyze reads it; for this, record one: perfscope run -- COMMAND"
 
 
 def _split(sources: Sequence[TraceSource]) -> tuple[tuple[TraceSource, ...], list[RankOutcome]]:

@@ -36,7 +36,7 @@ from perfscope.analyzers.job.utilisation import device_names, utilisation
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
-from perfscope.analyzers.verdict import verdict
+from perfscope.analyzers.verdict import of_snapshots, verdict
 from perfscope.analyzers.whatif.curves import curves
 from perfscope.analyzers.whatif.predict import predictor
 from perfscope.analyzers.whatif.stage_balance import balanced_step_us
@@ -44,6 +44,7 @@ from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.findings import Finding
+from perfscope.results.memory.snapshots import MemorySnapshots
 from perfscope.results.rows import ClockRow, JobInfo, PathRow, Replay, StragglerRow, Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
@@ -55,12 +56,16 @@ _NO_VERDICT: Final = Verdict(headline="", healthy=True, first_action=None)
 
 
 def summarize(
-    job: Job, identified: IdentifiedRanks, measured: Sequence[MeasuredKernel] = (), replay: JobReplay | None = None
+    job: Job,
+    identified: IdentifiedRanks,
+    measured: Sequence[MeasuredKernel] = (),
+    replay: JobReplay | None = None,
+    snapshots: MemorySnapshots | None = None,
 ) -> Summary:
     """Align and replay the identified ranks, unless that was done already (``replay``), and put everything into a
     Summary.
 
-    ``measured`` are Nsight Compute's kernels.
+    ``measured`` are Nsight Compute's kernels, ``snapshots`` what torch's memory snapshots show.
     """
     replay = replay or replay_job(job, identified)
     runs, result = replay.runs, replay.result
@@ -105,6 +110,7 @@ def summarize(
         ncu_command=ncu_command(kernels, info.devices, info.command),
         memory_timeline=memory_timelines(result),
         groups=groups,
+        snapshots=snapshots,
         pipeline=pipeline,
         system=machines,
         perfscope_version=__version__,
@@ -124,6 +130,15 @@ def summarize(
             predict_unprofiled=predictor(replay, unprofiled=True),
         )
     )
+
+
+def with_snapshots(summary: Summary, runs: Mapping[int, RunMetadata], snapshots: MemorySnapshots | None) -> Summary:
+    """A summary without traces, with what memory snapshots show, and what the rules find in that."""
+    if snapshots is None:
+        return summary
+    summary = replace(summary, snapshots=snapshots)
+    summary = replace(summary, findings=rules.of_snapshots(rules.RuleContext(summary=summary, runs=runs)))
+    return summary if summary.hang or summary.history else replace(summary, verdict=of_snapshots(summary))
 
 
 def _advised(context: rules.RuleContext) -> Summary:

@@ -16,7 +16,7 @@ from perfscope.results.findings import Action, Finding, Obtained, Severity, plai
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
-from perfscope.text import factor, percent, plural, ranks_in_words
+from perfscope.text import byte_size, factor, percent, plural, ranks_in_words
 from perfscope.trace.trace import WHOLE_GRAPH
 
 LARGE: Final = 0.20
@@ -41,12 +41,17 @@ BEYOND_IDEAL: Final = 0.05
 _BUBBLE: Final = "pipeline-bubble"
 """The rule about a pipeline's inherent bubble, which no other category holds."""
 
+_OF_SNAPSHOTS: Final = ("out-of-memory", "memory-growth", "memory-fragmentation")
+"""Rules about memory snapshots, the most urgent first."""
+
 _GAINS: Final = 0.01
 """Speedup from which a change treats the loss that it is about."""
 
 
 def verdict(summary: Summary) -> Verdict:
     """The verdict on a summary that has its findings, the one that is worth most first."""
+    if summary.snapshots is not None and summary.snapshots.ooms:
+        return of_snapshots(summary)
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
     blind = {rank for note in summary.notes if note.kind == "no_device_events" for rank in note.ranks}
     if blind and blind.issuperset(row.rank for row in summary.time_breakdown):
@@ -84,6 +89,30 @@ def _blind(serious: list[Finding]) -> Verdict:
         healthy=False,
         unsure=True,
         first_action="Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+    )
+
+
+def of_snapshots(summary: Summary) -> Verdict:
+    """The verdict on what memory snapshots show: why memory ran out, what grows, else who holds it."""
+    found = {finding.rule: finding for finding in summary.findings}
+    first = next((found[rule] for rule in _OF_SNAPSHOTS if rule in found), None)
+    if first is not None:
+        return Verdict(headline=f"{first.title}.", healthy=False, first_action=_first_action(first, summary))
+    rows = summary.snapshots.devices if summary.snapshots is not None else ()
+    fullest = max(rows, key=lambda row: row.peak_bytes)
+    held: dict[str, float] = {}
+    for row in summary.snapshots.holders if summary.snapshots is not None else ():
+        if (row.rank, row.device) == (fullest.rank, fullest.device):
+            held[row.phase] = held.get(row.phase, 0.0) + row.share
+    most = sorted(held, key=lambda phase: -held[phase])[:3]
+    who = f"Rank {fullest.rank}" if fullest.rank is not None else f"Device {fullest.device}"
+    shares = ", ".join(f"{phase} {percent(held[phase])}" for phase in most)
+    return Verdict(
+        headline=f"{who} allocates {byte_size(fullest.peak_bytes)} at its peak{f' ({shares})' if shares else ''}; no "
+        "memory ran out.",
+        healthy=False,
+        unsure=True,
+        first_action="Record a few steps to see what limits the job: perfscope run -- COMMAND.",
     )
 
 

@@ -25,6 +25,9 @@ ranges for a profiler of the user's own; the same for Nsight Systems, which ``pe
 ALWAYS_ON: Final = ("trigger", "steps")
 """Modes that time the phases of every step of the run."""
 
+BESIDE: Final = ("inspector",)
+"""What records beside this project's profiler: NCCL Inspector, which NCCL itself loads."""
+
 FOR_ANOTHER: Final = ("nvtx", "nsys")
 """Modes in which another profiler records, and this project's is never started."""
 
@@ -103,6 +106,8 @@ class CollectorConfig:
     """Seconds without a step after which a rank writes what it does; 0: never."""
     announce: bool = False
     """Say on standard error when recording starts and stops."""
+    inspector: bool = False
+    """Let NCCL load its Inspector, and log into the recording's folder."""
     stop_after: int = 0
     """Steps after which the training is ended (``perfscope tune``); 0: never."""
 

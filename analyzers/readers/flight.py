@@ -8,7 +8,7 @@ an entry each, without events, and a last one, ``coalesced``, that shows the sta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfscope.analyzers.readers import plain_pickle, sources
+from perfscope.analyzers.readers.plain_values import INT64, column, mapping, text, texts, whole
 from perfscope.errors import TraceError
 from perfscope.trace.trace import Bool, Int64
 
@@ -37,7 +38,6 @@ _PEERS: Final = re.compile(r"^(send|recv)\s+(\d{1,9})(?:->|<-)(\d{1,9}|any)$")
 P2P: Final = ("send", "recv")
 _NUMBERS: Final = ("p2p_seq_id", "collective_seq_id")
 _NUMBER: Final = re.compile(r"^[0-9]{1,9}$")
-_INT64: Final = 2**63 - 1
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -125,7 +125,7 @@ class FlightDump:
 
 def read(path: Path) -> FlightDump:
     """Read one dump. Raises TraceError, naming the file, where it is not one or cannot be used."""
-    data = _bytes_of(path)
+    data = sources.read_whole(path, plain_pickle.MAX_BYTES, "record fewer entries")
     try:
         return replace(parse(data, str(path)), modified_ns=path.stat().st_mtime_ns)
     except ValueError as error:
@@ -146,29 +146,18 @@ def parse(data: bytes, path: str = "") -> FlightDump:
     return _Builder(document, path).dump()
 
 
-def _bytes_of(path: Path) -> bytes:
-    """The unpacked content, read in pieces: its size is not known before."""
-    data, piece = bytearray(), memoryview(bytearray(1 << 20))
-    with sources.opened(path) as source:
-        while got := source.readinto(piece):
-            data += piece[:got]
-            if len(data) > plain_pickle.MAX_BYTES:
-                raise TraceError(f"{path}: larger than {plain_pickle.MAX_BYTES >> 20} MiB; record fewer entries")
-    return bytes(data)
-
-
 class _Builder:
     """Columns from the entries of one document. What is not of the type that torch writes counts as absent."""
 
     def __init__(self, document: Mapping[str, Any], path: str) -> None:
         self.path = path
-        self.version = _text(document.get("version"))
+        self.version = text(document.get("version"))
         entries = document.get("entries")
         entries = entries if isinstance(entries, list) else []
         self.entries = [entry for entry in entries[-MAX_ENTRIES:] if isinstance(entry, dict)]
-        self.config = _mapping(document.get("pg_config"))
-        self.written_ns = _whole(_mapping(document.get("perfscope")).get("written_ns"))
-        self.recorded_status = _mapping(document.get("pg_status"))
+        self.config = mapping(document.get("pg_config"))
+        self.written_ns = whole(mapping(document.get("perfscope")).get("written_ns"))
+        self.recorded_status = mapping(document.get("pg_status"))
         self.groups: dict[FlightGroup, int] = {}
         self.kinds: dict[OpKind, int] = {}
         self.by_id: dict[int, int] = {}
@@ -180,17 +169,17 @@ class _Builder:
         self._sizes: dict[Sizes, Sizes] = {}
 
     def dump(self) -> FlightDump:
-        named = [self._named(_text(entry.get("profiling_name"))) for entry in self.entries]
-        group = _column(self._group(entry, name[0]) for entry, name in zip(self.entries, named, strict=True))
-        kind = _column(self._kind(entry, *name) for entry, name in zip(self.entries, named, strict=True))
+        named = [self._named(text(entry.get("profiling_name"))) for entry in self.entries]
+        group = column(self._group(entry, name[0]) for entry, name in zip(self.entries, named, strict=True))
+        kind = column(self._kind(entry, *name) for entry, name in zip(self.entries, named, strict=True))
         p2p = np.array(
             [bool(entry.get("is_p2p")) or name[1] in P2P for entry, name in zip(self.entries, named, strict=True)],
             dtype=np.bool_,
         )
         # Before torch 2.4 one number counted both.
-        numbers = [_column(_whole(entry.get(key, entry.get("seq_id"))) for entry in self.entries) for key in _NUMBERS]
+        numbers = [column(whole(entry.get(key, entry.get("seq_id"))) for entry in self.entries) for key in _NUMBERS]
         sequence = np.where(p2p, *numbers)
-        state = _closed_state(group, p2p, sequence, _column(_state(entry.get("state")) for entry in self.entries))
+        state = _closed_state(group, p2p, sequence, column(_state(entry.get("state")) for entry in self.entries))
         retired = np.array([entry.get("retired") is True for entry in self.entries], dtype=np.bool_)
         gloo = np.array([each.backend == "gloo" for each in self.kinds], dtype=np.bool_)[kind]
         state = np.where(gloo & retired, DONE, state)
@@ -214,7 +203,7 @@ class _Builder:
         )
 
     def _times(self, key: str) -> Int64:
-        return _column(_whole(entry.get(key)) for entry in self.entries)
+        return column(whole(entry.get(key)) for entry in self.entries)
 
     def _named(self, name: str) -> tuple[str, str, int | None]:
         """(backend, operator, peer) of a profiling name: ``nccl:send 0->1``."""
@@ -228,22 +217,22 @@ class _Builder:
     def _group(self, entry: Mapping[str, Any], backend: str) -> int:
         """Index of an entry's group; an entry knows its name and description, the configuration its ranks."""
         named = entry.get("process_group")
-        name, description = map(_text, named) if isinstance(named, (list, tuple)) and len(named) == 2 else ("", "")
+        name, description = map(text, named) if isinstance(named, (list, tuple)) and len(named) == 2 else ("", "")
         key = (backend, name, description)
         index = self._seen_groups.get(key)
         if index is None:
             group = FlightGroup(backend, name, description, self._ranks_of(name))
             index = self._seen_groups[key] = self.groups.setdefault(group, len(self.groups))
-        self.by_id.setdefault(_whole(entry.get("pg_id"), -1), index)
+        self.by_id.setdefault(whole(entry.get("pg_id"), -1), index)
         return index
 
     def _ranks_of(self, name: str) -> tuple[int, ...]:
         if name not in self._members:
-            ranks = _mapping(self.config.get(name)).get("ranks")
+            ranks = mapping(self.config.get(name)).get("ranks")
             if isinstance(ranks, list):
                 numbers = tuple(rank for rank in ranks if type(rank) is int)
             else:
-                numbers = tuple(int(digits) for digits in re.findall(r"\d{1,9}", _text(ranks)))
+                numbers = tuple(int(digits) for digits in re.findall(r"\d{1,9}", text(ranks)))
             self._members[name] = tuple(sorted({rank for rank in numbers if 0 <= rank < 10**9}))
         return self._members[name]
 
@@ -254,7 +243,7 @@ class _Builder:
             operator,
             self._shape(entry.get("input_sizes")),
             self._shape(entry.get("output_sizes")),
-            (*_texts(entry.get("input_dtypes")), *_texts(entry.get("output_dtypes"))),
+            (*texts(entry.get("input_dtypes")), *texts(entry.get("output_dtypes"))),
             peer,
         )
         return self.kinds.setdefault(kind, len(self.kinds))
@@ -263,7 +252,7 @@ class _Builder:
         """Sizes of tensors. A pickle may name one list in many places, so that only the first are looked at."""
         tensors = value[:MAX_TENSORS] if isinstance(value, list) else []
         sizes = tuple(
-            tuple(dim for dim in dims[:MAX_DIMS] if type(dim) is int and abs(dim) <= _INT64)
+            tuple(dim for dim in dims[:MAX_DIMS] if type(dim) is int and abs(dim) <= INT64)
             for dims in tensors
             if isinstance(dims, list)
         )
@@ -285,18 +274,18 @@ class _Builder:
                     self._place(each, name)
         statuses = {}
         for each in ids:
-            fields = _mapping(recorded[each])
+            fields = mapping(recorded[each])
             if each in self.by_id:
                 statuses[self.by_id[each]] = GroupStatus(
-                    _whole(fields.get("last_enqueued_collective"), -1),
-                    _whole(fields.get("last_completed_collective"), -1),
+                    whole(fields.get("last_enqueued_collective"), -1),
+                    whole(fields.get("last_completed_collective"), -1),
                 )
         return statuses
 
     def _place(self, number: int, name: str) -> None:
         if number not in self.by_id:
             backend = next((group.backend for group in self.groups), "nccl")
-            description = _text(_mapping(self.config[name]).get("desc"))
+            description = text(mapping(self.config[name]).get("desc"))
             group = FlightGroup(backend, name, description, self._ranks_of(name))
             self.by_id[number] = self.groups.setdefault(group, len(self.groups))
 
@@ -309,10 +298,6 @@ class _Builder:
 
 def _state(value: Any) -> int:
     return _STATES.get(value, SCHEDULED) if isinstance(value, str) else SCHEDULED
-
-
-def _column(values: Iterable[int]) -> Int64:
-    return np.fromiter(values, dtype=np.int64)
 
 
 def _closed_state(group: Int64, p2p: Bool, sequence: Int64, state: Int64) -> Int64:
@@ -329,8 +314,8 @@ def label_rows(*columns: NDArray[Any]) -> Int64:
     """One number, from 0, for each combination of values in a row."""
     order = np.lexsort(columns)
     begins = np.zeros(len(order), dtype=np.bool_)
-    for column in columns:
-        begins[1:] |= np.diff(column[order]) != 0
+    for values in columns:
+        begins[1:] |= np.diff(values[order]) != 0
     labels = np.empty(len(order), dtype=np.int64)
     labels[order] = np.cumsum(begins)
     return labels
@@ -338,25 +323,4 @@ def label_rows(*columns: NDArray[Any]) -> Int64:
 
 def _stack(value: Any) -> tuple[Frame, ...]:
     calls = [call for call in value[:MAX_FRAMES] if isinstance(call, dict)] if isinstance(value, list) else []
-    return tuple(
-        Frame(_text(call.get("filename")), _whole(call.get("line")), _text(call.get("name"))) for call in calls
-    )
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: Any) -> str:
-    return value[:1000] if isinstance(value, str) else ""
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_text(each) for each in value[:1000]) if isinstance(value, list) else ()
-
-
-def _whole(value: Any, otherwise: int = 0) -> int:
-    """A whole number, which JSON may give as text."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
-        return int(value)
-    return value if type(value) is int and abs(value) <= _INT64 else otherwise
+    return tuple(Frame(text(call.get("filename")), whole(call.get("line")), text(call.get("name"))) for call in calls)

@@ -1,7 +1,7 @@
 """Reads a pickle of plain data, from anybody: no class is looked up, nothing is called, and memory is bounded.
 
-Numbers, texts, None, lists, tuples and dictionaries: what torch's flight recorder writes, and what Python's own pickler
-makes of the same data. Anything else, and anything beyond the bounds, is a ValueError.
+Numbers, texts, None, lists, tuples and dictionaries: what torch's flight recorder and its memory snapshots hold, as
+torch and Python's own pickler write them. Anything else, and anything beyond the bounds, is a ValueError.
 
 Python's unpickler does the work, which is 15 times as fast as a loop over the opcodes. It gets a copy that holds only
 opcodes of this list: none of them looks up a class or calls anything, and none takes memory by a number in the file.
@@ -13,7 +13,7 @@ import io
 import pickle
 import re
 import struct
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 MAX_BYTES: Final = 32 << 20
 """Of a dump; one of 2,000 entries with stacks has 1 to 2 MiB."""
@@ -22,11 +22,23 @@ MAX_CONTAINERS: Final = 1_000_000
 MAX_NOTES: Final = 4_000_000
 """Marks, and places in the memo that are taken one after the other."""
 
+
+class Bounds(NamedTuple):
+    """The most that a pickle may have."""
+
+    size: int = MAX_BYTES
+    containers: int = MAX_CONTAINERS
+    notes: int = MAX_NOTES
+
+
+DUMP: Final = Bounds()
+
+
 _MOST_IN_RUN: Final = 4096
 """The matcher takes memory for each."""
 _RUN: Final = re.compile(
     rb"(?:[\]})aesu(N\x88\x89\x94]"  # containers, what goes into them, marks, None, True, False, the next memo place
-    rb"|[hqK].|M..|[jJ]....|G.{8}|\x8a\x08.{8}"  # memo places and numbers
+    rb"|[hqK].|M..|[jJ]....|G.{8}|\x8a(?:\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8})"  # memo places and numbers
     rb"|r..[\x00-\x0f]\x00"  # a memo place takes memory for all before it: less than a million of them
     rb"){1,%d}" % _MOST_IN_RUN,
     re.DOTALL,
@@ -46,12 +58,12 @@ _NOT_ASCII: Final = re.compile(rb"[\x80-\xff]")
 """Made question marks in a text that is not UTF-8: as many, so that its length holds."""
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes, bounds: Bounds = DUMP) -> Any:
     """The value that ``data`` is a pickle of. Raises ValueError where it is damaged, too large or not plain data."""
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES >> 20} MiB")
+    if len(data) > bounds.size:
+        raise ValueError(f"more than {bounds.size >> 20} MiB")
     try:
-        plain = _plain(data)
+        plain = _plain(data, bounds)
         # In one frame: without it, the file's ``read`` is called for each opcode.
         return _Unpickler(io.BytesIO(struct.pack("<BQ", _FRAME, len(plain)) + plain)).load()
     except (pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError) as error:
@@ -70,7 +82,7 @@ class _Unpickler(pickle.Unpickler):
         raise ValueError(f"not plain data ({module_name[:100]}.{global_name[:100]})")
 
 
-def _plain(data: bytes) -> bytes:
+def _plain(data: bytes, bounds: Bounds) -> bytes:
     """The opcodes of ``data`` up to STOP, without protocol and frames; after each tuple a look at it.
 
     Raises ValueError, or IndexError where ``data`` ends before.
@@ -104,10 +116,10 @@ def _plain(data: bytes) -> bytes:
                 copied = end
             at = end
     fixed = b"".join(runs)
-    if tuples + _at_most(fixed, _CONTAINERS) > MAX_CONTAINERS:
-        raise ValueError(f"more than {MAX_CONTAINERS:,} lists and dictionaries")
-    if _at_most(fixed, _NOTES) > MAX_NOTES:
-        raise ValueError(f"more than {MAX_NOTES:,} marks")
+    if tuples + _at_most(fixed, _CONTAINERS) > bounds.containers:
+        raise ValueError(f"more than {bounds.containers:,} lists and dictionaries")
+    if _at_most(fixed, _NOTES) > bounds.notes:
+        raise ValueError(f"more than {bounds.notes:,} marks")
     return b"".join(made)
 
 

@@ -68,6 +68,20 @@ def read_head(path: Path, count: int) -> bytes:
         return _read_up_to(source, count)
 
 
+def read_whole(path: Path, most: int, remedy: str) -> bytes:
+    """The unpacked content, read in pieces: its size is not known before.
+
+    Raises TraceError as ``opened`` does, and where it has more than ``most`` bytes, with the ``remedy``.
+    """
+    data, piece = bytearray(), memoryview(bytearray(1 << 20))
+    with opened(path) as source:
+        while got := source.readinto(piece):
+            data += piece[:got]
+            if len(data) > most:
+                raise TraceError(f"{path}: larger than {most >> 20} MiB; {remedy}")
+    return bytes(data)
+
+
 def read_tail(path: Path, count: int, *, packed_limit: int) -> bytes | None:
     """The last ``count`` unpacked bytes; None where that means unpacking a file of more than ``packed_limit`` bytes."""
     with opened(path) as source:

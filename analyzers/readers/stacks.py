@@ -17,7 +17,7 @@ _THREAD: Final = re.compile(
 _FAULTHANDLER_CALL: Final = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 _PY_SPY_CALL: Final = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?):(?P<line>\d{1,9})\)\s*$")
 _LIBRARY: Final = re.compile(
-    r"site-packages|dist-packages|[/\\]lib[/\\]python\d|[/\\]torch[/\\]|^<|perfscope[/\\]collectors"
+    r"site-packages|dist-packages|[/\\]lib[/\\]python\d|(?:^|[/\\])torch[/\\]|[/\\]torchinductor_|^<|perfscope[/\\]collectors"
 )
 
 

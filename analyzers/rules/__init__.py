@@ -40,12 +40,26 @@ from perfscope.analyzers.rules.host import (
     optimizer_kernels,
 )
 from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler
-from perfscope.analyzers.rules.memory import memory_limit, offload, pinned_memory, sharding_stage
+from perfscope.analyzers.rules.memory import (
+    fragmentation,
+    memory_growth,
+    memory_limit,
+    offload,
+    out_of_memory,
+    pinned_memory,
+    sharding_stage,
+)
 from perfscope.analyzers.rules.ranks import imbalanced_work, pipeline_bubble, pipeline_imbalance, straggling_rank
 from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Severity
 from perfscope.results.rows import Plan
 
-RULES: Final[tuple[Callable[[RuleContext], Finding | None], ...]] = (
+Rule = Callable[[RuleContext], Finding | None]
+
+OF_SNAPSHOTS: Final[tuple[Rule, ...]] = (out_of_memory.evaluate, memory_growth.evaluate, fragmentation.evaluate)
+"""Rules that need memory snapshots, and no trace."""
+
+RULES: Final[tuple[Rule, ...]] = (
+    *OF_SNAPSHOTS,
     batch_size.evaluate,
     bucket_view.evaluate,
     cpu_contention.evaluate,
@@ -98,6 +112,11 @@ def evaluate(job: RuleContext) -> tuple[Finding, ...]:
             key=lambda finding: (finding.severity is Severity.INFO, -_worth(finding, job.step_time_us)),
         )
     )
+
+
+def of_snapshots(job: RuleContext) -> tuple[Finding, ...]:
+    """The findings of a job whose memory snapshots alone are known, the most urgent first."""
+    return tuple(finding for rule in OF_SNAPSHOTS if (finding := rule(job)) is not None)
 
 
 def _worth(finding: Finding, step_time_us: float) -> float:

@@ -20,7 +20,7 @@ from perfscope._version import __version__
 from perfscope.collectors.agreement import ask, open_board
 from perfscope.collectors.config import ALWAYS_ON, CollectorConfig
 from perfscope.collectors.hang.stacks import take_locked
-from perfscope.collectors.launch import bootstrap
+from perfscope.collectors.launch import bootstrap, inspector
 from perfscope.collectors.launch.nsys import wrap
 from perfscope.recording.metadata import LaunchMetadata, load_launch, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE, further_jobs
@@ -59,7 +59,7 @@ class Launch:
                 for name in (
                     "ranks", "wait", "warmup", "active", "repeat", "shapes", "stacks", "memory", "nvtx", "count_flops",
                     "sample_every", "mode", "trigger", "cooldown", "max_captures", "budget", "signal",
-                    "hang_timeout",
+                    "hang_timeout", "inspector",
                 )
             }
         )  # fmt: skip
@@ -89,6 +89,8 @@ class Launch:
     def run(self) -> int:
         """Run the command to its end; its exit code, or minus the signal that ended it. Raises OSError."""
         environment = child_environment(os.environ, self._config.folder / BOOTSTRAP_FOLDER)
+        if self._config.inspector:
+            environment |= inspector.variables(self._config.folder, environment)
         code = run_child(self._command, environment, self._own_signals())
         take_locked(self._config.folder)
         if self._opened:
@@ -190,6 +192,7 @@ def remove_recording(folder: Path) -> None:
     for path in folder.iterdir():
         if _OURS.match(path.name) and path.is_file():
             path.unlink()
+    inspector.remove_logs(folder)
     inside = folder / BOOTSTRAP_FOLDER
     for path in inside.iterdir() if inside.is_dir() else ():
         if _OURS_IN_BOOTSTRAP.match(path.name):

@@ -11,7 +11,7 @@ import click
 
 from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
-from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
+from perfscope.collectors.config import ALWAYS_ON, BESIDE, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
 from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
 from perfscope.collectors.launch.recap import recap
 from perfscope.collectors.launch.run import FolderTakenError, Launch, die_by, isolated_python, package_root
@@ -77,8 +77,9 @@ NSYS_RECORDS: Final = (
     help="With --trigger and --steps-only: signal that asks for a capture, as perfscope trigger does."
 )  # fmt: skip
 @click.option(
-    "--with", "other", type=click.Choice(FOR_ANOTHER),
-    help="Let another profiler record, with PerfScope's ranges: nsys is started; with nvtx you start the profiler."
+    "--with", "other", type=click.Choice((*FOR_ANOTHER, *BESIDE)),
+    help="Let another profiler record, with PerfScope's ranges: nsys is started; with nvtx you start the profiler. "
+    "With inspector, NCCL Inspector logs collectives beside the traces."
 )  # fmt: skip
 @click.option(
     "--sample-every", type=Number(), default=0.5, metavar="SECONDS",
@@ -130,7 +131,8 @@ def command(
     """
     if isinstance(problem := _not_runnable(command[0]), int):
         sys.exit(problem)
-    mode = _mode(steps_only=steps_only, trigger=trigger, other=other)
+    inspector = other in BESIDE
+    mode = _mode(steps_only=steps_only, trigger=trigger, other=None if inspector else other)
     try:
         config = CollectorConfig(
             output=str(output.absolute()),
@@ -139,6 +141,7 @@ def command(
             mode=mode,
             hang_timeout=_hang_timeout(hang_timeout, mode),
             announce=not quiet,
+            inspector=inspector,
             trigger=CollectorConfig.trigger if trigger is None else trigger,
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )

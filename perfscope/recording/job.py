@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
-from perfscope.recording import dumps, metadata, paths, remote
+from perfscope.recording import dumps, inspector, metadata, paths, remote, snapshots
 from perfscope.recording.captures import (
     Capture,
     TraceSource,
@@ -58,6 +58,10 @@ class Job:
     """Rank -> its step history. A recording may hold these alone; ``sources`` is then empty."""
     stuck: dumps.StuckFiles = field(default_factory=dumps.StuckFiles)
     """What ranks that stood still left. There may be nothing else."""
+    snapshots: tuple[TraceSource, ...] = ()
+    """Memory snapshots, those that were taken last. There may be nothing else."""
+    inspector: tuple[Path, ...] = ()
+    """Logs of NCCL Inspector, one of each process. There may be nothing else."""
     further: tuple[str, ...] = ()
     """Folders in this one that hold recordings of further trainings of the same command, by name."""
     choice: str = ""
@@ -75,18 +79,26 @@ def open_job(path: Path, capture: int | None = None) -> Job:
         raise UnusableInput(f"{path}: no such file or folder")
     if path.is_file() and path.name.lower().endswith(_ARCHIVES):
         raise UnusableInput(f"{path}: is an archive; unpack it (tar xf {path.name}) and name the folder")
+    if path.is_file() and (log := inspector.find([path])):
+        return Job(path, (), inspector=log)
+    if path.is_file() and (taken := snapshots.find([path])):
+        return _with_snapshots(Job(path, ()), taken)
     if path.is_file() and (stuck := dumps.find([path])):
         return _with_stuck(Job(path, ()), stuck)
     if path.is_file() or _is_parquet_export(path):
         return Job(path, (TraceSource(path, rank_in_name(path)),))
     names = _files(path)
+    taken, logs = snapshots.find(names), (*inspector.find(names), *inspector.beside(path))
+    names = [entry for entry in names if entry not in (*taken, *logs)]
     stuck = dumps.find(entry for entry in names if not _is_recording_file(entry))
     names = stuck.others(names)
     if any(_is_recording_file(entry) for entry in names):
-        return _with_stuck(_open_recording(path, names, capture, stuck), stuck)
+        job = _open_recording(path, names, capture, without_traces=bool(stuck or taken or logs))
+        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
     traces = _traces(path, names)
-    if traces or stuck:
-        return _with_stuck(_choose(path, captures_of_files(traces), capture) if traces else Job(path, ()), stuck)
+    if traces or stuck or taken or logs:
+        job = _choose(path, captures_of_files(traces), capture) if traces else Job(path, ())
+        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
     return _open_folders_below(path, capture)
 
 
@@ -95,6 +107,16 @@ def _with_stuck(job: Job, stuck: dumps.StuckFiles) -> Job:
         Problem(None, path, "its name does not say which rank it is of: name it rank<N>") for path in stuck.unnamed
     )
     return replace(job, stuck=stuck, problems=(*job.problems, *nameless))
+
+
+def _with_snapshots(job: Job, taken: list[Path]) -> Job:
+    """The job with its memory snapshots; of several that its ranks took the last."""
+    if not taken:
+        return job
+    chosen = last_full(captures_of_files(taken)).sources
+    only = next(iter(job.runs)) if len(job.runs) == len(chosen) == 1 else None
+    named = (replace(source, named_rank=only) if source.named_rank is None else source for source in chosen)
+    return replace(job, snapshots=tuple(named))
 
 
 def _is_own_result(entry: Path) -> bool:
@@ -113,7 +135,8 @@ def _is_recording_file(entry: Path) -> bool:
     )
 
 
-def _open_recording(folder: Path, names: list[Path], capture: int | None, stuck: dumps.StuckFiles) -> Job:
+def _open_recording(folder: Path, names: list[Path], capture: int | None, *, without_traces: bool) -> Job:
+    """``without_traces``: there is something else to analyze where no trace was recorded."""
     problems: list[Problem] = []
     launch = _launch(folder, problems)
     runs: dict[int, RunMetadata] = {}
@@ -133,7 +156,7 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None, stuck:
     samples = tuple(entry for entry in names if paths.is_samples_file(entry))
     histories = {rank: entry for entry in names if (rank := paths.rank_of_steps_file(entry)) is not None}
     reports = () if captures else tuple(TraceSource(entry, rank_in_name(entry)) for entry in _reports(folder, names))
-    if not captures and not reports and not ((histories or stuck) and capture is None):
+    if not captures and not reports and not ((histories or without_traces) and capture is None):
         further = [str(each) for each in paths.further_jobs(folder)]
         others = f" Of other trainings of the command there is something in {', '.join(further)}." if further else ""
         raise UnusableInput(_nothing_recorded(folder, launch, runs) + others)
@@ -255,6 +278,10 @@ def _open_folders_below(folder: Path, capture: int | None) -> Job:
     # Each node wrote its ranks' dumps into a folder of its own.
     if not found and (stuck := dumps.find(name for names in files.values() for name in names)):
         return _with_stuck(Job(folder, ()), stuck)
+    # A folder of snapshots for each of several steps, as torchtitan writes them, or for each node.
+    taken = {entry.name: these for entry, names in files.items() if (these := snapshots.find(names))}
+    if not found and (captures := captures_of_folders(taken) if taken else None):
+        return _with_snapshots(Job(folder, ()), [source.path for source in last_full(captures).sources])
     if not found and len(folders) == 1:
         return open_job(folders[0], capture)
     suffixes = (*TRACE_SUFFIXES, *NSYS_REPORT_SUFFIXES, NSYS_EXPORT_SUFFIX)

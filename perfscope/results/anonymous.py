@@ -16,7 +16,11 @@ _FIELDS: Final = {
 }  # fmt: skip
 """Fields whose values name somebody's own things, and what they are called instead."""
 
-_TABLES: Final = {("model", "name"): "model", ("modules", "name"): "module"}
+_TABLES: Final = {
+    ("model", "name"): "model", ("modules", "name"): "module",
+    **{(table, "module"): "module" for table in ("holders", "growth", "ooms")},
+    **{(table, "label"): "range" for table in ("holders", "growth", "ooms")},
+}  # fmt: skip
 """The same for fields of a table that others have too."""
 
 _FRAMEWORKS: Final = re.compile(

@@ -11,11 +11,13 @@ import pandas as pd
 
 from perfscope.results import rows, tables
 from perfscope.results.columns import Table
+from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.fields import Us
 from perfscope.results.findings import Evidence, Finding
 from perfscope.results.hang import Hang, HangCallSite, HangLastSeen, HangMismatch, HangVictim
 from perfscope.results.history import HistoryBin, OutlierStep, RankHistory, SlowRank
+from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
 from perfscope.results.notes import Note
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series
 from perfscope.results.time_breakdown import TimeBreakdown
@@ -178,6 +180,23 @@ class Frames:
     hang_call_sites = Table(HangCallSite, "Where in the code ranks stand.", "hang.call_sites")
     hang_mismatches = Table(
         HangMismatch, "Collectives that ranks did not issue alike.", "hang.mismatches", each=("variants",)
+    )
+    inspector = Table(
+        InspectorRow,
+        "Collectives as NCCL Inspector logged them, by communicator, kind and size.",
+        without=("last_arriver",),
+    )
+    memory_snapshots = Table(
+        SnapshotRow, "What the caching allocator of each device held, from memory snapshots.", "snapshots.devices"
+    )
+    memory_holders = Table(
+        HolderRow, "Who holds the memory at the peak, by place in the code, from memory snapshots.", "snapshots.holders"
+    )
+    memory_growth = Table(
+        GrowthRow, "What holds more memory at the begin of each step, from memory snapshots.", "snapshots.growth"
+    )
+    memory_failures = Table(
+        OutOfMemoryRow, "Allocations that failed because memory ran out, and why.", "snapshots.ooms"
     )
     hosts = Table(HostRow, "What each host did during the used steps, where the system sampler ran.", "system.hosts")
     devices = Table(

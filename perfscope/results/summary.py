@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from perfscope.results import rows, tables
+from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost
 from perfscope.results.display import Displayed
 from perfscope.results.findings import Finding, Findings
 from perfscope.results.hang import Hang
 from perfscope.results.history import History
+from perfscope.results.memory.snapshots import MemorySnapshots
 from perfscope.results.notes import Note
 from perfscope.results.system import System
 from perfscope.results.time_breakdown import TimeBreakdown
@@ -75,6 +77,12 @@ class Summary(Displayed):
     pipeline: Annotated[tables.Pipeline | None, "None where the job has no pipeline."] = None
     history: Annotated[History | None, "None where the recording holds no step history."] = None
     hang: Annotated[Hang | None, "None where the job did not hang, or left no dumps and no stacks."] = None
+    inspector: Annotated[
+        tuple[InspectorRow, ...], "Collectives as NCCL Inspector logged them; empty without logs."
+    ] = ()
+    snapshots: Annotated[
+        MemorySnapshots | None, "What torch's memory snapshots show; None where the recording holds none."
+    ] = None
     system: Annotated[System | None, "None where no host was sampled during the used steps."] = None
     cost: Annotated[Cost | None, "None where no price was given (``perfscope analyze --price``)."] = None
     lanes: Annotated[

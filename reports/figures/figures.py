@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfscope.errors import PerfscopeError
+from perfscope.reports.figures.allocations import allocations_figure
 from perfscope.reports.figures.breakdown import breakdown_figure
 from perfscope.reports.figures.communication import arrivals_figure, bandwidth_figure, overlap_figure
 from perfscope.reports.figures.layout import Drawn
@@ -33,6 +34,7 @@ _MAKERS: Final[Mapping[str, Callable[[Summary], Drawn | None]]] = {
     "steps": steps_figure,
     "history": history_figure,
     "memory": memory_figure,
+    "allocations": allocations_figure,
     "system": system_figure,
     "overlap": overlap_figure,
     "last_arrivals": arrivals_figure,

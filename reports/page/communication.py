@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Final
 
+from perfscope.reports import tables
 from perfscope.reports.figures.communication import last_arrivals
+from perfscope.reports.tables import HtmlTable
+from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.summary import Summary
-from perfscope.text import duration, known, percent
+from perfscope.text import duration, known, percent, plural
+
+INSPECTED_SHOWN: Final = 40
+"""Rows of the table of NCCL Inspector on the page; the machine-readable result has more."""
 
 
 def arrivals_reading(summary: Summary) -> str:
@@ -51,3 +59,30 @@ def bandwidth_reading(summary: Summary) -> str:
         return ""
     best = max(rated, key=lambda row: row.busbw_gbps or 0.0)
     return f"The highest is {best.busbw_gbps:.3g} GB/s, by {best.kind.replace('_', '-')}."
+
+
+def inspector_table(rows: Sequence[InspectorRow]) -> HtmlTable:
+    """What NCCL Inspector logged, by communicator, kind and size."""
+    shown = rows[:INSPECTED_SHOWN]
+    unlogged = "The plugin does not log it."
+    columns = [
+        tables.words("Kind", [row.kind.replace("_", "-") for row in shown]),
+        tables.words("Communicator", [row.group for row in shown]),
+        tables.column("Ranks", [row.size for row in shown], "{:,}".format),
+        tables.sizes("Size", [row.bytes for row in shown]),
+        tables.column("Operations", [int(row.count) for row in shown], "{:,}".format, definition="inspector_count"),
+        tables.column("of all ranks", [int(row.matched) for row in shown], "{:,}".format, definition="inspector_all"),
+        tables.durations("Wait", [row.wait_us for row in shown], definition="inspector_wait", reason=_NOT_TOGETHER),
+        tables.durations("Transfer", [row.transfer_us for row in shown], definition="inspector_transfer"),
+        tables.durations("Longest", [row.longest_us for row in shown]),
+        tables.column("Bus", [row.busbw_gbps for row in shown], "{:,.3g}".format, unit="GB/s", definition="busbw"),
+        tables.words("Algorithm", [row.algorithm for row in shown], reason=unlogged),
+        tables.words("Protocol", [row.protocol for row in shown], reason=unlogged),
+        tables.words("Clock", [row.timing for row in shown], definition="inspector_timing"),
+    ]
+    together, every = sum(int(row.matched) for row in rows), sum(int(row.count) for row in rows)
+    reading = f"{plural(every, 'operation')}, {together:,} of them logged by all of their ranks."
+    return tables.table("inspector", "Logged by NCCL Inspector", columns, reading)
+
+
+_NOT_TOGETHER: Final = "No operation was logged by all ranks."

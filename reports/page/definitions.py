@@ -9,8 +9,10 @@ from typing import Final
 
 from perfscope.results import rows
 from perfscope.results.categories import TimeCategory
+from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.fields import meaning
 from perfscope.results.findings import Finding
+from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
 from perfscope.results.summary import Summary
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow
 from perfscope.results.tables import KernelRow, LaunchRow, ModuleRow, OperatorRow, StageRow
@@ -52,6 +54,24 @@ _FIELDS: Final[dict[str, tuple[str, type, tuple[str, ...]]]] = {
     "headroom": ("Headroom", rows.MemoryRow, ("headroom_bytes",)),
     "fragmentation": ("Fragmentation", rows.MemoryRow, ("fragmentation",)),
     "allocation_retries": ("Allocation retries", rows.MemoryRow, ("allocation_retries",)),
+    "inspector_count": ("Logged operations", InspectorRow, ("count",)),
+    "inspector_all": ("Operations of all ranks", InspectorRow, ("matched",)),
+    "inspector_wait": ("Wait by NCCL Inspector", InspectorRow, ("wait_us",)),
+    "inspector_transfer": ("Transfer by NCCL Inspector", InspectorRow, ("transfer_us",)),
+    "inspector_timing": ("Clock of NCCL Inspector", InspectorRow, ("timing",)),
+    "snapshot_peak": ("Peak of a snapshot", SnapshotRow, ("peak_bytes",)),
+    "snapshot_reserved": ("Most held", SnapshotRow, ("reserved_peak_bytes",)),
+    "snapshot_unused": ("Of no use at the peak", SnapshotRow, ("fragmentation",)),
+    "snapshot_split": ("Free between others", SnapshotRow, ("split_bytes",)),
+    "snapshot_cached": ("Free segments", SnapshotRow, ("cached_bytes",)),
+    "snapshot_largest": ("Largest free block", SnapshotRow, ("largest_free_bytes",)),
+    "snapshot_rounding": ("Rounding", SnapshotRow, ("rounding_bytes",)),
+    "snapshot_private": ("Private pools", SnapshotRow, ("private_bytes",)),
+    "snapshot_phase": ("Phase of an allocation", HolderRow, ("phase",)),
+    "snapshot_module": ("Module of an allocation", HolderRow, ("module",)),
+    "snapshot_kept": ("Still allocated at the end", HolderRow, ("kept_bytes",)),
+    "snapshot_growth": ("Growth per step", GrowthRow, ("bytes_per_step",)),
+    "snapshot_cause": ("Cause of a failed allocation", OutOfMemoryRow, ("cause",)),
     "kernel_class": ("Class", KernelRow, ("operator_class",)),
     "kernel_time": ("Time of a kernel", KernelRow, ("us_per_step", "share")),
     "kernel_type": ("Type", KernelRow, ("dtype", "tensor_cores")),

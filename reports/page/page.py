@@ -35,6 +35,7 @@ from perfscope.reports.page import (
     overview,
     pipeline,
     run_history,
+    snapshots,
     system,
     tiles,
     timeline,
@@ -127,6 +128,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "collectives": evidence.collectives_table(summary.collectives, len(job.steps))
         if summary.collectives
         else ABSENT,
+        "inspected": communication.inspector_table(summary.inspector) if summary.inspector else None,
         "cost_model": evidence.cost_table(summary.cost_model) if summary.cost_model else ABSENT,
         "tables": evidence.evidence_tables(summary),
         "memory_reading": memory.memory_reading(summary),
@@ -135,6 +137,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         **kernels.values(summary),
         **pipeline.values(summary),
         **hang.values(summary),
+        **snapshots.values(summary),
         "gaps": gaps.gaps(summary),
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,

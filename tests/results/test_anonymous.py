@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from perfscope.reports.page import page
 from perfscope.results.anonymous import anonymous
+from perfscope.results.memory.snapshots import GrowthRow, HolderRow, MemorySnapshots
 from perfscope.results.notes import Note
 from perfscope.results.summary import Summary
 from perfscope.results.tables import ModuleRow
@@ -57,6 +59,21 @@ def test_no_name_of_somebodys_is_left_in_the_json_or_the_page() -> None:
     summary = anonymous(job())
     for written in (json.dumps(summary.to_dict()), page.render(summary)):
         assert [name for name in OWN if name in written] == []
+
+
+def test_what_memory_snapshots_name_is_replaced_too() -> None:
+    place: dict[str, Any] = {
+        "rank": 0, "device": 0, "phase": "forward", "module": "acme_model.py:30 › linear:134", "function": "acme_step",
+        "file": "/home/jdoe/acme/train_acme.py", "line": 3, "label": "acme-label",
+    }  # fmt: skip
+    grown = GrowthRow(**place, bytes_per_step=5, first_bytes=1, last_bytes=11, steps=2)
+    held = HolderRow(**place, bytes=5, share=1.0, allocations=1, largest_bytes=5, kept_bytes=0)
+    found = MemorySnapshots(devices=(), holders=(held,), growth=(grown,))
+    note = Note(about="memory", kind="grows", text=f"It grows in {grown.where}.", ranks=(0,))
+    summary = dataclasses.replace(job(), snapshots=found, notes=(note,))
+    written = json.dumps(anonymous(summary).to_dict())
+    assert not re.search("acme|jdoe", written, re.IGNORECASE)
+    assert "forward of module-" in written
 
 
 def test_one_name_has_one_number_in_tables_and_sentences() -> None:

@@ -30,6 +30,7 @@ TABLES_OF |= {"utilisation": {"utilisation", "flops_by_dtype"}}
 TABLES_OF |= {"history": {"history", "history_ranks", "history_stages", "outlier_steps", "slow_ranks"}}
 TABLES_OF |= {"hang": {"hang", "hang_missing", "hang_victims", "hang_call_sites", "hang_mismatches"}}
 TABLES_OF |= {"findings": {"findings", "evidence"}, "cost": {"cost", "savings"}}
+TABLES_OF |= {"snapshots": {"memory_snapshots", "memory_holders", "memory_growth", "memory_failures"}}
 TABLES_OF |= {"system": {"hosts", "devices", "throttled", "processes", "system_timeline"}}
 """Fields of a summary that make several tables, or tables of other names."""
 

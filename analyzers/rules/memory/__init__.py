@@ -1,3 +1,4 @@
 """Rules on memory: ``memory_limit`` shards more where it is full, ``sharding_stage`` less where gathers cost time;
-``offload`` and ``pinned_memory`` are about copies between host and device.
+``offload`` and ``pinned_memory`` are about copies between host and device. Of memory snapshots: ``out_of_memory``, why
+an allocation failed, ``memory_growth``, what is never freed, ``fragmentation``, what is held in vain.
 """
