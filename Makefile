@@ -2,6 +2,7 @@
 # make test    the test suite: unit tests, then real trainings, browsers and large jobs
 # make frameworks  trainings with every parallel strategy and framework, in .venv-frameworks (half an hour)
 # make codebases  public training programs as they are, recorded and judged, in .venv-codebases (about an hour)
+# make gpu     the acceptance run on this machine's GPUs, with the torch that PYTHON has, in .venv-gpu (ten minutes)
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
@@ -16,6 +17,7 @@ VENV := .venv
 # Third-party frameworks bring a hundred packages that nothing else here needs.
 FRAMEWORKS_VENV := .venv-frameworks
 CODEBASES_VENV := .venv-codebases
+GPU_VENV := .venv-gpu
 # What a command in the environment starts (torchrun, python) comes from the environment too.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -27,7 +29,7 @@ DEMO_ARGS ?= --load-ms 120
 PYTEST_ARGS ?= -n 2
 WHOLE := training or browser or scale
 
-.PHONY: demo test frameworks codebases lint check samples pictures campaign clean
+.PHONY: demo test frameworks codebases gpu lint check samples pictures campaign clean
 
 demo: $(VENV)/collect.stamp
 	@rm -rf $(DEMO)
@@ -50,6 +52,10 @@ frameworks: $(FRAMEWORKS_VENV)/frameworks.stamp
 codebases: export PATH := $(CURDIR)/$(CODEBASES_VENV)/bin:$(PATH)
 codebases: $(CODEBASES_VENV)/codebases.stamp
 	$(CODEBASES_VENV)/bin/python -m tests.codebases.table $(CODEBASES_ARGS)
+
+# On a machine with CUDA and nothing else to do. Some of it: make gpu GPU_ARGS='--only account'
+gpu: $(GPU_VENV)/gpu.stamp
+	$(GPU_VENV)/bin/python -m tests.gpu $(GPU_ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff check .
@@ -77,7 +83,8 @@ campaign: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(CODEBASES_VENV) $(DEMO) pictures build dist *.egg-info .coverage* htmlcov \
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(CODEBASES_VENV) $(GPU_VENV) $(DEMO) pictures gpu-acceptance \
+	    build dist *.egg-info .coverage* htmlcov \
 	    .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -99,6 +106,15 @@ $(CODEBASES_VENV)/codebases.stamp: pyproject.toml constraints.txt tests/codebase
 	$(CODEBASES_VENV)/bin/python -m pip install --quiet --no-deps litgpt==0.5.13
 	$(CODEBASES_VENV)/bin/python -m pip install --quiet --no-deps --upgrade --target $(CODEBASES_VENV)/torchvision --requirement tests/codebases/torchvision.txt
 	@touch $@
+
+# The torch in use is the one to accept: it comes from the interpreter's own packages.
+$(GPU_VENV)/gpu.stamp: pyproject.toml | $(GPU_VENV)/bin/python
+	$(GPU_VENV)/bin/python -c 'import torch' || { echo "make gpu needs a CUDA build of torch in $(PYTHON)'s packages"; exit 1; }
+	$(GPU_VENV)/bin/python -m pip install --quiet --editable '.[sampler]' 'nvtx>=0.2.10'
+	@touch $@
+
+$(GPU_VENV)/bin/python:
+	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
 
 $(VENV)/bin/python $(FRAMEWORKS_VENV)/bin/python $(CODEBASES_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("PerfScope needs Python 3.10 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'

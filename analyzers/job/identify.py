@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.engine import Outcome
 from perfscope.recording.job import Job, TraceSource
+from perfscope.recording.paths import rank_and_capture_of_trace_file
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import Failure
 from perfscope.text import rank_list
@@ -104,7 +105,8 @@ def _place(source: TraceSource, partial: RankPartial, ranks: IdentifiedRanks, *,
     if rank is None:
         ranks.reject(None, source.path, _unknown(source, partial))
         return
-    if partial.rank is None and source.named_rank is not None:
+    # The names that PerfScope gives to its own files are no guess.
+    if partial.rank is None and source.named_rank is not None and not rank_and_capture_of_trace_file(source.path):
         ranks.notes.append(note("ranks", "rank_by_file_name", (rank,), rank=rank, file=source.path.name))
     if partial.rank is not None and source.named_rank not in (None, partial.rank):
         ranks.notes.append(

@@ -1,0 +1,54 @@
+"""What a Chrome trace says by itself: a few lines over its raw events, none of which the product's readers see."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """All events of the file."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        found: list[dict[str, Any]] = json.load(file)["traceEvents"]
+        return found
+
+
+def device_spans(every: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Start and end of all that ran on the device, µs, sorted."""
+    return sorted((e["ts"], e["ts"] + e["dur"]) for e in every if e.get("ph") == "X" and e.get("cat") in ON_DEVICE)
+
+
+def is_step(event: dict[str, Any]) -> bool:
+    """Is it torch.profiler's marker of a step?"""
+    return str(event.get("name", "")).startswith("ProfilerStep#")
+
+
+def union(spans: Iterable[tuple[float, float]], low: float, high: float) -> float:
+    """Total length of the sorted spans' union inside [low, high]."""
+    total, reached = 0.0, low
+    for start, end in spans:
+        start, end = max(start, reached), min(end, high)
+        if end > start:
+            total, reached = total + end - start, end
+    return total
+
+
+def busy_share(path: Path) -> float | None:
+    """Share of the time from the second recorded step's first kernel to the last one's in which the device worked.
+
+    A step's first kernel is the first to start in or after its marker on the host: a whole number of periods lies
+    between two of them. None where the trace holds fewer than three steps or no kernels.
+    """
+    every = events(path)
+    spans = device_spans(every)
+    marks = sorted({e["ts"] for e in every if e.get("ph") == "X" and is_step(e)})
+    starts = [next((start for start, _ in spans if start >= mark), None) for mark in marks]
+    known = [start for start in starts if start is not None]
+    if len(known) < 3 or known[-1] <= known[1]:
+        return None
+    return union(spans, known[1], known[-1]) / (known[-1] - known[1])
