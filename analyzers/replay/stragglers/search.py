@@ -50,7 +50,7 @@ from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_us
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Bool, Int64
+from perfscope.trace.trace import Bool, Float64, Int64
 
 CAUSES: Final = {
     TimeCategory.COMPUTE: "compute",
@@ -367,7 +367,7 @@ class _Search:
         lost_ns = float(saved.mean())
         slow_loader = self._load_longer(ranks, lost_ns) and not self._as_slow_in_operators(ranks)
         if cause == CAUSES[TimeCategory.DATALOADER] and not slow_loader:
-            cause = self._cause_on_host(ranks, lost_ns)
+            cause = self._cause_on_host(ranks, lost_ns) or self._cause_by_draining(ranks)
         if cause is None:
             return None
         worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
@@ -391,6 +391,22 @@ class _Search:
         """What the hosts of these ranks do for longer than their peers', so that their devices wait for a loader no
         slower than the others'; None where they do nothing for so much longer.
         """
+        over = self._busier_at(ranks)
+        if over is None or over.sum() < lost_ns / 2 * len(self._recorded.steps):
+            return None
+        return CAUSES[_by_host(over)]
+
+    def _cause_by_draining(self, ranks: Sequence[int]) -> str | None:
+        """Synchronization, where these ranks are idle behind it and their peers are not: a drained device then waits
+        for batches, too, which come as soon as those of the others; None where they are not.
+        """
+        each = [self._peers[rank].excess_ns(rank, ranks)[self._recorded.used, TimeCategory.SYNC] for rank in ranks]
+        return CAUSES[TimeCategory.SYNC] if float(np.mean(each)) >= self._noise else None
+
+    def _busier_at(self, ranks: Sequence[int]) -> Float64 | None:
+        """For how much longer than their peers the hosts of these ranks do each thing (``HostTime``) but loading; None
+        where they are not known.
+        """
         over = np.zeros(len(HostTime))
         for rank in ranks:
             of, line = self._peers[rank].on_host, self._peers[rank].ranks.index(rank)
@@ -399,9 +415,7 @@ class _Search:
             own = of.own_ns.sum(axis=1)
             over += own[line] - np.median(own[self._peers[rank].others(rank, ranks)], axis=0)
         over[HostTime.LOADER] = 0
-        if over.sum() < lost_ns / 2 * len(self._recorded.steps):
-            return None
-        return CAUSES[TimeCategory.LAUNCH if over.argmax() == HostTime.OPERATORS else TimeCategory.HOST]
+        return over
 
     def _load_longer(self, ranks: Collection[int], lost_ns: float) -> bool:
         """Are these ranks in the loader for so much longer than the others? Where all loaders are slow, they may differ
@@ -416,9 +430,10 @@ class _Search:
         paced, with_hosts = sorted(ranks), self._beside_hosts is not None
         return self.saved(at_peers_pace(self._recorded, self._peers, paced, even=even, with_hosts=with_hosts), paced)
 
-    def saved(self, schedules: Schedules, paced: Collection[int]) -> Int64 | None:
-        """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others;
-        None where that is no more than noise. Their mean is what a what-if predicts.
+    def saved(self, schedules: Schedules, paced: Collection[int], *, loading: bool = True) -> Int64 | None:
+        """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others,
+        nor their loader workers (``loading``); None where that is no more than noise. Their mean is what a what-if
+        predicts.
         """
         schedules, lifted = without_holds(schedules) if paced else (schedules, False)
         replayed = replay(schedules)
@@ -428,7 +443,8 @@ class _Search:
         base = self._base if replayed.host_mark_ns is None else self._beside_hosts
         assert base is not None
         before = recorded.steps_ns(base)
-        floors = [self._usual_loading_ns, *(ns for rank, ns in self._loading_ns.items() if rank not in paced)]
+        kept = [ns for rank, ns in self._loading_ns.items() if not loading or rank not in paced]
+        floors = [self._usual_loading_ns, *kept]
         if replayed.host_mark_ns is None:
             floors.append(self._host_bound.least_ns(paced, before))
         step_ns = predicted_step_ns(
@@ -449,8 +465,8 @@ class _Search:
         """The category in which these ranks exceed their peers most, over the used steps in which they are slower: in
         other steps a peer may stand out.
 
-        Where all synchronize, and the host of these ranks is busy for longer, it launches more slowly: the same
-        synchronizations then leave its device idle for longer.
+        Where all synchronize, and the host of these ranks is busy for longer, it launches more slowly, or pauses: the
+        same synchronizations then leave its device idle for longer.
         """
         total = np.zeros(len(TimeCategory), dtype=np.float64)
         busier_ns = 0.0
@@ -467,7 +483,8 @@ class _Search:
             total[TimeCategory.LAUNCH] = min(total[TimeCategory.LAUNCH], busier_ns - max(total[TimeCategory.HOST], 0.0))
         most = TimeCategory(int(_OWN[np.argmax(total[_OWN])]))
         if most is TimeCategory.SYNC and busier_ns >= total[most] / 2:
-            most = TimeCategory.LAUNCH
+            busier = self._busier_at(ranks)
+            most = TimeCategory.LAUNCH if busier is None else _by_host(busier)
         return CAUSES[most]
 
     def _loaded_before_window_ns(self, rank: int, without: Collection[int]) -> float:
@@ -480,6 +497,11 @@ class _Search:
             return 0.0
         longer = [each[mine] - np.median(each[others]) for each in (recorded.lead_ns, self._loaded_first_ns)]
         return max(float(min(longer)), 0.0)
+
+
+def _by_host(over: Float64) -> TimeCategory:
+    """What hosts cause by what they do for longer (``HostTime``): operators, or anything else."""
+    return TimeCategory.LAUNCH if over.argmax() == HostTime.OPERATORS else TimeCategory.HOST
 
 
 def _without_pauses(together: Straggler, pauses: Sequence[Straggler]) -> Straggler:
@@ -523,7 +545,7 @@ def _slow_stages_cost(
 ) -> Straggler | None:
     """What these stages cost together; None where that is no more than noise."""
     ranks = _ranks_of(stages)
-    saved = search.saved(at_other_stages_pace(search.schedules, stages), ranks)
+    saved = search.saved(at_other_stages_pace(search.schedules, stages), ranks, loading=False)
     if saved is None:
         return None
     worst = max(stages, key=lambda stage: 1 / stage.factor)

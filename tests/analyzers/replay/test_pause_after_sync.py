@@ -11,7 +11,7 @@ import perfscope
 from tests.analyzers.rules.jobs import QUICK
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import Cause, Job, Loader, Model
-from tests.generator import MS, HostSync, SlowHost, simulate
+from tests.generator import MS, US, HostSync, LoaderSpec, Pause, SlowHost, simulate
 from tests.generator.cuda import CudaProcess
 from tests.generator.work import Program
 
@@ -87,3 +87,25 @@ def test_a_slow_host_that_takes_batches_as_slowly_has_no_slow_loader(
     assert (row.ranks, row.cause) == ((1,), cause)
     lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
     assert row.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.05 * emulation.step_ns)
+
+
+def test_a_short_pause_of_a_rank_is_the_host_s_although_all_synchronize(tmp_path: Path):
+    """Too short to be seen as a pause, it leaves the device of its rank idle behind the same synchronizations."""
+    pause = Pause(ranks=(1,), pause_ns=400 * US)
+    job = simulate(replace(QUICK, ranks=2, strategy="zero3", noise=0.05, seed=52002, causes=(pause,)))
+    job.write(tmp_path)
+    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    assert (worst.ranks, worst.cause) == ((1,), "host")
+    assert worst.lost_us == pytest.approx(job.lost_ns(pause) / 1e3, rel=0.25)
+
+
+def test_a_rank_that_drains_its_device_is_named_although_that_waits_for_batches(tmp_path: Path):
+    """Every host loads as long, while its device has work left; rank 1 synchronizes, and its device has none."""
+    sync = HostSync(ranks=(1,))
+    slow_host = replace(QUICK.host, operator_ns=QUICK.host.operator_ns * 6)
+    loader = LoaderSpec(workers=0, load_ns=1500 * US)
+    job = simulate(replace(QUICK, end_sync=False, host=slow_host, loader=loader, causes=(sync,)))
+    job.write(tmp_path)
+    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    assert (worst.ranks, worst.cause) == ((1,), "sync")
+    assert worst.lost_us == pytest.approx(job.lost_ns(sync) / 1e3, rel=0.05)

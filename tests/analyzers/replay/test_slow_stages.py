@@ -25,6 +25,17 @@ def test_a_stage_that_waits_for_data_has_no_slow_kernels(tmp_path: Path) -> None
     assert summary.findings[0].rule == "dataloader-workers"
 
 
+def test_slow_kernels_of_a_stage_cost_nothing_while_its_batches_come_later(tmp_path: Path) -> None:
+    """Rank 1 computes for longer too, but waits for its batches until after that."""
+    healthy_ns = emulate(JOB).step_ns
+    late = Cause("slow loader", 1.6 * healthy_ns / JOB.loader.load_ns, ranks=(1,))
+    slow = Cause("slow compute", 1.2, ranks=(1,))
+    both = emulate(replace(JOB, causes=(late, slow)))
+    assert emulate(replace(JOB, causes=(late,))).step_ns > 0.99 * both.step_ns
+    both.write(tmp_path)
+    assert "compute" not in {row.cause for row in perfscope.analyze(tmp_path).stragglers}
+
+
 def test_a_stage_with_slow_kernels_costs_what_it_takes_longer(tmp_path: Path) -> None:
     job = replace(JOB, causes=(Cause("slow compute", 1.3, ranks=(1,)),))
     emulation = emulate(job)
