@@ -7,6 +7,7 @@
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
 # make campaign  mutated traces, metadata and dumps, hostile files, planted secrets (about an hour)
+# make site    the documentation as a site, in site/, built strict, its links checked
 # make pictures  pages in every look, in pictures/, and the pictures of the documentation
 # make clean   remove everything that was made here
 #
@@ -29,7 +30,7 @@ DEMO_ARGS ?= --load-ms 120
 PYTEST_ARGS ?= -n 2
 WHOLE := training or browser or scale
 
-.PHONY: demo test frameworks codebases gpu lint check samples pictures campaign clean
+.PHONY: demo test frameworks codebases gpu lint check samples site pictures campaign clean
 
 demo: $(VENV)/collect.stamp
 	@rm -rf $(DEMO)
@@ -68,6 +69,12 @@ check: lint test
 samples: $(VENV)/collect.stamp
 	sample_traces/record.sh
 
+site: export PYTHONPATH := $(CURDIR)
+site: export NO_MKDOCS_2_WARNING := 1
+site: $(VENV)/docs.stamp
+	$(VENV)/bin/python -m mkdocs build --strict --quiet
+	$(VENV)/bin/python -m website.check_links site
+
 pictures: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
 	$(VENV)/bin/python -m tests.benchmarks.watch_picture
@@ -83,7 +90,7 @@ campaign: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(CODEBASES_VENV) $(GPU_VENV) $(DEMO) pictures gpu-acceptance \
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) $(CODEBASES_VENV) $(GPU_VENV) $(DEMO) pictures site gpu-acceptance \
 	    build dist *.egg-info .coverage* htmlcov \
 	    .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import click
 
+from perfscope._version import __version__
+from perfscope.cli.answers import Doctor, DoctorCheck
 from perfscope.cli.run import DEFAULT_OUTPUT
-from perfscope.collectors.doctor.check import Level, Surroundings
+from perfscope.collectors.doctor.check import Level, Probe, Surroundings
 from perfscope.collectors.doctor.doctor import default_python, examine
 
 EXIT_BROKEN = 1
@@ -21,7 +24,8 @@ EXIT_BROKEN = 1
     help="Where recordings will be written."
 )  # fmt: skip
 @click.option("--python", metavar="PATH", help="The interpreter of the training environment.  [default: this one]")
-def command(output: Path, python: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema perfscope.doctor/1) instead of text.")
+def command(output: Path, python: str | None, as_json: bool) -> None:
     """Test what a recording needs on this machine: Python, torch and its profiler, devices, the output folder.
 
     Run it where ranks run: inside the container, on a compute node.
@@ -33,12 +37,31 @@ def command(output: Path, python: str | None) -> None:
     srun --nodes 1 --ntasks 1 perfscope doctor --output /shared/recordings
     """
     surroundings = Surroundings(python=python or default_python(), output=output, environment=os.environ)
-    broken = False
-    for check in examine(surroundings):
-        broken |= check.state is Level.BROKEN
-        click.echo(f"{check.state.value:<7} {check.name}: {check.text}")
-        if check.remedy:
-            click.echo(f"{'':<7} → {check.remedy}")
-    click.echo("recordings do not work here" if broken else "recordings work here")
-    if broken:
+    probes = list(examine(surroundings)) if as_json else examine(surroundings)
+    works = True
+    for probe in probes:
+        works = works and probe.state is not Level.BROKEN
+        if not as_json:
+            _print(probe)
+    if as_json:
+        checks = (
+            DoctorCheck(name=each.name, state=each.state.value, text=each.text, remedy=each.remedy) for each in probes
+        )
+        document = Doctor(
+            works=works,
+            python=surroundings.python,
+            output=str(output),
+            checks=tuple(checks),
+            perfscope_version=__version__,
+        )
+        click.echo(json.dumps(document.to_dict(), indent=1))
+    else:
+        click.echo("recordings work here" if works else "recordings do not work here")
+    if not works:
         sys.exit(EXIT_BROKEN)
+
+
+def _print(probe: Probe) -> None:
+    click.echo(f"{probe.state.value:<7} {probe.name}: {probe.text}")
+    if probe.remedy:
+        click.echo(f"{'':<7} → {probe.remedy}")

@@ -26,6 +26,7 @@ VERBS: Final = {
     "merge": "Write all ranks on one clock into one file for Perfetto.",
     "tensorboard": "Write the steps' measurements as curves for TensorBoard.",
     "doctor": "Test whether recording works on this machine, and say how to fix what does not.",
+    "schema": "Print the JSON Schema of what is written or printed as JSON.",
     "completion": "Print the script with which a shell completes commands and options.",
 }
 """Verb -> its line in ``perfscope --help``; each verb's module in this package defines ``command``."""

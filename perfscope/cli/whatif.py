@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from perfscope.cli.answers import Sweep, SweepPoint, WhatIf
 from perfscope.cli.number import Whole
 from perfscope.errors import UnusableInput
 from perfscope.results.accuracy import accuracy_in_words
@@ -88,7 +88,7 @@ def _table(context: Context, asked: Mapping[str, str], as_json: bool) -> None:
 
     together = predict(context, asked)
     if as_json:
-        click.echo(json.dumps(to_json(together)))
+        click.echo(json.dumps(WhatIf(**_values_of(together)).to_dict()))
         return
     paint = _head(together)
     if len(asked) > 1:
@@ -109,8 +109,8 @@ def _sweep(context: Context, asked: Mapping[str, str], text: str, as_json: bool)
     values = list(_values(name, span))
     answers = sweep(context, asked, name, values)
     if as_json:
-        points = [{"value": value, **to_json(answer)} for value, answer in zip(values, answers, strict=True)]
-        click.echo(json.dumps({"setting": name, "points": points}))
+        points = [SweepPoint(value=value, **_values_of(each)) for value, each in zip(values, answers, strict=True)]
+        click.echo(json.dumps(Sweep(setting=name, points=tuple(points)).to_dict()))
         return
     paint = _head(answers[0])
     best = min(answers, key=lambda answer: answer.mid_ns)
@@ -168,14 +168,14 @@ def _notes(answer: WhatIfAnswer) -> None:
         click.echo(f"note: {accuracy_in_words(answer.settings)}")
 
 
-def to_json(answer: WhatIfAnswer) -> dict[str, object]:
-    """As ``docs/cli.md`` has it: µs, and the unchanged replay's relative error."""
+def _values_of(answer: WhatIfAnswer) -> dict[str, Any]:
+    """The fields of ``answers.PredictedStep``."""
     return {
         "measured_step_us": answer.measured_ns / 1e3,
         "profiled_step_us": None if answer.profiled_ns is None else answer.profiled_ns / 1e3,
         "replayed_step_us": answer.replayed_ns / 1e3,
-        "predicted_step_us": dataclasses.asdict(answer.predicted_us),
+        "predicted_step_us": answer.predicted_us,
         "error": answer.error,
         "settings": dict(answer.settings),
-        "assumed": list(answer.assumed),
+        "assumed": answer.assumed,
     }

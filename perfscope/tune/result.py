@@ -9,9 +9,9 @@ from typing import Any, Final
 from perfscope._version import __version__
 from perfscope.analyzers.whatif.predict import WhatIfAnswer
 from perfscope.tune.candidates import Candidate, shown
+from perfscope.tune.document import SCHEMA
 from perfscope.tune.search import Decision, SearchOutcome, Trial
 
-SCHEMA: Final = "perfscope.tune/1"
 RESULT_FILE: Final = "tune.json"
 
 
@@ -44,7 +44,7 @@ class Result:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Times in µs, gains as shares of the step (0.2: a fifth of it saved)."""
+    """As ``document.Tune`` describes it."""
     outcome = result.outcome
     return {
         "schema": SCHEMA,

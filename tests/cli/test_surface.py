@@ -146,7 +146,8 @@ SURFACE = {
         },
     },
     "tensorboard": {"arguments": {"traces"}, "options": {"--capture", "--logdir", "--ranks", "--workers"}},
-    "doctor": {"arguments": set(), "options": {"--output", "--python", "-o"}},
+    "doctor": {"arguments": set(), "options": {"--json", "--output", "--python", "-o"}},
+    "schema": {"arguments": {"name"}, "options": {"--output", "-o"}},
     "completion": {"arguments": {"shell"}, "options": set()},
 }
 

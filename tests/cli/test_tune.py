@@ -20,6 +20,7 @@ from perfscope.tune.measuring import Measurement, TrialGain
 from perfscope.tune.result import Result, as_json, as_text
 from perfscope.tune.search import Decision, SearchOutcome, Trial
 from tests.collectors.harness import PERFSCOPE
+from tests.schemas import follows
 
 
 def tune(*arguments: object) -> tuple[int, str]:
@@ -136,6 +137,8 @@ def test_on_an_unsteady_machine_it_names_what_would_show_more() -> None:
 
 def test_the_json_has_the_same() -> None:
     document = json.loads(json.dumps(as_json(_result(kept=True))))
+    follows("tune", document)
+    follows("tune", json.loads(json.dumps(as_json(_result(kept=False)))))
     assert document["schema"] == "perfscope.tune/1"
     assert document["baseline"]["step_us"] == 100_000
     workers, graph, hook = document["settings"]

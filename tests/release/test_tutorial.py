@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.release.tutorial import run_tutorial
+from tests.schemas import follows
 
 
 @pytest.mark.training
@@ -31,3 +33,16 @@ def test_the_tutorial_finds_the_bottleneck_and_removes_it(tmp_path: Path, root: 
     assert (work / "perfscope-recording" / "report.html").stat().st_size > 100_000
     assert (work / "comparison.html").is_file()
     assert any(command.startswith("perfscope check") for command in outputs)
+    _check_metadata(work / "perfscope-recording")
+
+
+def _check_metadata(recording: Path) -> None:
+    """What a real recording holds in JSON follows its schemas."""
+    follows("launch", json.loads((recording / "perfscope.json").read_text(encoding="utf-8")))
+    for rank in (0, 1):
+        follows("run", json.loads((recording / f"rank-0000{rank}.run.json").read_text(encoding="utf-8")))
+    (samples,) = recording.glob("host-*.samples.jsonl")
+    lines = [line for line in samples.read_text(encoding="utf-8").splitlines() if line]
+    assert len(lines) > 3
+    for line in lines:
+        follows("samples", json.loads(line))
