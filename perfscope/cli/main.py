@@ -22,6 +22,7 @@ VERBS: Final = {
     "whatif": "Predict the step time with settings changed.",
     "compare": "Report what changed between runs, and which changes are significant.",
     "check": "Check a recording against a budget, for continuous integration.",
+    "mcp": "Let agents ask about recordings, over the Model Context Protocol.",
     "tune": "Try settings on a real training, and report which of them help.",
     "merge": "Write all ranks on one clock into one file for Perfetto.",
     "tensorboard": "Write the steps' measurements as curves for TensorBoard.",

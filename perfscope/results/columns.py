@@ -33,6 +33,8 @@ class Column:
     meaning: str
     get: Callable[[Any], Any]
     """A row's value; None where it has none."""
+    type: Any
+    """Of the values, without None; ``object`` for a choice of several types."""
 
 
 class _Tables(Protocol):
@@ -142,7 +144,7 @@ def _plain(field: Field, get: Callable[[Any], Any], name: str = "", meaning: str
 
     dtype = _DTYPES.get(field.type, ("object", "object"))[field.optional]
     unit = field.unit if dtype != "object" else ""
-    return Column(name or field.name, dtype, unit, field.meaning if meaning is None else meaning, value)
+    return Column(name or field.name, dtype, unit, field.meaning if meaning is None else meaning, value, field.type)
 
 
 def _spread(field: Field, get: Callable[[Any], Any], prefix: str) -> tuple[Column, ...]:

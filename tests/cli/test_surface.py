@@ -131,6 +131,7 @@ SURFACE = {
             "-o",
         },
     },
+    "mcp": {"arguments": {"folder"}, "options": {"--anonymize", "--http", "--max-characters", "--workers"}},
     "merge": {
         "arguments": {"traces"},
         "options": {
