@@ -49,7 +49,7 @@ def _judge(outputs: dict[str, str]) -> None:
     assert re.search(r"^Data loading blocks \d\d% of the step", analysis, flags=re.MULTILINE), analysis
     assert re.search(r"^Do first: Set DataLoader\(num_workers=\d\)", analysis, flags=re.MULTILINE), analysis
     (comparison,) = (text for command, text in outputs.items() if command.startswith("perfscope compare"))
-    assert re.match(r"with-workers is \d\.\dx faster", comparison), comparison
+    assert re.match(r"with-workers is \d+(\.\d+)?x faster", comparison), comparison
 
 
 def main() -> None:
