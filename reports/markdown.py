@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from perfscope.reports.compare import words
-from perfscope.reports.page import advice, hang, overview, tiles
+from perfscope.reports.page import advice, hang, overview, run_history, tiles
 from perfscope.results.budget import FAILED, PASSED, SKIPPED, UNKNOWN, Check, CheckRow
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference, WorkChange
@@ -42,6 +42,8 @@ def of_summary(summary: Summary) -> str:
     numbers = [[tile.label, tile.value, tile.detail] for tile in tiles.tiles(summary)]
     if numbers:
         lines += ["", *_table(["", "", ""], numbers)]
+    for over_run in filter(None, (run_history.comparison(summary), run_history.goodput_reading(summary))):
+        lines += ["", escaped(over_run)]
     if summary.findings:
         rows = [
             [str(card.number), card.finding.title, card.finding.severity, card.speedup.short]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable
 
-from perfscope.reports.page import advice, gaps, hang, overview, tiles
+from perfscope.reports.page import advice, gaps, hang, overview, run_history, tiles
 from perfscope.reports.paint import PLAIN, Paint
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import IDLE, TimeCategory
@@ -40,6 +40,8 @@ def verdict(summary: Summary, paint: Paint = PLAIN) -> str:
         _wrapped(overview.certainty(summary), width),
         _hang(summary, width),
         _numbers(summary, paint),
+        _wrapped(run_history.comparison(summary), width),
+        _wrapped(run_history.goodput_reading(summary), width),
         _breakdowns(summary, paint),
         _findings(summary, paint),
         cost_lines(summary, width),

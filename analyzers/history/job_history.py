@@ -6,19 +6,16 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.history.rank_history import (
-    Float64,
-    RankFile,
-    RankPartialHistory,
-    bin_width,
-    last_step,
-    summarize_rank,
-)
+from perfscope.analyzers.history.goodput import RankGoodput, job_goodput
+from perfscope.analyzers.history.own_times import OwnTimes, rank_parts, windows_left_out
+from perfscope.analyzers.history.rank_history import Float64, RankFile, RankPartialHistory, bin_width, last_step
+from perfscope.analyzers.history.stragglers import RunStragglers, find_stragglers
 from perfscope.execution import engine
 from perfscope.grouping import grouped
 from perfscope.recording.job import Job
@@ -64,12 +61,15 @@ def job_history(
     """Read every rank's history; None where there is none. A file that cannot be read is a Failure of its rank."""
     if not job.histories:
         return None, ()
-    width = bin_width(max(_last_step(path) for path in job.histories.values()))
+    last = [_last_step(path) for path in job.histories.values()]
+    width, every = bin_width(max(last)), windows_left_out(sum(last) + len(last))
     hosts = {rank: run.host for rank, run in job.runs.items()}
     files = [RankFile(rank, hosts.get(rank, ""), path) for rank, path in job.histories.items()]
     partials: dict[int, RankPartialHistory] = {}
+    own: dict[int, OwnTimes] = {}
+    goodput: dict[int, RankGoodput] = {}
     failures = []
-    work = functools.partial(summarize_rank, width=width)
+    work = functools.partial(rank_parts, width=width, every=every)
     sizes = [file.path.stat().st_size for file in files]
     memory = [_WORKER_BYTES + size * _MEMORY_PER_BYTE for size in sizes]
     # Small files are not worth sending to a cluster.
@@ -80,8 +80,24 @@ def job_history(
             if outcome.result is None:
                 failures.append(Failure(rank=rank, path=str(outcome.item.path), error=outcome.error or "no result"))
             else:
-                partials[rank] = outcome.result
-    return (_history(job, dict(sorted(partials.items()))) if partials else None), tuple(failures)
+                partials[rank] = outcome.result.history
+                goodput[rank] = outcome.result.goodput
+                if outcome.result.own is not None:
+                    own[rank] = outcome.result.own
+    if not partials:
+        return None, tuple(failures)
+    found = find_stragglers(dict(sorted(own.items())), hosts, peers_of(job, own))
+    history = _history(job, dict(sorted(partials.items())), found)
+    return replace(history, goodput=job_goodput(job, goodput)), tuple(failures)
+
+
+def peers_of(job: Job, ranks: Iterable[int]) -> list[list[int]]:
+    """Groups of these ranks that do the same work: those of one stage of a pipeline, else all."""
+    by_stage: dict[str, list[int]] = defaultdict(list)
+    for rank in sorted(ranks):
+        pipeline = job.runs[rank].settings.get("pipeline") if rank in job.runs else None
+        by_stage[str(pipeline.get("stage")) if isinstance(pipeline, dict) else ""].append(rank)
+    return list(by_stage.values())
 
 
 def waiting_stages(strategies: Iterable[str]) -> frozenset[str]:
@@ -96,15 +112,17 @@ def _last_step(path: Path) -> int:
         return -1
 
 
-def _history(job: Job, partials: Partials) -> History:
+def _history(job: Job, partials: Partials, found: RunStragglers | None) -> History:
     strategies = {strategy for run in job.runs.values() for strategy in run.strategies} or {"unknown"}
     waiting = waiting_stages(strategies)
     world = max((run.world_size for run in job.runs.values()), default=0)
     history = History(
         ranks=tuple(partial.row for partial in partials.values()),
         bins=_bins(partials),
-        outliers=_outliers(partials, waiting),
-        slow_ranks=() if "pipeline" in strategies else _slow_ranks(partials, waiting),
+        outliers=_outliers(partials, waiting, found),
+        slow_ranks=() if "pipeline" in strategies or found is not None else _slow_ranks(partials, waiting),
+        stragglers=found.rows if found is not None else (),
+        compared=found is not None,
         missing_ranks=tuple(rank for rank in range(world) if rank not in partials),
     )
     for row in history.ranks:
@@ -133,8 +151,9 @@ def _bins(partials: Partials) -> tuple[HistoryBin, ...]:
     )
 
 
-def _outliers(partials: Partials, waiting: frozenset[str]) -> tuple[OutlierStep, ...]:
+def _outliers(partials: Partials, waiting: frozenset[str], found: RunStragglers | None) -> tuple[OutlierStep, ...]:
     """Steps that are outliers on any rank, with the rank and the stage that each is attributed to."""
+    delays = found.delays.by_step() if found is not None else {}
     seen = grouped(
         (number, (rank, place))
         for rank, partial in partials.items()
@@ -145,6 +164,12 @@ def _outliers(partials: Partials, waiting: frozenset[str]) -> tuple[OutlierStep,
         longest, place = max(where, key=lambda entry: partials[entry[0]].outliers.us[entry[1]])
         outliers = partials[longest].outliers
         rank, stage = _attributed_to(partials, where, waiting, longest)
+        delay = delays.get(number)
+        if (
+            delay is not None
+            and delay.excess_us >= float(outliers.us[place]) * (1 - 1 / float(outliers.ratio[place])) / 2
+        ):
+            rank, stage = delay.rank, delay.stage
         rows.append(
             OutlierStep(
                 step=number,

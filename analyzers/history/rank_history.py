@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.errors import TraceError
-from perfscope.recording.history import DISTURBED, STAGES, VALUE_BYTES, PackedBlock, unpack
+from perfscope.grouping import grouped
+from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, VALUE_BYTES, PackedBlock, unpack
 from perfscope.results.history import OTHER, RankHistory
 from perfscope.trace.trace import Bool, Int64
 
@@ -56,6 +57,12 @@ class RankStepTimes:
     stages_us: Float64
     """A row for each step, a column for each stage; each row adds up to the step."""
     disturbed: Bool
+    waits_us: Float64 | None
+    """What of ``stages_us`` was waiting for other ranks; None where that was not measured."""
+    core_us: Float64
+    """Waiting for a core, in each step; 0 where it was not measured."""
+    began_ns: Int64
+    """When each step began, ns since the epoch; within a block as the sum of the steps before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +112,12 @@ def bin_width(last: int) -> int:
 
 
 def read(path: Path) -> RankStepTimes:
-    """Read a file. Raises TraceError, naming the file, where it has no step."""
+    """Read the last attempt of a file. Raises TraceError, naming the file, where it has no step."""
+    return read_attempts(path)[-1]
+
+
+def read_attempts(path: Path) -> list[RankStepTimes]:
+    """Read a file: its attempts, the first one first. Raises TraceError, naming the file, where it has no step."""
     try:
         blocks = list(unpack(path.read_bytes()))
     except OSError as error:
@@ -114,31 +126,48 @@ def read(path: Path) -> RankStepTimes:
         raise TraceError(
             f"{path}: no step in the file: the job ended before the first was written, or the file is damaged"
         )
-    attempt = max(block.attempt for block in blocks)
-    mine = [block for block in blocks if block.attempt == attempt]
-    stages = tuple(name for name in STAGES if all(name in block.stages for block in mine))
+    attempts = grouped((block.attempt, block) for block in blocks)
+    return [
+        _steps_of(attempts[number], sum(block.steps for block in blocks if block.attempt < number))
+        for number in sorted(attempts)
+    ]
+
+
+def _steps_of(mine: list[PackedBlock], earlier: int) -> RankStepTimes:
+    """The steps of one attempt, from its blocks."""
+    always = {name for name in STAGES if all(name in block.stages for block in mine)}
+    now_and_then = {name for block in mine for name in block.stages if name in OCCASIONAL}
+    stages = tuple(name for name in STAGES if name in always | now_and_then)
     numbers = np.concatenate([block.first_step + np.arange(block.steps, dtype=np.int64) for block in mine])
-    columns = np.concatenate([block_columns(block, stages) for block in mine])
+    columns = np.concatenate([np.hstack((block_columns(block, stages), _waits(block, stages))) for block in mine])
     flags = np.concatenate([np.frombuffer(block.flags, np.uint8) for block in mine])
+    began = np.concatenate([block.began_ns + _before(block_columns(block, ())[:, 0]) for block in mine])
     # Steps may have been renumbered: of two with one number, the later one is right.
     numbers, last = np.unique(numbers[::-1], return_index=True)
-    columns, flags = columns[::-1][last], flags[::-1][last]
-    step_us = columns[:, 0]
-    other = step_us - columns[:, 1:].sum(axis=1)
+    columns, flags, began = columns[::-1][last], flags[::-1][last], began[::-1][last]
+    step_us, stages_us = columns[:, 0], columns[:, 1 : 1 + len(stages)]
+    other = step_us - stages_us.sum(axis=1)
     return RankStepTimes(
-        attempt=attempt,
-        earlier_steps=sum(block.steps for block in blocks) - sum(block.steps for block in mine),
+        attempt=mine[0].attempt,
+        earlier_steps=earlier,
         stages=stages,
         number=numbers,
         step_us=step_us,
-        stages_us=np.column_stack((columns[:, 1:], other)),
+        stages_us=np.column_stack((stages_us, other)),
         disturbed=flags & DISTURBED != 0,
+        waits_us=None if mine[-1].waits is None else columns[:, 1 + len(stages) : -1],
+        core_us=columns[:, -1],
+        began_ns=began,
     )
 
 
 def summarize_rank(file: RankFile, width: int) -> RankPartialHistory:
     """Read a file and reduce it; ``width`` is from :func:`bin_width`. Raises TraceError where the file has no step."""
-    steps = read(file.path)
+    return reduce_steps(read(file.path), file, width)
+
+
+def reduce_steps(steps: RankStepTimes, file: RankFile, width: int) -> RankPartialHistory:
+    """Reduce what was read of ``file``."""
     used = ~steps.disturbed if not steps.disturbed.all() else np.ones(len(steps.number), dtype=bool)
     step_us, stages_us, number = steps.step_us[used], steps.stages_us[used], steps.number[used]
     count, outliers = _outliers(number, step_us, stages_us)
@@ -167,12 +196,36 @@ def summarize_rank(file: RankFile, width: int) -> RankPartialHistory:
 
 
 def block_columns(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
-    """A row for each step of a block; columns are the step and ``stages``, each of which it must have, µs."""
-    grouped = np.frombuffer(block.columns, np.uint8).reshape(1 + len(block.stages), VALUE_BYTES, block.steps)
+    """A row for each step of a block; columns are the step and ``stages``, µs, 0 in a stage that it does not have."""
+    return _columns(block, [0, *(_place(block.stages, 1, name) for name in stages)])
+
+
+def _waits(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
+    """The same of the waits in each of these stages, in other and for a core."""
+    first = 1 + len(block.stages)
+    return _columns(block, [_place(block.waits or (), first, name) for name in (*stages, OTHER, CORE)])
+
+
+def _place(names: tuple[str, ...], first: int, name: str) -> int | None:
+    return first + names.index(name) if name in names else None
+
+
+def _columns(block: PackedBlock, wanted: list[int | None]) -> Float64:
+    """Columns of a block by their place; 0 where that is None."""
+    count = 1 + len(block.stages) + len(block.waits or ())
+    grouped = np.frombuffer(block.columns, np.uint8).reshape(count, VALUE_BYTES, block.steps)
     values: npt.NDArray[Any] = np.ascontiguousarray(grouped.transpose(0, 2, 1)).view("<u8")[..., 0]
-    wanted = [0, *(1 + block.stages.index(name) for name in stages)]
-    chosen: Float64 = values[wanted].T.astype(np.float64)
+    chosen: Float64 = np.zeros((block.steps, len(wanted)))
+    for column, place in enumerate(wanted):
+        if place is not None:
+            chosen[:, column] = values[place]
     return chosen
+
+
+def _before(durations_us: Float64) -> Int64:
+    """Time from the first step's begin to that of each, ns."""
+    ends: Int64 = (np.cumsum(durations_us) * 1000).astype(np.int64)
+    return np.concatenate(([0], ends[:-1]))
 
 
 def _around(values: Float64) -> Float64:

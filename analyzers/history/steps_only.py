@@ -13,7 +13,7 @@ from typing import Final
 from perfscope._version import __version__
 from perfscope.recording.job import Job
 from perfscope.results.hang import Hang
-from perfscope.results.history import OTHER, History, RankHistory
+from perfscope.results.history import STAGE_WORDS, History, RankHistory
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import Failure, JobInfo, Replay, Utilisation, Verdict
 from perfscope.results.summary import Summary
@@ -23,13 +23,6 @@ NOTICEABLE: Final = 0.05
 """Share of the step from which a rank's excess, or data loading, is in the verdict."""
 
 _NO_TRACE: Final = "No trace was recorded, only step times"
-_WORDS: Final = {
-    "dataloader": "loading data",
-    "forward": "in the forward",
-    "backward": "in the backward",
-    "optimizer": "in the optimizer",
-    OTHER: "outside of data loading, forward, backward and optimizer",
-}
 
 
 def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -> Summary:
@@ -126,11 +119,12 @@ def untraced_job(
 
 def _headline(history: History, slowest: RankHistory) -> str:
     step = f"Steps take {duration(slowest.median_us)} (median of {slowest.steps:,})"
+    if history.stragglers:
+        return f"{step}; {history.stragglers[0].in_words()}."
     first = history.slow_ranks[0] if history.slow_ranks else None
     if first is not None and first.excess_us >= NOTICEABLE * slowest.median_us:
-        return (
-            f"{step}; rank {first.rank} spends {duration(first.excess_us)} more {_WORDS[first.stage]} than its peers."
-        )
+        longer = f"{duration(first.excess_us)} more {STAGE_WORDS[first.stage]}"
+        return f"{step}; rank {first.rank} spends {longer} than its peers."
     loader, share = max(
         ((row, row.stages_us.get("dataloader", 0.0) / row.mean_us) for row in history.ranks if row.mean_us > 0),
         key=lambda entry: entry[1],
@@ -169,7 +163,7 @@ def _notes(job: Job, history: History) -> Iterator[Note]:
         yield note("history", "history_incomplete", incomplete, steps=max(row.lost_steps for row in history.ranks))
     if history.missing_ranks:
         yield note("ranks", "ranks_without_history", history.missing_ranks, count=len(history.missing_ranks))
-    if "pipeline" in {strategy for run in job.runs.values() for strategy in run.strategies}:
+    if not history.compared and "pipeline" in {name for run in job.runs.values() for name in run.strategies}:
         yield note("history", "pipeline_not_compared")
     yield from collector_problems({rank: run.problems for rank, run in sorted(job.runs.items())})
     if job.launch is not None and job.launch.exit_code:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,8 @@ from perfscope.analyzers.live.states import Log, job_state, patience_s, rank_sta
 from perfscope.analyzers.live.steps import JobSteps
 from perfscope.analyzers.live.stragglers import OwnTime, own_time
 from perfscope.analyzers.live.trend import Trend
+from perfscope.recording.history import OCCASIONAL
+from perfscope.recording.metadata import epoch_ns
 
 _DATA_PARALLEL: Final = {"single", "ddp", "fsdp", "zero1", "zero2", "zero3"}
 """Strategies in which every rank trains on samples of its own."""
@@ -101,7 +102,7 @@ class LiveJob:
             state=state,
             reason=reason,
             command=launch.command if launch is not None else (),
-            started_ns=_epoch_ns(launch.started_at) if launch is not None else None,
+            started_ns=epoch_ns(launch.started_at) if launch is not None else None,
             exit_code=launch.exit_code if launch is not None else None,
             world_size=world,
             hosts_count=len({row.host for row in ranks if row.host} | {host.host for host in hosts}),
@@ -213,11 +214,6 @@ def _known(value: float) -> float | None:
 
 
 def _stages(values: Float64) -> dict[str, float]:
-    return {name: float(values[1 + place]) for place, name in enumerate(COLUMNS[1:]) if np.isfinite(values[1 + place])}
-
-
-def _epoch_ns(text: str) -> int | None:
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1e9)
-    except ValueError:
-        return None
+    """The stages that are measured, without those that come now and then and have not come."""
+    stages = zip(COLUMNS[1:], values[1:].tolist(), strict=True)
+    return {name: us for name, us in stages if np.isfinite(us) and (us or name not in OCCASIONAL)}

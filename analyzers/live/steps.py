@@ -10,7 +10,7 @@ import numpy as np
 from perfscope.analyzers.history.rank_history import Float64, block_columns
 from perfscope.analyzers.live.ring import COLUMNS, Float32, StepRing
 from perfscope.analyzers.live.source import Entry, Source, Tail, read_all
-from perfscope.recording.history import DISTURBED, STAGES, PackedBlock, unpack_growing
+from perfscope.recording.history import DISTURBED, OCCASIONAL, STAGES, PackedBlock, unpack_growing
 
 FIRST_BYTES: Final = 64 << 20
 """Of all histories together that are read when watching begins; of longer runs only the end is."""
@@ -177,6 +177,8 @@ def _rows(block: PackedBlock) -> Float64:
     measured = block_columns(block, block.stages)
     rows = np.full((block.steps, len(COLUMNS)), np.nan)
     rows[:, 0] = measured[:, 0]
+    if "forward" in block.stages:  # a block leaves out those of these stages that none of its steps has
+        rows[:, [1 + STAGES.index(stage) for stage in OCCASIONAL]] = 0
     for place, stage in enumerate(block.stages):
         rows[:, 1 + STAGES.index(stage)] = measured[:, 1 + place]
     rows[:, -1] = measured[:, 0] - measured[:, 1 : 1 + len(block.stages)].sum(axis=1)

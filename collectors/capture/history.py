@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 from perfscope.collectors.phases.clock import PhaseClock
-from perfscope.recording.history import DISTURBED, STAGES, Block, pack
+from perfscope.collectors.phases.core import CoreWaits
+from perfscope.recording.history import DISTURBED, OCCASIONAL, STAGES, WAITS, Block, pack
 
 BLOCK_STEPS: Final = 512
 """Steps of a block at most: by then its header no longer counts."""
@@ -42,6 +44,8 @@ class Step(NamedTuple):
     """ns."""
     stages: Stages
     disturbed: bool
+    waits: Stages = (0,) * len(WAITS)
+    """Of that, waiting for each of ``WAITS``."""
 
 
 def block_age(world_size: int) -> float:
@@ -60,6 +64,8 @@ class StepHistory:
         self._written_at = time.monotonic()
         self.measured = frozenset({"optimizer"})
         """Stages that are measured; the others' times are left out."""
+        self.waits_measured = False
+        """Is waiting for other ranks?"""
 
     def add(self, step: Step) -> None:
         """A step has ended."""
@@ -89,10 +95,13 @@ class StepHistory:
             began_ns=steps[0].began + to_epoch,
             step_us=[step.duration // 1000 for step in steps],
             stages_us={
-                name: [step.stages[place] // 1000 for step in steps]
-                for place, name in enumerate(STAGES)
-                if name in self.measured
+                name: column
+                for name, column in _columns(STAGES, [step.stages for step in steps])
+                if name in self.measured and (name not in OCCASIONAL or any(column))
             },
+            waits_us={name: column for name, column in _columns(WAITS, [step.waits for step in steps]) if any(column)}
+            if self.waits_measured
+            else None,
             flags=bytes(DISTURBED if step.disturbed else 0 for step in steps),
         )
 
@@ -104,6 +113,12 @@ class StepHistory:
                 raise OSError(f"{self._path.name} was cut while it was written; is the disk full?")
         finally:
             os.close(file)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Stages]) -> Iterator[tuple[str, list[int]]]:
+    """The times of each name in every step, µs."""
+    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        yield name, [ns // 1000 for ns in column]
 
 
 UNPROFILED_STEPS: Final = 256
@@ -118,6 +133,8 @@ class StepTimer:
         self._clock = clock
         self._began: int | None = None
         self._disturbed = False
+        self.core = CoreWaits()
+        """Of the training thread; begun where waiting is measured."""
         self.unprofiled: list[int] = []
         """Wall time of the first undisturbed steps, ns."""
 
@@ -127,10 +144,11 @@ class StepTimer:
         ``busy``: something of ours is at work.
         """
         now = perf_counter_ns()
-        stages = self._clock.take()
+        stages, waits = self._clock.take()
+        core = self.core.since()
         if self._began is None:
             return None
-        step = Step(number, self._began, now - self._began, stages, self._disturbed or busy)
+        step = Step(number, self._began, now - self._began, stages, self._disturbed or busy, (*waits[:-1], core))
         self._history.add(step)
         if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
             self.unprofiled.append(step.duration)

@@ -15,8 +15,10 @@ from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.trigger import Trigger
 from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER
+from perfscope.collectors.phases.checkpoints import Checkpoints
 from perfscope.collectors.phases.clock import PhaseClock
 from perfscope.collectors.phases.phases import BATCHES_DESCRIBED, OPTIMIZER
+from perfscope.collectors.phases.waits import RankWaits
 from perfscope.recording.history import STAGES
 from perfscope.recording.paths import steps_file
 
@@ -40,6 +42,8 @@ class StepWatch:
         self._always_on = config.mode in ALWAYS_ON
         self._clock = PhaseClock()
         self._phases.attach(self._clock, (OPTIMIZER,))
+        self._waits = RankWaits(self._clock)
+        self._checkpoints = Checkpoints(self._clock)
         history = steps_file(config.folder, context.identity.rank)
         self._history = StepHistory(history, attempt, block_age(context.identity.world_size))
         self._pace = StepTimer(self._history, self._clock)
@@ -112,11 +116,13 @@ class StepWatch:
     def forget(self) -> None:
         """In a forked child, which has no thread of ours: put everything back and store nothing."""
         self._problems.guard("restoring the signal", self._signal.remove)
+        self._stop_timing()
 
     def close(self) -> None:
         """The process ends: put everything back, write what is left."""
         self._problems.guard("restoring the signal", self._signal.remove)
         self._problems.guard("restoring the phases", self._phases.remove)
+        self._stop_timing()
         if self._background.stop():
             self._write()
 
@@ -128,9 +134,19 @@ class StepWatch:
             self._phases.attach(self._clock, innermost=True)
             self._phases.describe_loaders()
             self._history.measured = frozenset(STAGES)
+            self._problems.guard(self._checkpoints.what, self._checkpoints.install)
         self._phases.patch(self._objects.to_hook())
+        measured = self._problems.guard(self._waits.what, self._waits.install, self._objects)
+        self._history.waits_measured = bool(measured)
+        if measured:
+            self._pace.core.begin()
         if self._described:
             self._objects = None
+
+    def _stop_timing(self) -> None:
+        self._problems.guard("restoring waits", self._waits.remove)
+        self._problems.guard("restoring checkpoints", self._checkpoints.remove)
+        self._pace.core.end()
 
     def _describe(self, optimizers: list[Any]) -> None:
         """What was found is a few steps old and held so long, because looking again takes as long again."""

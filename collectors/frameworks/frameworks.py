@@ -10,7 +10,7 @@ from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.discovery import JobObjects
 from perfscope.collectors.frameworks import accelerate, deepspeed, horovod, lightning, megatron, nvtx, transformers
 from perfscope.collectors.frameworks import torch as torch_itself
-from perfscope.collectors.frameworks.hooks import Call, Hooks, range_functions
+from perfscope.collectors.frameworks.hooks import Call, Hooks, RangedFunction, range_functions
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
 
@@ -48,6 +48,11 @@ class FrameworkRanges:
         """In a forked child: put everything back, but close nothing, for what is open is its parent's."""
         self._patches.restore()
         self._hooks = None
+
+
+def ranged_functions() -> list[RangedFunction]:
+    """Every function of a framework that gets a range of its own."""
+    return [function for framework in _FRAMEWORKS for function in getattr(framework, "PHASES", ())]
 
 
 def install_ranges(framework: ModuleType, hooks: Hooks) -> None:

@@ -9,7 +9,11 @@ from perfscope.collectors.discovery import JobObjects
 from perfscope.collectors.frameworks.hooks import Hooks, RangedFunction, owner_of, range_collectives
 from perfscope.recording.vocabulary import CHECKPOINT, COMMUNICATION, PIPELINE_PREFIX
 
-PHASES: Final = (RangedFunction("torch", "", "save", CHECKPOINT),)
+PHASES: Final = (
+    RangedFunction("torch", "", "save", CHECKPOINT),
+    RangedFunction("torch.distributed.checkpoint", "", "save", CHECKPOINT),
+    RangedFunction("torch.distributed.checkpoint", "", "async_save", CHECKPOINT),
+)
 
 COLLECTIVES: Final = (
     "_all_gather_base", "_reduce_scatter_base", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",

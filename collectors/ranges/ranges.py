@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from perfscope.collectors.annotate import Annotator
 from perfscope.collectors.device import device_types
 from perfscope.collectors.frameworks.frameworks import FrameworkRanges
+from perfscope.collectors.phases.clock import evaluates
 from perfscope.collectors.phases.phases import ALL, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges.accumulation import Accumulation
@@ -177,13 +178,7 @@ class Ranges:
         return ranged
 
     def _begin_forward(self, module: Any) -> Any:
-        import torch
-
-        # DeepSpeed's engine puts what it holds into evaluation mode. A module's truth value is its length: an empty
-        # one's is False, and a compiled one of no length raises.
-        held = module._modules.get("module")
-        inner = module if held is None else held
-        if not (module.training and inner.training) and not torch.is_grad_enabled():
+        if evaluates(module):
             # A framework's whole evaluation may have its range already.
             return None if getattr(self._depth, EVALUATION, False) else self._begin(EVALUATION)
         self.accumulation.forward_begins(module)

@@ -4,7 +4,8 @@ A file is blocks, each of consecutive steps, appended whole while the job runs: 
 not yet there, and a block that was cut or damaged is left out by its checksum. A block is a header and packed columns::
 
     header    magic, checksum, bytes that follow, steps, stages, attempt, first step, began (``_HEADER``)
-    columns   µs of each step, then of each stage whose bit is set, 8 bytes per value; then a byte of flags per step
+    columns   µs of each step, of each stage and of each wait whose bit is set, 8 bytes per value; then a byte of flags
+              per step
 
 Before they are packed (zlib) a column's bytes are regrouped, all first bytes, then all second ones, and so on: steps
 are alike, so all but the lowest bytes nearly vanish. Standard library only: collectors write it in the training job.
@@ -20,8 +21,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-STAGES: Final = ("dataloader", "forward", "backward", "optimizer")
+STAGES: Final = ("dataloader", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 """What is measured of a step on the training thread's clock, in the order of the columns and of the bits."""
+
+OCCASIONAL: Final = frozenset({"evaluation", "checkpoint"})
+"""Stages that most steps do not have: a block in which none has them leaves them out, and they are 0 there."""
+
+CORE: Final = "core"
+"""The wait of a thread that could run for a core that is free."""
+
+WAITS: Final = (*STAGES, "other", CORE)
+"""What a step waits for, in the order of the columns and of the bits. With the name of a stage: the time in it in which
+the training thread waited for a collective or a message to complete, a part of the stage's time; and :data:`CORE`,
+which may lie anywhere in the step."""
 
 DISTURBED: Final = 1
 """Flag of a step during which this project itself was at work (profiler, compression): not to be compared."""
@@ -32,6 +44,9 @@ _MAGIC: Final = b"PSH1"
 _HEADER: Final = struct.Struct("<4sIIIIIqq")
 _COVERED: Final = struct.Struct("<IIIIqq")
 """What the checksum covers of the header: all that follows it."""
+_FIRST_WAIT: Final = 16
+"""Bit of the first of ``WAITS``; the stages' bits are below."""
+_WAITS_MEASURED: Final = 1 << 31
 _LEVEL: Final = 6
 _MOST_STEPS: Final = 1 << 20
 """In one block; a header with more is damaged."""
@@ -55,13 +70,15 @@ class Block:
     """Stage -> time of each step in it alone; stages that nothing measured are left out."""
     flags: bytes
     """One byte per step: :data:`DISTURBED` or 0."""
+    waits_us: dict[str, Sequence[int]] | None = None
+    """Name of ``WAITS`` -> waiting in each step; those left out are 0. None where waiting is not measured."""
 
 
 @dataclass(frozen=True)
 class PackedBlock:
     """A block as it is read: checked and unpacked, its columns still grouped by byte.
 
-    ``columns`` is, of each of ``1 + len(stages)`` columns, 8 runs of ``steps`` bytes, the lowest bytes first.
+    ``columns`` is, of each of ``1 + len(stages) + len(waits)`` columns, 8 runs of ``steps`` bytes, the lowest first.
     """
 
     attempt: int
@@ -71,14 +88,19 @@ class PackedBlock:
     stages: tuple[str, ...]
     columns: bytes
     flags: bytes
+    waits: tuple[str, ...] | None = None
+    """None where waiting is not measured."""
 
 
 def pack(block: Block) -> bytes:
     """A block's bytes, header included."""
     stages = [name for name in STAGES if name in block.stages_us]
-    columns = [_grouped(block.step_us), *(_grouped(block.stages_us[name]) for name in stages)]
-    payload = zlib.compress(b"".join(columns) + block.flags, _LEVEL)
-    bits = sum(1 << STAGES.index(name) for name in stages)
+    waited = block.waits_us or {}
+    waits = [name for name in WAITS if name in waited]
+    columns = [block.step_us, *(block.stages_us[name] for name in stages), *(waited[name] for name in waits)]
+    payload = zlib.compress(b"".join(map(_grouped, columns)) + block.flags, _LEVEL)
+    bits = sum(1 << STAGES.index(name) for name in stages) + sum(1 << _FIRST_WAIT + WAITS.index(name) for name in waits)
+    bits |= _WAITS_MEASURED * (block.waits_us is not None)
     covered = (len(payload), len(block.step_us), bits, block.attempt, block.first_step, block.began_ns)
     return _HEADER.pack(_MAGIC, zlib.crc32(_COVERED.pack(*covered) + payload), *covered) + payload
 
@@ -140,8 +162,11 @@ def _block_at(data: bytes, position: int) -> tuple[PackedBlock | None, int]:
     if len(payload) < size or steps > _MOST_STEPS or zlib.crc32(covered + payload) != checksum:
         return None, begin
     stages = tuple(name for place, name in enumerate(STAGES) if bits >> place & 1)
-    length = (1 + len(stages)) * VALUE_BYTES * steps
+    waits = tuple(name for place, name in enumerate(WAITS) if bits >> _FIRST_WAIT + place & 1)
+    length = (1 + len(stages) + len(waits)) * VALUE_BYTES * steps
     plain = zlib.decompress(payload)
     if len(plain) != length + steps:
         return None, begin
-    return PackedBlock(attempt, first_step, began_ns, steps, stages, plain[:length], plain[length:]), begin + size
+    measured = waits if bits & _WAITS_MEASURED else None
+    found = PackedBlock(attempt, first_step, began_ns, steps, stages, plain[:length], plain[length:], measured)
+    return found, begin + size

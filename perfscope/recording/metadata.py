@@ -10,6 +10,7 @@ import dataclasses
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -326,3 +327,11 @@ def _load(path: Path, kind: type[_Metadata], schema: str) -> _Metadata:
         check(built.settings, _SETTINGS, faults, "settings.")
     problems = (*built.problems, *(f"{path.name}: {fault}." for fault in faults))
     return dataclasses.replace(built, problems=problems)
+
+
+def epoch_ns(text: str) -> int | None:
+    """A time that metadata give (ISO 8601), in ns since the epoch; None where it is none."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1e9)
+    except ValueError:
+        return None

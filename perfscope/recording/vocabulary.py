@@ -60,7 +60,8 @@ REDUCE: Final = "perfscope::reduce"
 """A framework's own code reduces gradients between ranks: DeepSpeed's buckets, Horovod's wait for its all-reduces."""
 
 CHECKPOINT: Final = "perfscope::save_checkpoint"
-"""A framework saves a checkpoint, or the whole of its training state; or the script calls ``torch.save``."""
+"""A framework saves a checkpoint, or the whole of its training state; or the script calls ``torch.save`` or
+``torch.distributed.checkpoint``."""
 
 MEGATRON_TIMER_PREFIX: Final = "megatron::"
 """Range between a Megatron timer's start and its stop, followed by the timer's name: ``megatron::forward-compute``."""

@@ -16,7 +16,7 @@ from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.fields import Us
 from perfscope.results.findings import Evidence, Finding
 from perfscope.results.hang import Hang, HangCallSite, HangLastSeen, HangMismatch, HangVictim
-from perfscope.results.history import HistoryBin, OutlierStep, RankHistory, SlowRank
+from perfscope.results.history import Goodput, HistoryBin, HistoryStraggler, OutlierStep, RankHistory, SlowRank
 from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
 from perfscope.results.notes import Note
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series
@@ -169,6 +169,13 @@ class Frames:
         SlowRank,
         "Ranks that spent more of the run's steps in a stage than their peers, the largest excess first.",
         "history.slow_ranks",
+    )
+    goodput = Table(Goodput, "Where the wall time of the run went: one row.", "history.goodput")
+    history_stragglers = Table(
+        HistoryStraggler,
+        "Ranks that delayed steps of the run, found from the time in which each did not wait, the costliest first.",
+        "history.stragglers",
+        without=("stages_us",),
     )
     hang = Table(
         Hang,

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from perfscope.results.fields import Ratio, Share, Unit, Us
+from perfscope.text import duration, percent, ranks_in_words
 
 OTHER = "other"
-"""Time that no measured stage covers: Python between stages, evaluation, checkpoints, waiting outside of them."""
+"""Time that no measured stage covers: Python between stages, and waiting outside of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,121 @@ class SlowRank:
     share_of_run: Annotated[Share, "Share of the run's segments in which that was so."]
 
 
+SEVERAL = "several"
+"""Instead of a stage: no stage has half of a straggler's excess."""
+
+
+CORE = "core"
+"""Instead of a stage: a straggler's thread waits for a core that is free."""
+
+STAGE_WORDS = {
+    "dataloader": "loading data",
+    "forward": "in the forward",
+    "backward": "in the backward",
+    "optimizer": "in the optimizer",
+    "evaluation": "in evaluation",
+    "checkpoint": "saving a checkpoint",
+    OTHER: "outside of data loading, forward, backward and optimizer",
+    SEVERAL: "in several stages",
+    CORE: "waiting for a free core",
+}
+"""Where a rank spends its time, as a part of a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryStraggler:
+    """A rank that delayed steps of the run, found from what each rank did itself, without waiting for others."""
+
+    ranks: Annotated[tuple[int, ...], "The rank; the ranks of a slow host; of a delay that rotates, all that had it."]
+    hosts: tuple[str, ...]
+    pattern: Annotated[
+        str,
+        "``steady``: in at least 80 % of the steps from its first slow one to its last; ``intermittent``: in fewer; "
+        "``rotating``: a different rank each time.",
+    ]
+    stage: Annotated[
+        str,
+        "The stage with most of the excess, such as ``backward``; ``several`` where none has half of it, "
+        "``core`` where the rank waits for a free core of its host.",
+    ]
+    stages_us: Annotated[dict[str, Us], "Stage -> mean excess over the peers in the slow steps; 1 µs and more."]
+    steps: Annotated[int, "Slow steps, of those compared."]
+    share_of_steps: Annotated[Share, "Of the compared steps."]
+    first_step: int
+    last_step: int
+    excess_us: Annotated[Us, "Mean excess of the rank's own time over its peers' in the slow steps."]
+    cost_us: Annotated[Us, "Time that the job loses to it, mean over all compared steps."]
+    cost_share: Annotated[Share, "Of the time of all compared steps."]
+
+    def in_words(self) -> str:
+        """A sentence without its full stop: "rank 1 is a straggler in the backward: waiting for it costs 12% ..."."""
+        cost = f"costs {percent(self.cost_share)} of the time"
+        often = f"in {percent(self.share_of_steps)} of the steps"
+        if self.pattern == "rotating":
+            return f"{often} another rank is late {STAGE_WORDS[self.stage]}: waiting for it {cost}"
+        host = f" ({self.hosts[0]})" if len(self.ranks) > 1 and self.hosts else ""
+        one = len(self.ranks) == 1
+        when = "" if self.pattern == "steady" and self.share_of_steps >= 0.5 else f" {often}"
+        return (
+            f"{ranks_in_words(self.ranks)}{host} {'is a straggler' if one else 'are stragglers'}{when} "
+            f"{STAGE_WORDS[self.stage]}: waiting for {'it' if one else 'them'} {cost}"
+        )
+
+
+_NOT_TRAINING = {
+    "startup_us": "time to the first step",
+    "warmup_us": "compile and warm-up",
+    "evaluation_us": "evaluation",
+    "checkpoint_us": "checkpoints",
+    "restart_us": "restarts",
+    "stall_us": "stalls",
+    "recording_us": "recording",
+}
+"""What did not train, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Where the wall time of the run went: ``wall_us``, of which ``training_us`` and the other parts are."""
+
+    rank: Annotated[int, "The rank whose history this is: the one with the most evaluation and checkpoints."]
+    wall_us: Annotated[Us, "From the start of the command to the end of the last recorded step."]
+    training_us: Annotated[Us, "What no other part has: steps as long as those around them."]
+    training_share: Annotated[Share, "``training_us`` of ``wall_us``."]
+    startup_us: Annotated[
+        Us | None, "From the start of the command to the end of its first step; None where the start is not known."
+    ]
+    warmup_us: Annotated[Us, "What the first steps took longer than later ones: compiling, warming up."]
+    evaluation_us: Annotated[
+        Us | None, "What steps with an evaluation took longer than those around them; None where that was not measured."
+    ]
+    checkpoint_us: Annotated[Us | None, "The same of steps with a checkpoint."]
+    restart_us: Annotated[Us, "From the last step of an attempt to the end of the first step of the next one."]
+    stall_us: Annotated[Us, "What other steps of at least 1.5 times the median around them took longer than it."]
+    recording_us: Annotated[
+        Us, "What steps with a profiler at work took longer, and the time that it took between steps."
+    ]
+    restarts: Annotated[int, "Elastic restarts."]
+    steps: Annotated[int, "Recorded steps, of all attempts."]
+
+    def parts(self) -> dict[str, float]:
+        """What did not train, in words -> µs; without what is not known or nothing."""
+        values = {words: getattr(self, name) for name, words in _NOT_TRAINING.items()}
+        return {words: value for words, value in values.items() if value}
+
+    def in_words(self) -> str:
+        """A sentence: what trained, and where the rest went."""
+        rest = ", ".join(f"{words} {percent(us / self.wall_us)}" for words, us in self.parts().items())
+        trained = f"Goodput: {percent(self.training_share)} of {duration(self.wall_us)} trained"
+        return f"{trained}; {rest}." if rest else f"{trained}."
+
+    def self_check(self) -> None:
+        """Raise ValueError where the parts do not add up to the wall time."""
+        total = math.fsum((self.training_us, *self.parts().values()))
+        if not math.isclose(total, self.wall_us, rel_tol=1e-9, abs_tol=1.0):
+            raise ValueError(f"parts of the wall time add up to {total} us, it is {self.wall_us} us")
+
+
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Every step of the run."""
@@ -96,5 +212,10 @@ class History:
     ranks: tuple[RankHistory, ...]
     bins: tuple[HistoryBin, ...]
     outliers: Annotated[tuple[OutlierStep, ...], "The longest first, at most 50."]
-    slow_ranks: Annotated[tuple[SlowRank, ...], "The largest excess first."]
+    slow_ranks: Annotated[
+        tuple[SlowRank, ...], "The largest excess first; where waiting was measured, ``stragglers`` has them instead."
+    ]
+    stragglers: Annotated[tuple[HistoryStraggler, ...], "The costliest first."] = ()
+    compared: Annotated[bool, "Was waiting measured, so that ranks could be compared in all stages?"] = False
+    goodput: Annotated[Goodput | None, "Where the wall time of the run went; None where that is not known."] = None
     missing_ranks: Annotated[tuple[int, ...], "Ranks of the world without a history."] = field(default=())

@@ -63,7 +63,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "history_incomplete": "Up to {steps:,} steps are missing in the history: they could not be written, or are "
     "damaged.",
     "ranks_without_history": "{count:rank} without a step history.",
-    "pipeline_not_compared": "Ranks of a pipeline do different work, so they are not compared.",
+    "pipeline_not_compared": "Ranks of a pipeline do different work, and what they waited was not recorded, so they "
+    "are not compared.",
     "pipeline_unknown": "The job has a pipeline, but which rank holds which stage is not recorded, so its bubbles "
     "are not known. Record all ranks, with messages that name their peers (torch 2.5 or newer).",
     "microbatches_unknown": "How many micro-batches the pipeline has is not known from the recorded ranks, so its "

@@ -65,6 +65,59 @@ def stages_table(summary: Summary) -> HtmlTable | None:
     return tables.collapsed(made)
 
 
+def straggler_table(summary: Summary) -> HtmlTable | None:
+    """The ranks that delayed the run; None where there are none."""
+    history = summary.history
+    if history is None or not history.stragglers:
+        return None
+    rows = history.stragglers
+    columns = [
+        tables.words("Rank", [ranks_in_words(row.ranks) for row in rows]),
+        tables.words("Host", [", ".join(row.hosts) for row in rows]),
+        tables.words("Pattern", [row.pattern for row in rows]),
+        tables.words("Stage", [row.stage for row in rows]),
+        tables.durations("Longer than peers", [row.excess_us for row in rows]),
+        tables.column("Of the steps", [row.share_of_steps for row in rows], percent),
+        tables.words("Steps", [f"{row.first_step:,} to {row.last_step:,}" for row in rows]),
+        tables.durations("Cost per step", [row.cost_us for row in rows]),
+        tables.column("Of the time", [row.cost_share for row in rows], percent),
+    ]
+    caption = "By what each rank did itself in each step, without its waiting for others. The costliest first."
+    return tables.table("run-stragglers", "Stragglers of the run", columns, caption)
+
+
+def comparison(summary: Summary) -> str:
+    """What comparing the ranks over the run shows; empty where that was not possible."""
+    history = summary.history
+    if history is None or not history.compared:
+        return ""
+    if not history.stragglers:
+        return "No rank delays the others over the run: all take as long for what they do themselves."
+    found = "; ".join(row.in_words() for row in history.stragglers)
+    return f"Over the whole run {found}."
+
+
+def goodput_table(summary: Summary) -> HtmlTable | None:
+    """Where the wall time of the run went; None where that is not known."""
+    goodput = summary.history.goodput if summary.history is not None else None
+    if goodput is None or not goodput.wall_us > 0:
+        return None
+    parts = {"training": goodput.training_us, **goodput.parts()}
+    columns = [
+        tables.words("Part", [name.capitalize() for name in parts]),
+        tables.durations("Time", list(parts.values())),
+        tables.column("Of the run", [us / goodput.wall_us for us in parts.values()], percent),
+    ]
+    caption = f"From the start of the command to the end of its last step, on rank {goodput.rank}."
+    return tables.table("goodput", "Where the time of the run went", columns, caption)
+
+
+def goodput_reading(summary: Summary) -> str:
+    """The share of the run that trained; empty where that is not known."""
+    goodput = summary.history.goodput if summary.history is not None else None
+    return goodput.in_words() if goodput is not None and goodput.wall_us > 0 else ""
+
+
 def outlier_table(summary: Summary) -> HtmlTable | None:
     """The steps that took far longer than those around them; None where there are none."""
     history = summary.history

@@ -155,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch_us, ours_us = (min(found["alone_us"][name]) for name in ("torch", "perfscope"))
     print(f"\nCPU time of an optimizer's step that does nothing, least of many: {torch_us:.1f} µs bare,")
     print(f"{ours_us:.1f} µs as a training step under perfscope run, so {ours_us - torch_us:.1f} µs per step.\n")
+    bare_us, timed_us = (min(found["small_us"][name]) for name in ("bare", "always-on"))
+    print(f"A whole step that computes next to nothing: {bare_us:.1f} µs bare, {timed_us:.1f} µs with all phases and")
+    print(f"waits timed, so {timed_us - bare_us:.1f} µs per step.\n")
     print("CPU time of a rank's start, ms:\n")
     print("\n".join(start_table(options.starts)))
 

@@ -17,7 +17,8 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def unhooked(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     step: Any = torch_own(kind.step)
     step.hooked = True
     return type(f"Bare{kind.__name__}", (kind,), {"step": step})
+
+
+class Small(nn.Module):
+    """A model whose step is next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One multiplication."""
+        return x * self.factor
 
 
 class Job:
@@ -111,14 +124,46 @@ class Job:
 
     def always_on(self) -> list[Sample]:
         """A block with the phases timed."""
-        phases, clock = self.session._watch._phases, self.session._watch._clock
-        phases.attach(clock)
-        phases.patch(self.discover([self.hooked]).to_hook())
-        try:
+        with self.timing([self.hooked]):
             return self.block(self.hooked)
+
+    @contextmanager
+    def timing(self, optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
+        """The phases and waits of these optimizers' models are timed, as with ``--steps-only``."""
+        watch = self.session._watch
+        phases, clock, objects = watch._phases, watch._clock, self.discover(optimizers)
+        phases.attach(clock)
+        phases.patch(objects.to_hook())
+        watch._waits.install(objects)
+        watch._pace.core.begin()
+        try:
+            yield
         finally:
+            watch._pace.core.end()
+            watch._waits.remove()
             phases.detach(clock)
             phases.attach(clock, (OPTIMIZER,))
+
+    def small_step_us(self, *, timed: bool, count: int = 300) -> float:
+        """CPU time of a whole step that computes next to nothing, µs: bare, or as a training step that is timed."""
+        kind = Nothing if timed else unhooked(Nothing)
+        model: Any = Small()
+        if self.distributed:
+            model = nn.parallel.DistributedDataParallel(model)
+        optimizer = kind(model.parameters())
+        x = torch.ones(1)
+
+        def steps() -> float:
+            begin = time.thread_time_ns()
+            for _ in range(count):
+                next(self._small)
+                model(x).backward()
+                optimizer.step()
+            return (time.thread_time_ns() - begin) / count / 1000
+
+        self._small = iter(DataLoader(TensorDataset(torch.ones(4 * count))))
+        with self.timing([optimizer]) if timed else nullcontext():
+            return min(steps(), steps())
 
     def by_hand(self) -> list[Sample]:
         """The recorded steps of a profiler as the script would use it."""
@@ -181,12 +226,16 @@ def main() -> None:
             if job.distributed:
                 dist.barrier()
             found[name].append(contenders[name]())
+    small: dict[str, list[float]] = {"bare": [], "always-on": []}
+    for _ in range(20):
+        small["bare"].append(job.small_step_us(timed=False))
+        small["always-on"].append(job.small_step_us(timed=True))
     alone: dict[str, list[float]] = {"torch": [], "perfscope": []}
     for _ in range(40):
         alone["torch"].append(alone_us(unhooked(Nothing)))
         alone["perfscope"].append(alone_us(Nothing))
     if int(os.environ.get("RANK", "0")) == 0:
-        options.output.write_text(json.dumps({"blocks": found, "alone_us": alone}))
+        options.output.write_text(json.dumps({"blocks": found, "alone_us": alone, "small_us": small}))
     if job.distributed:
         dist.destroy_process_group()
 

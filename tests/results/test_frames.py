@@ -28,6 +28,7 @@ TABLES_OF = {"job": {"job", "steps", "failures"}, "pipeline": {"pipeline", "stag
 TABLES_OF |= {"time_breakdown": {"time_breakdown", "named_host"}, "collectives": {"collectives", "last_arrivers"}}
 TABLES_OF |= {"utilisation": {"utilisation", "flops_by_dtype"}}
 TABLES_OF |= {"history": {"history", "history_ranks", "history_stages", "outlier_steps", "slow_ranks"}}
+TABLES_OF["history"] |= {"history_stragglers", "goodput"}
 TABLES_OF |= {"hang": {"hang", "hang_missing", "hang_victims", "hang_call_sites", "hang_mismatches"}}
 TABLES_OF |= {"findings": {"findings", "evidence"}, "cost": {"cost", "savings"}}
 TABLES_OF |= {"snapshots": {"memory_snapshots", "memory_holders", "memory_growth", "memory_failures"}}

@@ -116,14 +116,13 @@ class TestStepsOnly:
         assert (summary.time_breakdown, summary.stragglers, summary.findings) == ((), (), ())
         assert [(row.rank, row.steps + row.disturbed_steps) for row in summary.history.ranks] == [(0, 149), (1, 149)]
         assert all(set(row.stages_us) == STAGES for row in summary.history.ranks)
-        slow = summary.history.slow_ranks[0]
-        assert (slow.rank, slow.stage) == (1, "dataloader")
+        slow = summary.history.stragglers[0]
+        assert (slow.ranks, slow.stage, slow.pattern) == ((1,), "dataloader", "steady")
         assert 7000 <= slow.excess_us <= 24000  # 8 ms of sleep; its peers load too, and the machine is busy
         planted = next(row for row in summary.history.outliers if row.step == 60)
         assert (planted.rank, planted.stage) == (1, "forward")
         assert planted.us >= 60000
-        assert "rank 1 spends" in summary.verdict.headline
-        assert "loading data" in summary.verdict.headline
+        assert "rank 1 is a straggler loading data" in summary.verdict.headline
 
     def test_the_command_line_shows_it(self, steps_only: Recording, tmp_path: Path) -> None:
         target = ["--output", str(tmp_path / "page.html"), "--json", str(tmp_path / "result.json")]

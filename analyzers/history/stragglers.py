@@ -1,0 +1,308 @@
+"""Which rank delayed which steps of a whole run, through which stage, and what that cost: from step histories alone.
+
+A rank is a straggler where its own time is above its peers' steadily, or in significantly more steps than theirs. Steps
+that a different rank delays each time are one straggler that rotates. What varies on all ranks alike is nobody's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from perfscope.analyzers.history.excess import Excess, Float64, cost_of, measure_excess
+from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes, common_steps
+from perfscope.grouping import grouped
+from perfscope.results.history import CORE, SEVERAL, HistoryStraggler
+from perfscope.trace.trace import Bool, Int64
+
+FEWEST_STEPS: Final = 20
+"""Steps that all ranks must have in common to be compared."""
+
+NOTICEABLE: Final = 0.025
+"""Share of the step from which a rank's excess is more than noise, in a step and steadily."""
+
+UNEVEN: Final = 0.1
+"""The same of a rank without peers: stages of a pipeline are not divided more evenly than that."""
+
+LEAST_COST: Final = 0.005
+"""Share of the run from which what a rank costs now and then is reported, where the ranks vary little."""
+
+SPARE: Final = 0.02
+"""Share of the step that threads wait for cores where there are enough of them."""
+
+_TIERS: Final = (40.0, 20.0, 10.0, 5.0, 2.5)
+"""Standard deviations of the noise from which steps are counted, one after the other."""
+_CLEAR_SIGMAS: Final = 5.0
+_FEWEST: Final = 5
+_CHANCE: Final = 1e-4
+"""Probability, over all ranks, that slow steps as many as those of a straggler come by chance."""
+_STEADY: Final = 0.8
+_WINDOWS: Final = 12
+_ROTATING_STEPS: Final = 0.25
+"""Share of the steps, at least, that some rank delays where the delay rotates."""
+_MAIN: Final = 0.5
+"""Share of a straggler's excess, at least, that lies in the stage that is named."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepDelays:
+    """Of each compared step the rank with the largest own time above its peers', whoever it is and however little."""
+
+    number: Int64
+    rank: Int64
+    excess_us: Float64
+    stage: Int64
+    """Column of ``COLUMNS``."""
+
+    def by_step(self) -> dict[int, StepDelay]:
+        """Number of the step -> its delay."""
+        columns = (self.number, self.rank, self.excess_us, self.stage)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return {number: StepDelay(rank, excess, COLUMNS[stage]) for number, rank, excess, stage in rows}
+
+
+class StepDelay(NamedTuple):
+    """The rank that a step was delayed by."""
+
+    rank: int
+    excess_us: float
+    stage: str
+
+
+@dataclass(frozen=True, eq=False)
+class RunStragglers:
+    """What step histories tell about delays."""
+
+    rows: tuple[HistoryStraggler, ...]
+    """The costliest first."""
+    delays: StepDelays
+
+
+def find_stragglers(
+    ranks: Mapping[int, OwnTimes], hosts: Mapping[int, str], peers: Sequence[Sequence[int]] | None = None
+) -> RunStragglers | None:
+    """Compare the ranks; None where fewer than two ranks or :data:`FEWEST_STEPS` common steps are there.
+
+    ``peers``: groups of ranks that do the same work; all ranks where None.
+    """
+    job = common_steps(ranks)
+    if job is None or len(job.ranks) < 2 or len(job.number) < FEWEST_STEPS:
+        return None
+    groups = peers or [job.ranks]
+    excess = measure_excess(job, groups)
+    step_us = float(np.median(job.step_us.max(axis=1)))
+    rows = list(_named(job, excess, step_us, hosts))
+    if float(np.median(job.core_us)) < SPARE * step_us:  # else all wait for cores, and who waits longer is chance
+        whole = job.with_core()
+        for row in _named(whole, measure_excess(whole, groups), step_us, hosts):
+            if row.stage == CORE and row.pattern == "steady" and not {*row.ranks} & _ranks(rows):
+                rows.append(row)
+    rows.extend(_rotating(job, excess, step_us, _ranks(rows), hosts))
+    return RunStragglers(tuple(sorted(rows, key=lambda row: -row.cost_us)), _delays(job, excess))
+
+
+def _ranks(rows: Iterable[HistoryStraggler]) -> set[int]:
+    return {rank for row in rows for rank in row.ranks}
+
+
+def _steady(excess: Excess, step_us: float) -> Bool:
+    """Ranks whose own time is above their peers' in nearly all parts of the run."""
+    least = np.where(excess.alone, UNEVEN, NOTICEABLE) * step_us
+    windows = min(_WINDOWS, len(excess.total) // 5)
+    medians = np.array([np.median(part, axis=0) for part in np.array_split(excess.total, windows)])
+    steady: Bool = (excess.level >= least) & ((medians >= least / 2).mean(axis=0) >= _STEADY)
+    return steady
+
+
+def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int, str]) -> Iterator[HistoryStraggler]:
+    """Ranks that are stragglers steadily or often, those of one host with one cause together."""
+    steady = _steady(excess, step_us)
+    slow = _slow_steps(excess, step_us, steady)
+    suspects = np.flatnonzero(slow.any(axis=0)).tolist()
+    if not suspects:
+        return
+    costs = cost_of(excess, suspects, slow[:, suspects])
+    # Without a rank that waits nobody was delayed, however unlike the ranks are.
+    waited = float(job.wait_us.max(axis=1).sum(dtype=np.float64))
+    run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
+    total = costs.sum(axis=0) * min(1.0, waited / max(float(costs.sum()), 1.0))
+    rows = [
+        _row(job, excess, place, slow[:, place], float(total[index]), run_us, hosts, steady=bool(steady[place]))
+        for index, place in enumerate(suspects)
+    ]
+    alike = grouped(((row.pattern, row.stage), row) for row in rows)
+    for (pattern, _), together in alike.items():
+        cost = sum(row.cost_share for row in together)
+        least = NOTICEABLE / 2
+        if pattern != "steady":
+            lone = any(excess.alone[job.ranks.index(rank)] for row in together for rank in row.ranks)
+            least = max(LEAST_COST, excess.noise_us / step_us / 2, UNEVEN / 5 * lone)
+        if cost < least:
+            continue
+        # Ranks that are slow together share what they cost; one beside them that costs next to nothing is chance.
+        named = [row for row in together if row.cost_share >= cost / len(together) / 4]
+        for host, of_host in grouped((row.hosts[:1], row) for row in named).items():
+            members = [rank for rank in job.ranks if host and hosts.get(rank) == host[0]]
+            is_host = len(of_host) > 1 and len(of_host) == len(members) < len(job.ranks)
+            yield from [_merged(of_host)] if is_host else of_host
+
+
+def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> Bool:
+    """Steps x ranks: the slow steps of ranks that are slow steadily, or in more steps than their peers.
+
+    What is often enough is asked of the largest excesses first, beside which a machine's small pauses do not count.
+    """
+    slow: Bool = np.zeros(excess.total.shape, dtype=bool)
+    slow[:, steady] = excess.total[:, steady] > 0
+    # Of ranks without peers that are always above the others, the level is no cause, and nor is what varies about it.
+    open_ = ~steady & ~(excess.alone & (excess.level >= UNEVEN * step_us))
+    higher: Bool = np.zeros_like(slow)
+    """Steps that were above a threshold before, of ranks that had enough of them: lower ones count their own steps."""
+    for sigmas in _TIERS:
+        above = excess.total >= max(NOTICEABLE * step_us, sigmas * excess.noise_us)
+        counts = (above & ~higher).sum(axis=0)
+        for place in np.flatnonzero(open_).tolist():
+            if _often(counts, place):
+                slow[:, place] |= above[:, place]
+                higher[:, place] |= above[:, place]
+    return slow
+
+
+def _often(counts: Int64, place: int) -> bool:
+    """Has this rank more slow steps than its peers' number of them explains?"""
+    count = int(counts[place])
+    expected = 1.5 * max(float(np.median(np.delete(counts, place))), 1.0)
+    return count >= _FEWEST and _poisson_tail(count, expected) < _CHANCE / len(counts)
+
+
+def _poisson_tail(count: int, expected: float) -> float:
+    """Probability of at least ``count`` where ``expected`` are (Chernoff's bound, which is never below it)."""
+    if count <= expected:
+        return 1.0
+    return math.exp(count - expected - count * math.log(count / expected))
+
+
+def _row(
+    job: JobOwnTimes,
+    excess: Excess,
+    place: int,
+    slow: Bool,
+    cost_us: float,
+    run_us: float,
+    hosts: Mapping[int, str],
+    *,
+    steady: bool,
+) -> HistoryStraggler:
+    steps = np.flatnonzero(slow)
+    stages = excess.by_stage[steps, place].mean(axis=0, dtype=np.float64)
+    span = steps[-1] - steps[0] + 1
+    rank = job.ranks[place]
+    return HistoryStraggler(
+        ranks=(rank,),
+        hosts=(hosts[rank],) if hosts.get(rank) else (),
+        pattern="steady" if steady or len(steps) >= max(_STEADY * span, _FEWEST) else "intermittent",
+        stage=_main_stage(_weighted(excess, steps, place)),
+        stages_us=_positive(stages),
+        steps=len(steps),
+        share_of_steps=len(steps) / len(job.number),
+        first_step=int(job.number[steps[0]]),
+        last_step=int(job.number[steps[-1]]),
+        excess_us=float(excess.total[steps, place].mean(dtype=np.float64)),
+        cost_us=cost_us / len(job.number),
+        cost_share=cost_us / run_us,
+    )
+
+
+def _merged(rows: list[HistoryStraggler]) -> HistoryStraggler:
+    """Ranks of one host, all slow in one way."""
+    count = len(rows)
+    names = {name for row in rows for name in row.stages_us}
+    return HistoryStraggler(
+        ranks=tuple(rank for row in rows for rank in row.ranks),
+        hosts=rows[0].hosts,
+        pattern=rows[0].pattern,
+        stage=rows[0].stage,
+        stages_us={name: sum(row.stages_us.get(name, 0.0) for row in rows) / count for name in sorted(names)},
+        steps=max(row.steps for row in rows),
+        share_of_steps=max(row.share_of_steps for row in rows),
+        first_step=min(row.first_step for row in rows),
+        last_step=max(row.last_step for row in rows),
+        excess_us=sum(row.excess_us for row in rows) / count,
+        cost_us=sum(row.cost_us for row in rows),
+        cost_share=sum(row.cost_share for row in rows),
+    )
+
+
+def _rotating(
+    job: JobOwnTimes, excess: Excess, step_us: float, named: set[int], hosts: Mapping[int, str]
+) -> Iterator[HistoryStraggler]:
+    """A delay that a different rank has each time."""
+    others = [place for place, rank in enumerate(job.ranks) if rank not in named]
+    if len(others) < 2:
+        return
+    # Stages of a pipeline are unlike throughout: there only what is above a rank's own level counts.
+    total = excess.total[:, others] - np.where(excess.alone[others], np.maximum(excess.level[others], 0), 0)
+    slow = total >= max(2 * NOTICEABLE * step_us, _CLEAR_SIGMAS * excess.noise_us)
+    delayed = slow.any(axis=1)
+    taking_part = np.flatnonzero(slow.sum(axis=0) >= 2)
+    if delayed.mean() < _ROTATING_STEPS or len(taking_part) < 2:
+        return
+    costs = cost_of(excess, others, slow)
+    run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
+    waited = float(job.wait_us.max(axis=1).sum(dtype=np.float64))
+    cost_us = min(float(costs.sum()), waited)
+    at, who = np.nonzero(slow)
+    stages = excess.by_stage[at, np.asarray(others)[who]].mean(axis=0, dtype=np.float64)
+    stage = _main_stage(stages)
+    if cost_us < NOTICEABLE * run_us or stage == SEVERAL:
+        return  # what delays a rank here and a rank there, anywhere, is the machine's noise
+    steps = np.flatnonzero(delayed)
+    ranks = tuple(job.ranks[others[place]] for place in taking_part.tolist())
+    yield HistoryStraggler(
+        ranks=ranks,
+        hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank))),
+        pattern="rotating",
+        stage=stage,
+        stages_us=_positive(stages),
+        steps=len(steps),
+        share_of_steps=float(delayed.mean()),
+        first_step=int(job.number[steps[0]]),
+        last_step=int(job.number[steps[-1]]),
+        excess_us=float(total[slow].mean(dtype=np.float64)),
+        cost_us=cost_us / len(job.number),
+        cost_share=cost_us / run_us,
+    )
+
+
+def _weighted(excess: Excess, steps: Int64, place: int) -> Float64:
+    """A rank's excess in each stage, by what the steps are longer: of those barely above noise the stage is chance."""
+    weights = np.maximum(excess.total[steps, place], 0).astype(np.float64)
+    weighted: Float64 = (excess.by_stage[steps, place] * weights[:, None]).sum(axis=0)
+    return weighted
+
+
+def _main_stage(stages: Float64) -> str:
+    """The stage with most of the excess; :data:`SEVERAL` where none has half of it."""
+    above = np.maximum(stages, 0)
+    largest = int(np.argmax(above))
+    return COLUMNS[largest] if above[largest] >= _MAIN * above.sum() > 0 else SEVERAL
+
+
+def _positive(stages: Float64) -> dict[str, float]:
+    """Stages with an excess of a µs and more."""
+    return {name: value for name, value in zip(COLUMNS, stages.tolist(), strict=True) if value >= 1}
+
+
+def _delays(job: JobOwnTimes, excess: Excess) -> StepDelays:
+    slowest = np.argmax(excess.total, axis=1)
+    rows = np.arange(len(slowest))
+    return StepDelays(
+        number=job.number,
+        rank=np.asarray(job.ranks, dtype=np.int64)[slowest],
+        excess_us=np.maximum(excess.total[rows, slowest], 0).astype(np.float64),
+        stage=np.argmax(excess.by_stage[rows, slowest], axis=1),
+    )

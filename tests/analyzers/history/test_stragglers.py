@@ -1,0 +1,111 @@
+"""Who delays a run: by hand, and in simulated jobs. ``tests/benchmarks/delays.py`` has hundreds of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.history.excess import cost_of, measure_excess
+from perfscope.analyzers.history.own_times import COLUMNS, OwnTimes, common_steps
+from perfscope.analyzers.history.stragglers import find_stragglers
+from perfscope.results.history import CORE, HistoryStraggler
+from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan
+from tests.benchmarks.delays import is_right, reported
+
+STEPS = 100
+BACKWARD, FORWARD = COLUMNS.index("backward"), COLUMNS.index("forward")
+
+
+def ranks(count: int, step_us: float = 10_000, own_us: float = 6_000) -> dict[int, OwnTimes]:
+    """Ranks that all do 4 ms of forward and backward each step and wait for the rest of it."""
+    own = np.zeros((STEPS, len(COLUMNS)), np.float32)
+    own[:, FORWARD] = own_us / 3
+    own[:, BACKWARD] = own_us * 2 / 3
+    return {
+        rank: OwnTimes(
+            number=np.arange(STEPS),
+            step_us=np.full(STEPS, step_us, np.float32),
+            own_us=own.copy(),
+            wait_us=np.full(STEPS, step_us - own_us, np.float32),
+            core_us=np.zeros(STEPS, np.float32),
+        )
+        for rank in range(count)
+    }
+
+
+def test_a_cost_that_two_share_is_divided_and_the_rest_is_the_slower_ones() -> None:
+    """Over the others rank 1 is late by 3 ms, rank 2 by 5 ms, rank 3 (no suspect) by 1 ms."""
+    job = ranks(5)
+    for rank, ms in ((1, 3), (2, 5), (3, 1)):
+        job[rank].own_us[:, BACKWARD] += 1000 * ms
+    together = common_steps(job)
+    assert together is not None
+    excess = measure_excess(together, [range(5)])
+    costs = cost_of(excess, [1, 2], np.ones((STEPS, 2), bool))
+    assert costs[0].tolist() == [1000, 3000]
+
+
+def test_a_rank_that_is_slow_in_its_backward_is_named_with_its_cost() -> None:
+    job = ranks(4)
+    job[2].own_us[:, BACKWARD] += 2000
+    job[2].wait_us[:] -= 2000
+    found = find_stragglers(job, {2: "b"})
+    assert found is not None
+    (row,) = found.rows
+    assert (row.ranks, row.hosts, row.pattern, row.stage) == ((2,), ("b",), "steady", "backward")
+    assert (row.steps, row.excess_us, row.cost_us) == (STEPS, 2000, pytest.approx(2000))
+    assert row.cost_share == pytest.approx(0.2)
+    assert "rank 2 is a straggler in the backward: waiting for it costs 20% of the time" in row.in_words()
+    assert (found.delays.rank == 2).all()
+
+
+def test_ranks_that_do_not_wait_delay_nobody() -> None:
+    job = ranks(4)
+    job[2].own_us[:, BACKWARD] += 2000
+    for each in job.values():
+        each.wait_us[:] = 0
+    found = find_stragglers(job, {})
+    assert found is not None
+    assert found.rows == ()
+
+
+def test_too_few_steps_and_one_rank_are_not_compared() -> None:
+    assert find_stragglers(ranks(1), {}) is None
+    few = {rank: dataclasses.replace(each, number=each.number + 90 * rank) for rank, each in ranks(2).items()}
+    assert find_stragglers(few, {}) is None
+
+
+@pytest.mark.parametrize(("all_wait", "found"), [(False, True), (True, False)])
+def test_who_waits_for_a_core_is_named_where_the_others_have_one(all_wait: bool, found: bool) -> None:
+    job = ranks(4)
+    for rank, each in job.items():
+        each.core_us[:] = 2500 if rank == 1 else 1000 * all_wait
+    result = find_stragglers(job, {})
+    assert result is not None
+    assert [(row.ranks, row.stage) for row in result.rows] == ([((1,), CORE)] if found else [])
+
+
+PLANS = [
+    ("ddp", "backward", "steady"), ("ddp", "optimizer", "intermittent"), ("fsdp", "forward", "late"),
+    ("fsdp", "dataloader", "rotating"), ("zero1", "backward", "rotating"), ("pipeline", "backward", "steady"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "stage", "pattern"), PLANS)
+def test_planted_delays_are_found_and_healthy_jobs_have_none(strategy: str, stage: str, pattern: str) -> None:
+    plan = RunPlan(strategy=strategy, ranks=8, steps=120, step_ms=50, noise=0.01, unlike=0.003, transfer=0.1, seed=3)
+    cause = PlantedDelay(stage, pattern, (5,), 0.25)
+    assert reported(plan) == ()
+    rows = reported(dataclasses.replace(plan, cause=cause))
+    assert is_right(cause, rows), rows
+
+
+def test_a_slow_host_is_one_straggler(tmp_path: Path) -> None:
+    plan = RunPlan(strategy="fsdp", ranks=32, steps=80, step_ms=50, noise=0.01, unlike=0.003, transfer=0.1, seed=4)
+    cause = PlantedDelay("forward", "steady", tuple(range(8, 16)), 0.1)
+    (row,) = reported(dataclasses.replace(plan, cause=cause))
+    assert isinstance(row, HistoryStraggler)
+    assert (row.ranks, row.hosts, row.stage) == (tuple(range(8, 16)), ("host1",), "forward")
