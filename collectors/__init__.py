@@ -13,7 +13,8 @@ How a recording is made, package by package:
    host, which reads the system's counters.
 6. ``launch.recap`` reports what was recorded.
 
-``overrides`` changes settings for ``perfscope tune``; ``doctor`` tries what a recording needs. The modules beside the
+``overrides`` changes settings for ``perfscope tune``; ``doctor`` tries what a recording needs; ``inprocess`` starts
+recordings from inside the program, where nobody has launched it under ``perfscope run``. The modules beside the
 packages serve several of them: ``config`` (the options), ``identity`` and ``claims`` (which rank this process is),
 ``agreement`` (ranks agree on the steps of a capture), ``annotate`` (writes one range), ``discovery`` (models and
 wrappers among live objects), ``patches``, ``problems`` (what failed, never raised), ``redact``, ``cpu``, ``device``.

@@ -141,6 +141,11 @@ class CollectorConfig:
         return self.wait + self.warmup + self.active
 
     @property
+    def first_rank(self) -> int:
+        """The first of the ranks to record, which speaks for all."""
+        return min((low for low, _ in RankSelection.parse(self.ranks).ranges), default=0)
+
+    @property
     def folder(self) -> Path:
         """The recording's folder."""
         return Path(self.output)

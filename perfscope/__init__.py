@@ -17,11 +17,26 @@ if TYPE_CHECKING:
     from perfscope.analyzers.merge.merge import merge
     from perfscope.analyzers.whatif.whatif import whatif
     from perfscope.collectors.capture.session import step
+    from perfscope.collectors.inprocess.program import record, start, stop
     from perfscope.results.file import load_summary
     from perfscope.results.summary import Summary
     from perfscope.trace.custom_flops import flops
 
-__all__ = ["Summary", "__version__", "analyze", "check", "compare", "flops", "load_summary", "merge", "step", "whatif"]
+__all__ = [
+    "Summary",
+    "__version__",
+    "analyze",
+    "check",
+    "compare",
+    "flops",
+    "load_summary",
+    "merge",
+    "record",
+    "start",
+    "step",
+    "stop",
+    "whatif",
+]
 
 _LAZY = {
     "Summary": "perfscope.results.summary",
@@ -31,7 +46,10 @@ _LAZY = {
     "flops": "perfscope.trace.custom_flops",
     "load_summary": "perfscope.results.file",
     "merge": "perfscope.analyzers.merge.merge",
+    "record": "perfscope.collectors.inprocess.program",
+    "start": "perfscope.collectors.inprocess.program",
     "step": "perfscope.collectors.capture.session",
+    "stop": "perfscope.collectors.inprocess.program",
     "whatif": "perfscope.analyzers.whatif.whatif",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -63,6 +64,15 @@ def test_every_room_of_the_core_has_its_layer(contracts: dict[str, dict[str, Any
     layers = {name.strip() for layer in contracts["direction"]["layers"] for name in layer.split("|")}
     # Collectors stand beside the layers: a contract of their own lists what they may import.
     assert layers == {f"perfscope.{name}" for name in tops - {"collectors"}}
+
+
+def test_integrations_use_the_public_api_alone(root: Path) -> None:
+    """``import perfscope`` and no more of it, as anybody could write them; type checking apart."""
+    for path in (root / "perfscope" / "integrations").glob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            assert not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("perfscope")), path
+            for name in node.names if isinstance(node, ast.Import) else ():
+                assert not name.name.startswith("perfscope."), path
 
 
 def test_collectors_may_not_import_anything_else(contracts: dict[str, dict[str, Any]], tops: set[str]) -> None:

@@ -26,6 +26,9 @@ ROOT_FOLDERS = ("analyzers", "collectors", "reports")
 BOUND = re.compile(r"([A-Za-z0-9_.-]+)>=([0-9.]+)(?:; .*)?$")
 """A dependency as pyproject.toml has it: a name, its lower bound, and perhaps for which Python."""
 
+HOOK = "perfscope.pth"
+"""What looks for the variable PERFSCOPE at every start of Python."""
+
 HEAVY = ("click", "isal", "jinja2", "msgspec", "numpy", "pandas", "torch")
 
 
@@ -129,7 +132,7 @@ def test_wheel_holds_every_source_file_and_nothing_else(root: Path, wheel: set[s
     installed = {name for name in wheel if ".dist-info/" not in name}
     compiled = {name for name in installed if name.startswith(f"{COMPILED}.") and name.endswith((".so", ".pyd"))}
     assert len(compiled) == (shutil.which("cc") is not None)
-    assert installed - compiled == _sources(root)
+    assert installed - compiled == _sources(root) | {HOOK}
 
 
 def test_without_a_compiler_the_wheel_lacks_the_compiled_part_alone(
@@ -144,11 +147,11 @@ def test_without_a_compiler_the_wheel_lacks_the_compiled_part_alone(
     monkeypatch.setenv("CC", "no-such-compiler")
     with zipfile.ZipFile(_build(tmp_path, "build_wheel", tmp_path)) as archive:
         installed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert installed == _sources(root)
+    assert installed == _sources(root) | {HOOK}
 
 
-def test_wheel_puts_one_name_into_site_packages(wheel: set[str]) -> None:
-    assert {name.split("/")[0] for name in wheel if ".dist-info/" not in name} == {"perfscope"}
+def test_wheel_puts_one_package_and_its_hook_into_site_packages(wheel: set[str]) -> None:
+    assert {name.split("/")[0] for name in wheel if ".dist-info/" not in name} == {"perfscope", HOOK}
 
 
 def test_wheel_is_typed_and_licensed(wheel: set[str]) -> None:

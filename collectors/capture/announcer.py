@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-from perfscope.collectors.config import CollectorConfig, RankSelection
+from perfscope.collectors.config import CollectorConfig
 from perfscope.text import plural
 
 _STDERR: Final = 2
@@ -18,8 +18,7 @@ class Announcer:
     """Of one rank; only the first of the recorded ranks speaks, and none with ``--quiet``."""
 
     def __init__(self, config: CollectorConfig, rank: int) -> None:
-        ranges = RankSelection.parse(config.ranks).ranges
-        self._speaks = config.announce and rank == min((low for low, _ in ranges), default=0)
+        self._speaks = config.announce and rank == config.first_rank
 
     def begins(self, first: int, warmup: int, active: int) -> None:
         """A capture begins with the warm-up; ``first`` is the first step that is recorded."""

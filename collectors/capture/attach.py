@@ -25,21 +25,26 @@ def attach_torch(folder: str) -> None:
     Not a global post-step hook: that one runs inside the step's own range, and twice for optimizers that derive from
     another. Nor the optimizers' classes: each wraps its own ``step`` when it is first made, with what is replaced here.
     """
-    collector = session.attach(CollectorConfig.load(Path(folder)))
+    hook_torch(session.attach(CollectorConfig.load(Path(folder))))
+
+
+def hook_torch(collector: Collector) -> Edges:
+    """Have the collector count the steps of every optimizer whose class makes its first object from now on."""
     torch: Any = sys.modules["torch"]
-    edges = _Edges(collector, torch)
+    edges = Edges(collector, torch)
     optimizer = torch.optim.Optimizer
     hook_step = optimizer.profile_hook_step
 
     @functools.wraps(hook_step)
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
         # Skipped by the compiler, which would swallow the counting; the step below is compiled as before.
-        counted: Callable[..., Any] = torch._disable_dynamo(_counted(edges, hook_step(step)), recursive=False)
+        counted: Callable[..., Any] = torch._disable_dynamo(counted_step(edges, hook_step(step)), recursive=False)
         return counted
 
     optimizer.profile_hook_step = staticmethod(profile_hook_step)
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     scaler._maybe_opt_step = _counted_scaler_step(edges, scaler._maybe_opt_step)
+    return edges
 
 
 def attach_deepspeed(_folder: str) -> None:
@@ -47,7 +52,7 @@ def attach_deepspeed(_folder: str) -> None:
     collector = session.attached()
     if collector is None:
         return
-    edges = _Edges(collector, sys.modules["torch"])
+    edges = Edges(collector, sys.modules["torch"])
     engine: Any = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
     engine.step = _counted_engine_step(edges, engine.step, _ends_accumulation)
     # Pipeline engines call this one without the other.
@@ -62,11 +67,11 @@ def attach_megatron(_folder: str) -> None:
     collector = session.attached()
     if collector is None:
         return
-    edges = _Edges(collector, sys.modules["torch"])
+    edges = Edges(collector, sys.modules["torch"])
     for kind in list(vars(sys.modules["megatron.core.optimizer.optimizer"]).values()):
         step = vars(kind).get("step") if isinstance(kind, type) else None
         if callable(step) and not getattr(step, "__isabstractmethod__", False):
-            setattr(kind, "step", _counted(edges, step))  # noqa: B010 - mypy: a method is not to be assigned to
+            setattr(kind, "step", counted_step(edges, step))  # noqa: B010 - mypy: a method is not to be assigned to
 
 
 def attach_horovod(_folder: str) -> None:
@@ -74,7 +79,7 @@ def attach_horovod(_folder: str) -> None:
     collector = session.attached()
     if collector is None:
         return
-    edges = _Edges(collector, sys.modules["torch"])
+    edges = Edges(collector, sys.modules["torch"])
     uncounted = _uncounted(edges, sys.modules["horovod.torch.functions"].broadcast_optimizer_state)
     for name in ("horovod.torch.functions", "horovod.torch"):  # the latter may have taken it already
         module: Any = sys.modules.get(name)
@@ -82,7 +87,7 @@ def attach_horovod(_folder: str) -> None:
             module.broadcast_optimizer_state = uncounted
 
 
-def _uncounted(edges: _Edges, call: Callable[..., Any]) -> Callable[..., Any]:
+def _uncounted(edges: Edges, call: Callable[..., Any]) -> Callable[..., Any]:
     """A function within which optimizer steps are none of the training's."""
 
     @functools.wraps(call)
@@ -96,7 +101,7 @@ def _uncounted(edges: _Edges, call: Callable[..., Any]) -> Callable[..., Any]:
     return uncounted
 
 
-class _Edges:
+class Edges:
     """The beginning and the end of a step, as functions that the compiler leaves alone with all that they call."""
 
     def __init__(self, collector: Collector, torch: Any) -> None:
@@ -114,7 +119,7 @@ class _Edges:
         )
 
 
-def _counted(edges: _Edges, step: Callable[..., Any]) -> Callable[..., Any]:
+def counted_step(edges: Edges, step: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer's ``step`` that reports its end to the collector."""
 
     @functools.wraps(step)
@@ -136,7 +141,7 @@ def _counted(edges: _Edges, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step_with_closure(
-    edges: _Edges, step: Callable[..., Any], closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    edges: Edges, step: Callable[..., Any], closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A step that calls a closure: the forward and backward in there are none of the optimizer's time.
 
@@ -169,7 +174,7 @@ def _step_with_closure(
         edges.leave(begun, stepped)
 
 
-def _counted_scaler_step(edges: _Edges, maybe_step: Callable[..., Any]) -> Callable[..., Any]:
+def _counted_scaler_step(edges: Edges, maybe_step: Callable[..., Any]) -> Callable[..., Any]:
     """``GradScaler._maybe_opt_step``: the step that it skips, having met an overflow, ends a training step too."""
 
     @functools.wraps(maybe_step)
@@ -189,7 +194,7 @@ def _counted_scaler_step(edges: _Edges, maybe_step: Callable[..., Any]) -> Calla
 
 
 def _counted_engine_step(
-    edges: _Edges, step: Callable[..., Any], updates: Callable[[Any], bool] = lambda _: True
+    edges: Edges, step: Callable[..., Any], updates: Callable[[Any], bool] = lambda _: True
 ) -> Callable[..., Any]:
     """An engine's step, which ends a training step when it has changed ``global_steps``.
 

@@ -13,9 +13,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext, RunFile
@@ -184,18 +184,45 @@ class Session:
             self._problems.add(f"the run's metadata could not be written ({error})")
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What is done where a recording begins and ends in one process."""
+
+    prepare: Callable[[CollectorConfig], CollectorConfig]
+    """At the first step: the options that hold, the folder prepared. May raise."""
+    ended: Callable[[str], None]
+    """Everything is written; how the recording has ended."""
+
+
 class Collector:
     """The process's one way to its session: makes it at the first step, guards every call, closes it at the end."""
 
-    def __init__(self, config: CollectorConfig) -> None:
-        self._config = config
-        self._problems = Problems()
-        self._session: Session | None = None
-        self._phases = StepPhases(self._problems)
+    def __init__(self, config: CollectorConfig, hooks: Hooks | None = None) -> None:
         self._depth = threading.local()
         self._parent_captured = False
         """Was this process forked while its parent's profiler ran?"""
+        self.record(config, hooks)
         os.register_at_fork(after_in_child=self._forked)
+
+    def record(self, config: CollectorConfig, hooks: Hooks | None = None) -> None:
+        """Record from the next completed step on. Whatever was recorded before has been stopped."""
+        self._config: CollectorConfig | None = config
+        self._hooks = hooks
+        self.problems = Problems()
+        self._session: Session | None = None
+        self._phases = StepPhases(self.problems)
+
+    def stop(self, outcome: str) -> None:
+        """Write what there is, and record no more until :meth:`record` is called. Further calls do nothing."""
+        config, self._config = self._config, None
+        session, self._session = self._session, None
+        if config is None:
+            return
+        if session is not None:
+            self.problems.guard("ending the collector", session.close, outcome)
+        self._phases.remove()
+        if self._hooks is not None:
+            self.problems.guard("ending the recording", self._hooks.ended, outcome)
 
     def enter(self) -> bool:
         """An optimizer's or engine's step begins; hand what is returned to :meth:`leave`."""
@@ -225,40 +252,43 @@ class Collector:
 
     def report(self, stepped: Callable[[Session], None]) -> None:
         """Report an event to the session; make the session first if there is none."""
-        if self._phases.postpone(lambda: self.report(stepped)):
+        config = self._config
+        if config is None or self._phases.postpone(lambda: self.report(stepped)):
             return
-        if self._session is None and not self._problems.broke("starting the collector"):
-            self._problems.guard("starting the collector", self._start)
+        if self._session is None and not self.problems.broke("starting the collector"):
+            self.problems.guard("starting the collector", self._start, config)
             if self._session is None:
-                note_failure(self._config.folder, self._problems.as_tuple()[-1])
-        if self._session is None or self._problems.broke("recording"):
+                note_failure(config.folder, self.problems.as_tuple()[-1])
+        if self._session is None or self.problems.broke("recording"):
             return
-        self._problems.guard("recording", stepped, self._session)
-        if self._problems.broke("recording"):  # leave nothing running
-            self._problems.guard("stopping the recording", self._session.close, "running")
+        self.problems.guard("recording", stepped, self._session)
+        if self.problems.broke("recording"):  # leave nothing running
+            self.problems.guard("stopping the recording", self._session.close, "running")
 
-    def _start(self) -> None:
+    def _start(self, config: CollectorConfig) -> None:
         if self._parent_captured:
             from perfscope.collectors.capture.capture import end_inherited
 
-            self._problems.guard("ending a copied profiler", end_inherited)
-        self._session = Session(self._config, self._problems, self._phases)
-        at_end(self._close)
+            self.problems.guard("ending a copied profiler", end_inherited)
+        if self._hooks is not None:
+            config = self._hooks.prepare(config)
+        self._session = Session(config, self.problems, self._phases)
+        if self._hooks is None:  # else whoever began the recording ends it
+            at_end(self._close)
 
     def _close(self) -> None:
         if self._session is not None:
-            self._problems.guard("ending the collector", self._session.close, outcome())
-            self._phases.remove()
+            self.stop(outcome())
 
     def _forked(self) -> None:
         session, self._session = self._session, None
         self._phases.remove()
-        self._problems = Problems()
-        self._phases = StepPhases(self._problems)
+        if self._config is not None:
+            self.record(self._config, self._hooks)
         self._depth = threading.local()
         if session is not None:
             self._parent_captured |= session.capturing
-            self._problems.guard("restoring a forked process", session.forget)
+            self.problems.guard("restoring a forked process", session.forget)
 
 
 def note_failure(folder: Path, failure: str) -> None:
@@ -267,8 +297,11 @@ def note_failure(folder: Path, failure: str) -> None:
         file.write(failure + "\n")
 
 
+VARIABLE_MODULE: Final = "_perfscope_variable"
+"""Name of the module that waits to record where the variable PERFSCOPE asks for it."""
+
 _attached: list[Collector] = []
-"""This process's collector; empty outside ``perfscope run``."""
+"""This process's collector; empty where nothing was ever recorded."""
 
 
 def attach(config: CollectorConfig) -> Collector:
@@ -278,19 +311,28 @@ def attach(config: CollectorConfig) -> Collector:
     return _attached[0]
 
 
+def attach_within(config: CollectorConfig, hooks: Hooks) -> tuple[Collector, bool]:
+    """Have this process's collector record what the program itself starts; was the collector made for it?"""
+    if _attached:
+        _attached[0].record(config, hooks)
+        return _attached[0], False
+    _attached.append(Collector(config, hooks))
+    return _attached[0], True
+
+
 def attached() -> Collector | None:
-    """This process's collector; None outside ``perfscope run``."""
+    """This process's collector; None where nothing was ever recorded."""
     return _attached[0] if _attached else None
 
 
 def step() -> None:
     """Tell PerfScope that a training step has ended.
 
-    Only for loops whose steps it cannot find from their optimizers; once called, calls alone count. Outside
-    ``perfscope run`` it does nothing.
+    Only for loops whose steps it cannot find from their optimizers; once called, calls alone count. Where nothing is
+    recorded it does nothing.
     """
     if not _attached and "torch" in sys.modules:
-        bootstrap = sys.modules.get(MODULE_NAME)
+        bootstrap = sys.modules.get(MODULE_NAME) or sys.modules.get(VARIABLE_MODULE)
         if bootstrap is not None:  # a job that makes no optimizer of torch's
             bootstrap.attach_waiting()
     for collector in _attached:

@@ -41,6 +41,19 @@ def prepare(folder: str) -> None:
         module.init_process_group = replacement
 
 
+def prepare_late(config: CollectorConfig) -> None:
+    """A recording begins that the program has started itself, at a step: process groups are there already.
+
+    Too late for the flight recorder of a torch that leaves it off, and for the timeout that the groups were given.
+    """
+    stacks.notice_users_timers()
+    watching = watch.make(config)
+    watching.begin()
+    distributed: Any = sys.modules["torch"].distributed
+    if distributed.is_available() and distributed.is_initialized():
+        watching.groups_made()
+
+
 def _switch_recorder_on(version: str) -> None:
     """In a torch that leaves it off, unless the user has said what is wanted."""
     if any(name in os.environ for name in BUFFER_VARIABLES):

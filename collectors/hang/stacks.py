@@ -48,7 +48,9 @@ _users: list[bool] = []
 
 
 def notice_users_timers() -> None:
-    """Have ``faulthandler`` tell when the script sets its timer."""
+    """Have ``faulthandler`` tell when the script sets its timer. Further calls do nothing."""
+    if _own_timer:
+        return
     original = faulthandler.dump_traceback_later
 
     @functools.wraps(original)

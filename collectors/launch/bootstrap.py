@@ -33,6 +33,9 @@ WATCHED = {
 }
 """Module -> the function of ``perfscope.collectors.capture.attach`` to call once it has been imported."""
 
+VARIABLE = "PERFSCOPE"
+"""Asks for a recording where nothing can be wrapped (``perfscope.collectors.inprocess.variable``)."""
+
 OVERRIDES_FILE = "overrides.json"
 """Beside this file only where ``perfscope tune`` tries settings (``perfscope.collectors.overrides.overrides``)."""
 
@@ -48,8 +51,10 @@ optimizers.
 class Watch:
     """A meta-path finder that calls back when a module of interest has been imported, and is otherwise not there."""
 
-    def __init__(self, waiting: dict[str, str]) -> None:
+    def __init__(self, waiting: dict[str, Any], then: Callable[[Any], None]) -> None:
         self.waiting = dict(waiting)
+        """Module -> what ``then`` is called with."""
+        self.then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Find a watched module by asking the other finders; any other name is none of our business."""
@@ -62,7 +67,7 @@ class Watch:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    loader: Any = CallingLoader(spec.loader, lambda: imported(callback))
+                    loader: Any = CallingLoader(spec.loader, lambda: self.then(callback))
                     spec.loader = loader
                 return spec
         return None
@@ -116,15 +121,20 @@ def imported(callback: str) -> None:
         attach(callback)
 
 
-def wait_for_an_optimizer() -> None:
-    """Have the first optimizer that is made attach the collector. It looks up a function of its base class for that."""
+def wait_for_an_optimizer(then: Callable[[], None] | None = None) -> None:
+    """Have the first optimizer that is made attach the collector, or call ``then``. It looks up a function of its base
+    class for that.
+    """
     optimizer = sys.modules["torch"].optim.Optimizer
     original = vars(optimizer)["profile_hook_step"]
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
-        if vars(optimizer)["profile_hook_step"] is replacement:
-            optimizer.profile_hook_step = original
-        attach_waiting()
+        if vars(optimizer)["profile_hook_step"] is not replacement:  # replaced by somebody who calls this one
+            (then or attach_waiting)()
+            plain: Callable[..., Any] = original.__func__(step)
+            return plain
+        optimizer.profile_hook_step = original
+        (then or attach_waiting)()
         hooked: Callable[..., Any] = optimizer.profile_hook_step(step)
         return hooked
 
@@ -132,9 +142,10 @@ def wait_for_an_optimizer() -> None:
     optimizer.profile_hook_step = replacement
 
 
-def wait_for_fetchers() -> None:
-    """Have the first fetcher that is made in a data loader's worker, however that was started, count what it fetches.
-    Here and not in the collector: what workers inherit is there from the beginning, and iterators precede optimizers.
+def wait_for_fetchers(then: Callable[[], None] | None = None) -> None:
+    """Have the first fetcher that is made in a data loader's worker, however that was started, count what it fetches
+    (``then`` prepares that where this is no copy in a recording). Here and not in the collector: what workers inherit
+    is there from the beginning, and iterators precede optimizers.
     """
     data: Any = sys.modules.get("torch.utils.data")
     kind: Any = getattr(data, "_DatasetKind", None)
@@ -146,7 +157,10 @@ def wait_for_fetchers() -> None:
         if data.get_worker_info() is None:
             return original(*args, **kwargs)
         kind.create_fetcher = staticmethod(original)
-        attach("time_fetches", "perfscope.collectors.phases.fetching")
+        if then is not None:
+            then()
+        else:
+            attach("time_fetches", "perfscope.collectors.phases.fetching")
         return kind.create_fetcher(*args, **kwargs)
 
     kind.create_fetcher = staticmethod(create_fetcher)
@@ -255,7 +269,8 @@ def main() -> None:
     sys.modules[MODULE_NAME] = sys.modules[__name__]
     if "torch" in sys.modules:
         imported(WATCHED["torch"])
-    sys.meta_path.insert(0, Watch({name: call for name, call in WATCHED.items() if name not in sys.modules}))
+    waiting = {name: call for name, call in WATCHED.items() if name not in sys.modules}
+    sys.meta_path.insert(0, Watch(waiting, imported))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != FOLDER]
     run_the_users_own()
 

@@ -34,6 +34,19 @@ def recap(config: CollectorConfig, exit_code: int) -> list[str]:
     return [*_first_job(config, exit_code), *further]
 
 
+def recap_of_rank(config: CollectorConfig, rank: int) -> list[str]:
+    """Lines for the user where the program started the recording itself: what one rank has recorded, for the others
+    may not have ended yet.
+    """
+    folder = config.folder
+    runs = [run for run in read_runs(folder) if run.rank == rank] if folder.is_dir() else []
+    recorded = [run for run in runs if run.captures]
+    if not recorded:
+        return _without_captures(config, runs) or ["nothing was recorded: " + why_nothing(config, runs, 0)]
+    who = f"rank {rank} of {recorded[0].world_size} ranks" if recorded[0].world_size > 1 else "1 rank"
+    return [f"recorded {_steps(recorded)} of {who} in {folder}", _next(folder)]
+
+
 def _further(folder: Path, config: CollectorConfig) -> list[str]:
     """What was recorded of a further training of the command; empty where nothing was."""
     recorded = [run for run in read_runs(folder) if run.captures]

@@ -6,37 +6,25 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import perfscope
-from perfscope._version import __version__
 from perfscope.collectors.agreement import ask, open_board
 from perfscope.collectors.config import ALWAYS_ON, CollectorConfig
 from perfscope.collectors.hang.stacks import take_locked
 from perfscope.collectors.launch import bootstrap, inspector
+from perfscope.collectors.launch.folder import describe_launch, holds_recording, remove_recording
 from perfscope.collectors.launch.nsys import wrap
 from perfscope.recording.metadata import LaunchMetadata, load_launch, save
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUFFIX, REPORT_FILE, further_jobs
-from perfscope.redact import redact_command
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, further_jobs
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT)
 FROM_TERMINAL: Final = (signal.SIGINT, signal.SIGQUIT)
 """A terminal sends these to the command as well, so they are passed on only where no terminal does."""
-
-_OURS: Final = re.compile(
-    rf"^(?:rank-\d+\.(?:run\.json|steps\.bin|stacks\.txt|flight\.(?:pickle|json)|capture-\d+\.trace\.json(?:\.gz)?)(?:{re.escape(PARTIAL_SUFFIX)})?"
-    rf"|nsys-[0-9a-f]+\.\w[\w-]*|host-[\w.-]+\.samples\.jsonl|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
-)
-_OURS_IN_BOOTSTRAP: Final = re.compile(
-    r"^(?:sitecustomize\.py|config\.json|failures\.txt|seen-\w+|hangs|stacks-\d+|overrides\.json|stopped-\d+|claim-[\w.-]+|plans|requests|plan-\d+)$"
-)
 
 
 class FolderTakenError(Exception):
@@ -49,20 +37,7 @@ class Launch:
     def __init__(self, config: CollectorConfig, command: Sequence[str]) -> None:
         self._config = config
         self._command = wrap(config, command, os.environ) if config.mode == "nsys" else list(command)
-        self._record = LaunchMetadata(
-            perfscope_version=__version__,
-            command=redact_command(command),
-            started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            host=socket.gethostname(),
-            options={
-                name: getattr(config, name)
-                for name in (
-                    "ranks", "wait", "warmup", "active", "repeat", "shapes", "stacks", "memory", "nvtx", "count_flops",
-                    "sample_every", "mode", "trigger", "cooldown", "max_captures", "budget", "signal",
-                    "hang_timeout", "inspector",
-                )
-            }
-        )  # fmt: skip
+        self._record = describe_launch(config, command)
         self._opened = False
 
     def prepare(self, *, overwrite: bool = False, join: bool = False) -> None:
@@ -74,7 +49,7 @@ class Launch:
         folder.mkdir(parents=True, exist_ok=True)
         if overwrite:
             remove_recording(folder)
-        elif any(_OURS.match(path.name) for path in folder.iterdir()) and not (join and _unfinished(folder)):
+        elif holds_recording(folder) and not (join and _unfinished(folder)):
             raise FolderTakenError(f"{folder} already holds a recording")
         (folder / BOOTSTRAP_FOLDER).mkdir(exist_ok=True)
         (folder / BOOTSTRAP_FOLDER / "sitecustomize.py").write_bytes(Path(bootstrap.__file__).read_bytes())
@@ -114,16 +89,13 @@ class Launch:
                 save(record, folder / LAUNCH_FILE)
 
 
-def package_root() -> str:
-    """The folder that contains this ``perfscope`` package."""
-    return str(Path(perfscope.__file__).resolve().parent.parent)
-
-
 def child_environment(environment: Mapping[str, str], bootstrap_folder: Path) -> dict[str, str]:
-    """``environment`` with the bootstrap first on ``PYTHONPATH``."""
+    """``environment`` with the bootstrap first on ``PYTHONPATH``, and without the variable that asks for a recording of
+    its own.
+    """
     before = environment.get("PYTHONPATH")
     path = str(bootstrap_folder) if not before else os.pathsep.join((str(bootstrap_folder), before))
-    return {**environment, "PYTHONPATH": path}
+    return {**{name: value for name, value in environment.items() if name != bootstrap.VARIABLE}, "PYTHONPATH": path}
 
 
 def run_child(
@@ -185,23 +157,6 @@ def isolated_python(command: Sequence[str]) -> str | None:
                 if set(option) & set("EIS"):
                     return option
     return None
-
-
-def remove_recording(folder: Path) -> None:
-    """Remove what this project wrote into a folder, and nothing else. Raises OSError."""
-    for path in folder.iterdir():
-        if _OURS.match(path.name) and path.is_file():
-            path.unlink()
-    inspector.remove_logs(folder)
-    inside = folder / BOOTSTRAP_FOLDER
-    for path in inside.iterdir() if inside.is_dir() else ():
-        if _OURS_IN_BOOTSTRAP.match(path.name):
-            path.unlink()
-    for job in further_jobs(folder):
-        remove_recording(job)
-        with suppress(OSError):  # something else is in there
-            (job / BOOTSTRAP_FOLDER).rmdir()
-            job.rmdir()
 
 
 def _unfinished(folder: Path) -> bool:

@@ -29,7 +29,7 @@ LOOK: Final = b"l"
 _END_S: Final = 1.0
 """Time that a sampler is given for its last sample."""
 
-_DROPPED: Final = ("LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+_DROPPED: Final = ("LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "PERFSCOPE")
 """Variables by which profilers get into every process: this one is not to be profiled."""
 
 _MAIN: Final = (

@@ -11,9 +11,10 @@ import click
 
 from perfscope._version import __version__
 from perfscope.cli.answers import Doctor, DoctorCheck
-from perfscope.cli.run import DEFAULT_OUTPUT
 from perfscope.collectors.doctor.check import Level, Probe, Surroundings
+from perfscope.collectors.doctor.check import Level, Surroundings
 from perfscope.collectors.doctor.doctor import default_python, examine
+from perfscope.collectors.inprocess.options import DEFAULT_OUTPUT
 
 EXIT_BROKEN = 1
 

@@ -26,6 +26,8 @@ VERBS: Final = {
     "tune": "Try settings on a real training, and report which of them help.",
     "merge": "Write all ranks on one clock into one file for Perfetto.",
     "tensorboard": "Write the steps' measurements as curves for TensorBoard.",
+    "wandb": "Write the job's numbers, curves and page into Weights & Biases.",
+    "mlflow": "Write the job's numbers, curves and page into MLflow.",
     "doctor": "Test whether recording works on this machine, and say how to fix what does not.",
     "schema": "Print the JSON Schema of what is written or printed as JSON.",
     "completion": "Print the script with which a shell completes commands and options.",

@@ -11,15 +11,16 @@ import click
 
 from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
-from perfscope.collectors.config import ALWAYS_ON, BESIDE, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
+from perfscope.collectors.config import BESIDE, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
+from perfscope.collectors.inprocess.options import DEFAULT_OUTPUT, default_hang_timeout
+from perfscope.collectors.launch.folder import package_root
 from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
 from perfscope.collectors.launch.recap import recap
-from perfscope.collectors.launch.run import FolderTakenError, Launch, die_by, isolated_python, package_root
+from perfscope.collectors.launch.run import FolderTakenError, Launch, die_by, isolated_python
 from perfscope.errors import UnusableInput
 
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
-DEFAULT_OUTPUT: Final = "perfscope-recording"
 NSYS_RECORDS: Final = (
     "Nsight Systems records this run, with PerfScope's ranges. PerfScope's own profiler stays off: one profiler at a "
     "time can own the device"
@@ -139,7 +140,7 @@ def command(
             package_root=package_root(),
             sample_every=0.0 if no_sampler else sample_every,
             mode=mode,
-            hang_timeout=_hang_timeout(hang_timeout, mode),
+            hang_timeout=default_hang_timeout(hang_timeout, mode),
             announce=not quiet,
             inspector=inspector,
             trigger=CollectorConfig.trigger if trigger is None else trigger,
@@ -176,13 +177,6 @@ def _mode(*, steps_only: bool, trigger: float | None, other: str | None) -> str:
     if len(modes) > 1:
         raise click.UsageError("give only one of --steps-only, --trigger and --with: each sets what is recorded")
     return modes[0] if modes else "captures"
-
-
-def _hang_timeout(asked: float | None, mode: str) -> float:
-    """Seconds; what holds where nothing is asked depends on what is recorded."""
-    if asked is not None:
-        return asked
-    return HANG_TIMEOUT_S if mode in ALWAYS_ON else 0.0
 
 
 def _not_runnable(program: str) -> int | None:

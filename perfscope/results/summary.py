@@ -116,6 +116,15 @@ class Summary(Displayed):
         """
         return _loaded("perfscope.reports.figures.figures").Figures(self)
 
+    def flat(self, prefix: str = "") -> dict[str, float]:
+        """The job in single numbers, for experiment trackers: ``wandb.log(summary.flat("perfscope/"))``.
+
+        Names stay as they are from version to version (``docs/trackers.md`` lists them); a number that the recording
+        lacks is left out. Names that end in ``_us`` are µs, in ``_bytes`` bytes; shares are 0..1.
+        """
+        numbers: dict[str, float] = _loaded("perfscope.analyzers.compare.flat").flat(self, prefix)
+        return numbers
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of schema ``perfscope.summary/1``."""
         findings = [finding.to_dict() for finding in self.findings]

@@ -17,7 +17,8 @@ import numpy as np
 
 from perfscope.analyzers.history.rank_history import RankStepTimes, read
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.run import Launch, child_environment, package_root
+from perfscope.collectors.launch.folder import package_root
+from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.overrides.overrides import Overrides
 from perfscope.collectors.overrides.stop import stopped
 from perfscope.errors import TraceError, UnusableInput

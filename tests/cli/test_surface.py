@@ -146,6 +146,14 @@ SURFACE = {
             "-o",
         },
     },
+    "wandb": {
+        "arguments": {"traces"},
+        "options": {"--capture", "--dir", "--offline", "--project", "--ranks", "--run", "--workers"},
+    },
+    "mlflow": {
+        "arguments": {"traces"},
+        "options": {"--capture", "--experiment", "--ranks", "--run", "--tracking-uri", "--workers"},
+    },
     "tensorboard": {"arguments": {"traces"}, "options": {"--capture", "--logdir", "--ranks", "--workers"}},
     "doctor": {"arguments": set(), "options": {"--json", "--output", "--python", "-o"}},
     "schema": {"arguments": {"name"}, "options": {"--output", "-o"}},

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.run import Launch, child_environment, package_root
+from perfscope.collectors.launch.folder import package_root
+from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.overrides.overrides import Overrides
 from perfscope.recording.metadata import load_run
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file

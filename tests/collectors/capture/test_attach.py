@@ -43,7 +43,7 @@ def edges(listener: Listener, tmp_path: Path) -> Any:
     collector: Any = Collector(CollectorConfig(output=str(tmp_path), package_root=""))
     collector._session = listener
     collector._phases.attach(listener)
-    return attach._Edges(collector, SimpleNamespace(_disable_dynamo=lambda call: call))
+    return attach.Edges(collector, SimpleNamespace(_disable_dynamo=lambda call: call))
 
 
 def optimizer_step(listener: Listener, calls: int = 1) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ def optimizer_step(listener: Listener, calls: int = 1) -> Callable[..., Any]:
 
 
 def test_a_step_without_closure_is_one_range(edges: Any, listener: Listener) -> None:
-    attach._counted(edges, optimizer_step(listener))(object())
+    attach.counted_step(edges, optimizer_step(listener))(object())
     assert listener.events == ["begin", "end", "stepped"]
 
 
@@ -69,22 +69,22 @@ def test_a_closure_is_none_of_the_optimizers_time(edges: Any, listener: Listener
         listener.events.append("train")
         return 0.5
 
-    counted = attach._counted(edges, optimizer_step(listener, calls=2))
+    counted = attach.counted_step(edges, optimizer_step(listener, calls=2))
     assert (counted(object(), closure=closure) if named else counted(object(), closure)) == 0.5
     once = ["train", "begin", "update", "end"]
     assert listener.events == [*once, *once, "stepped"]
 
 
 def test_a_closure_through_an_optimizer_that_derives_from_another(edges: Any, listener: Listener) -> None:
-    inner = attach._counted(edges, optimizer_step(listener))
-    outer = attach._counted(edges, lambda self, closure=None: inner(self, closure))
+    inner = attach.counted_step(edges, optimizer_step(listener))
+    outer = attach.counted_step(edges, lambda self, closure=None: inner(self, closure))
     outer(object(), lambda: listener.events.append("train"))
     assert listener.events == ["train", "begin", "update", "end", "stepped"]
 
 
 def test_a_closure_that_is_never_called_still_ends_one_step(edges: Any, listener: Listener) -> None:
-    inner = attach._counted(edges, optimizer_step(listener, calls=0))
-    outer = attach._counted(edges, lambda self, closure=None: inner(self, closure))
+    inner = attach.counted_step(edges, optimizer_step(listener, calls=0))
+    outer = attach.counted_step(edges, lambda self, closure=None: inner(self, closure))
     outer(object(), lambda: None)
     assert listener.events == ["stepped"]
 
@@ -94,14 +94,14 @@ def test_an_error_in_a_closure_ends_the_range_and_no_step(edges: Any, listener: 
         raise ValueError("overflow")
 
     with pytest.raises(ValueError, match="overflow"):
-        attach._counted(edges, optimizer_step(listener))(object(), closure)
+        attach.counted_step(edges, optimizer_step(listener))(object(), closure)
     assert listener.events == ["begin", "end"]
-    attach._counted(edges, optimizer_step(listener))(object())
+    attach.counted_step(edges, optimizer_step(listener))(object())
     assert listener.events[2:] == ["begin", "end", "stepped"]
 
 
 def test_a_step_that_a_framework_takes_for_its_own_ends_is_none(edges: Any, listener: Listener) -> None:
-    step = attach._counted(edges, optimizer_step(listener))
+    step = attach.counted_step(edges, optimizer_step(listener))
     attach._uncounted(edges, step)(object())
     assert listener.events == []
     step(object())
@@ -140,6 +140,6 @@ def test_an_engine_steps_where_accumulation_ends(
 
 
 def test_an_engine_that_counts_no_steps_is_left_to_its_optimizers(edges: Any, listener: Listener) -> None:
-    optimizer = attach._counted(edges, optimizer_step(listener))
+    optimizer = attach.counted_step(edges, optimizer_step(listener))
     attach._counted_engine_step(edges, optimizer)(object())
     assert listener.events == ["begin", "end", "stepped"]

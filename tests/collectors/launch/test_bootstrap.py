@@ -11,7 +11,8 @@ import pytest
 
 import perfscope
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.run import Launch, child_environment, isolated_python, package_root
+from perfscope.collectors.launch.folder import package_root
+from perfscope.collectors.launch.run import Launch, child_environment, isolated_python
 from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
 

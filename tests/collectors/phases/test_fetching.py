@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.run import Launch, child_environment, package_root
+from perfscope.collectors.launch.folder import package_root
+from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.phases.fetching import COUNT, counting
 from perfscope.collectors.phases.workers import Workers
 from perfscope.recording.paths import BOOTSTRAP_FOLDER

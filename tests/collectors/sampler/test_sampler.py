@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from perfscope.collectors.claims import claim_rank
-from perfscope.collectors.launch.run import package_root
+from perfscope.collectors.launch.folder import package_root
 from perfscope.collectors.sampler import process as sampler_process
 from perfscope.collectors.sampler.process import Clock, LocalRanks
 from perfscope.collectors.sampler.sampler import HostSampler, SamplerOptions, _environment

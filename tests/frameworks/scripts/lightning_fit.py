@@ -1,6 +1,7 @@
 """Lightning with its own launcher: accumulation, validation and a checkpoint between the steps."""
 
 import argparse
+import os
 
 import lightning
 import torch
@@ -45,6 +46,15 @@ class Net(lightning.LightningModule):
 witness = Witness(_EvaluationLoop, lightning.Trainer, torch.autograd, torch.distributed)
 lightning.seed_everything(0)
 data = TensorDataset(torch.randn(1024, 32), torch.randint(0, 4, (1024,)))
+hooks = {}
+if "TEST_CALLBACK" in os.environ:
+    from perfscope.integrations.lightning import PerfScopeCallback
+
+    hooks["callbacks"] = [PerfScopeCallback(os.environ["TEST_CALLBACK"], wait=1, warmup=1, active=3)]
+elif "TEST_PROFILER" in os.environ:
+    from perfscope.integrations.lightning import PerfScopeProfiler
+
+    hooks["profiler"] = PerfScopeProfiler(os.environ["TEST_PROFILER"], wait=1, warmup=1, active=3)
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=options.devices,
@@ -59,6 +69,9 @@ trainer = lightning.Trainer(
     logger=False,
     default_root_dir=options.root,
     gradient_clip_val=1.0,
+    **hooks,
 )
-trainer.fit(Net(), DataLoader(data, batch_size=8), DataLoader(data, batch_size=8))
-witness.report(trainer.global_rank, trainer.world_size, trainer.global_step)
+net = Net()
+trainer.fit(net, DataLoader(data, batch_size=8), DataLoader(data, batch_size=8))
+loss = float(sum(each.double().sum() for each in net.parameters()))
+witness.report(trainer.global_rank, trainer.world_size, trainer.global_step, loss)

@@ -1,5 +1,7 @@
 """The Trainer with a tiny language model made on the spot: accumulation, evaluation and checkpoints between steps."""
 
+import os
+
 import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments
@@ -24,8 +26,13 @@ class Look(TrainerCallback):
         witness.look()
 
 
+callbacks = [Look()]
+if "TEST_CALLBACK" in os.environ:
+    from perfscope.integrations.transformers import PerfScopeCallback
+
+    callbacks.append(PerfScopeCallback(os.environ["TEST_CALLBACK"], wait=1, warmup=1, active=3))
 witness = Witness(Trainer, torch.autograd, torch.distributed)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2))
-trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=[Look()])
-trainer.train()
-witness.report(arguments.process_index, arguments.world_size, trainer.state.global_step)
+trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=callbacks)
+result = trainer.train()
+witness.report(arguments.process_index, arguments.world_size, trainer.state.global_step, result.training_loss)

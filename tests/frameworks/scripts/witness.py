@@ -40,9 +40,9 @@ class Witness:
         """Call it in the middle of steps."""
         self.replaced |= self.changed()
 
-    def report(self, rank, world, steps):
+    def report(self, rank, world, steps, loss=None):
         """Print the truth for the test to read."""
-        outcome = {"rank": rank, "world": world, "steps": steps}
+        outcome = {"rank": rank, "world": world, "steps": steps, "loss": loss}
         outcome.update(replaced=sorted(self.replaced), left=sorted(self.changed()))
         sys.stdout.write(f"\nthe truth: {json.dumps(outcome)}\n")
         sys.stdout.flush()
