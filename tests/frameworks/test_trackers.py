@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,26 @@ def command(folder: Path, root: Path, *arguments: str) -> str:
     return done.stdout
 
 
+BLOCK = 32768
+HEADER = struct.Struct("<IHB")
+"""Checksum, length and kind of a fragment: 1 whole, 2 first, 3 middle, 4 last (LevelDB's log format)."""
+
+
+def messages(data: bytes) -> Iterator[bytes]:
+    """The messages in W&B's file of a run, after the 7 bytes that it begins with."""
+    position, message = 7, b""
+    while position + HEADER.size <= len(data):
+        if BLOCK - position % BLOCK < HEADER.size:
+            position += BLOCK - position % BLOCK
+            continue
+        _, length, kind = HEADER.unpack_from(data, position)
+        message += data[position + HEADER.size : position + HEADER.size + length]
+        position += HEADER.size + length
+        if kind in (1, 4):
+            yield message
+            message = b""
+
+
 def values(items: Any) -> dict[str, Any]:
     """What W&B writes of names and values."""
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
@@ -57,15 +79,15 @@ def values(items: Any) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_offline(samples: Path, tmp_path: Path, root: Path, numbers: dict[str, float]) -> None:
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     arguments = ("--offline", "--dir", "wb", "--run", "trained1", "--project", "p", "--ranks", "1", "--workers", "1")
     out = command(tmp_path, root, "wandb", str(samples / "slow_rank"), *arguments)
     (file,) = (tmp_path / "wb").rglob("run-trained1.wandb")
     assert out.strip().endswith(str(file.parent.relative_to(tmp_path)))
-    store, rows, summary, projects = DataStore(), [], {}, set()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
+    rows: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
+    projects: set[str] = set()
+    for data in messages(file.read_bytes()):
         record: Any = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
@@ -99,7 +121,7 @@ def test_mlflow_without_a_server(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_id in out
     assert {name: run.data.metrics[name] for name in numbers} == pytest.approx(numbers)
-    assert "rank 1" in run.data.tags["perfscope.headline"]
+    assert "Rank 1" in run.data.tags["perfscope.headline"]
     history = client.get_metric_history(run.info.run_id, "perfscope/per_step/rank-1/step_ms")
     assert [point.step for point in history] == sorted(point.step for point in history)
     assert len(history) == numbers["perfscope/steps"]
