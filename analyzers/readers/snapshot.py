@@ -43,7 +43,7 @@ _SOURCE_LINE: Final = re.compile(r'File "([^"]+)", line (\d{1,9}), in ([^\n]+)')
 """In ``fx_original_trace``: the model's code that generated code stands for."""
 
 
-class Block(NamedTuple):
+class MemoryBlock(NamedTuple):
     """A piece of a segment; sizes in bytes."""
 
     segment: int
@@ -86,7 +86,7 @@ class DeviceSnapshot:
 
     device: int
     segments: tuple[Segment, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[MemoryBlock, ...]
     action: Int64
     address: Int64
     size: Int64
@@ -183,7 +183,7 @@ class _Builder:
             label=column(self._label(entry) for entry in entries),
         )
 
-    def _blocks(self, index: int, segment: dict[str, Any]) -> list[Block]:
+    def _blocks(self, index: int, segment: dict[str, Any]) -> list[MemoryBlock]:
         made, address = [], whole(segment.get("address"))
         for block in mappings(segment.get("blocks")):
             size = _size(block.get("size"))
@@ -193,7 +193,7 @@ class _Builder:
             last = next(iter(mappings(block.get("history"))), mapping(None))
             asked = whole(block.get("requested_size", last.get("real_size")), size)
             made.append(
-                Block(
+                MemoryBlock(
                     segment=index,
                     address=whole(block.get("address"), address),
                     size=size,

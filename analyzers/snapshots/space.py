@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.readers.snapshot import Block, DeviceSnapshot, Snapshot
+from perfscope.analyzers.readers.snapshot import DeviceSnapshot, MemoryBlock, Snapshot
 from perfscope.analyzers.snapshots.holders import Allocations, failed
 from perfscope.grouping import grouped
 from perfscope.results.memory.snapshots import SnapshotRow
@@ -42,5 +42,5 @@ def device_row(snapshot: Snapshot, found: Allocations, rank: int | None, steps: 
     )
 
 
-def _by_segment(device: DeviceSnapshot) -> list[tuple[int, list[Block]]]:
+def _by_segment(device: DeviceSnapshot) -> list[tuple[int, list[MemoryBlock]]]:
     return list(grouped((block.segment, block) for block in device.blocks).items())

@@ -185,7 +185,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Hooks:
+class RecordingHooks:
     """What is done where a recording begins and ends in one process."""
 
     prepare: Callable[[CollectorConfig], CollectorConfig]
@@ -197,14 +197,14 @@ class Hooks:
 class Collector:
     """The process's one way to its session: makes it at the first step, guards every call, closes it at the end."""
 
-    def __init__(self, config: CollectorConfig, hooks: Hooks | None = None) -> None:
+    def __init__(self, config: CollectorConfig, hooks: RecordingHooks | None = None) -> None:
         self._depth = threading.local()
         self._parent_captured = False
         """Was this process forked while its parent's profiler ran?"""
         self.record(config, hooks)
         os.register_at_fork(after_in_child=self._forked)
 
-    def record(self, config: CollectorConfig, hooks: Hooks | None = None) -> None:
+    def record(self, config: CollectorConfig, hooks: RecordingHooks | None = None) -> None:
         """Record from the next completed step on. Whatever was recorded before has been stopped."""
         self._config: CollectorConfig | None = config
         self._hooks = hooks
@@ -311,7 +311,7 @@ def attach(config: CollectorConfig) -> Collector:
     return _attached[0]
 
 
-def attach_within(config: CollectorConfig, hooks: Hooks) -> tuple[Collector, bool]:
+def attach_within(config: CollectorConfig, hooks: RecordingHooks) -> tuple[Collector, bool]:
     """Have this process's collector record what the program itself starts; was the collector made for it?"""
     if _attached:
         _attached[0].record(config, hooks)

@@ -118,7 +118,7 @@ OPTIONS: Final = tuple(Options.__annotations__)
 _DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(CollectorConfig)}
 
 
-class _Parser(argparse.ArgumentParser):
+class _VariableParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
@@ -127,7 +127,7 @@ def parse(words: str) -> tuple[str | None, Options]:
     """The folder and the options in the variable PERFSCOPE: ``rec --wait 2 --steps-only``; a folder of ``1`` is the
     default one. Raises ValueError naming what is wrong.
     """
-    parser = _Parser(prog="PERFSCOPE", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser = _VariableParser(prog="PERFSCOPE", add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--output", "-o", dest="folder")
     for name in OPTIONS:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from perfscope.collectors.capture.session import VARIABLE_MODULE, Collector, Hooks, attach_within
+from perfscope.collectors.capture.session import VARIABLE_MODULE, Collector, RecordingHooks, attach_within
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
@@ -111,7 +111,7 @@ class _Recording:
 
     def begin(self) -> None:
         """Have the steps counted from now on."""
-        self._collector, made = attach_within(self.asked, Hooks(self._prepare, self._ended))
+        self._collector, made = attach_within(self.asked, RecordingHooks(self._prepare, self._ended))
         if made:
             late.hook(self._collector)
         self._end_with_process()
