@@ -12,7 +12,6 @@ import click
 from perfscope._version import __version__
 from perfscope.cli.answers import Doctor, DoctorCheck
 from perfscope.collectors.doctor.check import Level, Probe, Surroundings
-from perfscope.collectors.doctor.check import Level, Surroundings
 from perfscope.collectors.doctor.doctor import default_python, examine
 from perfscope.collectors.inprocess.options import DEFAULT_OUTPUT
 
