@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.history.goodput import RankGoodput, rank_goodput
 from perfscope.analyzers.history.rank_history import (
+    Float64,
     RankFile,
     RankPartialHistory,
     RankStepTimes,
@@ -107,11 +108,9 @@ def own_times(steps: RankStepTimes, every: int = 1) -> OwnTimes | None:
         return None
     own = np.zeros((int(used.sum()), len(COLUMNS)), np.float32)
     places = [COLUMNS.index(name) for name in (*steps.stages, OTHER)]
-    own[:, places] = np.maximum(steps.stages_us[used] - steps.waits_us[used], 0)
-    # Where in the step a thread waited for a core is not known: as much of it in own time as that is of the step.
-    share = np.minimum(steps.core_us[used] / np.maximum(steps.step_us[used], 1), 1)
-    core = own.sum(axis=1) * share
-    own *= (1 - share[:, None]).astype(np.float32)
+    own[:, places], core = without_waits(
+        steps.step_us[used], steps.stages_us[used], steps.waits_us[used], steps.core_us[used]
+    )
     return OwnTimes(
         number=steps.number[used],
         step_us=steps.step_us[used].astype(np.float32),
@@ -119,6 +118,14 @@ def own_times(steps: RankStepTimes, every: int = 1) -> OwnTimes | None:
         wait_us=steps.waits_us[used].sum(axis=1).astype(np.float32),
         core_us=core.astype(np.float32),
     )
+
+
+def without_waits(step_us: Float64, stages_us: Float64, waits_us: Float64, core_us: Float64) -> tuple[Float64, Float64]:
+    """What a rank did itself in each stage of each step, and what of its own time it waited for a core."""
+    own = np.maximum(stages_us - waits_us, 0)
+    # Where in the step a thread waited for a core is not known: as much of it in own time as that is of the step.
+    share = np.minimum(core_us / np.maximum(step_us, 1), 1)
+    return own * (1 - share[:, None]), own.sum(axis=1) * share
 
 
 def common_steps(ranks: Mapping[int, OwnTimes]) -> JobOwnTimes | None:

@@ -139,7 +139,7 @@ def _steps_of(mine: list[PackedBlock], earlier: int) -> RankStepTimes:
     now_and_then = {name for block in mine for name in block.stages if name in OCCASIONAL}
     stages = tuple(name for name in STAGES if name in always | now_and_then)
     numbers = np.concatenate([block.first_step + np.arange(block.steps, dtype=np.int64) for block in mine])
-    columns = np.concatenate([np.hstack((block_columns(block, stages), _waits(block, stages))) for block in mine])
+    columns = np.concatenate([np.hstack((block_columns(block, stages), block_waits(block, stages))) for block in mine])
     flags = np.concatenate([np.frombuffer(block.flags, np.uint8) for block in mine])
     began = np.concatenate([block.began_ns + _before(block_columns(block, ())[:, 0]) for block in mine])
     # Steps may have been renumbered: of two with one number, the later one is right.
@@ -200,8 +200,8 @@ def block_columns(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
     return _columns(block, [0, *(_place(block.stages, 1, name) for name in stages)])
 
 
-def _waits(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
-    """The same of the waits in each of these stages, in other and for a core."""
+def block_waits(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
+    """A row for each step of a block; columns are the waits in each of these stages, in other and for a core, µs."""
     first = 1 + len(block.stages)
     return _columns(block, [_place(block.waits or (), first, name) for name in (*stages, OTHER, CORE)])
 

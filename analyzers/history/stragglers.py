@@ -175,8 +175,10 @@ def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> Bool:
 def _often(counts: Int64, place: int) -> bool:
     """Has this rank more slow steps than its peers' number of them explains?"""
     count = int(counts[place])
+    if count < _FEWEST:
+        return False
     expected = 1.5 * max(float(np.median(np.delete(counts, place))), 1.0)
-    return count >= _FEWEST and _poisson_tail(count, expected) < _CHANCE / len(counts)
+    return _poisson_tail(count, expected) < _CHANCE / len(counts)
 
 
 def _poisson_tail(count: int, expected: float) -> float:

@@ -29,6 +29,8 @@ class RankFacts:
     backend: str
     device_uuid: str
     device_index: int | None
+    stage: str
+    """Of its pipeline; empty without one."""
     samples: float | None
     """Per step; None where not known."""
 
@@ -79,8 +81,14 @@ def _facts(run: RunMetadata) -> RankFacts:
         backend=run.backend,
         device_uuid=run.device.uuid.removeprefix("GPU-"),
         device_index=run.device.index if run.device.type == "cuda" else None,
+        stage=_stage(run),
         samples=_samples(run),
     )
+
+
+def _stage(run: RunMetadata) -> str:
+    pipeline = run.settings.get("pipeline")
+    return str(pipeline.get("stage")) if isinstance(pipeline, dict) else ""
 
 
 def _samples(run: RunMetadata) -> float | None:

@@ -17,10 +17,13 @@ from perfscope.analyzers.live.source import Entry, Source, source_of
 from perfscope.analyzers.live.state import DeviceLoad, HostLoad, LiveRank, LiveState
 from perfscope.analyzers.live.states import Log, job_state, patience_s, rank_state
 from perfscope.analyzers.live.steps import JobSteps
-from perfscope.analyzers.live.stragglers import OwnTime, own_time
+from perfscope.analyzers.live.stragglers import OwnTime, measured_time, own_time
 from perfscope.analyzers.live.trend import Trend
-from perfscope.recording.history import OCCASIONAL
+from perfscope.grouping import grouped
+from perfscope.recording.history import CORE, OCCASIONAL
 from perfscope.recording.metadata import epoch_ns
+
+_SELDOM: Final = {*OCCASIONAL, CORE}
 
 _DATA_PARALLEL: Final = {"single", "ddp", "fsdp", "zero1", "zero2", "zero3"}
 """Strategies in which every rank trains on samples of its own."""
@@ -61,6 +64,8 @@ class LiveJob:
         self._facts, self._steps, self._hosts = Facts(), JobSteps(), Hosts()
         self._trend, self._log = Trend(), Log()
         self._files = Listing()
+        self._compared = (-1, 0, 0)
+        self._own = OwnTime(np.empty(0), ())
 
     def _read(self, entries: dict[str, Entry], now_ns: int) -> None:
         files = self._files = listing(entries)
@@ -79,13 +84,13 @@ class LiveJob:
         compared = steps.stepping()
         last_step, window = steps.window(compared)
         strategies = facts.strategies()
-        own = own_time(window, compared, strategies)
         hosts = self._hosts.loads()
         ages = [age for each in steps.ranks.values() if (age := each.age_s(now_ns)) is not None]
         age_s = min(ages, default=None)
         means = _means(window)
         step_us = _median(means[:, 0])
         silent_s = patience_s(step_us)
+        own = self._own_time(compared, last_step, window, step_us)
         ranks = self._ranks(now_ns, compared, means, own, hosts, silent_s)
         lost = {row.rank: row.state for row in ranks if row.state in ("gone", "failed")}
         captures = set(self._files.captures.values())
@@ -171,6 +176,19 @@ class LiveJob:
             )
         return rows
 
+    def _own_time(self, ranks: list[int], last: int, window: Float32, step_us: float | None) -> OwnTime:
+        """Who is slower than its peers; as before where no rank has written anything since."""
+        facts = self._facts.ranks
+        if self._compared == (at := (self._steps.bytes_read, len(facts), len(ranks))):
+            return self._own
+        self._compared = at
+        number, steps = self._steps.comparable(ranks, last, step_us)
+        peers = grouped((facts[rank].stage if rank in facts else "", rank) for rank in ranks)
+        hosts = {rank: each.host for rank, each in facts.items()}
+        found = measured_time(number, steps, ranks, hosts, list(peers.values()))
+        self._own = found if found is not None else own_time(window, ranks, self._facts.strategies())
+        return self._own
+
     def _samples(self, world: int | None, strategies: set[str]) -> float | None:
         """Samples of a step of all ranks; None where one is not known, or ranks share samples."""
         known = [each.samples for each in self._facts.ranks.values() if each.samples is not None]
@@ -216,4 +234,4 @@ def _known(value: float) -> float | None:
 def _stages(values: Float64) -> dict[str, float]:
     """The stages that are measured, without those that come now and then and have not come."""
     stages = zip(COLUMNS[1:], values[1:].tolist(), strict=True)
-    return {name: us for name, us in stages if np.isfinite(us) and (us or name not in OCCASIONAL)}
+    return {name: us for name, us in stages if np.isfinite(us) and (us or name not in _SELDOM)}

@@ -7,20 +7,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.recording.history import STAGES
-from perfscope.results.history import OTHER
+from perfscope.analyzers.history.own_times import COLUMNS as OWN
 from perfscope.trace.trace import Int64
 
 Float32 = npt.NDArray[np.float32]
 
-COLUMNS: Final = ("step", *STAGES, OTHER)
-"""Of a row: the step, its stages and the rest of it, µs; nan where not measured."""
+WAITING: Final = "waiting"
+"""For other ranks, anywhere in the step."""
+
+COLUMNS: Final = ("step", *OWN, WAITING)
+"""Of a row: the step, what the rank itself did in each stage, the rest, waiting for a core and for other ranks, µs.
+nan where not measured: without ``waiting`` the stages include it."""
 
 _LENGTHS: Final = ((256, 2048), (2048, 512))
-"""Up to so many ranks -> so many steps of each: 13 to 26 MB."""
+"""Up to so many ranks -> so many steps of each: 20 to 40 MB."""
 
 _FEWEST: Final = 128
-"""Steps of each rank in a larger job: 31 MB for 10,000 ranks. Its steps take long enough for these to overlap, although
+"""Steps of each rank in a larger job: 50 MB for 10,000 ranks. Its steps take long enough for these to overlap, although
 ranks write them at different times."""
 
 

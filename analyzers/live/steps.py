@@ -7,10 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.history.rank_history import Float64, block_columns
-from perfscope.analyzers.live.ring import COLUMNS, Float32, StepRing
+from perfscope.analyzers.history.own_times import without_waits
+from perfscope.analyzers.history.rank_history import Float64, block_columns, block_waits
+from perfscope.analyzers.live.ring import COLUMNS, WAITING, Float32, StepRing
 from perfscope.analyzers.live.source import Entry, Source, Tail, read_all
-from perfscope.recording.history import DISTURBED, OCCASIONAL, STAGES, PackedBlock, unpack_growing
+from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, PackedBlock, unpack_growing
+from perfscope.results.history import OTHER
+from perfscope.trace.trace import Int64
 
 FIRST_BYTES: Final = 64 << 20
 """Of all histories together that are read when watching begins; of longer runs only the end is."""
@@ -25,6 +28,11 @@ _RECENT_S: Final = 10.0
 """What "now" is the mean of, in seconds of steps, within these bounds: """
 _FEWEST_STEPS: Final = 8
 _MOST_STEPS: Final = 64
+
+_COMPARED_S: Final = 60.0
+_LONGEST_COMPARED: Final = 512
+_MOST_COMPARED: Final = 1 << 18
+"""Steps of all ranks together in which stragglers are looked for, beyond those that are "now"."""
 
 _SOME_RANKS: Final = 64
 """Enough of them for the time of the job's steps, which all ranks make together."""
@@ -127,6 +135,15 @@ class JobSteps:
         wanted = round(_RECENT_S * 1e6 / step_us) if step_us > 0 else _FEWEST_STEPS
         return last, self._ring.steps(ranks, last, max(min(wanted, _MOST_STEPS), count))
 
+    def comparable(self, ranks: list[int], last: int, step_us: float | None) -> tuple[Int64, Float32]:
+        """Numbers of the steps of about the last minute, and (ranks, steps, columns) of them: to tell a straggler from
+        chance takes more than a few.
+        """
+        wanted = round(_COMPARED_S * 1e6 / step_us) if step_us else 0
+        count = max(min(wanted, _MOST_COMPARED // max(len(ranks), 1), _LONGEST_COMPARED), _MOST_STEPS)
+        steps = self._ring.steps(ranks, last, count)
+        return np.arange(last - steps.shape[1] + 1, last + 1, dtype=np.int64), steps
+
     def since(self, ranks: list[int], last: int, before: int) -> Float32:
         """(ranks, steps, columns) of the steps after ``before`` up to ``last`` in memory, of some of the ranks."""
         return self._ring.steps(ranks[:_SOME_RANKS], last, max(last - before, 0))
@@ -174,12 +191,19 @@ class JobSteps:
 
 def _rows(block: PackedBlock) -> Float64:
     """A row of ``COLUMNS`` for each step of a block."""
-    measured = block_columns(block, block.stages)
+    stages = block.stages
+    columns = block_columns(block, stages)
+    step_us, stages_us = columns[:, 0], columns[:, 1:]
+    stages_us = np.column_stack((stages_us, step_us - stages_us.sum(axis=1)))
     rows = np.full((block.steps, len(COLUMNS)), np.nan)
-    rows[:, 0] = measured[:, 0]
-    if "forward" in block.stages:  # a block leaves out those of these stages that none of its steps has
-        rows[:, [1 + STAGES.index(stage) for stage in OCCASIONAL]] = 0
-    for place, stage in enumerate(block.stages):
-        rows[:, 1 + STAGES.index(stage)] = measured[:, 1 + place]
-    rows[:, -1] = measured[:, 0] - measured[:, 1 : 1 + len(block.stages)].sum(axis=1)
+    rows[:, 0] = step_us
+    if "forward" in stages:  # a block leaves out those of these stages that none of its steps has
+        rows[:, [COLUMNS.index(name) for name in OCCASIONAL]] = 0.0
+    places = [COLUMNS.index(name) for name in (*stages, OTHER)]
+    if block.waits is None:
+        rows[:, places] = stages_us
+        return rows
+    waits = block_waits(block, stages)
+    rows[:, places], rows[:, COLUMNS.index(CORE)] = without_waits(step_us, stages_us, waits[:, :-1], waits[:, -1])
+    rows[:, COLUMNS.index(WAITING)] = waits[:, :-1].sum(axis=1)
     return rows

@@ -1,22 +1,28 @@
 """The ranks that the others wait for, in the last steps: those whose own time is above their peers'.
 
-Only stages in which ranks do not wait for one another are compared: where they do, all take equally long.
+Where waiting is measured, they are found as those of whole runs are. Where it is not, only stages are compared in which
+ranks do not wait for one another: where they do, all take equally long.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.history.job_history import NOTICEABLE, waiting_stages
+from perfscope.analyzers.history.own_times import COLUMNS as OWN
+from perfscope.analyzers.history.own_times import OwnTimes
 from perfscope.analyzers.history.rank_history import Float64
-from perfscope.analyzers.live.ring import COLUMNS, Float32
+from perfscope.analyzers.history.stragglers import find_stragglers
+from perfscope.analyzers.live.ring import COLUMNS, WAITING, Float32
 from perfscope.analyzers.live.state import LiveStraggler
-from perfscope.recording.history import STAGES
-from perfscope.results.history import OTHER
+from perfscope.recording.history import CORE, OCCASIONAL, STAGES
+from perfscope.results.history import OTHER, HistoryStraggler
+from perfscope.trace.trace import Int64
 
 MOST: Final = 50
 
@@ -34,8 +40,56 @@ class OwnTime:
     not_compared: str = ""
 
 
+def measured_time(
+    number: Int64, steps: Float32, ranks: list[int], hosts: Mapping[int, str], peers: Sequence[Sequence[int]]
+) -> OwnTime | None:
+    """Compare the ranks of ``steps``, (ranks, steps, ``COLUMNS``) in µs; None where waiting was not measured.
+
+    ``number``: of the steps. ``peers``: groups of ranks that do the same work.
+    """
+    known = np.isfinite(steps[..., COLUMNS.index(WAITING)])
+    if len(ranks) < 2 or not known.any(axis=1).all():
+        return None
+    own_us = np.nan_to_num(steps[..., 1 : 1 + len(OWN)])
+    own_us[..., OWN.index(CORE)] = 0.0
+    found = find_stragglers(
+        {
+            rank: OwnTimes(
+                number=number[used],
+                step_us=each[used, 0],
+                own_us=own[used],
+                wait_us=each[used, COLUMNS.index(WAITING)],
+                core_us=each[used, COLUMNS.index(CORE)],
+            )
+            for rank, each, own, used in zip(ranks, steps, own_us, known, strict=True)
+        },
+        hosts,
+        peers,
+    )
+    total = np.where(known, own_us.sum(axis=2), np.nan).astype(np.float64)
+    both = known.all(axis=0)
+    excess = np.full(len(ranks), np.nan)
+    place = {rank: index for index, rank in enumerate(ranks)}
+    for group in peers if both.any() else ():
+        members = [place[rank] for rank in group if rank in place]
+        if len(members) > 1:
+            excess[members] = np.maximum((total[members] - _peers(total[members]))[:, both].mean(axis=1), 0.0)
+    rows = found.rows if found is not None else ()
+    return OwnTime(excess, tuple(_live(row) for row in rows[:MOST]))
+
+
+def _live(row: HistoryStraggler) -> LiveStraggler:
+    return LiveStraggler(
+        ranks=row.ranks,
+        stage=row.stage,
+        delay_us=row.cost_us,
+        share_of_step=row.cost_share,
+        share_of_steps=row.share_of_steps,
+    )
+
+
 def own_time(steps: Float32, ranks: list[int], strategies: set[str]) -> OwnTime:
-    """Compare the ranks of ``steps``, (ranks, steps, ``COLUMNS``) in µs."""
+    """Compare the ranks of ``steps``, (ranks, steps, ``COLUMNS``) in µs, of which waiting was not measured."""
     unknown = np.full(len(ranks), np.nan)
     if len(ranks) < 2 or not steps.shape[1]:
         return OwnTime(unknown, (), "")
@@ -60,7 +114,8 @@ def own_time(steps: Float32, ranks: list[int], strategies: set[str]) -> OwnTime:
 def _compared(steps: Float32, strategies: set[str]) -> list[str]:
     """Stages that are measured and in which ranks do not wait."""
     waiting = waiting_stages(strategies)
-    measured = [stage for stage in STAGES if np.isfinite(steps[:, :, COLUMNS.index(stage)]).any()]
+    usual = [stage for stage in STAGES if stage not in OCCASIONAL]
+    measured = [stage for stage in usual if np.isfinite(steps[:, :, COLUMNS.index(stage)]).any()]
     # The rest of a step holds the waiting unless that is timed; with two ranks one may wait there for the other.
     whole = waiting <= set(measured) and len(steps) > 2
     return [stage for stage in (*measured, *([OTHER] if whole else [])) if stage not in waiting]

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perfscope.analyzers.live.ring import COLUMNS
 from perfscope.analyzers.live.state import LiveRank
-from perfscope.recording.history import STAGES
 from perfscope.reports.live.view import View
 from perfscope.reports.live.words import columns, cut, safe, stage_word
-from perfscope.results.history import OTHER
 from perfscope.text import ABSENT, byte_size, duration, percent
 
 TROUBLED: Final = ("failed", "gone", "silent", "behind")
@@ -53,7 +52,7 @@ def chosen_columns(ranks: Sequence[LiveRank], width: int) -> list[Column]:
         Column("state", 9, lambda row: row.state, left=True),
         Column("step time", 10, lambda row: duration(row.step_us)),
         Column("slower by", 10, _excess),
-        *(_stage(stage) for stage in (*STAGES, OTHER) if stage in measured),
+        *(_stage(stage) for stage in COLUMNS[1:] if stage in measured),
     ]
     if any(row.cores is not None for row in ranks):
         wanted.append(Column("cores", 6, lambda row: ABSENT if row.cores is None else f"{row.cores:.1f}"))

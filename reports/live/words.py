@@ -15,6 +15,8 @@ STAGE_WORDS: Final = {
     "backward": "backward",
     "optimizer": "optimizer",
     OTHER: "other",
+    "core": "no core",
+    "several": "several stages",
 }
 
 STAGE_COLOURS: Final = {
@@ -23,6 +25,10 @@ STAGE_COLOURS: Final = {
     "backward": "idle_sync",
     "optimizer": "exposed_comm_transfer",
     OTHER: "idle_unknown",
+    "waiting": "exposed_comm_wait",
+    "evaluation": "idle_host",
+    "checkpoint": "idle_dependency",
+    "core": "exposed_copy",
 }
 """Stage -> a colour of the page's."""
 

@@ -31,8 +31,9 @@ def block(
     attempt: int = 0,
     disturbed: bool = False,
     stages: dict[str, float] | None = None,
+    waits: dict[str, float] | None = None,
 ) -> bytes:
-    """Equal steps of a rank; ``stages`` in ms."""
+    """Equal steps of a rank; ``stages`` in ms, and ``waits``, None where waiting is not measured."""
     each = MS if stages is None else stages
     return pack(
         Block(
@@ -42,6 +43,7 @@ def block(
             [round(step_ms * 1000)] * count,
             {name: [round(each[name] * 1000)] * count for name in STAGES if name in each},
             bytes([DISTURBED if disturbed else 0] * count),
+            waits_us=None if waits is None else {name: [round(ms * 1000)] * count for name, ms in waits.items()},
         )
     )
 

@@ -369,7 +369,7 @@ def test_thousands_of_ranks_are_read_and_compared(tmp_path: Path) -> None:
             name = f"rank-{rank:05d}.steps.bin"
             source.files[name] += block(first, 60) if rank < 8 else usual
     after(watched, 24)
-    assert kept._us.nbytes == before <= 16 << 20
+    assert kept._us.nbytes == before <= 24 << 20
 
 
 def test_a_folder_by_url_is_watched(recorded: Recorded) -> None:
@@ -386,3 +386,34 @@ def test_a_folder_by_url_is_watched(recorded: Recorded) -> None:
     for rank in range(2):
         (url / steps_file(recorded.folder, rank).name).write_bytes(steps_file(recorded.folder, rank).read_bytes())
     assert after(watched, 6).last_step == 149
+
+
+def test_a_rank_that_is_slow_where_others_wait_for_it_is_named(recorded: Recorded) -> None:
+    """In DDP all backwards take as long; the slow rank is the one that does not wait in its own."""
+    for rank in range(2):
+        waits = {"backward": 12.0 if rank == 0 else 0.0}
+        recorded.steps(rank, 0, 200, began_ns=NOW, waits=waits)
+    state = after(LiveJob(recorded.folder), 8)
+    (row,) = state.stragglers
+    assert (row.ranks, row.stage, row.share_of_steps) == ((1,), "backward", 1.0)
+    assert row.delay_us == pytest.approx(12_000)
+    assert row.share_of_step == pytest.approx(0.3)
+    assert state.ranks[0].stages_us["waiting"] == pytest.approx(12_000)
+    assert state.ranks[0].stages_us["backward"] == pytest.approx(8000)
+    assert sum(state.ranks[0].stages_us.values()) == pytest.approx(40_000)
+    assert [rank.excess_us for rank in state.ranks] == pytest.approx([0, 12_000])
+
+
+def test_stages_of_a_pipeline_are_compared_by_what_their_ranks_do(tmp_path: Path) -> None:
+    job = Recorded(tmp_path / "stages", world=4)
+    job.launch()
+    for rank in range(4):
+        job.rank(rank, strategies=("pipeline",), settings={"pipeline": {"stage": rank // 2}})
+        own = 4.0 if rank < 2 else 14.0
+        late = 5.0 if rank == 1 else 0.0
+        stages = {"dataloader": 0.0, "forward": own + late, "backward": 25.0 - own - late, "optimizer": 3.0}
+        job.steps(rank, 0, 200, stages=stages, waits={"backward": 25.0 - own - late})
+    state = after(LiveJob(job.folder), 8)
+    assert state.not_compared == ""
+    assert [row.ranks for row in state.stragglers] in ([(1,)], [])
+    assert [rank.excess_us for rank in state.ranks] == pytest.approx([0, 5000, 0, 0])
