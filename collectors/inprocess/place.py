@@ -29,6 +29,7 @@ from perfscope.collectors.jobs import earlier_run
 from perfscope.collectors.launch.folder import describe_launch, holds_recording, remove_recording
 from perfscope.recording.metadata import LaunchMetadata, load_launch, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
+from perfscope.recording.whole import write_text
 
 OPENED_FILE: Final = "opened.json"
 """In the bootstrap folder: which recording the folder is of."""
@@ -103,7 +104,7 @@ def _open(wanted: Path, mine: Opened, rank: int, *, overwrite: bool) -> tuple[Pa
         there = _read(folder)
         if there is not None and there.identity == mine.identity and not _left(folder, rank):
             return folder, False
-        if there is None and not holds_recording(folder):
+        if there is None and not holds_recording(folder) and not _mark(folder, mine).exists():
             (folder / BOOTSTRAP_FOLDER).mkdir(parents=True, exist_ok=True)
             if write_first(folder / BOOTSTRAP_FOLDER / OPENED_FILE, asdict(mine)):
                 return folder, True
@@ -141,14 +142,22 @@ def _left(folder: Path, rank: int) -> bool:
     return holder is not None and not holder.alive() and earlier_run(folder, rank) is not None
 
 
+def _mark(folder: Path, mine: Opened) -> Path:
+    """There from when a rank of this recording begins to remove an older one."""
+    return folder / BOOTSTRAP_FOLDER / f"opening-{mine.identity}"
+
+
 def _replaced(folder: Path, mine: Opened) -> bool:
-    """Remove an older recording, or wait until another rank of this job has; was it this process?"""
-    inside = folder / BOOTSTRAP_FOLDER
-    inside.mkdir(parents=True, exist_ok=True)
-    mark = inside / f"opening-{mine.identity}"
+    """Remove an older recording, or wait until another rank of this job has; was it this process?
+
+    The mark stays, and what says whose the folder is changes last and at once: a rank that comes meanwhile waits.
+    """
+    mark, opened = _mark(folder, mine), folder / BOOTSTRAP_FOLDER / OPENED_FILE
+    mark.parent.mkdir(parents=True, exist_ok=True)
     if write_first(mark, asdict(mine)):
-        remove_recording(folder)
-        return write_first(inside / OPENED_FILE, asdict(mine))
+        remove_recording(folder, kept=(mark.name, OPENED_FILE))
+        write_text(opened, json.dumps(asdict(mine)))
+        return True
     _wait_for(folder, mine.identity)
     return False
 

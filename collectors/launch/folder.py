@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,15 +32,18 @@ def holds_recording(folder: Path) -> bool:
     return folder.is_dir() and any(_OURS.match(path.name) for path in folder.iterdir())
 
 
-def remove_recording(folder: Path) -> None:
-    """Remove what this project wrote into a folder, and nothing else. Raises OSError."""
+def remove_recording(folder: Path, kept: Collection[str] = ()) -> None:
+    """Remove what this project wrote into a folder, and nothing else. Raises OSError.
+
+    Of the bootstrap folder's files those in ``kept`` stay.
+    """
     for path in folder.iterdir():
         if _OURS.match(path.name) and path.is_file():
             path.unlink()
     inspector.remove_logs(folder)
     inside = folder / BOOTSTRAP_FOLDER
     for path in inside.iterdir() if inside.is_dir() else ():
-        if _OURS_IN_BOOTSTRAP.match(path.name):
+        if _OURS_IN_BOOTSTRAP.match(path.name) and path.name not in kept:
             path.unlink()
     for job in further_jobs(folder):
         remove_recording(job)

@@ -161,6 +161,7 @@ def test_steps_that_all_ranks_took_are_compared() -> None:
     def steps(first: int, last: int) -> RankStepTimes:
         number = np.arange(first, last + 1)
         us = number * 10.0
-        return RankStepTimes(0, 0, (), number, us, us[:, None], np.zeros(len(number), dtype=bool))
+        undisturbed, began_ns = np.zeros(len(number), dtype=bool), number * 10_000
+        return RankStepTimes(0, 0, (), number, us, us[:, None], undisturbed, None, np.zeros(len(number)), began_ns)
 
     assert trials._common([steps(0, 9), steps(0, 7)], 5).tolist() == [[50, 60, 70], [50, 60, 70]]
