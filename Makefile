@@ -42,7 +42,7 @@ demo: $(VENV)/collect.stamp
 # First the unit tests, then real trainings, browsers and large jobs, last what times trainings.
 test: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not frameworks and not alone and not ($(WHOLE))"
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "$(WHOLE)"
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "($(WHOLE)) and not frameworks"
 	$(VENV)/bin/python -m pytest -m alone
 
 frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)

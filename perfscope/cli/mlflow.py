@@ -6,22 +6,17 @@ import click
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.merge.scalars import job_curves
-from perfscope.cli.number import Whole
+from perfscope.cli.completion import complete_files
+from perfscope.cli.curves import curve_options
 from perfscope.reports.trackers import log_mlflow
 
 
 @click.command("mlflow", context_settings={"show_default": True})
-@click.argument("traces")
+@click.argument("traces", shell_complete=complete_files)
 @click.option("--experiment", default="perfscope", help="MLflow's experiment, made where there is none of that name.")
 @click.option("--run", metavar="ID", help="Write into this run, such as the training's own.  [default: a new run]")
 @click.option("--tracking-uri", "uri", metavar="URI", help="MLflow's server or store. Without: MLFLOW_TRACKING_URI.")
-@click.option(
-    "--ranks",
-    metavar="LIST|all",
-    help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most informative ones]",
-)
-@click.option("--capture", type=Whole(min=0), help="Which capture to write, counted from 0.  [default: all]")
-@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
+@curve_options
 def command(
     traces: str,
     experiment: str,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from perfscope.cli.completion import complete_files
-from perfscope.cli.number import Whole
+from perfscope.cli.curves import curve_options
 from perfscope.errors import PerfscopeError
 
 
@@ -20,13 +20,7 @@ from perfscope.errors import PerfscopeError
     type=click.Path(path_type=Path, file_okay=False),
     help="TensorBoard's log folder; the files are written below its folder perfscope.",
 )
-@click.option(
-    "--ranks",
-    metavar="LIST|all",
-    help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most informative ones]",
-)
-@click.option("--capture", type=Whole(min=0), help="Which capture to write, counted from 0.  [default: all]")
-@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
+@curve_options
 def command(traces: str, logdir: Path, ranks: str | None, capture: int | None, workers: int | None) -> None:
     """Write step time, time breakdown, MFU, memory and stragglers of the job in TRACES for TensorBoard.
 

@@ -8,25 +8,20 @@ import click
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.merge.scalars import job_curves
-from perfscope.cli.number import Whole
+from perfscope.cli.completion import complete_files
+from perfscope.cli.curves import curve_options
 from perfscope.reports.trackers import log_wandb
 
 
 @click.command("wandb", context_settings={"show_default": True})
-@click.argument("traces")
+@click.argument("traces", shell_complete=complete_files)
 @click.option("--project", default="perfscope", help="W&B's project.")
 @click.option("--run", metavar="ID", help="Write into this run, such as the training's own.  [default: a new run]")
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path, file_okay=False), help="W&B's folder, as WANDB_DIR says else."
 )
 @click.option("--offline", is_flag=True, help="Write into the folder only; wandb sync sends it later.")
-@click.option(
-    "--ranks",
-    metavar="LIST|all",
-    help="Ranks to write besides the job, such as 0,3-7.  [default: all of up to 8, else the 8 most informative ones]",
-)
-@click.option("--capture", type=Whole(min=0), help="Which capture to write, counted from 0.  [default: all]")
-@click.option("--workers", type=Whole(min=1), help="Processes that read ranks in parallel.")
+@curve_options
 def command(
     traces: str,
     project: str,

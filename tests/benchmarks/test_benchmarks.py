@@ -126,7 +126,7 @@ def test_hta_s_differences_are_all_explained(tmp_path: Path) -> None:
     assert not [line for line in lines if not line.explained]
 
 
-@pytest.mark.training
+@pytest.mark.frameworks
 @needs_torch
 def test_what_recording_costs_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     overhead.main(["--layers", "1", "--steps", "2", "--rounds", "1", "--starts", "1"])

@@ -71,7 +71,7 @@ def test_flops_by_hand_are_torchs_own_count(model: str) -> None:
     assert Training(setup, torch.device("cpu")).flops == by_hand(setup)
 
 
-@pytest.mark.training
+@pytest.mark.frameworks
 def test_the_account_area_runs_on_a_cpu(tmp_path: Path) -> None:
     """Every point is printed, and those that the machine's other work cannot move hold."""
     pytest.importorskip("torch")

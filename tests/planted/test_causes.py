@@ -36,6 +36,8 @@ from tests.generator import (
     simulate,
 )
 
+pytestmark = pytest.mark.scale
+
 A100_BF16_FLOPS = 312e12
 
 QUICK = JobSpec(model=ModelSpec(tokens=2048), end_sync=True, network=NetworkSpec(busbw_gbps=600.0))

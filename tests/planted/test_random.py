@@ -26,6 +26,8 @@ from tests.planted.draw import draw
 from tests.planted.jobs import data_parallel, pipeline
 from tests.planted.judge import judge
 
+pytestmark = pytest.mark.scale
+
 DDP = replace(data_parallel(8, "ddp"), ranks_per_host=8)
 RACE = SlowCompute(ranks=(2, 5), factor=1.3)
 FIRST, SECOND = (Pause(ranks=(rank,), steps=(11, 13), pause_ns=4 * MS) for rank in (2, 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import anyio
@@ -20,7 +21,9 @@ def ask(server: Any, work: Callable[[Client], Awaitable[Result]]) -> Result:
         async with Client(server) as client:
             return await work(client)
 
-    return anyio.run(connected)
+    # In a thread of its own: a browser's tests may have left an event loop in this one.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(anyio.run, connected).result()
 
 
 def call(server: Any, tool: str, **arguments: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_bf16_gradients_differ_a_little(plain: list[Any], tmp_path: Path) -> Non
         assert one["losses"] == pytest.approx(other["losses"], rel=0.05)
 
 
-@pytest.mark.parametrize("more", [(), ("--uneven",)])
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.frameworks), ("--uneven",)])
 def test_gradients_held_back(tmp_path: Path, more: tuple[str, ...]) -> None:
     """Also where a step has a micro-batch less than the recording has."""
     (tmp_path / "before").mkdir()

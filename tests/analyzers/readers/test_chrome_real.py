@@ -9,6 +9,8 @@ import pytest
 from perfscope.analyzers.readers import chrome, detect
 from tests.analyzers.readers import naive
 
+pytestmark = pytest.mark.scale
+
 TRACES = Path(__file__).parents[3].parent / "shared" / "traces"
 FILES = sorted(TRACES.glob("**/*.json.gz"))
 

@@ -20,6 +20,8 @@ from tests.emulator.emulate import emulate
 from tests.emulator.spec import Cause, Job, Loader, Model
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
 
+pytestmark = pytest.mark.scale
+
 MODEL = ModelSpec(layers=8, tokens=4096)
 DEVICES = JobSpec(ranks=2, steps=8, warmup=6, model=MODEL, end_sync=True)
 CPUS = cpu_job(ranks=2, steps=8)

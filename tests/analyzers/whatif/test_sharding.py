@@ -21,6 +21,8 @@ from tests.emulator.emulate import emulate
 from tests.emulator.spec import Cause, Job, Recording
 from tests.generator import MIB, JobSpec, ModelSpec, NetworkSpec, cpu_job, simulate
 
+pytestmark = pytest.mark.scale
+
 SPEC = JobSpec(
     ranks=4, strategy="fsdp", model=ModelSpec(layers=8, tokens=4096), end_sync=True,
     network=NetworkSpec(busbw_gbps=60.0, alpha_ns=50_000),

@@ -35,6 +35,8 @@ from tests.collectors.harness import SCRIPTS, needs_torch, record
 from tests.generator import ExtraLayers, JobSpec, PipelineSpec, SlowCompute, SlowLoader, simulate
 from tests.traces import TraceBuilder
 
+pytestmark = pytest.mark.scale
+
 TWO = {"ranks": 2, "pipeline": 2}
 TWELVE = replace(MODEL, layers=12)
 

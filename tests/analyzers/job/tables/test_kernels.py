@@ -295,6 +295,7 @@ def test_the_queue_of_a_host_that_runs_ahead():
 
 
 @needs_traces
+@pytest.mark.scale
 @pytest.mark.parametrize("name", REAL)
 def test_real_traces_have_the_counts_and_times_that_plain_loops_find(name):
     path = TRACES / f"{name}.json.gz"
@@ -319,6 +320,7 @@ def test_real_traces_have_the_counts_and_times_that_plain_loops_find(name):
 
 
 @needs_traces
+@pytest.mark.scale
 def test_real_flops_are_those_of_the_recorded_shapes():
     path = TRACES / "a100_rank3of8/rank3.json.gz"
     partial = analyze_rank(chrome.read(path))

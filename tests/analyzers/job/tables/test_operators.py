@@ -147,6 +147,7 @@ def test_nesting_is_what_a_stack_finds(ranges, moments):
 
 
 @needs_traces
+@pytest.mark.scale
 @pytest.mark.parametrize("name", REAL)
 def test_real_traces_have_the_times_that_a_stack_finds(name):
     path = TRACES / f"{name}.json.gz"
