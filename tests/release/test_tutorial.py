@@ -13,6 +13,7 @@ from tests.release.tutorial import run_tutorial
 from tests.schemas import follows
 
 
+@pytest.mark.frameworks  # .ci/package runs it with the wheel
 @pytest.mark.training
 def test_the_tutorial_finds_the_bottleneck_and_removes_it(tmp_path: Path, root: Path) -> None:
     pytest.importorskip("torch", reason="trains for real")
