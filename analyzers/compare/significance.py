@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.trace.medians import deviation
 from perfscope.trace.trace import Bool, Float64
 
 _FAR: Final = 5.0
@@ -78,7 +79,7 @@ def regular_steps(times: Float64) -> Bool:
         return np.ones(len(times), dtype=np.bool_)
     middle = float(np.median(times))
     off = times - middle
-    far = np.abs(off) > max(_FAR * 1.4826 * float(np.median(np.abs(off))), _NEAR * abs(middle))
+    far = np.abs(off) > max(_FAR * deviation(times), _NEAR * abs(middle))
     odd = _lone(np.where(far, off, 0.0)) | _lone(np.where(far, -off, 0.0))
     return ~odd if _FEW * odd.sum() <= len(times) else np.ones(len(times), dtype=np.bool_)
 

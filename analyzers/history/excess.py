@@ -10,19 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from perfscope.analyzers.history.own_times import COLUMNS, Float32, JobOwnTimes
+from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes
 from perfscope.results.history import OTHER
-from perfscope.trace.trace import Bool
-
-Float64 = npt.NDArray[np.float64]
-
-_NORMAL: Final = 1.4826
-"""Standard deviations per median absolute deviation of a normal distribution."""
+from perfscope.trace.medians import SIGMA_OF_MAD
+from perfscope.trace.trace import Bool, Float32, Float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +94,9 @@ def _noise(job: JobOwnTimes, total: Float32, level: Float64) -> float:
     if total.shape[1] > 2:
         below: Any = level - total
         below = below[below > 0]
-        return float(_NORMAL * np.median(below)) if below.size else 0.0
+        return float(SIGMA_OF_MAD * np.median(below)) if below.size else 0.0
     quicker = job.own_us.sum(axis=2).min(axis=1)
-    return float(_NORMAL * np.median(np.abs(np.diff(quicker))) / np.sqrt(2)) if len(quicker) > 1 else 0.0
+    return float(SIGMA_OF_MAD * np.median(np.abs(np.diff(quicker))) / np.sqrt(2)) if len(quicker) > 1 else 0.0
 
 
 def _only(values: Float32, columns: list[int]) -> Float32:

@@ -21,6 +21,7 @@ from perfscope.grouping import grouped
 from perfscope.recording.job import Job
 from perfscope.results.history import OTHER, History, HistoryBin, OutlierStep, SlowRank
 from perfscope.results.rows import Failure
+from perfscope.trace.medians import median_of_others
 
 MOST_OUTLIERS: Final = 50
 
@@ -36,8 +37,8 @@ _MEMORY_PER_BYTE: Final = 40
 
 _WORTH_SENDING: Final = 64 << 20
 
-_ALL_ARE_OTHERS: Final = 16
-"""Number of ranks from which the median of all stands for the median of the others."""
+_FEW_RANKS: Final = 15
+"""Up to so many ranks are each compared with the median of the others; of more, with that of all."""
 
 _WAITING: Final = {
     "ddp": {"backward"},
@@ -224,10 +225,7 @@ def _slow_ranks(partials: Partials, waiting: frozenset[str]) -> tuple[SlowRank, 
         if any(stage not in partial.row.stages_us for partial in partials.values()):
             continue
         matrix = np.array([_of_stage(partials[rank], stage, places) for rank in ranks])
-        of_all = np.median(matrix, axis=0)
-        for place, rank in enumerate(ranks):
-            few = len(ranks) < _ALL_ARE_OTHERS
-            excess = matrix[place] - (np.median(np.delete(matrix, place, axis=0), axis=0) if few else of_all)
+        for rank, excess in zip(ranks, matrix - median_of_others(matrix, few=_FEW_RANKS), strict=True):
             share = float((excess >= NOTICEABLE * step_us).mean())
             if share >= 0.5:
                 rows.append(

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.analyzers.history.goodput import RankGoodput, rank_goodput
 from perfscope.analyzers.history.rank_history import (
-    Float64,
     RankFile,
     RankPartialHistory,
     RankStepTimes,
@@ -25,9 +23,7 @@ from perfscope.analyzers.history.rank_history import (
 )
 from perfscope.recording.history import CORE, STAGES
 from perfscope.results.history import OTHER
-from perfscope.trace.trace import Int64
-
-Float32 = npt.NDArray[np.float32]
+from perfscope.trace.trace import Float32, Float64, Int64
 
 COLUMNS: Final = (*STAGES, OTHER, CORE)
 """What own time is of, in the order of its columns: the stages, and waiting for a core."""

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.history.excess import Excess, Float64, cost_of, measure_excess
+from perfscope.analyzers.history.excess import Excess, cost_of, measure_excess
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes, common_steps
 from perfscope.grouping import grouped
 from perfscope.results.history import CORE, SEVERAL, HistoryStraggler
-from perfscope.trace.trace import Bool, Int64
+from perfscope.trace.trace import Bool, Float64, Int64
 
 FEWEST_STEPS: Final = 20
 """Steps that all ranks must have in common to be compared."""

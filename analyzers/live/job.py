@@ -12,7 +12,7 @@ from perfscope.analyzers.history.rank_history import Float64
 from perfscope.analyzers.live.facts import Facts
 from perfscope.analyzers.live.hosts import Hosts
 from perfscope.analyzers.live.listing import Listing, listing
-from perfscope.analyzers.live.ring import COLUMNS, Float32
+from perfscope.analyzers.live.ring import COLUMNS
 from perfscope.analyzers.live.source import Entry, Source, source_of
 from perfscope.analyzers.live.state import DeviceLoad, HostLoad, LiveRank, LiveState
 from perfscope.analyzers.live.states import Log, job_state, patience_s, rank_state
@@ -22,6 +22,7 @@ from perfscope.analyzers.live.trend import Trend
 from perfscope.grouping import grouped
 from perfscope.recording.history import CORE, OCCASIONAL
 from perfscope.recording.metadata import epoch_ns
+from perfscope.trace.trace import Float32
 
 _SELDOM: Final = {*OCCASIONAL, CORE}
 

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.history.own_times import COLUMNS as OWN
-from perfscope.trace.trace import Int64
-
-Float32 = npt.NDArray[np.float32]
+from perfscope.trace.trace import Float32, Int64
 
 WAITING: Final = "waiting"
 """For other ranks, anywhere in the step."""

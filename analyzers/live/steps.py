@@ -9,11 +9,11 @@ import numpy as np
 
 from perfscope.analyzers.history.own_times import without_waits
 from perfscope.analyzers.history.rank_history import Float64, block_columns, block_waits
-from perfscope.analyzers.live.ring import COLUMNS, WAITING, Float32, StepRing
+from perfscope.analyzers.live.ring import COLUMNS, WAITING, StepRing
 from perfscope.analyzers.live.source import Entry, Source, Tail, read_all
 from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, PackedBlock, unpack_growing
 from perfscope.results.history import OTHER
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import Float32, Int64
 
 FIRST_BYTES: Final = 64 << 20
 """Of all histories together that are read when watching begins; of longer runs only the end is."""

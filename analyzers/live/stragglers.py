@@ -16,13 +16,13 @@ import numpy as np
 from perfscope.analyzers.history.job_history import NOTICEABLE, waiting_stages
 from perfscope.analyzers.history.own_times import COLUMNS as OWN
 from perfscope.analyzers.history.own_times import OwnTimes
-from perfscope.analyzers.history.rank_history import Float64
 from perfscope.analyzers.history.stragglers import find_stragglers
-from perfscope.analyzers.live.ring import COLUMNS, WAITING, Float32
+from perfscope.analyzers.live.ring import COLUMNS, WAITING
 from perfscope.analyzers.live.state import LiveStraggler
 from perfscope.recording.history import CORE, OCCASIONAL, STAGES
 from perfscope.results.history import OTHER, HistoryStraggler
-from perfscope.trace.trace import Int64
+from perfscope.trace.medians import median_of_others
+from perfscope.trace.trace import Float32, Float64, Int64
 
 MOST: Final = 50
 
@@ -73,7 +73,9 @@ def measured_time(
     for group in peers if both.any() else ():
         members = [place[rank] for rank in group if rank in place]
         if len(members) > 1:
-            excess[members] = np.maximum((total[members] - _peers(total[members]))[:, both].mean(axis=1), 0.0)
+            excess[members] = np.maximum(
+                (total[members] - median_of_others(total[members], few=_FEW_RANKS))[:, both].mean(axis=1), 0.0
+            )
     rows = found.rows if found is not None else ()
     return OwnTime(excess, tuple(_live(row) for row in rows[:MOST]))
 
@@ -99,7 +101,7 @@ def own_time(steps: Float32, ranks: list[int], strategies: set[str]) -> OwnTime:
     if not stages:
         return OwnTime(unknown, (), "ranks wait for each other in every stage that is timed (--steps-only times more)")
     own = steps[:, :, [COLUMNS.index(stage) for stage in stages]].astype(np.float64)
-    excess = own - _peers(own)
+    excess = own - median_of_others(own, few=_FEW_RANKS)
     total = excess.sum(axis=2)  # (ranks, steps)
     known = np.isfinite(total).all(axis=0)
     if not known.any():
@@ -119,14 +121,6 @@ def _compared(steps: Float32, strategies: set[str]) -> list[str]:
     # The rest of a step holds the waiting unless that is timed; with two ranks one may wait there for the other.
     whole = waiting <= set(measured) and len(steps) > 2
     return [stage for stage in (*measured, *([OTHER] if whole else [])) if stage not in waiting]
-
-
-def _peers(own: Float64) -> Float64:
-    """For each rank the median of the others."""
-    if len(own) > _FEW_RANKS:
-        median: Float64 = np.nanmedian(own, axis=0, keepdims=True)
-        return median
-    return np.stack([np.median(np.delete(own, rank, axis=0), axis=0) for rank in range(len(own))])
 
 
 def _stragglers(

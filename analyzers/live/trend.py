@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.live.ring import Float32
+from perfscope.trace.trace import Float32
 
 MOST: Final = 240
 """Parts: where there would be more, each two become one."""

@@ -106,7 +106,7 @@ class RankWaits:
         """
         import torch
 
-        if torch._dynamo.config.compiled_autograd if "torch._dynamo" in sys.modules else False:
+        if "torch._dynamo" in sys.modules and torch._dynamo.config.compiled_autograd:
             return  # it would compile the hooks into the backward
         clock = self._clock
         queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback

@@ -14,6 +14,16 @@ SWEEP_SCHEMA: Final = "perfscope.sweep/1"
 DOCTOR_SCHEMA: Final = "perfscope.doctor/1"
 
 
+class Document:
+    """What a command prints, whose schema has a name."""
+
+    schema: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON value."""
+        return {"schema": self.schema, **dataclasses.asdict(self)}  # type: ignore[call-overload]  # subclasses are dataclasses
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictedStep:
     """The step time with settings changed. Times are of steps without the profiler where the recording timed some."""
@@ -32,14 +42,10 @@ class PredictedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatIf(PredictedStep):
+class WhatIf(PredictedStep, Document):
     """What ``perfscope whatif --json`` prints: all settings changed together."""
 
     schema: str = field(default=WHATIF_SCHEMA, init=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON value."""
-        return {"schema": self.schema, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +56,12 @@ class SweepPoint(PredictedStep):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(Document):
     """What ``perfscope whatif --sweep … --json`` prints."""
 
     setting: Annotated[str, "The setting that is swept."]
     points: Annotated[tuple[SweepPoint, ...], "One for each value, in the order given."]
     schema: str = field(default=SWEEP_SCHEMA, init=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON value."""
-        return {"schema": self.schema, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class DoctorCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doctor:
+class Doctor(Document):
     """What ``perfscope doctor --json`` prints."""
 
     works: Annotated[bool, "Recordings work here: nothing is broken."]
@@ -82,7 +84,3 @@ class Doctor:
     checks: tuple[DoctorCheck, ...]
     perfscope_version: str
     schema: str = field(default=DOCTOR_SCHEMA, init=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON value."""
-        return {"schema": self.schema, **dataclasses.asdict(self)}

@@ -35,6 +35,14 @@ def deviation(values: Int64 | Float64) -> float:
     return SIGMA_OF_MAD * float(np.median(np.abs(values - np.median(values))))
 
 
+def median_of_others(values: Float64, *, few: int) -> Float64:
+    """For each row the median of the other rows; of more than ``few`` rows that of all, which is the same."""
+    if len(values) > few:
+        median: Float64 = np.nanmedian(values, axis=0, keepdims=True)
+        return np.broadcast_to(median, values.shape)
+    return np.stack([np.median(np.delete(values, row, axis=0), axis=0) for row in range(len(values))])
+
+
 @dataclass(frozen=True, eq=False)
 class Lines:
     """A straight line for each label: ``offset + slope · x``."""

@@ -14,6 +14,7 @@ Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
+Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 NONE = -1
