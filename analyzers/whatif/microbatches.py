@@ -102,6 +102,7 @@ class _MicrobatchWriter:
         self._recorded: set[RankOp] = set()
         self._noted: set[int] = {NONE}
         self._once: ScheduleOp | None = None
+        self._factors_of: dict[Piece, Float64] = {}
 
     def ops(self) -> list[ScheduleOp]:
         """All steps, with what is between them."""
@@ -148,7 +149,9 @@ class _MicrobatchWriter:
         return grouped((place, model) for (place, _), model in sorted(models.items(), key=itemgetter(0)))
 
     def _piece(self, model: _Model, step: int) -> None:
-        factors = self._factors(model.piece)
+        factors = self._factors_of.get(model.piece)
+        if factors is None:
+            factors = self._factors_of[model.piece] = self._factors(model.piece)
         for op in model.piece.ops:
             scaled = self._scaled(op, factors)
             rank_op = self._rank_op_of(op, model)

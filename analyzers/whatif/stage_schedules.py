@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -56,10 +57,10 @@ class Piece:
     ops: list[ScheduleOp]
     tail: ScheduleOp
 
-    @property
+    @functools.cached_property
     def rows_ns(self) -> Float64:
         """All of its own time by category, then its host's, where that is beside the device."""
-        return np.asarray(np.sum([_rows(op) for op in (*self.ops, self.tail)], axis=0))
+        return np.asarray(np.add.reduce([_rows(op) for op in (*self.ops, self.tail)]))
 
     @property
     def work_ns(self) -> float:
