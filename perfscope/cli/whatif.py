@@ -37,7 +37,8 @@ def _print_settings(context: click.Context, _parameter: click.Parameter, wanted:
 
 @click.command("whatif")
 @click.argument("traces", type=click.Path(path_type=Path))
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting to change; may be repeated.")
+@click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="The same as an option; may be repeated.")
 @click.option(
     "--sweep", metavar="NAME=A..B|A,B,…", help="Predict for each value of one setting; A..B doubles from A up to B."
 )
@@ -51,22 +52,25 @@ def _print_settings(context: click.Context, _parameter: click.Parameter, wanted:
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_print_settings, help="List all settings."
 )
-def command(traces: Path, settings: tuple[str, ...], sweep: str | None, as_json: bool, capture: int | None) -> None:
+def command(
+    traces: Path, changes: tuple[str, ...], settings: tuple[str, ...], sweep: str | None, as_json: bool,
+    capture: int | None,
+) -> None:  # fmt: skip
     """Predict the step time with settings changed.
 
     The recorded steps of all ranks are replayed with the change; how accurate such predictions have been is shown
     with each. Several settings are predicted one by one and together.
 
     \b
-    perfscope whatif perfscope-recording --set ddp.bucket_cap_mb=100
-    perfscope whatif perfscope-recording --set network.bandwidth=2x --set rank.3=peers
+    perfscope whatif perfscope-recording ddp.bucket_cap_mb=100
+    perfscope whatif perfscope-recording network.bandwidth=2x rank.3=peers
     perfscope whatif perfscope-recording --sweep dataloader.num_workers=1..16
     """
     from perfscope.analyzers.whatif.whatif import context_of
 
-    asked = dict(_split(text) for text in settings)
+    asked = dict(_split(text) for text in (*changes, *settings))
     if not asked and sweep is None:
-        raise UnusableInput("nothing to change: add --set NAME=VALUE or --sweep NAME=A..B; --list shows all settings")
+        raise UnusableInput("nothing to change: add NAME=VALUE or --sweep NAME=A..B; --list shows all settings")
     context = context_of(traces, capture=capture)
     if sweep is not None:
         _sweep(context, asked, sweep, as_json)

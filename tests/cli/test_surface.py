@@ -117,7 +117,7 @@ SURFACE = {
             "-q",
         },
     },
-    "whatif": {"arguments": {"traces"}, "options": {"--capture", "--json", "--list", "--set", "--sweep"}},
+    "whatif": {"arguments": {"traces", "changes"}, "options": {"--capture", "--json", "--list", "--set", "--sweep"}},
     "tune": {
         "arguments": {"command"},
         "options": {

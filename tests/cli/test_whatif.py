@@ -47,6 +47,7 @@ def test_several_settings_are_shown_alone_and_together(traces: Path) -> None:
     assert lines[2].startswith("rank.1=peers ")
     assert lines[3].startswith("network.bandwidth=2x ")
     assert lines[4].startswith("rank.1=peers network.bandwidth=2x ")
+    assert whatif(traces, "rank.1=peers", "network.bandwidth=2x") == (0, output)
 
 
 def test_a_sweep_marks_the_best(traces: Path) -> None:
@@ -65,6 +66,7 @@ def test_a_sweep_marks_the_best(traces: Path) -> None:
     [
         ((), "nothing to change"),
         (("--set", "network.bandwidth"), "write NAME=VALUE"),
+        (("network.bandwidth",), "write NAME=VALUE"),
         (("--set", "network.bandwith=2x"), "no such setting (did you mean network.bandwidth?)"),
         (("--set", "xyz=2"), "no such setting; choose from ddp.no_sync"),
         (("--set", "fsdp.prefetch=1"), "no gathers of parameters"),
