@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import median
 from typing import Final
 
@@ -15,6 +16,7 @@ from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, t
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
+from perfscope.analyzers.job.extra_work import extra_cost
 from perfscope.analyzers.job.identify import IdentifiedRanks
 from perfscope.analyzers.job.lanes import lanes, step_timelines
 from perfscope.analyzers.job.loading import dataloader_rows
@@ -125,6 +127,8 @@ def summarize(
             per_step=rank_steps(result),
             syncs=sync_rows(result),
             microbatches=_microbatches(result),
+            recomputation=extra_cost(result, attrgetter("recomputation")),
+            conversions=extra_cost(result, attrgetter("conversions")),
             balanced_step_us=balanced_step_us(replay, pipeline),
             predict=predictor(replay),
             predict_unprofiled=predictor(replay, unprofiled=True),

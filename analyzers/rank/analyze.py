@@ -11,6 +11,7 @@ from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
+from perfscope.analyzers.rank.extra_work import conversions, recomputation
 from perfscope.analyzers.rank.host_activity import (
     DDP_FORWARD,
     EVALUATING,
@@ -88,6 +89,8 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         host_events=host_events(trace, host.threads),
         forwards=_forwards(trace, host, steps),
         passes=find_passes(trace, work, steps),
+        recomputation=recomputation(trace, work, steps, attribution),
+        conversions=conversions(trace, work, steps),
         flops=rank_flops(trace, work, steps, attribution),
         tables=_tables(trace, work, steps, attribution, host, timeline),
         lanes=rank_lanes(trace, work, attribution, host, steps),

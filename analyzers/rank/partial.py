@@ -128,6 +128,25 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, eq=False)
+class ExtraWork:
+    """Work of one rank that a setting would make unnecessary.
+
+    ``host`` is when its host does it, own clock, ``device`` when its device does: from the first to the last piece of
+    work that a stretch of the host launches (nothing on a rank without device work). ``count`` has for each step how
+    often it is done, ``grown_bytes`` by how much the allocated memory grows in it; None where that is not recorded.
+    """
+
+    host: Intervals
+    device: Intervals
+    count: Int64
+    grown_bytes: Int64 | None = None
+
+    def of_rank(self, *, on_device: bool) -> Intervals:
+        """The rank's time for it: of its device where it has work, else of its host."""
+        return self.device if on_device else self.host
+
+
+@dataclass(frozen=True, eq=False)
 class RankPartial:
     """The analysis of one rank. Times are ns on the rank's own clock."""
 
@@ -157,6 +176,8 @@ class RankPartial:
     DistributedDataParallel, else the recorder's): micro-batches, where gradients accumulate."""
     passes: Passes
     """Forwards and backwards of micro-batches in a pipeline; empty where nothing marks them."""
+    recomputation: ExtraWork
+    conversions: ExtraWork
     flops: RankFlops
     tables: RankTables
     lanes: RankLanes

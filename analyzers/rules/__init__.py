@@ -26,7 +26,7 @@ from perfscope.analyzers.rules.communication import (
     tensor_parallel_span,
     unused_parameters,
 )
-from perfscope.analyzers.rules.compute import batch_size, mixed_precision
+from perfscope.analyzers.rules.compute import batch_size, channels_last, mixed_precision
 from perfscope.analyzers.rules.context import OF_BOUND
 from perfscope.analyzers.rules.context import RuleContext as RuleContext
 from perfscope.analyzers.rules.host import (
@@ -47,6 +47,7 @@ from perfscope.analyzers.rules.memory import (
     offload,
     out_of_memory,
     pinned_memory,
+    recomputation,
     sharding_stage,
 )
 from perfscope.analyzers.rules.ranks import imbalanced_work, pipeline_bubble, pipeline_imbalance, straggling_rank
@@ -62,6 +63,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *OF_SNAPSHOTS,
     batch_size.evaluate,
     bucket_view.evaluate,
+    channels_last.evaluate,
     cpu_contention.evaluate,
     cpu_oversubscription.evaluate,
     dataloader_workers.evaluate,
@@ -87,6 +89,7 @@ RULES: Final[tuple[Rule, ...]] = (
     pinned_memory.evaluate,
     pipeline_bubble.evaluate,
     pipeline_imbalance.evaluate,
+    recomputation.evaluate,
     sampler.evaluate,
     sharding_stage.evaluate,
     straggling_rank.evaluate,

@@ -9,6 +9,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Final
 
+from perfscope.analyzers.job.extra_work import ExtraCost
 from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.whatif.curves import uses_torch_ddp
@@ -56,6 +57,10 @@ class RuleContext:
     """Blocking calls after which devices were idle, the costliest first."""
     microbatches: int = 1
     """Forward passes of DistributedDataParallel per step; 1 also where that is not recorded."""
+    recomputation: ExtraCost | None = None
+    """Activations that are computed again in the backward; None where that is not seen."""
+    conversions: ExtraCost | None = None
+    """Tensors whose channels are written last for a convolution, and first again; None where that is not seen."""
     balanced_step_us: Prediction | None = None
     """The step with the pipeline's work spread evenly over its stages, replayed; None where it is even already."""
     predict: Predict | None = None

@@ -8,8 +8,8 @@ In comes a replayed job (``replay.job_replay.JobReplay``) and settings as the us
 3. ``change``: what every setting builds on: context, costs of transfers, refusals, uncertainty. ``latency`` fills in
    where a group recorded one size only
 4. ``schedules``: the recorded schedules as objects that can be edited; ``unprofiled``: without the profiler's cost
-5. the settings: ``speed`` (ranks, computation, host, network), ``loader``, ``threads``, ``ddp`` with ``bucketing``,
-   ``sharding`` (with ``sharding_recorded``, ``sharding_plan`` and ``sharding_on``), ``microbatches`` (with
-   ``stage_schedules`` and ``pipeline_turns``)
+5. the settings: ``speed`` (ranks, computation, host, network), ``extra_work`` (what need not be done), ``loader``,
+   ``threads``, ``ddp`` with ``bucketing``, ``by_hand``, ``sharding`` (with ``sharding_recorded``, ``sharding_plan`` and
+   ``sharding_on``), ``microbatches`` (with ``stage_schedules`` and ``pipeline_turns``)
 6. ``curves``: predictions over the values of a setting; ``stage_balance``: a pipeline with even stages
 """

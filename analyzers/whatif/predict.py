@@ -13,7 +13,7 @@ import numpy as np
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
-from perfscope.analyzers.whatif import by_hand, ddp, loader, microbatches, sharding, speed, threads
+from perfscope.analyzers.whatif import by_hand, ddp, extra_work, loader, microbatches, sharding, speed, threads
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.errors import did_you_mean
@@ -25,6 +25,7 @@ from perfscope.trace.trace import Int64
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
     *by_hand.SETTINGS,
+    *extra_work.SETTINGS,
     *loader.SETTINGS,
     *microbatches.SETTINGS,
     *speed.SETTINGS,

@@ -32,6 +32,7 @@ class Accuracy:
 NONE: Final = Accuracy(0, 0, 0)
 
 SIMULATED: Final = {
+    "activations.recompute": Accuracy(6, 6, 6),
     "batch.accumulation": Accuracy(6, 6, 6),
     "compute": Accuracy(12, 12, 12),
     "dataloader.num_workers": Accuracy(3, 3, 3),
@@ -42,6 +43,7 @@ SIMULATED: Final = {
     "fsdp.reshard_after_forward": Accuracy(3, 3, 3),
     "host.launch": Accuracy(6, 6, 6),
     "host.sync": Accuracy(9, 9, 9),
+    "layout.conversions": Accuracy(3, 3, 3),
     "network.bandwidth": Accuracy(22, 22, 22),
     "network.latency": Accuracy(19, 18, 19),
     "pipeline.microbatches": Accuracy(6, 6, 6),
@@ -52,6 +54,7 @@ SIMULATED: Final = {
 """Against random simulated jobs."""
 
 REAL: Final = {
+    "activations.recompute": Accuracy(3, 2, 3),
     "dataloader.num_workers": Accuracy(5, 2, 5),
     "ddp.bucket_cap_mb": Accuracy(4, 3, 4),
     "ddp.comm_dtype": Accuracy(1, 0, 1),

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from tests.real.network import BURST_BYTES, QUEUE_BYTES
@@ -53,6 +54,10 @@ class Setup:
     bf16_hook: bool = False
     accumulate: int = 1
     no_sync: bool = False
+    checkpoint: int = 0
+    """So many of the blocks have their activations computed again in the backward."""
+    reentrant: bool = False
+    """They are reentrant checkpoints."""
     slow_ms: float = 0.0
     """Rank 1 sleeps this long in its forward."""
     workers: int = 0
@@ -109,12 +114,15 @@ class Network(nn.Module):
         super().__init__()
         self.slow_s = setup.slow_ms / 1e3 if dist.get_rank() == 1 else 0.0
         self.blocks = nn.Sequential(*(Block(setup.width) for _ in range(setup.blocks)))
+        self.again, self.reentrant = setup.checkpoint, setup.reentrant
 
     def forward(self, x: Tensor) -> Tensor:
         if self.slow_s:
             time.sleep(self.slow_s)
-        out: Tensor = self.blocks(x)
-        return out
+        x.requires_grad_(self.reentrant)  # or the first block's checkpoint would compute no gradients
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=self.reentrant) if number < self.again else block(x)
+        return x
 
 
 class Training:

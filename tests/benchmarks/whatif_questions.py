@@ -29,7 +29,11 @@ from tests.generator import (
     SlowLoader,
     cpu_job,
 )  # fmt: skip
+from tests.generator.training import Training
+from tests.generator.work import Program
 
+TO_LAST = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(float*)"
+TO_FIRST = "void cudnn::ops::nhwcToNchwKernel<float, float, float, true, false, (cudnnKernelDataType_t)0>(float*)"
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -179,6 +183,33 @@ def _pauses(rng: random.Random) -> Iterator[Question]:
     yield Question(Trained(replace(free, causes=(pause,))), {"host.pauses": "0"}, Trained(free))
 
 
+def _recomputation(rng: random.Random) -> Iterator[Question]:
+    once = _job(rng, rng.choice(("ddp", "fsdp", "zero2")))
+    for how in ("reentrant", "non_reentrant"):
+        yield Question(Trained(replace(once, recompute=how)), {"activations.recompute": "0"}, Trained(once))
+
+
+def _conversions(rng: random.Random) -> Iterator[Question]:
+    plain = _job(rng)
+    yield Question(Trained(plain, _converting), {"layout.conversions": "0"}, Trained(plain))
+
+
+def _converting(patch: pytest.MonkeyPatch) -> None:
+    converting(patch, TO_LAST, TO_LAST, TO_FIRST)
+
+
+def converting(patch: pytest.MonkeyPatch, *kernels: str) -> None:
+    """Every layer's forward runs these kernels first: its input and weight get the channels last, its output first."""
+    forward = Training.forward_layer
+
+    def forward_layer(self: Training, **how: bool) -> Program:
+        for kernel in kernels:
+            self.small("aten::cudnn_convolution", kernel, self.model.small_kernel_ns)
+        yield from forward(self, **how)
+
+    patch.setattr(Training, "forward_layer", forward_layer)
+
+
 def _peers(rng: random.Random) -> Iterator[Question]:
     healthy = _job(rng, rng.choice(("ddp", "fsdp", "zero2")), ranks=rng.choice((4, 8)))
     slow = rng.randrange(healthy.ranks)
@@ -311,4 +342,5 @@ def _host_bound(rng: random.Random) -> Iterator[Question]:
 _ASK: tuple[Callable[[random.Random], Iterator[Question]], ...] = (
     _bandwidth, _bandwidth, _bandwidth, _latency, _latency, _latency, _compute, _launch, _sync, _peers, _workers,
     _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound, _pauses,
+    _recomputation, _conversions,
 )  # fmt: skip

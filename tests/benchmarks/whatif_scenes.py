@@ -51,12 +51,20 @@ def _stages(*stages: tuple[str, str]) -> tuple[Change, ...]:
     return tuple(Change("zero.stage", stage, {"strategy": strategy}) for stage, strategy in stages)
 
 
+def _checkpoints(before: int, *after: int) -> tuple[Change, ...]:
+    return tuple(Change("activations.recompute", f"{left / before:g}", {"checkpoint": left}) for left in after)
+
+
 SCENES: Final = (
     Scene("a dataset that waits", {"load_sleep_ms": 40, "batch": 256}, _workers(1, 2)),
     Scene("a dataset that waits, 1 worker", {"load_sleep_ms": 200, "workers": 1}, _workers(2)),
     Scene("a dataset that computes", {"load_products": 60, "batch": 256}, _workers(1, 2)),
     Scene("4 OMP threads per rank", {"threads": 4, "batch": 256}, _threads(1)),
     Scene("2 OMP threads per rank", {"threads": 2, "batch": 256}, _threads(1)),
+    Scene("8 blocks again", {"checkpoint": 8, "blocks": 8, "batch": 256}, _checkpoints(8, 0, 4)),
+    Scene(
+        "8 blocks again, reentrant", {"checkpoint": 8, "reentrant": True, "blocks": 8, "batch": 256}, _checkpoints(8, 0)
+    ),
     Scene("a slow rank", {"slow_ms": 100, "batch": 256}, (Change("rank.1", "peers", {"slow_ms": 0}),)),
     Scene(
         "network",

@@ -13,7 +13,7 @@ ARGUMENTS = {
     "accelerate.utils.DataLoaderConfiguration": "non_blocking",
     "transformers.TrainingArguments": "bf16 dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory "
     "dataloader_prefetch_factor ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph fp16 "
-    "gradient_accumulation_steps logging_nan_inf_filter logging_steps optim output_dir per_device_train_batch_size "
-    "tf32 torch_compile torch_compile_mode",
+    "gradient_accumulation_steps gradient_checkpointing logging_nan_inf_filter logging_steps optim output_dir "
+    "per_device_train_batch_size tf32 torch_compile torch_compile_mode",
 }
 """Function or class -> its arguments, as advice names them."""

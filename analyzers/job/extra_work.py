@@ -1,0 +1,40 @@
+"""What work costs that a setting would make unnecessary, over the used steps of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
+from perfscope.results.categories import TimeCategory
+
+
+@dataclass(frozen=True)
+class ExtraCost:
+    """Medians over the ranks, per step: compute time in it (µs), how often it is done, and by how many bytes memory
+    grows in it, all times together (None where that is not recorded).
+    """
+
+    us: float
+    count: float
+    grown_bytes: float | None
+
+
+def extra_cost(result: AlignedJob, of: Callable[[RankPartial], ExtraWork]) -> ExtraCost | None:
+    """That of one sort of work; None where no rank does it in the used steps."""
+    costs, counts, grown = [], [], []
+    for rank, partial in result.partials.items():
+        work, used = of(partial), partial.steps.indices_of(result.steps)
+        spent = work.of_rank(on_device=partial.has_device_work)
+        computing = spent.intersect(result.timelines[rank].where(TimeCategory.COMPUTE))
+        costs.append(float(computing.within(*result.windows[rank]).mean()) / 1e3)
+        counts.append(float(work.count[used].mean()))
+        if work.grown_bytes is not None:
+            grown.append(float(np.max(work.grown_bytes[used])))
+    if not any(counts):
+        return None
+    return ExtraCost(median(costs), median(counts), median(grown) if len(grown) == len(costs) else None)

@@ -1,0 +1,69 @@
+"""Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.attribution import Attribution
+from perfscope.analyzers.rank.flops.recomputation import stretches
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.partial import ExtraWork
+from perfscope.analyzers.rank.steps import Steps
+from perfscope.trace.trace import NEVER, NONE, Category, Int64, Trace
+
+TO_LAST: Final = re.compile(r"[nN]chwTo[nN]hwc|[nN]cdhwTo[nN]dhwc")
+TO_FIRST: Final = re.compile(r"[nN]hwcTo[nN]chw|[nN]dhwcTo[nN]cdhw")
+"""cuDNN's kernels that write a tensor in another memory format, before and after its convolutions: channels last or
+first."""
+
+
+def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
+    """Forwards that run again in the backward (activation checkpointing)."""
+    found = stretches(trace, attribution.operators)
+    host = Intervals.of(found.start_ns, found.end_ns)
+    step = steps.of_host_time(host.start_ns)
+    launched = np.flatnonzero(~attribution.is_communication & (work.launch != NONE))
+    at_ns = trace.start_ns[work.launch[launched]]
+    inside = host.covers(at_ns)
+    launched, at_ns = launched[inside], at_ns[inside]
+    stretch = np.searchsorted(host.start_ns, at_ns, side="right") - 1
+    first, last = np.full(len(host), -NEVER), np.full(len(host), NEVER)
+    np.minimum.at(first, stretch, work.start_ns[launched])
+    np.maximum.at(last, stretch, work.end_ns[launched])
+    return ExtraWork(host, Intervals.of(first, last), steps.count(step), _grown(trace, steps, host, step))
+
+
+def conversions(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
+    """Tensors written with their channels last for a convolution, and back with their channels first.
+
+    Nothing where more are written the other way: there the tensors have their channels last already, and the
+    convolutions want them first.
+    """
+    kernels = trace.category[work.row] == Category.KERNEL
+    to_last, to_first = (trace.names_where(each.search)[work.row] & kernels for each in (TO_LAST, TO_FIRST))
+    chosen = np.flatnonzero(to_last | to_first)
+    # A convolution's input and weight are written one way, its output the other.
+    if to_last.sum() <= to_first.sum():
+        chosen = chosen[:0]
+    calls = work.launch[chosen]
+    host = Intervals.of_rows(trace, calls[calls != NONE])
+    step = steps.of_device_time(work.start_ns[chosen])
+    return ExtraWork(host, Intervals.of(work.start_ns[chosen], work.end_ns[chosen]), steps.count(step))
+
+
+def _grown(trace: Trace, steps: Steps, host: Intervals, step: Int64) -> Int64 | None:
+    """By how much more memory is allocated at the end of stretches than at their begin, per step."""
+    counter = trace.memory
+    known = counter.allocated != NONE
+    if (counter.device[known] != NONE).any():
+        known &= counter.device != NONE
+    time_ns, allocated = counter.time_ns[known], counter.allocated[known]
+    if len(time_ns) == 0 or len(host) == 0:
+        return None
+    begin, end = (np.searchsorted(time_ns, edge, side="right") - 1 for edge in (host.start_ns, host.end_ns))
+    grown = np.where(begin >= 0, allocated[end] - allocated[np.maximum(begin, 0)], 0)
+    return steps.count(step, np.maximum(grown, 0))
