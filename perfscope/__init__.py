@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.analyze import analyze
     from perfscope.analyzers.compare.check import check
     from perfscope.analyzers.compare.compare import compare
+    from perfscope.analyzers.export.export import export_chakra
     from perfscope.analyzers.merge.merge import merge
     from perfscope.analyzers.whatif.whatif import whatif
     from perfscope.collectors.capture.session import step
@@ -28,6 +29,7 @@ __all__ = [
     "analyze",
     "check",
     "compare",
+    "export_chakra",
     "flops",
     "load_summary",
     "merge",
@@ -43,6 +45,7 @@ _LAZY = {
     "analyze": "perfscope.analyzers.analyze",
     "check": "perfscope.analyzers.compare.check",
     "compare": "perfscope.analyzers.compare.compare",
+    "export_chakra": "perfscope.analyzers.export.export",
     "flops": "perfscope.trace.custom_flops",
     "load_summary": "perfscope.results.file",
     "merge": "perfscope.analyzers.merge.merge",

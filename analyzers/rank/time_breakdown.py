@@ -61,7 +61,7 @@ def _of_device(
 
 def _of_host(trace: Trace, host: HostActivity, start_ns: int, end_ns: int) -> tuple[Timeline, Intervals]:
     communication = Intervals.of_rows(trace, host_communication_rows(trace))
-    computing = Intervals.of_rows(trace, _computing_rows(trace, host)).subtract(host.loading)
+    computing = Intervals.of_rows(trace, computing_rows(trace, host)).subtract(host.loading)
     layers = [
         (TimeCategory.COMPUTE, computing.subtract(_starting_or_waiting(trace, host))),
         (TimeCategory.COMM_TRANSFER, communication),
@@ -79,7 +79,7 @@ def _starting_or_waiting(trace: Trace, host: HostActivity) -> Intervals:
     return Intervals.of_rows(trace, rows)
 
 
-def _computing_rows(trace: Trace, host: HostActivity) -> Int64:
+def computing_rows(trace: Trace, host: HostActivity) -> Int64:
     """Operators on the training threads that compute.
 
     Left out: operators that start or wait for communication, and wrappers without a namespace (autograd nodes, custom

@@ -25,6 +25,7 @@ VERBS: Final = {
     "mcp": "Let agents ask about recordings, over the Model Context Protocol.",
     "tune": "Try settings on a real training, and report which of them help.",
     "merge": "Write all ranks on one clock into one file for Perfetto.",
+    "export": "Write the recorded steps as Chakra execution traces, for simulators.",
     "tensorboard": "Write the steps' measurements as curves for TensorBoard.",
     "wandb": "Write the job's numbers, curves and page into Weights & Biases.",
     "mlflow": "Write the job's numbers, curves and page into MLflow.",

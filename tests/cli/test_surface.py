@@ -154,6 +154,7 @@ SURFACE = {
         "arguments": {"traces"},
         "options": {"--capture", "--experiment", "--ranks", "--run", "--tracking-uri", "--workers"},
     },
+    "export": {"arguments": {"traces"}, "options": {"--capture", "--chakra", "--steps", "--workers"}},
     "tensorboard": {"arguments": {"traces"}, "options": {"--capture", "--logdir", "--ranks", "--workers"}},
     "doctor": {"arguments": set(), "options": {"--json", "--output", "--python", "-o"}},
     "schema": {"arguments": {"name"}, "options": {"--output", "-o"}},
