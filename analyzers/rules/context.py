@@ -118,10 +118,11 @@ class RuleContext:
 
     @property
     def framework(self) -> str:
-        """The framework that the user writes settings for: ``megatron``, ``transformers``, ``lightning``,
-        ``accelerate``, ``deepspeed`` or ``torch``.
+        """The framework that the user writes settings for: ``megatron``, ``transformers``, ``lightning``, ``fabric``
+        (Lightning's, whose loop is the user's own), ``accelerate``, ``deepspeed`` or ``torch``.
         """
-        return next((name for name in _FRAMEWORKS if self.settings(name)), TORCH)
+        found = next((name for name in _FRAMEWORKS if self.settings(name)), TORCH)
+        return "fabric" if found == "lightning" and self.settings(found).get("fabric") else found
 
     def settings(self, subject: str) -> dict[str, Any]:
         """Recorded settings of one subject, of the lowest rank that has any; empty without."""

@@ -45,7 +45,7 @@ def describe(objects: JobObjects) -> dict[str, Any] | None:
     fabrics = [each for each in objects.trainers if isinstance(each, loaded(FABRICS))]
     if fabrics:
         precision = getattr(fabrics[0]._precision, "precision", None)
-        return {"precision": plain(precision), **_describe_strategy(fabrics[0]._strategy)}
+        return {"fabric": True, "precision": plain(precision), **_describe_strategy(fabrics[0]._strategy)}
     return None
 
 

@@ -13,6 +13,8 @@ BESIDE: Final = Path(sys.executable).parent
 
 ASSETS: Final = "{assets}"
 """In a command: the folder that ``programs/assets.py`` wrote."""
+ADVISED: Final = "{advised}"
+"""In a command that follows advice: the advised value."""
 
 OWN_LOG: Final = r"step \d+ loss (\S+) at ([\d.]+)"
 """What programs that log with ``programs/log.py`` print after a step: the loss, and the time in s."""
@@ -40,7 +42,7 @@ class Program:
     rule: str = ""
     """What finds it: the first finding's rule, where something is planted."""
     followed: tuple[str, ...] = ()
-    """The command that follows that advice, by the framework's own option."""
+    """The command that follows that advice, by the framework's own option, with ``ADVISED`` as its value."""
 
 
 def _script(name: str, *arguments: str) -> tuple[str, ...]:
@@ -126,7 +128,7 @@ PLAIN: Final = (
         jobs=(1,),
     ),
     Program("two trainings as subprocesses", _python("started", "subprocesses"), ("single",), 1, jobs=(1,)),
-    Program("GAN, two DDP models", _torchrun("loops", "gan"), steps=24),
+    Program("GAN, two DDP models", _torchrun("loops", "gan")),
     Program("LBFGS", _torchrun("loops", "lbfgs")),
     Program("nanoGPT's loop, torch.compile, accumulation", _torchrun("loops", "compiled")),
     Program("fully_shard", _torchrun("loops", "fsdp"), ("fsdp",)),
@@ -141,11 +143,11 @@ PLAIN: Final = (
 PLANTED: Final = (
     _planted(
         "transformers Trainer", "samples take 40 ms to load", "dataloader-workers",
-        _torchrun("hf_trainer", "--load-ms", "40"), _torchrun("hf_trainer", "--load-ms", "40", "--workers", "4"),
+        _torchrun("hf_trainer", "--load-ms", "40"), _torchrun("hf_trainer", "--load-ms", "40", "--workers", ADVISED),
     ),
     _planted(
         "transformers Trainer", "buckets of 50 kB", "ddp-bucket-size",
-        _torchrun("hf_trainer", "--bucket-mb", "0.05"), _torchrun("hf_trainer", "--bucket-mb", "25"),
+        _torchrun("hf_trainer", "--bucket-mb", "0.05"), _torchrun("hf_trainer", "--bucket-mb", ADVISED),
     ),
     _planted(
         "transformers Trainer", "detect_anomaly", "debug-settings",
@@ -154,7 +156,7 @@ PLANTED: Final = (
     _planted(
         "Lightning Trainer", "samples take 40 ms to load", "dataloader-workers",
         _python("fabric", "--trainer", "--load-ms", "40"),
-        _python("fabric", "--trainer", "--load-ms", "40", "--workers", "4"),
+        _python("fabric", "--trainer", "--load-ms", "40", "--workers", ADVISED),
     ),
     _planted(
         "Lightning Fabric", "accumulation without no_sync", "ddp-no-sync",
@@ -162,11 +164,11 @@ PLANTED: Final = (
     ),
     _planted(
         "DeepSpeed ZeRO 2", "buckets of 2,000 elements", "deepspeed-communication",
-        _deepspeed("zero", "--bucket", "2000"), _deepspeed("zero"), ("zero2",),
+        _deepspeed("zero", "--bucket", "2000"), _deepspeed("zero", "--bucket", ADVISED), ("zero2",),
     ),
     _planted(
         "data parallel by hand", "a reduction for each gradient", "gradients-by-hand",
-        _torchrun("by_hand", "--dp", "2"), _torchrun("by_hand", "--dp", "2", "--flat"), ("data",),
+        _torchrun("by_hand", "--dp", "2"), _torchrun("by_hand", "--dp", "2", "--gradients", ADVISED), ("data",),
     ),
     _planted(
         "DistributedDataParallel", "rank 1 sleeps 150 ms a step", "straggling-rank",

@@ -54,9 +54,12 @@ def test_accelerate_has_every_argument():
 
 def test_lightning_has_every_argument():
     needs("lightning")
+    from lightning.fabric import Fabric
     from lightning.pytorch import Trainer
 
     assert set(ARGUMENTS["lightning.pytorch.Trainer"].split()) <= set(inspect.signature(Trainer).parameters)
+    assert set(ARGUMENTS["lightning.fabric.Fabric"].split()) <= set(inspect.signature(Fabric).parameters)
+    assert callable(Fabric.no_backward_sync)
 
 
 def test_deepspeed_has_every_argument():

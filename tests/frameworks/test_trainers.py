@@ -207,6 +207,7 @@ def test_lightnings_fabric(tmp_path: Path) -> None:
     trained = train(tmp_path, *command, ranks=2, steps=10)
     run = trained.run(1)
     assert run.strategies == ("ddp",)
+    assert run.settings["lightning"]["fabric"] is True
     assert run.settings["lightning"]["precision"] == "bf16-mixed"
     assert run.settings["lightning"]["strategy_class"] == "DDPStrategy"
     assert run.settings["gradient_accumulation"] == {"backwards_per_step": 2, "no_sync": True}

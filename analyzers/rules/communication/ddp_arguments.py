@@ -23,15 +23,16 @@ def written(used: str, **values: object) -> str:
         return trainer_ddp(listed)
     if used == "accelerate":
         return accelerator_ddp(listed)
-    if used == "lightning":
-        return lightning_ddp(listed)
+    if used in ("lightning", "fabric"):
+        return lightning_ddp(used, listed)
     return call("model = torch.nn.parallel.DistributedDataParallel", "model", **values)
 
 
-def lightning_ddp(arguments: str, before: str = "") -> str:
-    """What to type for arguments of DDP with Lightning, after a line ``before``."""
-    before += "from lightning.pytorch.strategies import DDPStrategy"
-    return call("trainer = Trainer", "", before, strategy=f"DDPStrategy({arguments})")
+def lightning_ddp(used: str, arguments: str, before: str = "") -> str:
+    """What to type for arguments of DDP with Lightning's Trainer or Fabric, after a line ``before``."""
+    package, assigned = ("fabric", "fabric = Fabric") if used == "fabric" else ("pytorch", "trainer = Trainer")
+    before += f"from lightning.{package}.strategies import DDPStrategy"
+    return call(assigned, "", before, strategy=f"DDPStrategy({arguments})")
 
 
 def accelerator_ddp(arguments: str, *imported: str) -> str:

@@ -91,7 +91,9 @@ def _how(job: RuleContext, dtype: str) -> str:
     if used == "accelerate":
         return accelerator_ddp(kind, "DDPCommunicationHookType")
     if used == "lightning":
-        return lightning_ddp(f"ddp_comm_hook=default_hooks.{hook}", imported)
+        return lightning_ddp(used, f"ddp_comm_hook=default_hooks.{hook}", imported)
+    # Fabric passes on methods of the user's own model, not those of the wrapper in between.
+    wrapper = "model._forward_module" if used == "fabric" else "model"
     return "On the DistributedDataParallel model, before the first step:\n" + code(
-        "python", f"{imported}model.register_comm_hook(state=None, hook=default_hooks.{hook})"
+        "python", f"{imported}{wrapper}.register_comm_hook(state=None, hook=default_hooks.{hook})"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.context import TORCH, RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "ddp-no-sync"
@@ -16,6 +16,14 @@ SHARE: Final = 0.05
 """Share of the step that must be saved."""
 
 _HOW: Final = {
+    "fabric": (
+        "Fabric reduces in every backward that is not under its no_backward_sync:",
+        (
+            "for number, batch in enumerate(batches, 1):\n"
+            "    with fabric.no_backward_sync(model, enabled=number < {rounds}):\n"
+            "        fabric.backward(loss_of(model, batch) / {rounds})"
+        ),
+    ),
     "accelerate": (
         "Accelerate reduces after the last of the micro-batches only if it does the accumulation itself:",
         (
@@ -29,7 +37,11 @@ _HOW: Final = {
         "Lightning reduces after the last of the micro-batches only if it does the accumulation itself:",
         "trainer = Trainer(accumulate_grad_batches={rounds})  # your other arguments stay",
     ),
-    "": (
+    "transformers": (
+        "The Trainer reduces after the last of the micro-batches only if it does the accumulation itself:",
+        "args = TrainingArguments(output_dir, gradient_accumulation_steps={rounds})  # your other arguments stay",
+    ),
+    TORCH: (
         "Run all micro-batches but the last under no_sync(), both forward and backward:",
         (
             "from contextlib import nullcontext\n"
@@ -51,9 +63,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     prediction, saved_us = replayed
     rows = job.summary.time_breakdown
     exposed_us = sum(row.exposed_comm_transfer_us + row.exposed_comm_wait_us for row in rows) / len(rows)
-    used = {name for run in job.runs.values() for name in run.settings}
     rounds = max(job.microbatches, 2)
-    sentence, typed = next((ways for name, ways in _HOW.items() if name in used), _HOW[""])
+    sentence, typed = _HOW.get(job.framework, _HOW[TORCH])
     how = f"{sentence}\n{code('python', typed.format(rounds=rounds))}"
     return job.finding(
         RULE,

@@ -88,6 +88,7 @@ def _how(job: RuleContext, new: str | None, *, grows: bool) -> str:
             "accelerate": "Steps under accelerator.accumulate(model), and:\n"
             + call("accelerator = Accelerator", gradient_accumulation_steps=new),
             "lightning": call("trainer = Trainer", accumulate_grad_batches=new),
+            "fabric": code("python", _ACCUMULATED_FABRIC.format(count=new)),
             "deepspeed": in_deepspeed(f'{{"gradient_accumulation_steps": {new}}}'),
         }
         plain = code("python", _ACCUMULATED.format(count=new))
@@ -104,6 +105,14 @@ for number, batch in enumerate(loader, 1):
         optimizer.step()
         optimizer.zero_grad()"""
 """What to type without a framework."""
+_ACCUMULATED_FABRIC: Final = """\
+for number, batch in enumerate(loader, 1):
+    last = number % {count} == 0
+    with fabric.no_backward_sync(model, enabled=not last):
+        fabric.backward(loss_of(model, batch) / {count})
+    if last:
+        optimizer.step()
+        optimizer.zero_grad()"""
 
 
 def _of_megatron(job: RuleContext, *, grows: bool) -> str:

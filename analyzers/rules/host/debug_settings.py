@@ -90,8 +90,8 @@ def _switches(job: RuleContext) -> list[_Switch]:
         rank for rank, run in sorted(job.runs.items()) if run.settings.get("autograd", {}).get("detect_anomaly")
     )
     if anomaly:
-        lightning = job.settings("lightning")
-        off = "trainer = Trainer(detect_anomaly=False)" if lightning else "torch.autograd.set_detect_anomaly(False)"
+        trainer = job.framework == "lightning"
+        off = "trainer = Trainer(detect_anomaly=False)" if trainer else "torch.autograd.set_detect_anomaly(False)"
         why = "every operator of the forward stores its stack, and the backward checks every gradient for NaN."
         switches.append(_Switch("detect_anomaly", "True", off, "python", why, _HOST, anomaly))
     return switches

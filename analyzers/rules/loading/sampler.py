@@ -119,5 +119,6 @@ _DIVIDE: Final = (
 _HOWS: Final = {
     "lightning": call("trainer = Trainer", use_distributed_sampler=True)
     + "\nThat is the default; your own sampler has to divide the samples.",
+    "fabric": code("python", "loader = fabric.setup_dataloaders(loader)"),
     "accelerate": code("python", "loader = accelerator.prepare(loader)"),
 }

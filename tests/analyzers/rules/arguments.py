@@ -7,6 +7,9 @@ ARGUMENTS = {
     "precision strategy use_distributed_sampler",
     "lightning.pytorch.strategies.DDPStrategy": "bucket_cap_mb ddp_comm_hook find_unused_parameters "
     "gradient_as_bucket_view static_graph",
+    "lightning.fabric.Fabric": "precision strategy",
+    "lightning.fabric.strategies.DDPStrategy": "bucket_cap_mb find_unused_parameters "
+    "gradient_as_bucket_view static_graph",
     "accelerate.Accelerator": "dataloader_config gradient_accumulation_steps kwargs_handlers mixed_precision",
     "accelerate.DistributedDataParallelKwargs": "bucket_cap_mb comm_hook find_unused_parameters "
     "gradient_as_bucket_view static_graph",

@@ -67,6 +67,8 @@ def script(typed: str, frameworks: dict[str, Any]) -> dict[str, Any]:
     model: nn.Module = nn.Sequential(*blocks)
     if "no_sync" in typed or "register_comm_hook" in typed:
         model = nn.parallel.DistributedDataParallel(model)
+    if "_forward_module" in typed:
+        model._forward_module = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     if "prefetch([" in typed:
         from torch.distributed.fsdp import fully_shard
 
@@ -89,6 +91,10 @@ def script(typed: str, frameworks: dict[str, Any]) -> dict[str, Any]:
         "loss_of": lambda model, batch: model(batch).sum(),
         "accelerator": types.SimpleNamespace(
             prepare=lambda each: each
+        ),
+        "fabric": types.SimpleNamespace(
+            no_backward_sync=lambda model, enabled: nullcontext(), setup_dataloaders=lambda each: each,
+            backward=lambda loss: loss.backward(),
         ),
         "trainer": types.SimpleNamespace(accelerator=types.SimpleNamespace(ddp_handler=None)),
         "engine": types.SimpleNamespace(compile=lambda compile_kwargs=None: None),

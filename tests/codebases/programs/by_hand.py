@@ -6,7 +6,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from log import log
+from log import STEPS, log
 from torch import nn
 from torch.nn import functional
 
@@ -16,8 +16,8 @@ for name in ("dp", "tp", "cp"):
 parser.add_argument(
     "--gather", action="store_true", help="context parallelism gathers K and V instead of passing them on"
 )
-parser.add_argument("--flat", action="store_true", help="one all-reduce of all gradients instead of one for each")
-parser.add_argument("--steps", type=int, default=20)
+GRADIENTS = ("one for each parameter", "one for all", "DistributedDataParallel")
+parser.add_argument("--gradients", choices=GRADIENTS, default=GRADIENTS[0], help="how gradients are all-reduced")
 parser.add_argument("--width", type=int, default=128)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--length", type=int, default=128)
@@ -156,9 +156,12 @@ model = nn.Sequential(
     *(Block(options.width) for _ in range(options.layers)),
     nn.Linear(options.width, 256),
 )
+wrapped = options.gradients == "DistributedDataParallel"
+if wrapped:
+    model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 torch.manual_seed(rank // (options.tp * options.cp))
-for _ in range(options.steps):
+for _ in range(STEPS):
     optimizer.zero_grad()
     tokens = torch.randint(0, 256, (options.batch, options.length + 1))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -167,8 +170,8 @@ for _ in range(options.steps):
     loss = functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
     loss.backward()
     for group, ranks in (DP, CP):
-        gradients = [each.grad for each in model.parameters()] if len(ranks) > 1 else []
-        if options.flat and gradients:
+        gradients = [each.grad for each in model.parameters()] if len(ranks) > 1 and not wrapped else []
+        if options.gradients == "one for all" and gradients:
             flat = torch._utils._flatten_dense_tensors(gradients)
             dist.all_reduce(flat, group=group)
             flat.div_(len(ranks))

@@ -9,7 +9,7 @@ import torch
 from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.utils import chunked_cross_entropy
-from log import log
+from log import STEPS, log
 from tiny import Tokens
 
 parser = argparse.ArgumentParser()
@@ -41,11 +41,13 @@ class Module(L.LightningModule):
 
 
 def main() -> None:
-    data = Tokens(400 * options.accumulate, ms=options.load_ms)
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=options.workers)
+    data = Tokens(1000 * options.accumulate, ms=options.load_ms)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=options.workers, persistent_workers=options.workers > 0
+    )
     if options.trainer:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = L.Trainer(accelerator="cpu", devices=2, strategy=options.strategy, max_steps=20, **quiet)
+        trainer = L.Trainer(accelerator="cpu", devices=2, strategy=options.strategy, max_steps=STEPS, **quiet)
         trainer.fit(Module(), loader)
         return
     fabric = L.Fabric(accelerator="cpu", devices=2, strategy=options.strategy)
@@ -62,7 +64,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             log(loss.item(), fabric.global_rank)
-        if number == 20 * options.accumulate - 1:
+        if number == STEPS * options.accumulate - 1:
             break
 
 

@@ -3,7 +3,7 @@
 import argparse
 import tempfile
 
-from log import log
+from log import STEPS, log
 from tiny import Tokens, gpt2
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -14,7 +14,6 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--anomaly", action="store_true")
 parser.add_argument("--unused", action="store_true", help="look for unused parameters in every backward")
 parser.add_argument("--bucket-mb", type=float, default=None)
-parser.add_argument("--steps", type=int, default=20)
 options = parser.parse_args()
 
 if options.anomaly:
@@ -37,7 +36,7 @@ if options.lora:
     model = get_peft_model(model, lora)
 common = {
     "output_dir": tempfile.mkdtemp(),
-    "max_steps": options.steps,
+    "max_steps": STEPS,
     "per_device_train_batch_size": 4,
     "logging_steps": 1,
     "report_to": [],
@@ -45,6 +44,7 @@ common = {
     "save_strategy": "no",
     "disable_tqdm": True,
     "dataloader_num_workers": options.workers,
+    "dataloader_persistent_workers": options.workers > 0,
     "ddp_bucket_cap_mb": options.bucket_mb,
     "ddp_find_unused_parameters": options.unused,
 }

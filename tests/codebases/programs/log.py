@@ -6,6 +6,9 @@ import time
 
 import torch
 
+STEPS = int(os.environ.get("STEPS", "20"))
+"""How many a program trains: more where its steps are only timed."""
+
 
 class Log:
     """Call it with the loss when a step has ended. One process of the job prints: ``rank`` 0."""

@@ -7,7 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from log import log
+from log import STEPS, log
 from tiny import Tokens, mlp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +41,7 @@ def gan() -> None:
     maker, judge = DistributedDataParallel(mlp(64, 2)), DistributedDataParallel(mlp(64, 2), broadcast_buffers=False)
     of_maker, of_judge = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
     torch.manual_seed(rank)
-    for _ in range(24):
+    for _ in range(STEPS):
         of_judge.zero_grad()
         (judge(maker(torch.randn(32, 64)).detach()).mean() - judge(torch.randn(32, 64)).mean()).backward()
         of_judge.step()
@@ -64,7 +64,7 @@ def lbfgs() -> None:
         loss.backward()
         return loss
 
-    for _ in range(20):
+    for _ in range(STEPS):
         log(optimizer.step(closure).item())
 
 
@@ -85,7 +85,7 @@ def language(*, compiled: bool = False, sharded: bool = False, slow: float = 0.0
     data = Tokens()
     sampler = torch.utils.data.distributed.DistributedSampler(data, shuffle=False)
     loader = iter(torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler))
-    for _ in range(20):
+    for _ in range(STEPS):
         for micro in range(accumulate):
             if accumulate > 1:
                 model.require_backward_grad_sync = micro == accumulate - 1
@@ -106,7 +106,7 @@ def pipeline() -> None:
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.AdamW(stage.submod.parameters(), lr=1e-3)
     torch.manual_seed(0)
-    for _ in range(20):
+    for _ in range(STEPS):
         x, losses = torch.randn(64, 256), []
         optimizer.zero_grad()
         schedule.step(x) if rank == 0 else schedule.step(target=x, losses=losses)

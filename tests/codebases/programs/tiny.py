@@ -15,7 +15,7 @@ def gpt2():
 class Tokens(torch.utils.data.Dataset):
     """Samples as ``transformers`` wants them; ``ms`` is how long each takes to load."""
 
-    def __init__(self, samples: int = 400, length: int = 64, ms: float = 0.0) -> None:
+    def __init__(self, samples: int = 1000, length: int = 64, ms: float = 0.0) -> None:
         self.tokens = torch.randint(0, 512, (samples, length), generator=torch.Generator().manual_seed(0))
         self.ms = ms
 

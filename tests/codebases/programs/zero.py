@@ -4,7 +4,7 @@ import argparse
 
 import deepspeed
 import torch
-from log import log
+from log import STEPS, log
 from tiny import mlp
 
 parser = argparse.ArgumentParser()
@@ -21,7 +21,7 @@ settings = {
 model = mlp()
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
 torch.manual_seed(engine.global_rank)
-for _ in range(20):
+for _ in range(STEPS):
     x = torch.randn(8, 256)
     loss = (engine(x) - x).pow(2).mean()
     engine.backward(loss)

@@ -21,11 +21,13 @@ from tests.analyzers.rules.jobs import breakdown, context, runs
             "transformers", {"gradient_as_bucket_view": True},
             "trainer.accelerator.ddp_handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True)",
         ),
+        ("fabric", {"static_graph": True}, "fabric = Fabric(strategy=DDPStrategy(static_graph=True))"),
         ("lightning", {"static_graph": True}, "trainer = Trainer(strategy=DDPStrategy(static_graph=True))"),
     ],
 )  # fmt: skip
 def test_what_is_typed(framework: str, values: dict[str, object], typed: str) -> None:
-    recorded = runs(2, **({framework: {"x": 1}} if framework else {}))
+    settings = {"fabric": {"lightning": {"fabric": True}}}.get(framework, {framework: {"x": 1}} if framework else {})
+    recorded = runs(2, **settings)
     assert (
         written(context(breakdown(0), runs=recorded).framework, **values).splitlines()[-2].partition("  #")[0] == typed
     )

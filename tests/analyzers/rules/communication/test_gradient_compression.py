@@ -49,11 +49,12 @@ def test_fires_with_what_to_type_and_what_it_brings(job: Analyzed) -> None:
             {"mixed_precision": "no"},
             "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)",
         ),
+        ("lightning", {"fabric": True}, "model._forward_module.register_comm_hook("),
         ("lightning", {"strategy": "ddp"}, "DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook)"),
     ],
 )
 def test_is_written_as_the_framework_writes_it(
-    job: Analyzed, framework: str, settings: dict[str, str], typed: str
+    job: Analyzed, framework: str, settings: dict[str, object], typed: str
 ) -> None:
     runs = {
         rank: RunMetadata(rank=rank, settings={framework: settings}, device=DeviceMetadata(type="cuda"))

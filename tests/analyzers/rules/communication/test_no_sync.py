@@ -32,11 +32,24 @@ def test_fires_with_what_once_per_step_saves() -> None:
     assert "else model.no_sync():" in finding.action.how
 
 
-@pytest.mark.parametrize(("framework", "typed"), [("accelerate", "accelerator.accumulate"), ("lightning", "Trainer(")])
+@pytest.mark.parametrize(
+    ("framework", "typed"),
+    [
+        ("accelerate", "accelerator.accumulate"),
+        ("lightning", "Trainer("),
+        ("transformers", "gradient_accumulation_steps=4"),
+    ],
+)
 def test_the_framework_s_own_accumulation(framework: str, typed: str) -> None:
     finding = no_sync.evaluate(accumulating(**{framework: {"precision": "bf16"}}))
     assert finding is not None
     assert typed in finding.action.how
+
+
+def test_fabric_has_a_loop_of_the_user_s_own() -> None:
+    finding = no_sync.evaluate(accumulating(lightning={"fabric": True}))
+    assert finding is not None
+    assert "with fabric.no_backward_sync(model, enabled=number < 4):" in finding.action.how
 
 
 def test_silent_where_little_is_saved_or_nothing_can_be_replayed() -> None:

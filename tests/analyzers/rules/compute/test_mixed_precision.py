@@ -103,6 +103,7 @@ def test_little_of_the_step_and_unknown_devices_are_silent():
     [
         ({"transformers": {"bf16": False}}, "--bf16 True"),
         ({"lightning": {"precision": "32-true"}}, 'Trainer(precision="bf16-mixed")'),
+        ({"lightning": {"fabric": True}}, 'fabric = Fabric(precision="bf16-mixed")'),
         ({"accelerate": {"mixed_precision": "no"}}, "mixed_precision: bf16"),
         ({"deepspeed": {"engine": "DeepSpeedEngine"}}, '"bf16": {"enabled": true}'),
         ({"megatron": {"bf16": False}}, "--bf16"),
