@@ -97,21 +97,24 @@ def certainty(summary: Summary) -> str:
     if job.ranks and (summary.time_breakdown or summary.history is not None):
         sentences.append(f"Based on {_basis(summary)}.")
     if job.perturbation is not None and known(job.perturbation):
-        sentences.append(perturbation(job.perturbation))
+        sentences.append(perturbation(job, job.perturbation))
     return " ".join(sentences)
 
 
-def perturbation(ratio: float) -> str:
-    """How profiling changed the step time, as a sentence."""
+def perturbation(job: JobInfo, ratio: float) -> str:
+    """How profiling changed the step time (``ratio``: profiled over unprofiled), as a sentence."""
     change = ratio - 1
     if abs(change) < 0.02:
         return "Profiling did not noticeably change the step time."
     if change < 0:
         faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
         return f"{faster}: the step time varies by more than the profiler overhead."
+    slowed = f"Profiling slowed the steps by {percent(change)}"
+    if not known(job.unprofiled_step_us):
+        return f"{slowed}: everything here is of the recorded steps, because too few were timed without the profiler."
     return (
-        f"Profiling slowed the steps by {percent(change)}: shares of the step are of the recorded steps, step time and "
-        "predictions are of steps without the profiler."
+        f"{slowed}: shares of the step are of the recorded steps, step time and predictions are of steps without the "
+        "profiler."
     )
 
 

@@ -92,7 +92,8 @@ def _step_tile(summary: Summary) -> Tile:
     if known(job.unprofiled_step_us):
         return Tile(label, "step_us", duration(job.step_us), f"Without the profiler; {_recorded(job, detail)}")
     if job.steps:
-        detail += ", with the profiler's overhead: no unprofiled step was timed"
+        timed = "too few unprofiled steps were timed" if known(job.perturbation) else "no unprofiled step was timed"
+        detail += f", with the profiler's overhead: {timed}"
     return Tile(label, "step_time", duration(job.step_time_us), detail)
 
 

@@ -80,11 +80,15 @@ def _trl(what: str, data: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+_LONG: Final = 40
+"""Steps where advice is judged: enough without the profiler for predictions to be of those."""
+
+
 def _planted(
     name: str, planted: str, rule: str, command: tuple[str, ...], followed: tuple[str, ...],
     strategy: tuple[str, ...] = ("ddp",),
 ) -> Program:  # fmt: skip
-    return Program(name, command, strategy, planted=planted, rule=rule, followed=followed)
+    return Program(name, command, strategy, steps=_LONG, planted=planted, rule=rule, followed=followed)
 
 
 def _by_hand(name: str, strategy: tuple[str, ...], *arguments: str, ranks: int = 2) -> Program:

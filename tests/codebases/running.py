@@ -132,7 +132,7 @@ class _Running:
 def run(command: tuple[str, ...], program: Program, assets: Path) -> Printed:
     """Run a command to its end or the limit."""
     begin, used_s = time.monotonic(), _used_s()
-    running = _Running(command, program, assets)
+    running = _Running(command, program, assets, STEPS=str(program.steps))
     while running.goes_on():
         time.sleep(_POLL_S)
     printed = running.close()

@@ -7,6 +7,7 @@ the backward is over, so all of it is exposed. Defaults: 25 MiB, the first 1 MiB
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Final
@@ -16,7 +17,7 @@ from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, t
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_cap
 from perfscope.analyzers.whatif.curves import bucket_sizes
-from perfscope.results.findings import Action, Evidence, Finding, Predict
+from perfscope.results.findings import Action, Evidence, Finding, Predict, Prediction
 
 RULE: Final = "ddp-bucket-size"
 SHARE: Final = 0.05
@@ -25,6 +26,9 @@ LATENCY_BOUND: Final = 0.5
 """Buckets are too small when alpha is at least this share of the all-reduce time."""
 LATE_SHARE: Final = 1 / 3
 """A bucket is big when it holds at least this share of the gradient bytes."""
+
+_TOO_SMALL: Final = "DDP's gradient buckets are too small"
+_TOO_BIG: Final = "DDP's last gradient bucket is too big to overlap the backward"
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     if exposed_us < SHARE * job.step_time_us:
         return None
     size = _larger(buckets, buckets.alpha_us, exposed_us) or _smaller(buckets, buckets.alpha_us, exposed_us)
-    if size is not None and job.predict is not None:
-        size = _best(job, size, job.predict)
+    if job.predict is not None:
+        size = _sure(job, buckets, job.predict) if size is None else _best(job, size, job.predict)
     if size is None or size.saved_us < SHARE * job.step_time_us:
         return None
     old = bucket_cap(job.runs)
@@ -84,7 +88,7 @@ def _larger(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> _
     cap = max(ceil(min(size, buckets.bytes / 2) / MIB), 1)
     count = max(ceil(buckets.bytes / (cap * MIB)), 1)
     saved = min((buckets.count - count) * alpha_us, exposed_us)
-    return _BucketSize(cap, saved, "DDP's gradient buckets are too small")
+    return _BucketSize(cap, saved, _TOO_SMALL)
 
 
 def _smaller(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> _BucketSize | None:
@@ -100,7 +104,7 @@ def _smaller(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> 
     added = (buckets.bytes / (cap * MIB) - buckets.count) * alpha_us
     now = alpha_us + buckets.largest * buckets.us_per_byte
     saved = min(now, exposed_us) - tail - max(added, 0.0)
-    return _BucketSize(cap, saved, "DDP's last gradient bucket is too big to overlap the backward")
+    return _BucketSize(cap, saved, _TOO_BIG)
 
 
 def _best(job: RuleContext, size: _BucketSize, predict: Predict) -> _BucketSize:
@@ -108,12 +112,26 @@ def _best(job: RuleContext, size: _BucketSize, predict: Predict) -> _BucketSize:
 
     On many ranks only the size that the cost model gives. ``size`` as it is where sizes cannot be replayed.
     """
-    replayed = [
-        (step.mid, cap)
-        for cap in sorted({size.cap_mib, *bucket_sizes(job.summary, job.runs)})
-        if (step := predict({"ddp.bucket_cap_mb": str(cap)})) is not None
-    ]
+    replayed = _replayed(sorted({size.cap_mib, *bucket_sizes(job.summary, job.runs)}), predict)
     if not replayed:
         return size
-    step_us, cap = min(replayed)
-    return _BucketSize(cap, job.step_time_us - step_us, size.problem)
+    step, cap = replayed[0]
+    return _BucketSize(cap, job.step_time_us - step.mid, size.problem)
+
+
+def _sure(job: RuleContext, buckets: CollectiveTraffic, predict: Predict) -> _BucketSize | None:
+    """The best size where the cost model, which a busy host blurs, names none, but even the longest step that the
+    replay allows for is shorter.
+    """
+    replayed = _replayed(bucket_sizes(job.summary, job.runs), predict)
+    if not replayed or replayed[0][0].high >= job.step_time_us:
+        return None
+    step, cap = replayed[0]
+    problem = _TOO_SMALL if cap * MIB > buckets.bytes / buckets.count else _TOO_BIG
+    return _BucketSize(cap, job.step_time_us - step.mid, problem)
+
+
+def _replayed(caps: Iterable[int], predict: Predict) -> list[tuple[Prediction, int]]:
+    """(step with it, size in MiB), the shortest step first."""
+    steps = [(step, cap) for cap in caps if (step := predict({"ddp.bucket_cap_mb": str(cap)})) is not None]
+    return sorted(steps, key=lambda each: (each[0].mid, each[1]))

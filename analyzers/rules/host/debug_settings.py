@@ -73,10 +73,12 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _rows(switches: list[_Switch], job: RuleContext) -> list[str]:
-    """Every category that one of them can lengthen, once; on CPUs compute as well."""
-    on_cpu = not job.info.devices
-    rows = {row for switch in switches for row in switch.rows}
-    return sorted(rows | ({"compute"} if on_cpu and "idle_host" in rows else set()))
+    """Every category that one of them can lengthen, once."""
+    if job.on_devices:
+        return sorted({row for switch in switches for row in switch.rows})
+    # There the host computes, so operators themselves take longer; no device waits for it.
+    rows = {row for switch in switches if switch.name not in _OF_DEVICES for row in switch.rows}
+    return sorted(rows | ({"compute"} if "idle_launch" in rows else set()))
 
 
 def _switches(job: RuleContext) -> list[_Switch]:
@@ -106,3 +108,5 @@ _VARIABLES: Final = (
     ("NCCL_DEBUG", ("trace",), "NCCL writes a line for each of its operations.", _EXPOSED + _HOST),
 )  # fmt: skip
 """(variable, values that cost time, why, categories that it can lengthen)."""
+_OF_DEVICES: Final = ("CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "NCCL_DEBUG")
+"""Those that make no difference where ranks train on CPUs."""

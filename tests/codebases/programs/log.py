@@ -7,7 +7,7 @@ import time
 import torch
 
 STEPS = int(os.environ.get("STEPS", "20"))
-"""How many a program trains: more where its steps are only timed."""
+"""How many a program trains."""
 
 
 class Log:

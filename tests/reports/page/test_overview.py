@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from perfscope.reports.page import overview, tiles
+from tests.reports import examples
 from tests.reports.examples import gpu, healthy, starved, straggler
 
 
@@ -47,3 +50,13 @@ def test_a_mix_of_types_is_called_one():
     mixed = dataclasses.replace(found, dtype="tf32", flops_by_dtype={"tf32": 0.8, "float32": 0.2})
     assert tiles.peak_type(mixed) == "mixed, mostly tf32"
     assert tiles.peak_type(dataclasses.replace(found, dtype=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("unprofiled_us", "says"),
+    [(64_000.0, "step time and predictions are of steps without the profiler"), (None, "too few were timed without")],
+)
+def test_what_the_step_time_and_predictions_are_of(unprofiled_us: float | None, says: str) -> None:
+    job = examples.job(2, (100.0,) * 8, perturbation=1.57, unprofiled_step_us=unprofiled_us)
+    assert overview.perturbation(job, 1.57).startswith("Profiling slowed the steps by 57%: ")
+    assert says in overview.perturbation(job, 1.57)

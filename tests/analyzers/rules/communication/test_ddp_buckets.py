@@ -7,6 +7,7 @@ import pytest
 from perfscope.analyzers.rules.communication import ddp_buckets
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.recording.metadata import RunMetadata
+from perfscope.results.findings import Prediction
 from perfscope.results.rows import CollectiveRow, CostRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
 
@@ -45,6 +46,22 @@ def test_a_late_big_bucket_wants_a_smaller_cap():
     # sqrt(100 us · 200 MB / 0.0001 us/B) = 14.1 MB.
     assert finding.action.new == "13"
     assert "too big" in finding.title
+
+
+def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
+    # 8 buckets of 64 kB, latency 0.4 of their time: a busy host blurs the fit.
+    case = reduced({1 << 16: 8}, alpha_us=400, gbps=0.11, exposed_us=8_000)
+    assert ddp_buckets.evaluate(case) is None
+
+    def to(high: float) -> RuleContext:
+        predicted = Prediction(low=80_000, mid=88_000, high=high)
+        return changed(case, predict=lambda change: predicted if change == {"ddp.bucket_cap_mb": "1"} else None)
+
+    finding = ddp_buckets.evaluate(to(96_000))
+    assert finding is not None
+    assert "too small" in finding.title
+    assert (finding.action.new, finding.whatif) == ("1", {"ddp.bucket_cap_mb": "1"})
+    assert ddp_buckets.evaluate(to(104_000)) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from perfscope.analyzers.rules.host import debug_settings
 from perfscope.results.findings import Severity
-from tests.analyzers.rules.jobs import breakdown, context, runs
+from tests.analyzers.rules.jobs import breakdown, changed, context, runs
 
 
 def job(variables: dict[str, str], settings: dict[str, object] | None = None, **rows: float):
@@ -50,6 +50,18 @@ def test_anomaly_detection_in_the_framework_s_words():
     lightning = debug_settings.evaluate(job({}, {**anomaly, "lightning": {"precision": "32-true"}}))
     assert lightning is not None
     assert "Trainer(detect_anomaly=False)" in lightning.action.how
+
+
+def test_on_cpus_operators_take_longer_and_switches_of_devices_cost_nothing():
+    anomaly = job({}, {"autograd": {"detect_anomaly": True}}, exposed_comm_wait=10_000.0, idle_host=20_000.0)
+    finding = debug_settings.evaluate(changed(anomaly, devices=("CPU",)))
+    assert finding is not None
+    assert finding.ceiling == pytest.approx(100 / 10 - 1)  # all but communication: 70 ms of operators, 20 of Python
+    blocking = debug_settings.evaluate(
+        changed(job({"CUDA_LAUNCH_BLOCKING": "1"}, idle_host=20_000.0), devices=("CPU",))
+    )
+    assert blocking is not None
+    assert (blocking.severity, blocking.ceiling) == (Severity.INFO, None)
 
 
 def test_several_are_one_finding():
