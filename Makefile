@@ -26,8 +26,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 DEMO := demo-recording
 # What is planted in the demo, for the verdict to find: each batch takes 120 ms to load, in the training process.
 DEMO_ARGS ?= --load-ms 120
-# Two processes: half of the suite waits for trainings and browsers that it started.
+# A process for each of two cores; twice as many where most of the time tests wait for trainings and browsers.
 PYTEST_ARGS ?= -n 2
+WAITING_ARGS ?= -n 4
 WHOLE := training or browser or scale
 
 .PHONY: demo test frameworks codebases gpu lint check samples site pictures campaign clean
@@ -42,7 +43,7 @@ demo: $(VENV)/collect.stamp
 # First the unit tests, then real trainings, browsers and large jobs, last what times trainings.
 test: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not frameworks and not alone and not ($(WHOLE))"
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "($(WHOLE)) and not frameworks"
+	$(VENV)/bin/python -m pytest $(WAITING_ARGS) -m "($(WHOLE)) and not frameworks"
 	$(VENV)/bin/python -m pytest -m alone
 
 frameworks: export PATH := $(CURDIR)/$(FRAMEWORKS_VENV)/bin:$(PATH)

@@ -114,7 +114,7 @@ def test_a_signal_ends_the_job_as_without_us(tmp_path: Path, number: signal.Sign
     assert "SignalException" in recording.err  # torchrun's own words
     for rank in (0, 1):
         assert recording.trace(rank).recorded_steps() == [2, 3]
-        assert len(read(steps_file(recording.folder, rank)).number) > 50
+        assert len(read(steps_file(recording.folder, rank)).number) >= 50
     # A rank that SIGTERM kills runs nothing more; SIGINT raises KeyboardInterrupt in it, where torchrun passes it on.
     assert recording.run(0).outcome in {signal.SIGTERM: ("running",), signal.SIGINT: ("running", "exception")}[number]
 
