@@ -2,7 +2,8 @@
 
 Where other processes keep the cores busy, the scheduler lets now one rank wait for longer, now another. Over some steps
 one of them is then slower than its peers although it did the same work. A rank is one only by more than that: by its
-CPU time, by blocking, or because its threads alone wait.
+CPU time, by blocking, or because its threads alone wait. One that is the last in some steps only must be late by more
+than a part of what all wait for cores: over all steps that may be as long for each, and late is who waited just then.
 
 Example, per step: two ranks compute for 70 and 77 ms, and wait 270 and 315 ms for a core, so that one of them is late
 by 50 ms. Of these 45 are the core's.
@@ -19,6 +20,7 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.stragglers.own_time import flops_per_step, flops_vary
 from perfscope.recording.metadata import RunMetadata
+from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import StragglerRow
 from perfscope.results.system import System
@@ -30,30 +32,41 @@ AS_MUCH: Final = 0.15
 hyper-threads: 13 % was seen."""
 ALONE: Final = 2.0
 """From this many times its peers' wait for a core on, it is that rank which waits."""
+NOT_ALWAYS: Final = 0.8
+"""Below this share of the steps in which it costs the most, a rank is not late in each of them."""
+OF_WAITS: Final = 0.5
+"""Part of what all ranks wait for cores that one of them may be late by, here and there."""
 _ON_CORES: Final = ("compute", "launch", "host")
 """Causes that are time on a core; compute is where the host is the device."""
+_BLOCKING: Final = [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER, TimeCategory.DATALOADER]
+"""In which a rank's host need not run."""
 
 
 @dataclass(frozen=True)
 class _OnCores:
-    """One rank's training thread, ns per step: on a core, and ready to run without one."""
+    """One rank's training thread, ns per step: on a core, ready to run without one, and neither, other than in
+    communication and for batches.
+    """
 
     ran_ns: float
     waited_ns: float
+    blocked_ns: float
 
     @classmethod
-    def of(cls, run: RunMetadata) -> _OnCores | None:
+    def of(cls, run: RunMetadata, result: AlignedJob) -> _OnCores | None:
         cpu = run.cpu
-        if cpu is None or not cpu.steps or cpu.waited_ns is None:
+        if cpu is None or not cpu.steps or cpu.waited_ns is None or run.rank not in result.totals:
             return None
-        return cls(cpu.thread_ns / cpu.steps, cpu.waited_ns / cpu.steps)
+        elsewhere_ns = float(result.totals[run.rank][:, _BLOCKING].sum(axis=1).mean())
+        blocked_ns = (cpu.wall_ns - cpu.thread_ns - cpu.waited_ns) / cpu.steps - elsewhere_ns
+        return cls(cpu.thread_ns / cpu.steps, cpu.waited_ns / cpu.steps, max(blocked_ns, 0.0))
 
 
 def without_contention(
     rows: Collection[StragglerRow], result: AlignedJob, runs: Mapping[int, RunMetadata], machines: System | None
 ) -> tuple[StragglerRow, ...]:
     """The stragglers whose cost is their own, as far as the ranks recorded how long they waited for cores."""
-    on_cores = {rank: times for rank, run in runs.items() if (times := _OnCores.of(run)) is not None}
+    on_cores = {rank: times for rank, run in runs.items() if (times := _OnCores.of(run, result)) is not None}
     stolen = {rank: host.steal_share or 0.0 for host in (machines.hosts if machines else ()) for rank in host.ranks}
     return tuple(row for row in rows if not _is_contention(row, result, on_cores, stolen))
 
@@ -81,7 +94,9 @@ def _is_contention(
     others = [on_cores[rank] for rank in on_cores.keys() - mine]
     if not others or not mine <= on_cores.keys():
         return False
-    usual = _OnCores(*np.median([(each.ran_ns, each.waited_ns) for each in others], axis=0).tolist())
+    usual = _OnCores(*np.median([(each.ran_ns, each.waited_ns, each.blocked_ns) for each in others], axis=0).tolist())
+    if row.share_of_steps < NOT_ALWAYS and all(_is_noise(on_cores[rank], usual, row.lost_us * 1e3) for rank in mine):
+        return True
     return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
 
 
@@ -89,9 +104,22 @@ def _waits_as_others_do(mine: _OnCores, usual: _OnCores, least_ns: float) -> boo
     """Does a rank with its peers' work wait for a core as they do, only for so much longer? More work takes longer by
     what they wait for as much of it, too.
     """
+    longer_ns = _works_longer(mine, usual)
+    return longer_ns < least_ns <= mine.waited_ns - usual.waited_ns < (ALONE - 1) * usual.waited_ns
+
+
+def _is_noise(mine: _OnCores, usual: _OnCores, lost_ns: float) -> bool:
+    """Is what a rank costs in some of the steps little beside what it and its peers wait for cores, and has it neither
+    more work nor anything of its own to block in?
+    """
+    own_ns = max(_works_longer(mine, usual), mine.blocked_ns - usual.blocked_ns)
+    return own_ns < MOSTLY * lost_ns and lost_ns <= OF_WAITS * min(mine.waited_ns, usual.waited_ns)
+
+
+def _works_longer(mine: _OnCores, usual: _OnCores) -> float:
+    """What a rank's further CPU time takes where cores are shared as its peers share them, ns per step."""
     slowdown = 1 + usual.waited_ns / usual.ran_ns if usual.ran_ns else 1.0
-    works_longer_ns = (mine.ran_ns - (1 + AS_MUCH) * usual.ran_ns) * slowdown
-    return works_longer_ns < least_ns <= mine.waited_ns - usual.waited_ns < (ALONE - 1) * usual.waited_ns
+    return (mine.ran_ns - (1 + AS_MUCH) * usual.ran_ns) * slowdown
 
 
 def _least(on_cores: Mapping[int, _OnCores], ranks: Collection[int]) -> float:

@@ -64,6 +64,28 @@ def test_a_rank_that_waits_for_a_core_as_others_do_is_not_named(
     assert bool(without_contention([row], result, on_cores(usual, mine, usual, usual), None)) is named
 
 
+SOMETIMES = replace(LATE, share_of_steps=0.5)
+
+
+@pytest.mark.parametrize(
+    ("mine", "row", "named"),
+    [
+        ((8.0, 10.0), SOMETIMES, False),
+        ((8.0, 10.0), LATE, True),
+        ((8.0, 9.0), SOMETIMES, True),
+        ((11.5, 10.0), SOMETIMES, True),
+        ((2.0, 10.0), SOMETIMES, True),
+    ],
+    ids=["late half of the time", "late in every step", "waits less than that", "works longer", "is blocked longer"],
+)
+def test_a_rank_that_is_late_now_and_then_is_not_named_for_what_all_wait_for(
+    result: AlignedJob, mine: tuple[float, float], row: StragglerRow, named: bool
+) -> None:
+    """It costs 5 ms of a step on the mean; all wait 10 ms of each for a core."""
+    usual = (8.0, 10.0)
+    assert bool(without_contention([row], result, on_cores(usual, mine, usual, usual), None)) is named
+
+
 def test_where_nobody_recorded_it_all_are_named(result: AlignedJob) -> None:
     assert without_contention([LATE, IN_TURN], result, {}, None) == (LATE, IN_TURN)
 
