@@ -65,7 +65,7 @@ class _Running:
         self._reader = open(self._log.name, "rb")  # noqa: PTH123, SIM115 - close() closes it
         environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "HF_HUB_OFFLINE": "1",
-            **variables,
+            "TORCH_EXTENSIONS_DIR": str(_extensions(assets)), **variables,
         }  # fmt: skip
         self._process = subprocess.Popen(
             tuple(word.replace(ASSETS, str(assets)) for word in command),
@@ -131,6 +131,9 @@ class _Running:
 
 def run(command: tuple[str, ...], program: Program, assets: Path) -> Printed:
     """Run a command to its end or the limit."""
+    # One that was killed while it compiled leaves a lock for which the next would wait for ever.
+    for lock in _extensions(assets).glob("**/lock"):
+        lock.unlink()
     begin, used_s = time.monotonic(), _used_s()
     running = _Running(command, program, assets, STEPS=str(program.steps))
     while running.goes_on():
@@ -160,6 +163,11 @@ def run_in_turns(
     return [after / before for before, after in zip(*(each.turns for each in both), strict=False)], [
         each.close() for each in both
     ]
+
+
+def _extensions(assets: Path) -> Path:
+    """Where DeepSpeed puts what it compiles at its first start."""
+    return assets.parent / "extensions"
 
 
 def _used_s() -> float:

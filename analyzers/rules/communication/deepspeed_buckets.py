@@ -9,6 +9,7 @@ stage 3, ``reduce_bucket_size`` and ``allgather_bucket_size`` 5e8, ``stage3_pref
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Final
 
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
@@ -23,7 +24,9 @@ SHARE: Final = 0.05
 LATENCY: Final = 0.5
 """Collectives are too small when their latency is at least this share of their transfer time."""
 TIMES: Final = 4
-"""How many times as large the advised bucket is: a quarter of the collectives."""
+"""How many times as large the advised bucket is at least: a quarter of the collectives. It is larger where moving so
+much still takes less than this many latencies.
+"""
 _BYTES: Final = {"float32": 4, "float64": 8}
 """Of an element; 2 for all others."""
 
@@ -121,7 +124,8 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
     old = zero.get(key)
     if moved is None or (moved.latency_share or 0.0) < LATENCY or not isinstance(old, int | float):
         return None
-    saved_us = min(moved.count * (moved.alpha_us or 0.0) * (1 - 1 / TIMES), job.exposed_transfer_us)
+    times = _times(moved)
+    saved_us = min(moved.count * (moved.alpha_us or 0.0) * (1 - 1 / times), job.exposed_transfer_us)
     if saved_us < SHARE * job.step_time_us:
         return None
     mean = moved.bytes / moved.count
@@ -135,13 +139,21 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
     elif old * _element(moved) > TIMES * mean:
         return None  # the bucket does not limit their size
     else:
-        new = int(TIMES * old)
+        # A parameter larger than the bucket is reduced by itself.
+        new = int(float(f"{times * max(old, mean / _element(moved)):.1e}"))
         costs = f"A bucket of {byte_size(new * _element(moved))} per rank."
     what = "gradients" if key == "reduce_bucket_size" else "parameters"
     return _ZeroSetting(
         key=key, new=str(new), problem=f"DeepSpeed moves {what} in pieces that are too small", costs=costs,
         saved_us=saved_us, traffic=moved,
     )  # fmt: skip
+
+
+def _times(moved: CollectiveTraffic) -> int:
+    """How many times as large pieces need to be, so that latency is a fifth of their time: up to all in one."""
+    mean = moved.bytes / moved.count
+    wanted = TIMES * (moved.alpha_us or 0.0) / moved.us_per_byte if moved.us_per_byte > 0 else moved.bytes
+    return max(TIMES, ceil(min(wanted, moved.bytes) / mean))
 
 
 def _element(moved: CollectiveTraffic) -> int:

@@ -82,10 +82,14 @@ def test_small_reductions_need_a_larger_bucket() -> None:
     finding = deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 150, 80.0, stage=2, reduce_bucket_size=500_000))
     assert finding is not None
     assert (finding.action.setting, finding.action.old, finding.action.new) == (
-        '"reduce_bucket_size"', "500000", "2000000",
+        '"reduce_bucket_size"', "500000", "8400000",
     )  # fmt: skip
-    # Three quarters of 150 starts of 80 µs.
-    assert finding.ceiling == pytest.approx(100 / 91 - 1)
+    # 16 times as much takes 320 µs more, four starts. It saves 15 of 16 of 150 starts of 80 µs.
+    assert finding.ceiling == pytest.approx(100 / 88.75 - 1)
+    # Five pieces become one; all of them are larger than the bucket.
+    few = deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 5, 2_000.0, stage=2, reduce_bucket_size=2_000))
+    assert few is not None
+    assert few.action.new == "2600000"
     # The bucket holds far more than what is sent: something else keeps it small. Or moving it is what takes time.
     assert deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 150, 80.0, stage=2, reduce_bucket_size=5e8)) is None
     slow = moving("reduce_scatter", MIB, 150, 40.0, stage=2, reduce_bucket_size=500_000)
