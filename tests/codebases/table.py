@@ -4,7 +4,7 @@
 what the program prints after each of its steps. Where something is planted, the first advice is followed, and its gain
 measured: without a profiler, in up to ``--turns`` turns with the program as it is (0: not at all). What is wrong while
 other processes keep the machine busy is run again, up to ``--tries`` times in all. ``--write`` puts the tables, with
-the rows that earlier runs left in the same folder, into docs/frameworks.md.
+the rows that earlier runs left in the same folder, into docs/frameworks.md; others stay as they are there.
 """
 
 from __future__ import annotations
@@ -48,22 +48,26 @@ def line_of(program: Program, row: Row) -> str:
     return f"| {' | '.join([program.name, *cells, verdict])} |"
 
 
-def tables(rows: dict[str, Row], output: Path) -> str:
-    """Both tables with a sentence each that counts what is right."""
-    parts = []
+def tables(rows: dict[str, Row], output: Path, written: str = "") -> str:
+    """Both tables, and a sentence that counts what is right; programs without a row keep their line of ``written``."""
+    parts, lines = [], list[list[str]]()
     for header, programs in ((_PLAIN, PLAIN), (_PLANTED, PLANTED)):
-        known = [
-            (each, rows[folder_of(each, output).name]) for each in programs if folder_of(each, output).name in rows
-        ]
-        parts.append("\n".join([header, f"|{'---|' * (header.count('|') - 1)}", *(line_of(*each) for each in known)]))
-    count, right = len(rows), sum(not row.wrong for row in rows.values())
-    gains = [row.inside for row in rows.values() if row.inside is not None]
-    compared = [row.losses for row in rows.values() if row.losses in ("equal", "differ")]
+        found = []
+        for each in programs:
+            row = rows.get(folder_of(each, output).name)
+            begin = rf"\| {re.escape(each.name)} \| {re.escape(each.planted) or '[0-9]'}"
+            found += [line_of(each, row)] if row else [old for old in written.splitlines() if re.match(begin, old)]
+        parts.append("\n".join([header, f"|{'---|' * (header.count('|') - 1)}", *found]))
+        lines.append(found)
+    both = [line for found in lines for line in found]
+    right = sum(line.endswith("| right |") for line in both)
+    losses = [word for line in both for word in re.findall(r"\| (equal|differ) \|", line)]
+    gains = ["| gain " not in line for line in lines[1] if re.search(r"[0-9]\) \|", line)]
     busy = [row.busy for row in rows.values()]
     parts.append(
-        f"{right} of {count} rows are right; losses are equal in {compared.count('equal')} of {len(compared)}; "
-        f"the first advice, followed, brought a gain inside its range in {sum(gains)} of {len(gains)}. "
-        f"Other processes used {min(busy):.1f} to {max(busy):.1f} cores of the machine meanwhile."
+        f"{right} of {len(both)} rows are right; losses are equal in {losses.count('equal')} of {len(losses)}; the "
+        f"first advice, followed, brought a gain inside its range in {sum(gains)} of {len(gains)}."
+        + (f" Other processes used {min(busy):.1f} to {max(busy):.1f} cores meanwhile." if busy else "")
     )
     return "\n\n".join(parts)
 
@@ -103,11 +107,12 @@ def main() -> None:
         rows[folder.name] = repeated(program, folder, assets, options)
         sys.stdout.write(line_of(program, rows[folder.name]) + "\n")
         sys.stdout.flush()
-    text = tables(rows, output)
+    document = DOCUMENT.read_text(encoding="utf-8")
+    begin, end = document.index(BEGIN) + len(BEGIN), document.index(END)
+    text = tables(rows, output, document[begin:end] if options.write else "")
     sys.stdout.write(f"\n{text}\n\nRecordings: {output}\n")
     if options.write:
-        document = DOCUMENT.read_text(encoding="utf-8")
-        before, after = document[: document.index(BEGIN) + len(BEGIN)], document[document.index(END) :]
+        before, after = document[:begin], document[end:]
         DOCUMENT.write_text(f"{before}\n\n{text}\n\n{after}", encoding="utf-8")
     sys.exit(any(rows[folder_of(each, output).name].wrong for each in chosen))
 
