@@ -27,6 +27,7 @@ from perfscope.analyzers.job.rank_steps import rank_steps
 from perfscope.analyzers.job.strategies import job_strategies
 from perfscope.analyzers.job.system.notes import system_notes
 from perfscope.analyzers.job.system.table import system
+from perfscope.analyzers.job.tables.compiled import compiled_tables, kernels_with_sources, operators_with_sources
 from perfscope.analyzers.job.tables.groups import group_rows
 from perfscope.analyzers.job.tables.kernels import kernel_rows
 from perfscope.analyzers.job.tables.ncu import MeasuredKernel, ncu_command, unlisted_notes, with_roofline
@@ -79,6 +80,8 @@ def summarize(
     info = _job_info(job, identified, result, runs, strategies)
     peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
     kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
+    compiled = compiled_tables(job.compiled, result)
+    kernels = kernels_with_sources(kernels, compiled)
     time_breakdown = time_breakdowns(result)
     shown = _shown_ranks(stragglers, pipeline)
     summary = Summary(
@@ -102,12 +105,15 @@ def summarize(
             *system_notes(job, machines),
             *contention_notes([row for row in late if row not in stragglers], info.step_time_us),
             *unlisted_notes(unlisted),
+            *compiled.notes,
         ),
         step_timeline=step_timelines(result, shown),
         lanes=lanes(result, shown),
         kernels=kernels,
-        operators=operator_rows(result, peaks),
+        operators=operators_with_sources(operator_rows(result, peaks), compiled),
         modules=module_rows(result),
+        compiled=compiled.calls,
+        compiled_modules=compiled.modules,
         launches=launch_rows(result),
         ncu_command=ncu_command(kernels, info.devices, info.command),
         memory_timeline=memory_timelines(result),

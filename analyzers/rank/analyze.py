@@ -31,6 +31,7 @@ from perfscope.analyzers.rank.repetition import edges_by_batches, edges_by_repet
 from perfscope.analyzers.rank.steps import Steps, find_steps
 from perfscope.analyzers.rank.time_breakdown import time_breakdown
 from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.analyzers.rank.work.compiled_times import compiled_times
 from perfscope.analyzers.rank.work.flops import rank_flops
 from perfscope.analyzers.rank.work.kernel_times import classed_work, kernel_times
 from perfscope.analyzers.rank.work.launch_times import launch_times
@@ -126,6 +127,7 @@ def _tables(
         operators=operator_times(trace, work, steps, attribution, classed),
         modules=module_times(trace, work, steps),
         launches=launch_times(trace, work, steps),
+        compiled=compiled_times(trace, work, steps, attribution),
         syncs=sync_times(trace, work, steps, host, timeline, attribution),
         quickest=quickest_times(trace, attribution.operators, steps, host.loading, on_device=len(work) > 0),
     )

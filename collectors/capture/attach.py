@@ -13,6 +13,7 @@ from typing import Any
 
 from perfscope.collectors.capture import session
 from perfscope.collectors.capture.session import Collector, Session
+from perfscope.collectors.compiled.watch import watch as watch_compiler
 from perfscope.collectors.config import CollectorConfig
 
 Stepped = Callable[[Session], None]
@@ -31,6 +32,7 @@ def attach_torch(folder: str) -> None:
 def hook_torch(collector: Collector) -> Edges:
     """Have the collector count the steps of every optimizer whose class makes its first object from now on."""
     torch: Any = sys.modules["torch"]
+    watch_compiler(lambda: collector.problems)
     edges = Edges(collector, torch)
     optimizer = torch.optim.Optimizer
     hook_step = optimizer.profile_hook_step

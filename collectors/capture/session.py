@@ -21,6 +21,7 @@ from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext, RunFile
 from perfscope.collectors.capture.steps import StepDetector, StepVerdict
 from perfscope.collectors.capture.watch import StepWatch
+from perfscope.collectors.compiled.names import NAMES
 from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
@@ -178,10 +179,14 @@ class Session:
             skipped=self._skipped,
             batches_per_step=self._watch.batches_per_step,
         )
+        self._problems.guard("writing where compiled code comes from", self._write_compiled)
         try:
             self._run_file.save(steps, outcome)
         except OSError as error:  # a full disk may have room again at the end
             self._problems.add(f"the run's metadata could not be written ({error})")
+
+    def _write_compiled(self) -> None:
+        NAMES.write(self._config.folder, self._identity.rank)
 
 
 @dataclass(frozen=True)

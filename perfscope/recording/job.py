@@ -64,6 +64,8 @@ class Job:
     """Logs of NCCL Inspector, one of each process. There may be nothing else."""
     further: tuple[str, ...] = ()
     """Folders in this one that hold recordings of further trainings of the same command, by name."""
+    compiled: dict[int, Path] = field(default_factory=dict)
+    """Rank -> what it noted of the code that it compiled."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
 
@@ -132,6 +134,7 @@ def _is_recording_file(entry: Path) -> bool:
         or paths.rank_of_run_file(entry) is not None
         or paths.rank_and_capture_of_trace_file(entry) is not None
         or paths.rank_of_steps_file(entry) is not None
+        or paths.rank_of_compiled_file(entry) is not None
     )
 
 
@@ -155,6 +158,7 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None, *, wit
             captures.setdefault(found[1], {}).setdefault(found[0], entry)
     samples = tuple(entry for entry in names if paths.is_samples_file(entry))
     histories = {rank: entry for entry in names if (rank := paths.rank_of_steps_file(entry)) is not None}
+    compiled = {rank: entry for entry in names if (rank := paths.rank_of_compiled_file(entry)) is not None}
     reports = () if captures else tuple(TraceSource(entry, rank_in_name(entry)) for entry in _reports(folder, names))
     if not captures and not reports and not ((histories or without_traces) and capture is None):
         further = [str(each) for each in paths.further_jobs(folder)]
@@ -165,7 +169,7 @@ def _open_recording(folder: Path, names: list[Path], capture: int | None, *, wit
     sources = tuple(TraceSource(entry, rank) for rank, entry in sorted(traces.items())) or reports
     return Job(
         folder, sources, runs, launch, tuple(sorted(captures)), chosen, tuple(problems), samples, histories,
-        further=tuple(each.name for each in paths.further_jobs(folder)),
+        further=tuple(each.name for each in paths.further_jobs(folder)), compiled=compiled,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ A recording is one folder::
       perfscope.json                       the launch: command, options, when (LaunchMetadata)
       rank-00003.run.json                  what no trace holds, one per rank (RunMetadata)
       rank-00003.capture-0.trace.json.gz   the Chrome trace of one capture of one rank
+      rank-00003.compiled.json             where its compiled code comes from (perfscope.recording.compiled)
       rank-00003.steps.bin                 how long each of its steps took (perfscope.recording.history)
       host-node7.samples.jsonl             what the system sampler saw of one host (perfscope.recording.samples)
       rank-00003.stacks.txt                the stacks of a rank that made no step (faulthandler)
@@ -39,6 +40,7 @@ _JOB = re.compile(r"^job-(\d+)$")
 _RUN = re.compile(r"^rank-(\d+)\.run\.json$")
 _SAMPLES = re.compile(r"^host-([\w.-]+)\.samples\.jsonl$")
 _STEPS = re.compile(r"^rank-(\d+)\.steps\.bin$")
+_COMPILED = re.compile(r"^rank-(\d+)\.compiled\.json$")
 _STACKS = re.compile(r"^rank-(\d+)\.stacks\.txt$")
 _FLIGHT = re.compile(r"^rank-(\d+)\.flight\.(?:pickle|json)$")
 _TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
@@ -80,6 +82,11 @@ def steps_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.steps.bin"
 
 
+def compiled_file(folder: Path, rank: int) -> Path:
+    """Where the compiled code of one rank comes from."""
+    return folder / f"rank-{rank:05d}.compiled.json"
+
+
 def stacks_file(folder: Path, rank: int) -> Path:
     """The stacks of all threads of a rank that made no step, as ``faulthandler`` writes them."""
     return folder / f"rank-{rank:05d}.stacks.txt"
@@ -115,6 +122,12 @@ def rank_and_capture_of_trace_file(path: Path) -> tuple[int, int] | None:
 def rank_of_steps_file(path: Path) -> int | None:
     """The rank in a step history's name, None if it is not one."""
     match = _STEPS.match(path.name)
+    return int(match[1]) if match else None
+
+
+def rank_of_compiled_file(path: Path) -> int | None:
+    """The rank in the name of a file about compiled code, None if it is not one."""
+    match = _COMPILED.match(path.name)
     return int(match[1]) if match else None
 
 

@@ -20,6 +20,9 @@ _TABLES: Final = {
     ("model", "name"): "model", ("modules", "name"): "module",
     **{(table, "module"): "module" for table in ("holders", "growth", "ooms")},
     **{(table, "label"): "range" for table in ("holders", "growth", "ooms")},
+    **{(table, "modules"): "module" for table in ("compiled", "kernels", "operators")},
+    **{(table, "lines"): "line" for table in ("compiled", "kernels", "operators")},
+    ("compiled", "code"): "code", ("compiled_modules", "module"): "module", ("compiled_modules", "kind"): "class",
 }  # fmt: skip
 """The same for fields of a table that others have too."""
 

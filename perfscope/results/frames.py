@@ -136,6 +136,12 @@ class Frames:
     modules = Table(
         tables.ModuleRow, "Named ranges (modules, phases) and the device work launched in them, costliest first."
     )
+    compiled = Table(
+        tables.CompiledRow, "Calls in compiled code and the lines of the program that they compute, costliest first."
+    )
+    compiled_modules = Table(
+        tables.CompiledModuleRow, "Modules in compiled code and the time of what computes them, costliest first."
+    )
     launches = Table(tables.LaunchRow, "How each rank feeds its device.")
     plan = Table(rows.Plan, "All changes that can be replayed, replayed together: one row, none for fewer than two.")
     curves = Table(

@@ -75,6 +75,15 @@ SENTENCES: Final[Mapping[str, str]] = {
     "one name: {names:texts}.",
     "no_samples": "The system sampler took no sample during the recorded steps, or its clock differs from that of the "
     "traces: hosts and devices are not shown. perfscope run --sample-every 0.1 samples more often.",
+    "compiled_unknown": "The recording does not show which lines of the model {share:.0%} of the time in compiled code "
+    "computes: no rank-N.compiled.json names its graphs. perfscope run writes it (torch 2.6 or newer) where the first "
+    "optimizer is made before the model is compiled.",
+    "compiled_from_cache": "The recording does not show which lines of the model {share:.0%} of the time in compiled "
+    "code computes: torch took the code from its cache, without its lines. Set INDUCTOR_PROVENANCE=1 (torch 2.8 or "
+    "newer) for the run: torch compiles once more, and caches the code with its lines.",
+    "compiled_unreadable": "Where compiled code comes from cannot be read: {error}.",
+    "compiled_unshown": "The C++ kernels of compiled graphs are not listed one by one: torch shows them to the "
+    "profiler only with TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1, and compiles once more for it.",
     "few_samples": "{host} has only {count:sample} during the recorded steps: its clocks, temperatures and queues "
     "are single values. Record more steps, or perfscope run --sample-every 0.1.",
     "slowed_clocks": "GPU {index} of {host} was slowed down{clock}: {reasons}.{heat} Check its cooling and power "

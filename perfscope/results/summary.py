@@ -61,6 +61,10 @@ class Summary(Displayed):
     kernels: tuple[tables.KernelRow, ...] = ()
     operators: tuple[tables.OperatorRow, ...] = ()
     modules: tuple[tables.ModuleRow, ...] = ()
+    compiled: Annotated[
+        tuple[tables.CompiledRow, ...], "Calls in compiled code; empty where torch.compile's inductor made none."
+    ] = ()
+    compiled_modules: tuple[tables.CompiledModuleRow, ...] = ()
     launches: tuple[tables.LaunchRow, ...] = ()
     ncu_command: Annotated[
         str | None,

@@ -59,6 +59,13 @@ class KernelRow:
     ]
     roofline: Annotated[RooflineRow | None, "Measured by Nsight Compute, where its export was given."] = None
     worth_a_look: Annotated[str | None, "Why, in a phrase; None: not worth a look."] = None
+    modules: Annotated[
+        tuple[str, ...],
+        "Of kernels in compiled code: the modules whose operations they compute; empty where not known.",
+    ] = ()
+    lines: Annotated[
+        tuple[str, ...], "``file:line`` of those operations in the program; the costliest calls first, at most 12."
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +102,10 @@ class OperatorRow:
     tflops: Annotated[Tflops | None, "FLOPs / device time."]
     share_of_peak: Annotated[Share | None, "``tflops`` / the device's peak in that data type."]
     dtype: str | None
+    modules: Annotated[
+        tuple[str, ...], "Modules whose compiled code calls it; empty where none does or it is not known."
+    ] = ()
+    lines: Annotated[tuple[str, ...], "``file:line`` of what that compiled code computes, at most 12."] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +122,58 @@ class ModuleRow:
         "it, since autograd calls no modules.",
     ]
     kernels_per_step: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledRow:
+    """A call in code that ``torch.compile`` made, and what it computes, over all ranks and used steps; the costliest
+    first.
+
+    Calls of one name that compute the same lines are one row, such as those of all layers of a model.
+    """
+
+    name: Annotated[
+        str,
+        "The generated kernel or the operator called. ``(C++ kernels)``: all of a graph on a CPU, which the profiler "
+        "does not list one by one.",
+    ]
+    kernels: Annotated[tuple[str, ...], "Kernels that it runs on the device, by time; empty on a CPU."]
+    direction: Annotated[str | None, "``forward`` or ``backward``; None where the graph was not noted."]
+    modules: Annotated[
+        tuple[str, ...],
+        "Modules whose operations it computes, as paths below what was compiled; ``*`` stands for the numbers of "
+        "several, ``loss()`` for a function where no module is known. Empty where not known.",
+    ]
+    lines: Annotated[
+        tuple[str, ...],
+        "``file:line`` of those operations, at most 12; of a backward the lines of the forward. Empty where not known.",
+    ]
+    code: Annotated[tuple[str, ...], "The text of each of these lines."]
+    operators: Annotated[tuple[str, ...], "Operators that it computes."]
+    count_per_step: Annotated[Count, "Calls per rank and step; 0 in a CUDA graph, which calls nothing."]
+    host_us_per_step: Annotated[Us, "Time of its calls on the host."]
+    device_us_per_step: Annotated[Us, "Sum of the durations of its kernels."]
+    share: Annotated[Share, "Share of all device work; without a device, its host time as a share of the steps."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledModuleRow:
+    """A module in compiled code: time of the calls that compute its operations, per rank and step; the costliest first.
+
+    Times are on the device, without one on the host. A kernel that computes operations of several modules counts in
+    each of them, so rows do not add up.
+    """
+
+    module: Annotated[
+        str,
+        "Its path below what was compiled; ``*`` stands for the numbers of several. Of what was compiled itself the "
+        "class, of code whose module is not known the function, ``loss()``.",
+    ]
+    kind: Annotated[str, "Class of the module; empty where no module is known."]
+    instances: Annotated[int, "Modules that the row stands for."]
+    forward_us_per_step: Annotated[Us, "Time of the calls in forward graphs that compute its operations."]
+    backward_us_per_step: Annotated[Us, "Time of the calls in backward graphs that compute its operations."]
+    shared_us_per_step: Annotated[Us, "The part of both in calls that compute operations of other modules too."]
 
 
 @dataclass(frozen=True, kw_only=True)

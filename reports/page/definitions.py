@@ -15,7 +15,15 @@ from perfscope.results.findings import Finding
 from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
 from perfscope.results.summary import Summary
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow
-from perfscope.results.tables import KernelRow, LaunchRow, ModuleRow, OperatorRow, StageRow
+from perfscope.results.tables import (
+    CompiledModuleRow,
+    CompiledRow,
+    KernelRow,
+    LaunchRow,
+    ModuleRow,
+    OperatorRow,
+    StageRow,
+)
 from perfscope.results.time_breakdown import TimeBreakdown
 
 _FIELDS: Final[dict[str, tuple[str, type, tuple[str, ...]]]] = {
@@ -83,6 +91,11 @@ _FIELDS: Final[dict[str, tuple[str, type, tuple[str, ...]]]] = {
     "range_depth": ("Depth", ModuleRow, ("depth",)),
     "range_host": ("Host time of a range", ModuleRow, ("host_us_per_step",)),
     "range_device": ("Device time of a range", ModuleRow, ("device_us_per_step",)),
+    "compiled_lines": ("Lines of compiled code", CompiledRow, ("lines", "modules")),
+    "compiled_call": ("Call in compiled code", CompiledRow, ("name",)),
+    "compiled_share": ("Share of compiled code", CompiledRow, ("share",)),
+    "compiled_module": ("Module in compiled code", CompiledModuleRow, ("module",)),
+    "compiled_shared": ("Shared time of a module", CompiledModuleRow, ("shared_us_per_step",)),
     "launch_call": ("Launch call", LaunchRow, ("call_us_mean",)),
     "launch_delay": ("Launch delay", LaunchRow, ("delay_us_median",)),
     "queue_depth": ("Queue", LaunchRow, ("queue_depth_median",)),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from perfscope.reports import tables
 from perfscope.reports.kernel_names import short_name
+from perfscope.reports.page.compiled import compiled_module_table, compiled_table, origin_columns
 from perfscope.reports.tables import Cell, Filled, HtmlTable, absent
 from perfscope.results.summary import Summary
 from perfscope.results.tables import KernelRow, LaunchRow, ModuleRow, OperatorRow
@@ -22,6 +23,7 @@ _LONGEST_NAME: Final = 600
 _INSTANCES: Final = (
     (re.compile(r"^(nn\.Module: .*)_\d+$"), r"\1"),
     (re.compile(r"^(FSDP::\w+ \(.*?)\b\d+\b(.*)$"), r"\1N\2"),
+    (re.compile(r"^(## Call CompiledFxGraph) \S+ ##$"), r"\1"),
     (re.compile(r"^(perfscope::pipeline#\w+\|\d+)\|\d+$"), r"\1"),
 )
 """Names of ranges that are there once for each instance of a module, layer or micro-batch -> the name of them all."""
@@ -35,6 +37,8 @@ def values(summary: Summary) -> dict[str, Any]:
         "kernels": kernel_table(summary.kernels) if summary.kernels else None,
         "operators": operator_table(summary.operators) if summary.operators else None,
         "modules": module_table(summary.modules) if summary.modules else None,
+        "compiled": compiled_table(summary.compiled) if summary.compiled else None,
+        "compiled_modules": compiled_module_table(summary.compiled_modules) if summary.compiled_modules else None,
         "launches": launch_table(summary.launches) if summary.launches else None,
         "ncu_command": summary.ncu_command,
         "has_roofline": any(row.roofline for row in summary.kernels),
@@ -53,6 +57,7 @@ def kernel_table(rows: Sequence[KernelRow]) -> HtmlTable:
             if any(row.worth_a_look for row in shown)
             else []
         ),
+        *origin_columns(shown),
         tables.words("Class", [row.operator_class for row in shown], definition="kernel_class"),
         tables.words("Operator", [row.operator or "" for row in shown], reason="Not launched by an operator."),
         tables.column("Count", [row.count_per_step for row in shown], count_per_step),
@@ -72,6 +77,7 @@ def operator_table(rows: Sequence[OperatorRow]) -> HtmlTable:
     on_device = any(row.device_us_per_step for row in rows)
     columns = [
         tables.words("Operator", [row.name for row in shown]),
+        *origin_columns(shown),
         tables.words("Class", [row.operator_class for row in shown], definition="kernel_class"),
         tables.column("Calls", [row.count_per_step for row in shown], count_per_step),
         tables.durations("Host", [row.host_us_per_step for row in shown], definition="operator_host"),

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from perfscope.analyzers.rank import kernel_classes as classes
 from perfscope.trace.trace import Float64, Int64
 
@@ -34,7 +36,7 @@ class _NamedLines:
     """A table with names. Unpickled, each name is held once in this process: the ranks of a job have the same names."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for field in {"names", "calls", "operators", "ranges"} & state.keys():
+        for field in {"names", "calls", "operators", "ranges", "graphs"} & state.keys():
             state[field] = tuple(map(sys.intern, state[field]))
         self.__dict__.update(state)
 
@@ -138,6 +140,32 @@ class SyncTimes(_NamedLines):
 
 
 @dataclass(frozen=True, eq=False)
+class CompiledTimes(_NamedLines):
+    """Calls in the code of one rank's compiled graphs; sums are ``[lines, steps]``.
+
+    A line is one call: the key of its graph (``graphs``), its name (``calls``; empty: the code between its calls, which
+    is where generated kernels run that no event shows) and its ``number`` among those of this name in one run of the
+    graph. Lines of device work name the kernel (``names``; empty in the lines of the host, which hold ``count`` and
+    ``host_ns``).
+    """
+
+    graphs: tuple[str, ...]
+    calls: tuple[str, ...]
+    number: Int64
+    names: tuple[str, ...]
+    count: Int64
+    host_ns: Int64
+    kernels: Int64
+    device_ns: Int64
+
+    @classmethod
+    def none(cls, steps: int) -> CompiledTimes:
+        """Nothing was compiled."""
+        empty = np.empty((0, steps), dtype=np.int64)
+        return cls((), (), empty[:, :0].reshape(-1), (), empty, empty, empty, empty)
+
+
+@dataclass(frozen=True, eq=False)
 class QuickestTimes:
     """Time of one rank's operators if each call took as long as the quickest of its name and input sizes; ns per step.
 
@@ -182,3 +210,4 @@ class RankTables:
     launches: LaunchTimes
     syncs: SyncTimes
     quickest: QuickestTimes
+    compiled: CompiledTimes

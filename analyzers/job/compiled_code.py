@@ -1,0 +1,107 @@
+"""Which lines of the program a call in compiled code computes: what the ranks noted as they compiled, looked up."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfscope.recording.compiled import FROM_CODE, CompiledCall, CompiledCode, CompiledGraph, SourceLine, load
+
+_EXTERN: Final = re.compile(r"^extern_kernels\.(?:bias_)?(\w+)$")
+_OPERATOR: Final = re.compile(r"^(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
+_OF_GRAPH: Final = re.compile(r"^graph_\d+_(?=cpp_)")
+"""The C++ backend puts the graph's number before the kernel's name."""
+_COPY: Final = re.compile(r"_\d+$")
+"""Inductor numbers each use of a Triton kernel of the user's own."""
+_NO_KEY: Final = "None"
+"""Of every graph, where torch's cache of graphs is off."""
+
+
+@dataclass(frozen=True)
+class CallSource:
+    """What one call in compiled code computes."""
+
+    lines: tuple[SourceLine, ...]
+    operators: tuple[str, ...]
+    backward: bool | None
+    """None where the graph is not known."""
+    complete: bool
+    """False: the graph came from a cache, and lines of its backward are missing."""
+
+
+UNKNOWN: Final = CallSource((), (), None, complete=False)
+
+
+def event_name(call: str) -> str:
+    """The name of a call's event in a trace: ``extern_kernels.mm`` is ``aten::mm``, a kernel has its own."""
+    if extern := _EXTERN.match(call):
+        return f"aten::{extern[1]}"
+    if operator := _OPERATOR.match(call):
+        return f"{operator[1]}::{operator[2]}"
+    return _OF_GRAPH.sub("", call)
+
+
+class RankSources:
+    """Looks up the calls of one rank's compiled graphs."""
+
+    def __init__(self, code: CompiledCode) -> None:
+        self._lines = code.lines
+        self._graphs: defaultdict[str, list[dict[str, list[CompiledCall]]]] = defaultdict(list)
+        self._described: dict[str, CompiledGraph] = {}
+        for graph in code.graphs:
+            named: defaultdict[str, list[CompiledCall]] = defaultdict(list)
+            for call in graph.calls:
+                named[event_name(call.name)].append(call)
+            if graph.key == _NO_KEY or graph.key not in self._described:
+                self._graphs[graph.key].append(named)
+            self._described[graph.key] = graph
+
+    @classmethod
+    def read(cls, path: Path) -> RankSources:
+        """Those in a rank's file. Raises ValueError naming the file and what is wrong with it."""
+        return cls(load(path))
+
+    def find(self, key: str, name: str, number: int) -> CallSource:
+        """The source of a graph's call by its name and its number among those of this name, counted from 0.
+
+        Where the numbers differ (several graphs without a key, code with branches), all that have the name.
+        """
+        described, graphs = self._described.get(key), self._graphs.get(key, [])
+        if described is None:
+            return UNKNOWN
+        name = event_name(name)
+        own = [calls for graph in graphs if (calls := graph.get(name) or graph.get(_COPY.sub("", name)))]
+        if not name:
+            chosen = [call for graph in graphs for calls in graph.values() for call in calls if is_cpp(call.name)]
+        elif len(own) == 1 and number < len(own[0]):
+            chosen = [own[0][number]]
+        else:
+            chosen = [call for calls in own for call in calls]
+        return self._source(chosen, described, several=len(graphs) > 1)
+
+    def _source(self, calls: Iterable[CompiledCall], graph: CompiledGraph, *, several: bool) -> CallSource:
+        calls = list(calls)
+        places = dict.fromkeys(place for call in calls for place in call.lines if place < len(self._lines))
+        return CallSource(
+            lines=_without_nameless([self._lines[place] for place in places]),
+            operators=tuple(dict.fromkeys(name for call in calls for name in call.operators)),
+            backward=None if several else graph.backward,
+            complete=graph.known_from != FROM_CODE or not graph.backward,
+        )
+
+
+def _without_nameless(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
+    """The lines, without those of no module where the same line is there with its module: parts of a backward have
+    none.
+    """
+    owned = {(line.file, line.line) for line in lines if line.module or line.kind}
+    return tuple(line for line in lines if line.module or line.kind or (line.file, line.line) not in owned)
+
+
+def is_cpp(name: str) -> bool:
+    """Is it a generated C++ kernel, which no event shows unless its profile was asked for?"""
+    return name.startswith("cpp_")

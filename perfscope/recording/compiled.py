@@ -1,0 +1,105 @@
+"""Where compiled code comes from: what ``torch.compile`` made of which lines of the model, one file for each rank.
+
+Compiled kernels have names of their own (``triton_poi_fused_gelu_3``), and no module is called in compiled code. The
+compiler knows which operations each kernel computes, in which module and on which line they are written; that is noted
+as it compiles, and written beside the rank's traces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perfscope.recording.paths import partial
+from perfscope.redact import redact_texts
+from perfscope.typed import WrongValue, build, read_bytes, read_json
+
+SCHEMA: Final = "perfscope.compiled/1"
+
+FROM_COMPILER: Final = "compiler"
+"""Noted while the graph was compiled, in this process or in one that had torch cache it: complete."""
+FROM_PROVENANCE: Final = "provenance"
+"""From what inductor stores with a cached graph where ``INDUCTOR_PROVENANCE`` was set as it was compiled: all lines."""
+FROM_CODE: Final = "code"
+"""From comments in the code of a cached graph: they name operations of the forward alone."""
+
+_LARGEST_FILE: Final = 256 << 20
+"""Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceLine:
+    """A line of the program, in a module: what a compiled kernel computes was written there."""
+
+    module: str = ""
+    """Path below what was compiled (``layers.0.mlp``); empty: that itself, or not known."""
+    kind: str = ""
+    """Class of the module; empty where not known."""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledCall:
+    """One call in the code of a graph: of a generated kernel or of an operator."""
+
+    name: str
+    """As the code spells it: ``triton_poi_fused_gelu_3``, ``extern_kernels.mm``, ``torch.ops.aten.bmm.default``."""
+    lines: tuple[int, ...] = ()
+    """Places in :attr:`CompiledCode.lines`."""
+    operators: tuple[str, ...] = ()
+    """The operators that it computes: ``aten.gelu``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledGraph:
+    """A graph, and what its code calls, in this order."""
+
+    key: str = ""
+    """The one in the name of its range in a trace, ``## Call CompiledFxGraph KEY ##``; ``None`` where it has none."""
+    compile_id: str = ""
+    """``0/0``: which frame was compiled, for which time."""
+    backward: bool = False
+    known_from: str = FROM_COMPILER
+    calls: tuple[CompiledCall, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledCode:
+    """All graphs that one rank compiled, or took from a cache."""
+
+    schema: str = SCHEMA
+    lines: tuple[SourceLine, ...] = ()
+    graphs: tuple[CompiledGraph, ...] = ()
+
+
+def save(compiled: CompiledCode, path: Path) -> None:
+    """Write the file, without secrets, whole or not at all. Raises OSError where that fails."""
+    temporary = partial(path)
+    try:
+        temporary.write_text(json.dumps(redact_texts(dataclasses.asdict(compiled))) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def load(path: Path) -> CompiledCode:
+    """Read one rank's file. Raises ValueError naming the file and what is wrong with it."""
+    try:
+        raw = read_json(read_bytes(path, _LARGEST_FILE))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: expected {SCHEMA!r}; record the run again with this version")
+    try:
+        return build(CompiledCode, raw, [])
+    except WrongValue as error:
+        raise ValueError(f"{path}: is not {error}") from error
