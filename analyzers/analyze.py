@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -13,9 +12,11 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.hang.job_hang import job_hang
 from perfscope.analyzers.history.job_history import job_history
 from perfscope.analyzers.read_ranks import Progress, read_ranks
+from perfscope.analyzers.read_roles import RoleReader, unnamed_roles, with_other_roles
 from perfscope.errors import UnusableInput
 from perfscope.recording import remote
-from perfscope.recording.job import Job, TraceSource, open_job
+from perfscope.recording.job import Job, TraceSource
+from perfscope.recording.role_jobs import open_main
 from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.hang import Hang
 from perfscope.results.history import History
@@ -38,21 +39,31 @@ def analyze(
     progress: Progress | None = None,
     flops: str | Path | None = None,
     ncu: Sequence[str | Path] = (),
+    role: str | None = None,
 ) -> Summary:
     """Analyze a recording's folder, a folder of one job's traces, or one trace file; ``path`` may be a URL.
 
     ``executor`` runs the per-rank work: any ``concurrent.futures.Executor``, such as ``engine.cluster``'s; by default
     ``workers`` processes, or as many as cores and memory allow, or the caller's own process where the files are small.
     ``capture`` chooses among several captures. ``flops`` is a file of formulas for operators of the user's own
-    (``perfscope.trace.custom_flops``); ``ncu`` are CSV exports of Nsight Compute.
+    (``perfscope.trace.custom_flops``); ``ncu`` are CSV exports of Nsight Compute. Of several roles in one folder
+    (rollout, update …) the one that trains is analyzed in full, beside an overview of all (``summary.roles``); ``role``
+    chooses one alone.
 
     Raises UnusableInput, naming the path and the remedy, when no rank can be analyzed. A rank that fails costs only
     itself: it is in ``summary.job.failures``. Raises PerfscopeError where ``flops`` or ``ncu`` cannot be used.
     """
     formulas = CustomFlops.read(flops) if flops is not None else None
     measured = _measured(ncu)
+    reader = RoleReader(executor, workers, progress, formulas)
     with remote.opened(path) as folder:
-        job = open_job(folder, capture)
+        try:
+            job = open_main(folder, capture, role)
+        except UnusableInput:
+            together = None if role is not None else unnamed_roles(folder, capture, reader)
+            if together is None:
+                raise
+            return together
         history, failures = job_history(job, executor, workers)
         hang, unread = job_hang(job, executor, workers)
         snapshots, inspected, unusable = _beside(job, executor, workers)
@@ -60,7 +71,7 @@ def analyze(
         if not job.sources and (history is not None or job.stuck or job.snapshots or job.inspector):
             return _untraced(job, history, hang, snapshots, inspected, failures)
         try:
-            job, ranks = read_ranks(job, executor, workers, progress, formulas, meanwhile=_import_summarize)
+            read, ranks = reader.read(job)
         except UnusableInput:
             if hang is None and snapshots is None and not inspected:
                 raise
@@ -68,13 +79,9 @@ def analyze(
         from perfscope.analyzers.summarize import summarize
 
         ranks.failures += failures
-        summary = replace(summarize(job, ranks, measured, snapshots=snapshots), history=history)
+        summary = replace(summarize(read, ranks, measured, snapshots=snapshots), history=history)
+        summary = with_other_roles(read, ranks, summary, reader) if role is None else summary
         return _inspected(_with_hang(summary, hang), inspected)
-
-
-def _import_summarize() -> None:
-    """The analysis across ranks takes as long to import as a small trace to read: done while workers read."""
-    importlib.import_module("perfscope.analyzers.summarize")
 
 
 def _measured(exports: Sequence[str | Path]) -> list[MeasuredKernel]:
@@ -183,6 +190,6 @@ def job_analysis(
     from perfscope.analyzers.summarize import summarize
 
     with remote.opened(path) as folder:
-        job, ranks = read_ranks(open_job(folder, capture), executor, workers, progress)
+        job, ranks = read_ranks(open_main(folder, capture), executor, workers, progress)
         replay = replay_job(job, ranks)
         yield JobAnalysis(job, replay, summarize(job, ranks, replay=replay), ranks.sources)

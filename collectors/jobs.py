@@ -2,8 +2,8 @@
 further ones in folders ``job-N`` of it.
 
 A notebook's cell may train alone before it launches ranks; a script may start two trainings side by side, each of which
-takes itself for rank 0. Processes are of one job where they agree on its size and on the port where its ranks meet, and
-where no other process records the same rank.
+takes itself for rank 0. Processes are of one job where they agree on its size, on the port where its ranks meet and on
+their role, and where no other process records the same rank.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, job_folder,
 MOST_JOBS: Final = 8
 """Recordings that one command makes: a search over settings may run hundreds of trainings."""
 
+MOST_JOBS_OF_ROLES: Final = 64
+"""The same for processes that state a role: each that generates may be a job of its own."""
+
 JOB_FILE: Final = "claim-job.json"
 """In a job's bootstrap folder: what its processes have in common."""
 
@@ -39,20 +42,23 @@ class _Traits:
     """Where the ranks meet; empty where the environment does not say. Not the host: it may have several names."""
     first: Claim
     """The first of its processes; of a later attempt, where that made its size or port another."""
+    role: str = ""
+    """What part of a job of several roles it is (``role.stated_role``)."""
 
     def agree(self, other: _Traits) -> bool:
         """May processes with these be of one job?"""
-        return self.world_size == other.world_size and len({self.port, other.port} - {""}) < 2
+        same = (self.world_size, self.role) == (other.world_size, other.role)
+        return same and len({self.port, other.port} - {""}) < 2
 
 
-def join_job(folder: Path, identity: Identity) -> Path | Claim:
+def join_job(folder: Path, identity: Identity, role: str = "") -> Path | Claim:
     """The folder in which this process records its rank, made where it is missing; who records the rank, where this
     process is not to. Raises OSError when the folder cannot be written.
     """
     me = Claim.mine(attempt())
-    mine = _Traits(identity.world_size, rendezvous(os.environ).rpartition(":")[2], me)
+    mine = _Traits(identity.world_size, rendezvous(os.environ).rpartition(":")[2], me, role)
     holder = me
-    for place in (job_folder(folder, each) for each in range(MOST_JOBS)):
+    for place in (job_folder(folder, each) for each in range(MOST_JOBS_OF_ROLES if role else MOST_JOBS)):
         if place != folder:
             _open(place, folder)
         if not _agrees(place, mine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable
 
-from perfscope.reports.page import advice, gaps, hang, overview, run_history, tiles
+from perfscope.reports.page import advice, gaps, hang, overview, roles, run_history, tiles
 from perfscope.reports.paint import PLAIN, Paint
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import IDLE, TimeCategory
@@ -39,6 +39,7 @@ def verdict(summary: Summary, paint: Paint = PLAIN) -> str:
         _headline(summary, paint),
         _wrapped(overview.certainty(summary), width),
         _hang(summary, width),
+        _roles(summary, width),
         _numbers(summary, paint),
         _wrapped(run_history.comparison(summary), width),
         _wrapped(run_history.goodput_reading(summary), width),
@@ -83,6 +84,12 @@ def _headline(summary: Summary, paint: Paint) -> list[str]:
 def _hang(summary: Summary, width: int) -> list[str]:
     """Of a job that stands still: the missing ranks, and where in the code ranks are."""
     lines = hang.terminal_lines(summary.hang) if summary.hang is not None else ()
+    return [part for line in lines for part in _wrapped(line, width, indent=4 if line.startswith(" ") else 0)]
+
+
+def _roles(summary: Summary, width: int) -> list[str]:
+    """Of several roles: who is busy, and who waits for whom."""
+    lines = roles.terminal_lines(summary.roles) if summary.roles is not None else []
     return [part for line in lines for part in _wrapped(line, width, indent=4 if line.startswith(" ") else 0)]
 
 

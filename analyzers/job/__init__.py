@@ -2,6 +2,7 @@
 
 The work passes through the modules in this order:
 
+- ``apart``: traces that turn out to be of several jobs;
 - ``identify``: which trace is which rank, which belong to one capture, and why others do not;
 - ``hosts``: which ranks share a host, and its clock;
 - ``aligned``: the ranks side by side (AlignedJob): common steps, aligned clocks, matched collectives, time breakdown;

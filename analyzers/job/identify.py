@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from perfscope.analyzers.job.apart import Read, jobs_apart
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.engine import Outcome
 from perfscope.recording.job import Job, TraceSource
@@ -16,9 +17,6 @@ from perfscope.recording.paths import rank_and_capture_of_trace_file
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import Failure
 from perfscope.text import rank_list
-
-_Read = tuple[TraceSource, RankPartial]
-"""A trace that was read, and its analysis."""
 
 
 @dataclass
@@ -30,6 +28,8 @@ class IdentifiedRanks:
     """Where each of them was read."""
     failures: list[Failure] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    apart: list[list[Read]] = field(default_factory=list)
+    """Traces of other jobs that ran at the same time, by job; they are among the failures."""
 
     def reject(self, rank: int | None, path: object, error: str) -> None:
         """Record why a trace is not analyzed."""
@@ -41,7 +41,7 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
     ranks = IdentifiedRanks()
     for problem in job.problems:
         ranks.reject(problem.rank, problem.path, problem.error)
-    read: list[_Read] = []
+    read: list[Read] = []
     # Parts are numbers.
     for outcome in sorted(
         outcomes, key=lambda each: (str(each.item.path), len(each.item.part or ""), each.item.part or "")
@@ -51,14 +51,16 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
             ranks.reject(source.named_rank, source.path, outcome.error or "no result")
         else:
             read.append((outcome.item, outcome.result))
-    read = _label_processes(read, ranks)
+    read, *ranks.apart = jobs_apart(_label_processes(read, ranks))
+    for other in ranks.apart:
+        _reject_job(other, read, ranks)
     for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
         _place(source, partial, ranks, alone=len(read) == 1)
     _keep_common_steps(ranks)
     return ranks
 
 
-def _label_processes(read: list[_Read], ranks: IdentifiedRanks) -> list[_Read]:
+def _label_processes(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
     """Number the processes of one report in which none has a known rank, so that they can be compared.
 
     Only where the job has no other traces, since then no number can be another rank's.
@@ -77,7 +79,7 @@ def _label_processes(read: list[_Read], ranks: IdentifiedRanks) -> list[_Read]:
     return [(source, replace(partial, rank=rank)) for rank, (source, partial) in enumerate(read)]
 
 
-def _of_one_world(read: list[_Read], ranks: IdentifiedRanks) -> list[_Read]:
+def _of_one_world(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
     """Traces of another world size belong to another job: the commonest world stays."""
     sizes = Counter(partial.world_size for _, partial in read if partial.world_size is not None)
     if len(sizes) < 2:
@@ -95,6 +97,18 @@ def _of_one_world(read: list[_Read], ranks: IdentifiedRanks) -> list[_Read]:
                 "it by itself",
             )
     return kept
+
+
+def _reject_job(other: list[Read], read: list[Read], ranks: IdentifiedRanks) -> None:
+    """Record that the traces of another job that ran at the same time are not analyzed with the others."""
+    mine, theirs = (next((partial.world_size for _, partial in job), None) for job in (read, other))
+    why = (
+        f"belongs to a job of {theirs} ranks, the others to one of {mine}: analyze it by itself"
+        if mine != theirs
+        else "belongs to another job that ran at the same time: analyze it by itself"
+    )
+    for source, partial in other:
+        ranks.reject(partial.rank, source.path, why)
 
 
 def _place(source: TraceSource, partial: RankPartial, ranks: IdentifiedRanks, *, alone: bool) -> None:
@@ -173,7 +187,7 @@ def _reject(ranks: IdentifiedRanks, rank: int, error: str) -> None:
     ranks.reject(rank, partial.source, error)
 
 
-def _of_one_capture(read: Sequence[_Read], ranks: IdentifiedRanks) -> list[_Read]:
+def _of_one_capture(read: Sequence[Read], ranks: IdentifiedRanks) -> list[Read]:
     """The traces of one capture, where a rank has several traces; the others are rejected.
 
     Traces whose steps overlap in time, directly or through others, are of one capture. The capture that most ranks have
@@ -205,7 +219,7 @@ def _of_one_capture(read: Sequence[_Read], ranks: IdentifiedRanks) -> list[_Read
     return kept
 
 
-def _captures(read: Sequence[_Read]) -> list[int]:
+def _captures(read: Sequence[Read]) -> list[int]:
     """For each trace the number of its capture, the earliest 0: traces that overlap in time share one."""
     starts = [int(partial.steps.host_start_ns[0]) for _, partial in read]
     ends = [int(partial.steps.host_end_ns[-1]) for _, partial in read]

@@ -18,7 +18,8 @@ from perfscope.analyzers.read_ranks import Progress
 from perfscope.errors import TraceError, UnusableInput
 from perfscope.recording import remote
 from perfscope.recording.history import unpack
-from perfscope.recording.job import Job, open_job
+from perfscope.recording.job import Job
+from perfscope.recording.role_jobs import open_main
 from perfscope.results.categories import TimeCategory
 from perfscope.results.scalars import Curves, Point
 from perfscope.results.summary import Summary
@@ -82,7 +83,7 @@ def capture_curves(analysis: JobAnalysis, ranks: Sequence[int], source: str) -> 
 def _opened(path: str | Path) -> Iterator[Job]:
     """The job at ``path``; its files stay readable inside the context, even from a URL."""
     with remote.opened(path) as folder:
-        yield open_job(folder)
+        yield open_main(folder)
 
 
 def _without_trace(path: str | Path, ranks: str | None) -> Iterator[Curves]:

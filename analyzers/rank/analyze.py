@@ -21,7 +21,7 @@ from perfscope.analyzers.rank.host_activity import (
     training_threads,
 )
 from perfscope.analyzers.rank.host_events import host_events
-from perfscope.analyzers.rank.lanes import rank_lanes
+from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.analyzers.rank.memory import rank_memory
 from perfscope.analyzers.rank.partial import Loading, RankPartial
@@ -84,6 +84,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         timeline=timeline,
         communication=communication,
         named_host=host.named,
+        ranges=ranges_by_name(trace, host, int(trace.end_ns.max() - trace.start_ns[0])),
         collectives=collectives,
         progress=progress(trace, work, host, collectives, timeline, steps),
         loading=_loading(trace, host, steps),

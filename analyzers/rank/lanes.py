@@ -10,6 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
 from perfscope.analyzers.rank.host_activity import DDP_FORWARD, HostActivity, step_threads
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested, taken
 from perfscope.analyzers.rank.partial import LaneEvents, RankLanes
@@ -31,6 +32,8 @@ MOST_EVENTS: Final = 240
 """Most events of one lane: a screen cannot show more, and the lanes of all ranks travel between processes."""
 FINEST: Final = 4000
 """Events shorter than (step / this) are merged with short neighbours: a quarter of a pixel of a wide screen."""
+MOST_NAMES: Final = 24
+"""Names of the user's own ranges that are kept over the whole recording."""
 LONGEST_NAME: Final = 240
 """Longest name in characters; names of templated kernels can take 10 kB."""
 
@@ -132,6 +135,23 @@ def _host(trace: Trace, work: DeviceWork, attribution: Attribution, host: HostAc
         "host" if len(work) else "compute": events(rows[~in_backward]),
         "backward": events(rows[in_backward]),
         "loader": _Events(loading.start_ns, loading.end_ns, nameless, nameless),
+    }
+
+
+def ranges_by_name(trace: Trace, host: HostActivity, span_ns: int) -> dict[str, Intervals]:
+    """When the training threads were in each of the user's own ranges: the outermost ones, the longest names in sum.
+
+    Ranges around nearly all of the recording (``span_ns``) hide none of those inside.
+    """
+    ranges = _own_ranges(trace, host, longest_ns=int(_WHOLE_STEP * span_ns))
+    length = ranges.end_ns - ranges.start_ns
+    names, owner = np.unique(ranges.name, return_inverse=True)
+    longest = np.argsort(-np.bincount(owner, weights=length, minlength=len(names)), kind="stable")[:MOST_NAMES]
+    return {
+        trace.strings[int(names[at])][:LONGEST_NAME]: Intervals.of(
+            ranges.start_ns[owner == at], ranges.end_ns[owner == at]
+        )
+        for at in longest.tolist()
     }
 
 

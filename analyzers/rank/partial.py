@@ -167,6 +167,8 @@ class RankPartial:
     """All exposed communication is COMM_TRANSFER until the ranks are compared."""
     communication: Intervals
     named_host: dict[str, Intervals]
+    ranges: dict[str, Intervals]
+    """The user's own ranges on the training threads over the whole recording, by name: the outermost ones."""
     collectives: Collectives
     progress: Progress
     loading: Loading

@@ -11,7 +11,7 @@ from perfscope.analyzers.replay.job_replay import replay_job
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.recording import remote
-from perfscope.recording.job import open_job
+from perfscope.recording.role_jobs import open_main
 
 
 def whatif(path: str | Path, settings: Mapping[str, str], *, executor: Executor | None = None) -> WhatIfAnswer:
@@ -33,7 +33,7 @@ def context_of(
 ) -> Context:
     """Read, align and replay a recording once, for any number of predictions. ``path`` may be a URL."""
     with remote.opened(path) as folder:
-        replay = replay_job(*read_ranks(open_job(folder, capture), executor, workers))
+        replay = replay_job(*read_ranks(open_main(folder, capture), executor, workers))
     return Context(
         replay.result, replay.recorded, replay.models, replay.runs, unprofiled_ns=replay.unprofiled_ns
     )  # fmt: skip

@@ -30,12 +30,17 @@ class RunFile:
     """Gathers one rank's metadata and writes them."""
 
     def __init__(
-        self, config: CollectorConfig, identity: Identity, problems: Problems, earlier: RunMetadata | None = None
+        self,
+        config: CollectorConfig,
+        identity: Identity,
+        problems: Problems,
+        earlier: RunMetadata | None = None,
+        role: str = "",
     ) -> None:
         self._earlier = earlier.captures if earlier is not None else ()
         self._path = run_file(config.folder, identity.rank)
         self._problems = problems
-        self._run = describe_process(identity, config.mode)
+        self._run = dataclasses.replace(describe_process(identity, config.mode), role=role)
         self._backwards = 0
         self._steps_with_ranges = 0
         self._times: list[StepTimes] = []

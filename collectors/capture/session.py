@@ -25,13 +25,14 @@ from perfscope.collectors.compiled.names import NAMES
 from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
-from perfscope.collectors.identity import attempt, identify
+from perfscope.collectors.identity import attempt
 from perfscope.collectors.jobs import earlier_run, join_job
 from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.nsys import make_way
 from perfscope.collectors.overrides.stop import end_training
 from perfscope.collectors.phases.phases import OPTIMIZER, StepPhases
 from perfscope.collectors.problems import Problems
+from perfscope.collectors.role import identify_with_role, stated_role
 from perfscope.collectors.sampler.sampler import HostSampler, start_sampler
 from perfscope.recording.metadata import StepsMetadata
 from perfscope.recording.paths import BOOTSTRAP_FOLDER
@@ -49,13 +50,14 @@ class Session:
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers_met = 0
         self._skipped = 0
-        self._identity = identify()
+        self._role = stated_role()
+        self._identity = identify_with_role(self._role)
         place = self._place()
         if place is not None and place != config.folder:
             hang.end()  # what it writes is the first job's
         self._config = config = replace(config, output=str(place or config.folder))
         self._earlier = earlier_run(config.folder, self._identity.rank)
-        self._run_file = RunFile(config, self._identity, problems, self._earlier)
+        self._run_file = RunFile(config, self._identity, problems, self._earlier, self._role)
         self._capturer: LazyCapturer | None = None
         self._sampler: HostSampler | None = None
         phases.on_this_thread()
@@ -119,7 +121,7 @@ class Session:
         rank = self._identity.rank
         if rank not in RankSelection.parse(self._config.ranks):
             return None
-        place = join_job(self._config.folder, self._identity)
+        place = join_job(self._config.folder, self._identity, self._role)
         if isinstance(place, Path):
             return place
         self._problems.add(

@@ -53,6 +53,8 @@ def _further(folder: Path, config: CollectorConfig) -> list[str]:
     if not recorded:
         return []
     found = f"{_ranks(recorded, config)}, {_steps(recorded)}, {_size(folder)} in {folder}"
+    if recorded[0].role:  # analyzed with the others
+        return [f"role {recorded[0].role}: recorded {found}"]
     return [f"the command ran another training: recorded {found}", _next(folder)]
 
 

@@ -93,6 +93,12 @@ def _write(summary: Summary, target: Path, json_file: Path | None, markdown: Pat
     help="Which capture to analyze, counted from 0.  [default: the last one that most ranks have]",
 )
 @click.option(
+    "--role",
+    metavar="NAME",
+    help="Analyze this role alone, of a folder with several (rollout, update).  [default: all side by side, and in "
+    "full the one that trains]",
+)
+@click.option(
     "--workers",
     type=Whole(min=1),
     help="Processes that read ranks in parallel.  [default: as many as cores and memory allow]",
@@ -142,6 +148,7 @@ def command(
     markdown: Path | None,
     figures: Path | None,
     capture: int | None,
+    role: str | None,
     workers: int | None,
     scheduler: str | None,
     flops: str | None,
@@ -189,6 +196,7 @@ def command(
             executor=executor,
             workers=workers,
             capture=capture,
+            role=role,
             flops=flops,
             ncu=ncu,
             progress=progress,

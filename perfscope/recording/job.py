@@ -68,6 +68,20 @@ class Job:
     """Rank -> what it noted of the code that it compiled."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
+    role: str = ""
+    """Which of the ``roles`` this is, by name; empty where there are none."""
+    roles: tuple[RoleJob, ...] = ()
+    """All jobs of a folder that holds several roles (``role_jobs``); this is one of them."""
+
+
+@dataclass(frozen=True)
+class RoleJob:
+    """One job of several that make up a recording: the ranks of one role, or of one instance of it."""
+
+    name: str
+    """Unique in the recording: the role; where it has several instances with the instance's number."""
+    role: str
+    job: Job
 
 
 def open_job(path: Path, capture: int | None = None) -> Job:
@@ -89,15 +103,15 @@ def open_job(path: Path, capture: int | None = None) -> Job:
         return _with_stuck(Job(path, ()), stuck)
     if path.is_file() or _is_parquet_export(path):
         return Job(path, (TraceSource(path, rank_in_name(path)),))
-    names = _files(path)
+    names = files_in(path)
     taken, logs = snapshots.find(names), (*inspector.find(names), *inspector.beside(path))
     names = [entry for entry in names if entry not in (*taken, *logs)]
-    stuck = dumps.find(entry for entry in names if not _is_recording_file(entry))
+    stuck = dumps.find(entry for entry in names if not is_recording_file(entry))
     names = stuck.others(names)
-    if any(_is_recording_file(entry) for entry in names):
+    if any(is_recording_file(entry) for entry in names):
         job = _open_recording(path, names, capture, without_traces=bool(stuck or taken or logs))
         return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
-    traces = _traces(path, names)
+    traces = traces_in(path, names)
     if traces or stuck or taken or logs:
         job = _choose(path, captures_of_files(traces), capture) if traces else Job(path, ())
         return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
@@ -128,7 +142,8 @@ def _is_own_result(entry: Path) -> bool:
     return b'"perfscope.summary/' in remote.read_head(entry, 64)
 
 
-def _is_recording_file(entry: Path) -> bool:
+def is_recording_file(entry: Path) -> bool:
+    """Is a file of that name one of a recording that ``perfscope run`` writes?"""
     return (
         entry.name == paths.LAUNCH_FILE
         or paths.rank_of_run_file(entry) is not None
@@ -228,12 +243,13 @@ def _nothing_recorded(folder: Path, launch: LaunchMetadata | None, runs: dict[in
     )
 
 
-def _files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
+    """The files of a folder by name, without those still being written and results of PerfScope's own."""
     found = (entry for entry in folder.iterdir() if entry.is_file() and not entry.name.endswith(paths.PARTIAL_SUFFIX))
     return sorted((entry for entry in found if not _is_own_result(entry)), key=lambda entry: entry.name)
 
 
-def _traces(folder: Path, names: list[Path]) -> list[Path]:
+def traces_in(folder: Path, names: list[Path]) -> list[Path]:
     """The traces among a folder's files (and folders: an export may be one), each recording once."""
     return [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)] + _reports(folder, names)
 
@@ -269,12 +285,12 @@ def _without_duplicates(files: list[Path], folders: list[Path]) -> list[Path]:
 def _open_folders_below(folder: Path, capture: int | None) -> Job:
     """Frameworks write a folder for each capture, node or rank; one alone may be nested deeper."""
     folders = sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: natural(entry.name))
-    files = {entry: _files(entry) for entry in folders if not entry.name.startswith(".")}
-    recordings = [entry.name for entry, names in files.items() if any(_is_recording_file(name) for name in names)]
+    files = {entry: files_in(entry) for entry in folders if not entry.name.startswith(".")}
+    recordings = [entry.name for entry, names in files.items() if any(is_recording_file(name) for name in names)]
     found = {
         entry.name: traces
         for entry, names in files.items()
-        if (traces := _traces(entry, dumps.find(names).others(names)))
+        if (traces := traces_in(entry, dumps.find(names).others(names)))
     }
     captures = captures_of_folders(found) if found and not recordings else None
     if captures:

@@ -208,6 +208,9 @@ class RunMetadata:
     backend: str = ""
     rendezvous: str = ""
     """Where the ranks met, ``MASTER_ADDR:MASTER_PORT``; the same on every rank of a run. Empty where not set."""
+    role: str = ""
+    """What part of its job this process is where not all are ranks of one training (``rollout``, ``learner``); empty
+    where nothing states it."""
     device: DeviceMetadata = field(default_factory=DeviceMetadata)
     versions: dict[str, str] = field(default_factory=dict)
     """``python``, ``torch``, ``cuda``, ``nccl``, ``nvtx`` …: what is installed."""

@@ -10,6 +10,7 @@ cannot support is None. Nothing heavy is imported before it is needed (pandas by
   (every step of the run), ``hang`` (why the job stands still), ``system`` (the machines), ``findings`` (what to
   change), ``cost`` (what it costs; ``prices`` computes that) and ``notes`` (what limits the numbers)
 - ``frames``: the tables as DataFrames, with ``columns``; ``file``: reads the JSON back; ``schema``: its JSON Schema
+- ``roles``: several roles side by side
 - ``comparison`` and ``budget``: what ``perfscope compare`` and ``perfscope check`` found; ``scalars``: TensorBoard's
   curves
 """

@@ -91,6 +91,8 @@ def _named(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for lane in document.get("lanes", ()):
         if lane["kind"] == "range":
             found += [("range", text) for text in lane["texts"]]
+    for row in (document.get("roles") or {}).get("rows", ()):
+        found += [("range", text) for text in row["phases"]]
     own = [(kind, name) for kind, name in found if not _FRAMEWORKS.match(name)]
     yield from sorted(own, key=lambda one: one[0] != "host")
 

@@ -50,6 +50,8 @@ SHARED: Final = {
     "group": "Name of the process group.",
     "group_description": "The process group in words, as torch.distributed describes it.",
     "dtype": "Data type of the elements.",
+    "role": "Name of the role.",
+    "waits_for": "Name of the role that is busy meanwhile.",
     "kind": "Kind of operation: ``all_reduce``, ``all_gather``, ``send`` …",
     "bytes": "Size of one operation on one rank; None where it was not recorded.",
     "sequence": "Number of the operation in its process group.",

@@ -19,6 +19,7 @@ from perfscope.results.hang import Hang, HangCallSite, HangLastSeen, HangMismatc
 from perfscope.results.history import Goodput, HistoryBin, HistoryStraggler, OutlierStep, RankHistory, SlowRank
 from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
 from perfscope.results.notes import Note
+from perfscope.results.roles.side_by_side import RoleJobRow, RoleRow, RoleTurn, SharedDevice
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow, Series
 from perfscope.results.time_breakdown import TimeBreakdown
 
@@ -211,6 +212,31 @@ class Frames:
     memory_failures = Table(
         OutOfMemoryRow, "Allocations that failed because memory ran out, and why.", "snapshots.ooms"
     )
+    roles = Table(
+        RoleRow, "Roles side by side: who is busy, and who waits for whom.", "roles.rows", without=("waits", "phases")
+    )
+    role_waits = Table(
+        RoleRow,
+        "How long each role is idle while another is busy.",
+        "roles.rows",
+        only=("role", "waits"),
+        each=("waits",),
+        renamed={"key": "waits_for", "waits": "share"},
+    )
+    role_phases = Table(
+        RoleRow,
+        "The user's own ranges of each role.",
+        "roles.rows",
+        only=("role", "phases"),
+        each=("phases",),
+        renamed={"key": "name", "phases": "share"},
+    )
+    role_jobs = Table(
+        RoleJobRow, "Each job of a role by itself: the account of its own steps.", "roles.jobs",
+        without=("time_breakdown",),
+    )  # fmt: skip
+    role_turns = Table(RoleTurn, "Stretches of every role on the common clock.", "roles.turns")
+    shared_devices = Table(SharedDevice, "Devices that several roles use.", "roles.devices", without=("shares",))
     hosts = Table(HostRow, "What each host did during the used steps, where the system sampler ran.", "system.hosts")
     devices = Table(
         DeviceRow,

@@ -24,6 +24,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "other_captures": "{choice} (perfscope analyze --capture N shows another.)",
     "further_jobs": "The command ran other trainings besides; each is a recording of its own, in this folder: "
     "{folders:texts}.",
+    "roles": "The recording holds several roles ({roles:texts}), each with an account of its own: all but the roles "
+    "side by side is of {main}. (perfscope analyze --role NAME shows another.)",
     "missing_ranks": "{missing} of {all} ranks are not in the recording ({ranks:list}): waits are bounds, and a "
     "slow rank may be among them.",
     "rank_unknown": "The trace does not state its rank; it is shown as rank 0.",

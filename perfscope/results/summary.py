@@ -24,6 +24,7 @@ from perfscope.results.hang import Hang
 from perfscope.results.history import History
 from perfscope.results.memory.snapshots import MemorySnapshots
 from perfscope.results.notes import Note
+from perfscope.results.roles.side_by_side import Roles
 from perfscope.results.system import System
 from perfscope.results.time_breakdown import TimeBreakdown
 
@@ -86,6 +87,10 @@ class Summary(Displayed):
     ] = ()
     snapshots: Annotated[
         MemorySnapshots | None, "What torch's memory snapshots show; None where the recording holds none."
+    ] = None
+    roles: Annotated[
+        Roles | None,
+        "The roles of the recording side by side; None where it has one. All else in the summary is of ``roles.main``.",
     ] = None
     system: Annotated[System | None, "None where no host was sampled during the used steps."] = None
     cost: Annotated[Cost | None, "None where no price was given (``perfscope analyze --price``)."] = None

@@ -12,7 +12,8 @@ from typing import Final
 
 from perfscope.errors import UnusableInput, did_you_mean
 from perfscope.recording import remote
-from perfscope.recording.job import Job, open_job
+from perfscope.recording.job import Job
+from perfscope.recording.role_jobs import open_main
 
 _MOST_FOLDERS: Final = 20_000
 """Folders that a search looks into: a whole file system is no folder of recordings."""
@@ -119,7 +120,7 @@ def files_of(path: Path) -> Iterator[Path]:
 
 def _holds_recording(folder: Path) -> bool:
     try:
-        job = open_job(folder)
+        job = open_main(folder)
     except (UnusableInput, OSError):
         return False
     # A folder around a single one is not a recording of its own.

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from perfscope.analyzers.whatif.predict import SETTINGS
 from perfscope.errors import UnusableInput, did_you_mean
-from perfscope.recording.job import NSYS_EXPORT_SUFFIX, NSYS_REPORT_SUFFIXES, Job, open_job
+from perfscope.recording.job import NSYS_EXPORT_SUFFIX, NSYS_REPORT_SUFFIXES, Job
+from perfscope.recording.role_jobs import open_main
 from perfscope.results.categories import TimeCategory
 from perfscope.results.fields import classes_of, fields_of
 from perfscope.results.frames import TABLES
@@ -118,7 +119,7 @@ class OverviewTools(Tools):
         if recording.is_summary:
             job, kind = Job(recording.path, ()), "result"
         else:
-            job = open_job(recording.path)
+            job = open_main(recording.path)
             kind = _kind(job)
         runs = list(job.runs.values())
         launch = job.launch

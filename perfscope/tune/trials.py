@@ -22,9 +22,9 @@ from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.overrides.overrides import Overrides
 from perfscope.collectors.overrides.stop import stopped
 from perfscope.errors import TraceError, UnusableInput
-from perfscope.recording.job import open_job
 from perfscope.recording.metadata import RunMetadata, load_launch, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
+from perfscope.recording.role_jobs import open_main
 from perfscope.tune.candidates import Value, shown
 from perfscope.tune.measuring import Measurement, measured
 from perfscope.tune.search import TrialFailed
@@ -110,7 +110,7 @@ class Trials:
         )
         code = _run(command, config, overrides_of(command, settings))
         try:
-            job = open_job(folder)
+            job = open_main(folder)
             ranks = [read(path) for path in job.histories.values()]
         except (UnusableInput, TraceError) as error:
             raise TrialFailed(f"no step was measured (exit code {code}); {_tail(folder)}") from error

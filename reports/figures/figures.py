@@ -15,6 +15,7 @@ from perfscope.reports.figures.communication import arrivals_figure, bandwidth_f
 from perfscope.reports.figures.layout import Drawn
 from perfscope.reports.figures.memory import memory_figure
 from perfscope.reports.figures.pipeline import pipeline_figure
+from perfscope.reports.figures.roles import roles_figure
 from perfscope.reports.figures.run import curve_figure, curve_name, history_figure, steps_figure
 from perfscope.reports.figures.step import path_figure, step_figure
 from perfscope.reports.figures.system import system_figure
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _MAKERS: Final[Mapping[str, Callable[[Summary], Drawn | None]]] = {
+    "roles": roles_figure,
     "time_breakdown": breakdown_figure,
     "pipeline": pipeline_figure,
     "timeline": timeline_figure,

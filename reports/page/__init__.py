@@ -7,6 +7,7 @@ overview, tiles     the first screen: the job, its numbers, how sure the verdict
 advice              the findings as cards: what to change, and the speedup
 breakdown           the time breakdown per rank
 timeline, charts    the charts of steps in words: lanes, categories, critical path, step times, what-if curves
+roles               several roles side by side
 pipeline            stages and bubbles
 run_history         step times of the whole run
 evidence            tables: stragglers, critical path, data loading, utilization, clocks

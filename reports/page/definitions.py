@@ -13,6 +13,7 @@ from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.fields import meaning
 from perfscope.results.findings import Finding
 from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
+from perfscope.results.roles.side_by_side import RoleRow, SharedDevice
 from perfscope.results.summary import Summary
 from perfscope.results.system import DeviceRow, HostRow, ProcessRow
 from perfscope.results.tables import (
@@ -67,6 +68,14 @@ _FIELDS: Final[dict[str, tuple[str, type, tuple[str, ...]]]] = {
     "inspector_wait": ("Wait by NCCL Inspector", InspectorRow, ("wait_us",)),
     "inspector_transfer": ("Transfer by NCCL Inspector", InspectorRow, ("transfer_us",)),
     "inspector_timing": ("Clock of NCCL Inspector", InspectorRow, ("timing",)),
+    "role_busy": ("Busy, of a role", RoleRow, ("busy_share",)),
+    "role_alone": ("Busy alone", RoleRow, ("alone_share",)),
+    "role_waits": ("Waits for, of a role", RoleRow, ("waits",)),
+    "role_idle": ("Idle, of a role", RoleRow, ("idle_share",)),
+    "role_turns": ("Turns", RoleRow, ("turns",)),
+    "role_turn": ("A turn", RoleRow, ("turn_us",)),
+    "hand_overs": ("Hand-overs", SharedDevice, ("hand_overs",)),
+    "device_known_by": ("How a shared device is known", SharedDevice, ("known_by",)),
     "snapshot_peak": ("Peak of a snapshot", SnapshotRow, ("peak_bytes",)),
     "snapshot_reserved": ("Most held", SnapshotRow, ("reserved_peak_bytes",)),
     "snapshot_unused": ("Of no use at the peak", SnapshotRow, ("fragmentation",)),

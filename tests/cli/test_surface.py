@@ -79,6 +79,7 @@ SURFACE = {
             "--output",
             "--price",
             "--quiet",
+            "--role",
             "--scheduler",
             "--workers",
             "-o",

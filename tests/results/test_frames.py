@@ -32,6 +32,7 @@ TABLES_OF["history"] |= {"history_stragglers", "goodput"}
 TABLES_OF |= {"hang": {"hang", "hang_missing", "hang_victims", "hang_call_sites", "hang_mismatches"}}
 TABLES_OF |= {"findings": {"findings", "evidence"}, "cost": {"cost", "savings"}}
 TABLES_OF |= {"snapshots": {"memory_snapshots", "memory_holders", "memory_growth", "memory_failures"}}
+TABLES_OF |= {"roles": {"roles", "role_waits", "role_phases", "role_jobs", "role_turns", "shared_devices"}}
 TABLES_OF |= {"system": {"hosts", "devices", "throttled", "processes", "system_timeline"}}
 """Fields of a summary that make several tables, or tables of other names."""
 
