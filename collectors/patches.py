@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+_INHERITED: Final = object()
 
 
 class Patches:
@@ -21,9 +23,18 @@ class Patches:
         setattr(owner, name, replacement)
         self._undo.append((owner, name, original, vars(owner)[name]))
 
+    def add(self, owner: type[Any], name: str, attribute: Any) -> None:
+        """Give a class an attribute ``name`` that it inherits."""
+        setattr(owner, name, attribute)
+        self._undo.append((owner, name, _INHERITED, vars(owner)[name]))
+
     def restore(self) -> None:
         """Put every original back, last first. What somebody else has replaced meanwhile stays theirs."""
         while self._undo:
             owner, name, original, replacement = self._undo.pop()
-            if vars(owner).get(name) is replacement:
+            if vars(owner).get(name) is not replacement:
+                continue
+            if original is _INHERITED:
+                delattr(owner, name)
+            else:
                 setattr(owner, name, original)

@@ -16,9 +16,6 @@ from perfscope.collectors.capture.session import Collector, Session
 from perfscope.collectors.compiled.watch import watch as watch_compiler
 from perfscope.collectors.config import CollectorConfig
 
-Stepped = Callable[[Session], None]
-"""Reports to the session what has stepped."""
-
 
 def attach_torch(folder: str) -> None:
     """Torch has been imported: count the steps of every optimizer made from now on. ``folder`` is the bootstrap's.
@@ -110,34 +107,50 @@ class Edges:
         # Functions, not the collector's methods: the compiler marks what it is to leave alone with an attribute.
         # With arguments of their own: every step calls them, and passing on any arguments would take longer.
         alone = torch._disable_dynamo
+        self.collector = collector
+        self.compiling = _compiling(torch)
+        """Would the compiler take what is called now?"""
         self.optimizer_steps = 0
         """Optimizer steps begun, nested ones included."""
         self.enter: Callable[[], bool] = alone(lambda: collector.enter())  # noqa: PLW0108
         self.enter_without_phase: Callable[[], bool] = alone(lambda: collector.enter_without_phase())  # noqa: PLW0108
         self.begin: Callable[[], bool] = alone(lambda: collector.begin())  # noqa: PLW0108
         self.end: Callable[[bool], None] = alone(lambda begun: collector.end(begun))  # noqa: PLW0108
-        self.leave: Callable[[bool, Stepped | None], None] = alone(
-            lambda begun, stepped: collector.leave(begun, stepped)  # noqa: PLW0108
+        self.leave: Callable[..., None] = alone(
+            lambda begun, stepped, *subject: collector.leave(begun, stepped, *subject)  # noqa: PLW0108
         )
+
+
+def _compiling(torch: Any) -> Callable[[], object]:
+    """What answers None where the compiler is not at work on what is being called."""
+    evaluation = getattr(getattr(torch, "_C", None), "_dynamo", None)
+    callback: Callable[[], object] = getattr(
+        getattr(evaluation, "eval_frame", None), "get_eval_frame_callback", lambda: False
+    )
+    return callback
 
 
 def counted_step(edges: Edges, step: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer's ``step`` that reports its end to the collector."""
+    collector, compiling, stepped = edges.collector, edges.compiling, Session.optimizer_stepped
 
     @functools.wraps(step)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        stepped = None
         edges.optimizer_steps += 1
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if callable(closure):
-            return _step_with_closure(edges, step, closure, args, kwargs)
-        begun = edges.enter()
+        if kwargs or len(args) > 1:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if callable(closure):
+                return _step_with_closure(edges, step, closure, args, kwargs)
+        # At every step of the run: what keeps the compiler away takes longer than what it is kept away from.
+        edge: Any = edges if compiling() is not None else collector
+        begun = edge.enter()
+        ended = None
         try:
             result = step(*args, **kwargs)
-            stepped = functools.partial(Session.optimizer_stepped, optimizer=args[0])
+            ended = stepped
             return result
         finally:
-            edges.leave(begun, stepped)
+            edge.leave(begun, ended, args[0])
 
     return counted
 
@@ -170,10 +183,10 @@ def _step_with_closure(
         args = (args[0], interrupting, *args[2:])
     try:
         result = step(*args, **kwargs)
-        stepped = functools.partial(Session.optimizer_stepped, optimizer=args[0])
+        stepped = Session.optimizer_stepped
         return result
     finally:
-        edges.leave(begun, stepped)
+        edges.leave(begun, stepped, args[0])
 
 
 def _counted_scaler_step(edges: Edges, maybe_step: Callable[..., Any]) -> Callable[..., Any]:

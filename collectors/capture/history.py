@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter_ns
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from perfscope.collectors.phases.clock import PhaseClock
 from perfscope.collectors.phases.core import CoreWaits
-from perfscope.recording.history import DISTURBED, OCCASIONAL, STAGES, WAITS, Block, pack
+from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, WAITS, Block, pack
 
 BLOCK_STEPS: Final = 512
 """Steps of a block at most: by then its header no longer counts."""
@@ -30,7 +30,9 @@ _LEAST_BLOCK_S: Final = 2.0
 MOST_WAITING: Final = 1 << 16
 """Steps held in memory while the file system does not answer; beyond, the oldest are lost."""
 
-Stages = tuple[int, ...]
+_CORE: Final = WAITS.index(CORE)
+
+Stages = Sequence[int]
 """Time of one step in each of ``STAGES``, ns."""
 
 
@@ -43,9 +45,14 @@ class Step(NamedTuple):
     duration: int
     """ns."""
     stages: Stages
+    """Not changed any more."""
     disturbed: bool
     waits: Stages = (0,) * len(WAITS)
     """Of that, waiting for each of ``WAITS``."""
+
+
+_STEP: Final = tuple.__new__
+"""Makes one without the call in between."""
 
 
 def block_age(world_size: int) -> float:
@@ -61,15 +68,13 @@ class StepHistory:
         self._attempt = attempt
         self._block_s = block_s
         self._waiting: deque[Step] = deque(maxlen=MOST_WAITING)
+        self.add: Callable[[Step], None] = self._waiting.append
+        """A step has ended."""
         self._written_at = time.monotonic()
         self.measured = frozenset({"optimizer"})
         """Stages that are measured; the others' times are left out."""
         self.waits_measured = False
         """Is waiting for other ranks?"""
-
-    def add(self, step: Step) -> None:
-        """A step has ended."""
-        self._waiting.append(step)
 
     def due(self) -> bool:
         """Is it time to write?"""
@@ -145,13 +150,31 @@ class StepTimer:
         """
         now = perf_counter_ns()
         stages, waits = self._clock.take()
-        core = self.core.since()
+        waits[_CORE] = self.core.since()
         if self._began is None:
             return None
-        step = Step(number, self._began, now - self._began, stages, self._disturbed or busy, (*waits[:-1], core))
+        step = Step(number, self._began, now - self._began, stages, self._disturbed or busy, waits)
         self._history.add(step)
         if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
             self.unprofiled.append(step.duration)
+        return step
+
+    def step_passes(self, number: int) -> Step | None:
+        """Step ``number`` has ended and the next begins, with nothing of ours at work.
+
+        As :meth:`step_ends` and :meth:`step_begins`, in one call.
+        """
+        now, began, disturbed = perf_counter_ns(), self._began, self._disturbed
+        stages, waits = self._clock.take()
+        waits[_CORE] = self.core.since()
+        self._disturbed = False
+        step = None
+        if began is not None:
+            step = _STEP(Step, (number, began, now - began, stages, disturbed, waits))
+            self._history.add(step)
+            if len(self.unprofiled) < UNPROFILED_STEPS and not disturbed:
+                self.unprofiled.append(step.duration)
+        self._began = perf_counter_ns()
         return step
 
     def step_begins(self, *, disturbed: bool) -> int:

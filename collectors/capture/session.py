@@ -22,7 +22,7 @@ from perfscope.collectors.capture.run_file import RankContext, RunFile
 from perfscope.collectors.capture.steps import StepDetector, StepVerdict
 from perfscope.collectors.capture.watch import StepWatch
 from perfscope.collectors.compiled.names import NAMES
-from perfscope.collectors.config import FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.config import FAILURES_FILE, FOR_ANOTHER, CollectorConfig, RankSelection
 from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
 from perfscope.collectors.identity import attempt
@@ -30,12 +30,15 @@ from perfscope.collectors.jobs import earlier_run, join_job
 from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.nsys import make_way
 from perfscope.collectors.overrides.stop import end_training
-from perfscope.collectors.phases.phases import OPTIMIZER, StepPhases
+from perfscope.collectors.phases.phases import NO_TASK, OPTIMIZER, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.role import identify_with_role, stated_role
 from perfscope.collectors.sampler.sampler import HostSampler, start_sampler
 from perfscope.recording.metadata import StepsMetadata
 from perfscope.recording.paths import BOOTSTRAP_FOLDER
+
+_STEP: Final = StepVerdict.STEP
+_NOTHING: Final = StepVerdict.NOTHING
 
 
 class Session:
@@ -49,7 +52,12 @@ class Session:
         self._detector = StepDetector()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers_met = 0
+        self._last: Callable[[], Any] = lambda: None
+        """The optimizer that stepped last, while it lives."""
+        self._last_key = 0
         self._skipped = 0
+        self._plain = config.mode not in FOR_ANOTHER and not config.stop_after
+        """Is there nothing to do between steps outside captures?"""
         self._role = stated_role()
         self._identity = identify_with_role(self._role)
         place = self._place()
@@ -72,13 +80,27 @@ class Session:
 
     def optimizer_stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
         """An outermost optimizer step has ended, or was skipped by a gradient scaler that met an overflow."""
-        if self._counts():
+        if self._counts() and (capturer := self._capturer) is not None:
             self._skipped += skipped
-            key = self._optimizers.get(optimizer)
-            if key is None:
-                self._optimizers_met += 1
-                key = self._optimizers[optimizer] = self._optimizers_met
-            self._act(self._detector.optimizer_step(key))
+            if optimizer is not self._last():
+                key = self._optimizers.get(optimizer)
+                if key is None:
+                    self._optimizers_met += 1
+                    key = self._optimizers[optimizer] = self._optimizers_met
+                self._last, self._last_key = weakref.ref(optimizer), key
+            detector, watch = self._detector, self._watch
+            verdict = detector.optimizer_step(self._last_key)
+            # Nearly all steps end here. Every call that is not made is a µs of somebody's step.
+            if (
+                verdict is _STEP
+                and self._plain
+                and watch.hooked_for == self._optimizers_met
+                and not self._run_file.unsaved
+                and not capturer.wants(detector.completed)
+            ):
+                watch.step_passes(detector.completed)
+            elif verdict is not _NOTHING:
+                self._act(verdict)
 
     def engine_stepped(self) -> None:
         """A training engine has finished a step of its own."""
@@ -135,7 +157,8 @@ class Session:
         if self._capturer is None:
             return False
         if threading.get_ident() == self._thread:
-            hang.progress()
+            if hang.watches:
+                hang.progress()
             return True
         self._problems.add(
             "optimizers step on several threads, and only the first thread's steps are counted; "
@@ -217,6 +240,8 @@ class Collector:
         self._hooks = hooks
         self.problems = Problems()
         self._session: Session | None = None
+        self._broken = False
+        """Has recording failed?"""
         self._phases = StepPhases(self.problems)
 
     def stop(self, outcome: str) -> None:
@@ -233,7 +258,9 @@ class Collector:
 
     def enter(self) -> bool:
         """An optimizer's or engine's step begins; hand what is returned to :meth:`leave`."""
-        return self.enter_without_phase() and self.begin()
+        local = self._depth
+        depth = local.value = getattr(local, "value", 0) + 1
+        return depth == 1 and self._phases.begin(OPTIMIZER)
 
     def enter_without_phase(self) -> bool:
         """A step begins that :meth:`begin` will be called for later. Is it the outermost, which is the phase?"""
@@ -250,27 +277,42 @@ class Collector:
         if begun:
             self._phases.end(OPTIMIZER)
 
-    def leave(self, begun: bool, stepped: Callable[[Session], None] | None) -> None:
-        """It has ended. ``stepped`` is called with the session, unless the step failed or was part of another."""
-        self._depth.value -= 1
-        self.end(begun)
-        if stepped is not None and not self._depth.value:
-            self.report(stepped)
+    def leave(self, begun: bool, stepped: Callable[..., None] | None, *subject: Any) -> None:
+        """It has ended. ``stepped`` is called with the session and ``subject``, unless the step failed or was part of
+        another.
+        """
+        depth = self._depth.value = self._depth.value - 1
+        if begun:
+            self._phases.end(OPTIMIZER)
+        if stepped is not None and not depth:
+            self.report(stepped, *subject)
 
-    def report(self, stepped: Callable[[Session], None]) -> None:
+    def report(self, stepped: Callable[..., None], *subject: Any) -> None:
         """Report an event to the session; make the session first if there is none."""
-        config = self._config
-        if config is None or self._phases.postpone(lambda: self.report(stepped)):
+        config, session, phases = self._config, self._session, self._phases
+        if config is None:
             return
-        if self._session is None and not self.problems.broke("starting the collector"):
-            self.problems.guard("starting the collector", self._start, config)
-            if self._session is None:
-                note_failure(config.folder, self.problems.as_tuple()[-1])
-        if self._session is None or self.problems.broke("recording"):
+        if phases.graph_task() != NO_TASK and phases.postpone(lambda: self.report(stepped, *subject)):
             return
-        self.problems.guard("recording", stepped, self._session)
-        if self.problems.broke("recording"):  # leave nothing running
-            self.problems.guard("stopping the recording", self._session.close, "running")
+        if session is None:
+            session = self._started(config)
+        if session is None or self._broken:
+            return
+        try:
+            stepped(session, *subject)
+        except Exception as error:  # nothing may reach the training, and nothing is left running
+            self._broken = True
+            self.problems.failed("recording", error)
+            self.problems.guard("stopping the recording", session.close, "running")
+
+    def _started(self, config: CollectorConfig) -> Session | None:
+        """The session, made now; None where that fails."""
+        if self.problems.broke("starting the collector"):
+            return None
+        self.problems.guard("starting the collector", self._start, config)
+        if self._session is None:
+            note_failure(config.folder, self.problems.as_tuple()[-1])
+        return self._session
 
     def _start(self, config: CollectorConfig) -> None:
         if self._parent_captured:

@@ -78,6 +78,8 @@ class StepDetector:
         self._learning: Counter[Hashable] | None = None
         self._restarts = 0
         self._last: Hashable = None
+        self._lone: Hashable = None
+        """The only optimizer that there ever was, each of whose steps ends a training step."""
         self._in_a_row = 0
         self._replaced: dict[Hashable, tuple[int, Counter[Hashable]]] = {}
         """Optimizers that were replaced, in order -> what had been counted when they were, in case one comes back."""
@@ -94,7 +96,20 @@ class StepDetector:
         """An outermost optimizer step has ended; ``key`` identifies the optimizer."""
         if self.source not in ("", "optimizer"):
             return StepVerdict.NOTHING
+        if key == self._lone:  # as at nearly all steps of a training
+            self._in_a_row += 1
+            self._history.append(key)
+            self._total[key] += 1
+            self.completed += 1
+            return StepVerdict.STEP
         self.source = "optimizer"
+        verdict = self._step_of(key)
+        alone = len(self._order) == 1 and not self._replaced and self._learning is None
+        self._lone = key if alone and self._end == key and not self._since_end else None
+        return verdict
+
+    def _step_of(self, key: Hashable) -> StepVerdict:
+        """What the step of an optimizer means that may be new, or one of several."""
         # One takeover seen, the next is believed sooner.
         alone = self._in_a_row >= (AGAIN if self._replaced else ALONE) and len(self._order) == 1
         second_alone = self._in_a_row >= AGAIN and self._total[self._last] == self._in_a_row

@@ -35,7 +35,8 @@ class Trigger:
         self._not_before = config.wait
         self._began_ns: int | None = None
         self._spent_ns = 0
-        self._busy = False
+        self.busy = False
+        """Was a capture being made when the step under way began?"""
 
     def step_ended(self, completed: int, duration_ns: int, *, disturbed: bool, now_ns: int) -> bool:
         """A step has ended; True when the background thread should look soon."""
@@ -53,10 +54,10 @@ class Trigger:
 
     def step_begins(self, completed: int, *, busy: bool, paused_ns: int) -> None:
         """The next step begins, ``paused_ns`` after the last one ended. ``busy``: a capture is being made."""
-        if busy or self._busy:
+        if busy or self.busy:
             self._spent_ns += paused_ns
             self._not_before = completed + self._config.cooldown
-        self._busy = busy
+        self.busy = busy
 
     def asked(self) -> None:
         """A signal asks for a capture. Called from its handler: only sets a flag."""
@@ -68,7 +69,7 @@ class Trigger:
             self._schedule.agree(plan)
             self._asked = False  # whoever proposed it, here it is
         proposal, self._proposal = self._proposal, None
-        if self._busy or self._schedule.pending:
+        if self.busy or self._schedule.pending:
             return
         request = self._board.open_request()
         if request is not None:

@@ -58,6 +58,8 @@ class StepWatch:
         self._hooks = 0
         self._hooked_at = 0
         self._optimizers_met = 0
+        self.hooked_for = 0
+        """Number of optimizers for which :meth:`hook` has no more to do."""
         self._described = not self._always_on
         self._first_hook_at = 0
         self.batches_per_step: float | None = None
@@ -89,6 +91,20 @@ class StepWatch:
             paused = began - self._ended_at if self._ended_at else 0
             self._trigger.step_begins(completed, busy=busy, paused_ns=paused)
 
+    def step_passes(self, completed: int) -> None:
+        """``completed`` training steps have ended and the next begins, with nothing of ours at work: as
+        :meth:`step_ends` and :meth:`step_begins` in one.
+        """
+        step = self._pace.step_passes(completed - 1)
+        trigger = self._trigger
+        if step is None or trigger is None:
+            return
+        self._ended_at = ended_at = step.began + step.duration
+        if trigger.step_ended(completed, step.duration, disturbed=step.disturbed, now_ns=ended_at):
+            self._background.wake()
+        if trigger.busy:  # a capture was being made when this step began
+            trigger.step_begins(completed, busy=False, paused_ns=0)
+
     def hook(self, completed: int, optimizers: Callable[[], Iterable[Any]], optimizers_met: int) -> bool:
         """Between two steps: begin to time the phases, look again where there are new optimizers, describe the run.
 
@@ -100,7 +116,9 @@ class StepWatch:
             self._first_hook_at = self._first_hook_at or completed
             self._problems.guard("timing the phases of every step", self._hook, list(optimizers()))
             return True
-        if not self._described and completed >= self._hooked_at + DESCRIBE_AFTER:
+        if self._described:
+            self.hooked_for = optimizers_met
+        elif completed >= self._hooked_at + DESCRIBE_AFTER:
             self._described = True
             drawn = sum(loader.batches for loader in self._phases.loaders.records())
             if 0 < drawn < BATCHES_DESCRIBED:

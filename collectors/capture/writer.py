@@ -65,7 +65,7 @@ class TraceWriter:
 
     def busy(self) -> bool:
         """Is a trace still being compressed? Steps meanwhile are not undisturbed ones."""
-        return any(thread.is_alive() for thread in self._threads)
+        return bool(self._threads) and any(thread.is_alive() for thread in self._threads)
 
     def join(self) -> None:
         """Wait until every trace is compressed."""

@@ -150,32 +150,32 @@ class HangWatch:
         self._interpreter.forget()
         self._log.forget()
         self._background = None
-        _watches.clear()
+        watches.clear()
 
 
-_watches: list[HangWatch] = []
+watches: list[HangWatch] = []
 """This process's watch; empty where none is wanted."""
 
 
 def make(config: CollectorConfig) -> HangWatch:
     """Make this process's watch. Called once."""
-    _watches[:] = [HangWatch(config)]
-    return _watches[0]
+    watches[:] = [HangWatch(config)]
+    return watches[0]
 
 
 def begin() -> None:
     """This process trains: watch it, where that is wanted."""
-    for watch in _watches:
+    for watch in watches:
         watch.begin()
 
 
 def progress() -> None:
     """An optimizer step has ended."""
-    for watch in _watches:
+    for watch in watches:
         watch.progress()
 
 
 def end() -> None:
     """This process is not one to be recorded."""
-    for watch in _watches:
+    for watch in watches:
         watch.stop()

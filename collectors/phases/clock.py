@@ -17,65 +17,75 @@ FORWARD: Final = STAGES.index("forward")
 BACKWARD: Final = STAGES.index("backward")
 EVALUATION: Final = STAGES.index("evaluation")
 
-_OTHER: Final = WAITS.index("other")
-
-_NO_STAGES: Final = (0,) * len(STAGES)
+_OUTSIDE: Final = len(STAGES)
+"""Place of the time in no phase among the totals, which is that of other in ``WAITS``."""
+_NO_TIMES: Final = (0,) * (_OUTSIDE + 1)
 _NO_WAITS: Final = (0,) * len(WAITS)
 
 
 class PhaseClock:
-    """The sink that times the phases of one process's steps."""
+    """The sink that times the phases of one process's steps.
+
+    Called several times in every step of a run: it looks at the clock once a call, and gives what has gone by to the
+    stage under way.
+    """
 
     what = "timing the phases"
 
     def __init__(self) -> None:
-        self._totals = [*_NO_STAGES]
+        self._totals = [*_NO_TIMES]
         self._waits = [*_NO_WAITS]
-        self._open: list[tuple[int, int, int]] = []
-        """Phases under way: which, the stage that its time counts for, when it began; innermost last."""
+        self._open: list[tuple[int, int]] = []
+        """Phases under way, innermost last: which, and the stage that time counts for when it has ended."""
+        self._stage = _OUTSIDE
+        """The stage that time counts for now."""
+        self._since = 0
+        """When it began to."""
         self.reducing = 0
         """When the backward under way began to wait for the gradients of other ranks; 0 before."""
-        self._inner = 0
-        """Time of phases that have ended within the innermost one under way."""
-        self._outer: list[int] = []
-        """``_inner`` of each one further out."""
+        self.calls = 0
+        """Of all that is called here during the run, for an estimate of what timing costs."""
 
     def begin(self, phase: int, subject: Any = None) -> None:
         """A phase begins; ``subject``: the module of a forward."""
-        self._outer.append(self._inner)
-        self._inner = 0
         stage = EVALUATION if phase == FORWARD and subject is not None and evaluates(subject) else phase
-        self._open.append((phase, stage, perf_counter_ns()))
+        now = perf_counter_ns()
+        self._totals[self._stage] += now - self._since
+        self._open.append((phase, self._stage))
+        self._stage, self._since = stage, now
 
     def end(self, phase: int) -> None:
         """It has ended. Phases within it that never ended, because an exception went through them, end with it."""
+        if not self._open:
+            return
         now = perf_counter_ns()
-        while self._open:
-            innermost, stage, began = self._open.pop()
-            self._totals[stage] += now - began - self._inner
-            self._inner = self._outer.pop() + now - began
-            if innermost == phase:
-                if phase == BACKWARD and self.reducing:
-                    self._waits[BACKWARD] += now - self.reducing
-                    self.reducing = 0
-                return
+        self.calls += 1
+        self._totals[self._stage] += now - self._since
+        self._since = now
+        innermost = -1
+        while innermost != phase and self._open:
+            innermost, self._stage = self._open.pop()
+        if phase == BACKWARD == innermost and self.reducing:
+            self._waits[BACKWARD] += now - self.reducing
+            self.reducing = 0
 
     def waited(self, ns: int) -> None:
         """The phase under way waited so long for other ranks."""
-        self._waits[self._open[-1][1] if self._open else _OTHER] += ns
+        self.calls += 1
+        self._waits[self._stage] += ns
 
-    def take(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def take(self) -> tuple[list[int], list[int]]:
         """The times since the last call, ns: of the stages, as in ``STAGES``, and of waiting, as in ``WAITS``.
 
         Called between steps, outside any phase.
         """
-        taken = tuple(self._totals), tuple(self._waits)
-        self._totals[:] = _NO_STAGES
-        self._waits[:] = _NO_WAITS
+        stages, waits = self._totals, self._waits
+        self._totals, self._waits = [*_NO_TIMES], [*_NO_WAITS]
+        del stages[_OUTSIDE]
         self._open.clear()
-        self._outer.clear()
-        self._inner = self.reducing = 0
-        return taken
+        self._stage = _OUTSIDE
+        self.reducing = 0
+        return stages, waits
 
 
 def evaluates(module: Any) -> bool:

@@ -8,12 +8,15 @@ patched here: :mod:`perfscope.collectors.capture.attach` replaces them for the w
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
 from typing import Any, Final, Protocol
 
 from perfscope.collectors.patches import Patches
+from perfscope.collectors.phases import forward_calls
+from perfscope.collectors.phases.forward_calls import ForwardHook
 from perfscope.collectors.phases.loaders import UsedLoaders
 from perfscope.collectors.problems import Problems
 from perfscope.recording.history import STAGES
@@ -26,6 +29,8 @@ ALL: Final = (DATALOADER, FORWARD, BACKWARD, OPTIMIZER)
 
 BATCHES_DESCRIBED: Final = 32
 """Batches after which the loaders are described no further, once somebody has asked for their description."""
+
+NO_TASK: Final = -1
 
 MOST_POSTPONED: Final = 1 << 14
 """Actions that may wait for a backward: several times the parameters of a model that has an optimizer for each."""
@@ -59,8 +64,17 @@ class StepPhases:
         self._postponed: deque[Callable[[], None]] = deque(maxlen=MOST_POSTPONED)
         self._postpones = False
         self._to_describe = 0
+        self._in_forward = False
+        self.graph_task: Callable[[], int] = self._find_graph_task
+        """The backward that the autograd engine runs on this thread; :data:`NO_TASK` outside of any."""
         self.loaders = UsedLoaders()
         """The data loaders that batches came from while a sink listened."""
+
+    def _find_graph_task(self) -> int:
+        import torch
+
+        self.graph_task = torch._C._current_graph_task_id
+        return self.graph_task()
 
     def on_this_thread(self) -> None:
         """The training thread is the one that calls."""
@@ -74,7 +88,7 @@ class StepPhases:
 
     def detach(self, sink: Sink) -> None:
         """``sink`` hears of no phase any more. A phase that nobody listens to is the original again."""
-        self._sinks = [tuple(each for each in sinks if each is not sink) for sinks in self._sinks]
+        self._sinks[:] = [tuple(each for each in sinks if each is not sink) for sinks in self._sinks]
         for phase in self._patches:
             if not self._sinks[phase]:
                 self._restore(phase)
@@ -121,9 +135,7 @@ class StepPhases:
         The end of the first such backward is not seen; what waits for it is done when the next one begins, by the
         thread that calls ``torch.autograd.backward``.
         """
-        import torch
-
-        if torch._C._current_graph_task_id() == -1:
+        if self.graph_task() == NO_TASK:
             return False
         self._postponed.append(action)
         if not self._postpones:
@@ -133,7 +145,7 @@ class StepPhases:
 
     def remove(self) -> None:
         """Put everything back. What was postponed is forgotten."""
-        self._sinks = [() for _ in ALL]
+        self._sinks[:] = [() for _ in ALL]
         self._postponed.clear()
         self._postpones = False
         for phase in self._patches:
@@ -166,8 +178,11 @@ class StepPhases:
             self._patches[BACKWARD].set(torch.autograd, "backward", patched)
 
     def _patch_forwards(self, modules: list[Any]) -> None:
-        """Hooks, or the entry of a module that was compiled in place: hooks would go into the compiled code."""
+        """The call of a class, hooks where too many modules have it, or the entry of a module that was compiled in
+        place: hooks would go into the compiled code.
+        """
         is_compiling = _is_compiling()
+        of_class = forward_calls.classes(modules)
 
         def begins(module: Any, _args: Any) -> None:
             if not is_compiling():
@@ -182,25 +197,60 @@ class StepPhases:
             if compiled is not None:
                 self._patches[FORWARD].set(module, "_compiled_call_impl", self._patched(compiled, FORWARD, module))
                 continue
-            self._handles.append(module.register_forward_pre_hook(begins, prepend=True))
-            self._handles.append(module.register_forward_hook(ended, always_call=True))
+            if type(module) in of_class:
+                continue
+            self._handles.append(module.register_forward_pre_hook(ForwardHook(begins), prepend=True))
+            self._handles.append(module.register_forward_hook(ForwardHook(ended), always_call=True))
+
+        for kind, these in of_class.items():
+            self._patches[FORWARD].add(kind, "__call__", self._timed_call(kind, these))
+
+    def _timed_call(self, kind: type[Any], modules: list[Any]) -> Call:
+        """The call of a class that has none of its own, with the forwards of ``modules`` timed."""
+        is_compiling, sinks = _is_compiling(), self._sinks
+        inherited: Any = super
+        held = {id(module): weakref.ref(module) for module in modules}
+
+        @functools.wraps(kind.__call__)
+        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # Whoever replaces the call of all modules, as tracers do, is to be heard: it is looked up each time.
+            if is_compiling() or id(module) not in held or held[id(module)]() is not module:
+                return inherited(kind, module).__call__(*args, **kwargs)
+            # For the clock alone what a wrapper holds is a part of its forward.
+            listening = sinks[FORWARD]
+            if (self._in_forward and len(listening) == 1) or not self.begin(FORWARD, module):
+                return inherited(kind, module).__call__(*args, **kwargs)
+            before, self._in_forward = self._in_forward, True
+            try:
+                return inherited(kind, module).__call__(*args, **kwargs)
+            finally:
+                self._in_forward = before
+                self.end(FORWARD)
+
+        return called
 
     def _patched(self, original: Call, phase: int, subject: Any = None) -> Call:
-        is_compiling, begin, end = _is_compiling(), self.begin, self.end
+        is_compiling, sinks = _is_compiling(), self._sinks
         postponed = self._postponed if phase == BACKWARD else ()
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if phase != DATALOADER and is_compiling():  # the compiler takes no loader
                 return original(*args, **kwargs)
             if postponed:
                 self._act()
-            begun = begin(phase, subject)
+            # As begin and end, which cost a call more.
+            begun = sinks[phase] if get_ident() == self._thread else ()
+            for sink in begun:
+                try:
+                    sink.begin(phase, subject)
+                except Exception as error:
+                    self._switch_off(sink, error)
             try:
                 result = original(*args, **kwargs)
             finally:
                 if begun:
-                    end(phase)
+                    self.end(phase)
             if postponed:
                 self._act()
             return result
@@ -209,9 +259,7 @@ class StepPhases:
 
     def _act(self) -> None:
         """Do what was postponed, unless this is inside a backward still."""
-        import torch
-
-        while self._postponed and torch._C._current_graph_task_id() == -1:
+        while self._postponed and self.graph_task() == NO_TASK:
             self._postponed.popleft()()
 
     def _described(self, draw: Call) -> Call:

@@ -108,15 +108,21 @@ class RankWaits:
 
         if "torch._dynamo" in sys.modules and torch._dynamo.config.compiled_autograd:
             return  # it would compile the hooks into the backward
-        clock = self._clock
+        clock, graph_task = self._clock, torch._C._current_graph_task_id
         queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+        asked = 0
+        """The backward in which the engine has been asked already."""
 
         def computed() -> None:
             clock.reducing = perf_counter_ns()
 
         def accumulated(_: Any) -> None:
+            nonlocal asked
             clock.reducing = 0
-            queue(computed)
+            if (task := graph_task()) != asked:
+                asked = task
+                queue(computed)
 
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in {id(each): each for each in (*trained[:1], *trained[-1:])}.values():

@@ -94,6 +94,22 @@ def table(blocks: dict[str, list[list[list[int]]]]) -> list[str]:
     return rows
 
 
+def small_steps(small_us: dict[str, list[float]]) -> list[str]:
+    """What a whole step that computes next to nothing takes longer, from blocks in turn: other work on the machine, by
+    which the same instructions take up to several times as long, is in both sides of a difference alike.
+    """
+    bare = small_us["bare"]
+    lines = [
+        f"CPU time of a whole step that computes next to nothing: {min(bare):.1f} µs bare (least), of which longer:"
+    ]
+    for name in ("waiting", "always-on"):
+        more = [mine - its for mine, its in zip(small_us[name], bare, strict=True)]
+        middle, low, high = interval(more)
+        least = min(small_us[name]) - min(bare)
+        lines.append(f"  {name}: {least:.1f} µs (least of each), median of {middle:.1f} ({low:.1f} to {high:.1f}) µs")
+    return lines
+
+
 def start_ms(options: Sequence[str] | None, scratch: Path) -> dict[str, float]:
     """CPU time of a new process, ms: starting an interpreter, making the first optimizer, the first steps.
 
@@ -155,9 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch_us, ours_us = (min(found["alone_us"][name]) for name in ("torch", "perfscope"))
     print(f"\nCPU time of an optimizer's step that does nothing, least of many: {torch_us:.1f} µs bare,")
     print(f"{ours_us:.1f} µs as a training step under perfscope run, so {ours_us - torch_us:.1f} µs per step.\n")
-    bare_us, timed_us = (min(found["small_us"][name]) for name in ("bare", "always-on"))
-    print(f"A whole step that computes next to nothing: {bare_us:.1f} µs bare, {timed_us:.1f} µs with all phases and")
-    print(f"waits timed, so {timed_us - bare_us:.1f} µs per step.\n")
+    print("\n".join(small_steps(found["small_us"])) + "\n")
     print("CPU time of a rank's start, ms:\n")
     print("\n".join(start_table(options.starts)))
 

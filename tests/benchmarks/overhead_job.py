@@ -54,7 +54,8 @@ class Nothing(torch.optim.Optimizer):
 
 
 def unhooked(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """An optimizer's class that is hooked by torch alone."""
+    """An optimizer's class that is hooked by torch alone. Made before any optimizer of that class is."""
+    assert not getattr(kind.step, "hooked", False)
     torch_own = torch.optim.Optimizer.profile_hook_step
     while hasattr(torch_own, "__wrapped__"):
         torch_own = torch_own.__wrapped__
@@ -88,8 +89,10 @@ class Job:
             dist.init_process_group("gloo")
             model = nn.parallel.DistributedDataParallel(model)
         self.model = model
-        self.hooked = torch.optim.SGD(model.parameters(), lr=1e-4)
+        torch.optim.Adagrad(model.parameters())  # the first optimizer of a process has the collector made
         self.bare = unhooked(torch.optim.SGD)(model.parameters(), lr=1e-4)
+        self.hooked = torch.optim.SGD(model.parameters(), lr=1e-4)
+        self.nothing = unhooked(Nothing)
         self.steps = steps
         self._data = DataLoader(TensorDataset(torch.randn(4096, 32, 64)), batch_size=8, drop_last=True)
         self._batches = iter(self._data)
@@ -144,9 +147,9 @@ class Job:
             phases.detach(clock)
             phases.attach(clock, (OPTIMIZER,))
 
-    def small_step_us(self, *, timed: bool, count: int = 300) -> float:
-        """CPU time of a whole step that computes next to nothing, µs: bare, or as a training step that is timed."""
-        kind = Nothing if timed else unhooked(Nothing)
+    def small_step_us(self, name: str, count: int = 300) -> float:
+        """CPU time of a whole step that computes next to nothing, µs: bare, or as a training step of that contender."""
+        kind = self.nothing if name == "bare" else Nothing
         model: Any = Small()
         if self.distributed:
             model = nn.parallel.DistributedDataParallel(model)
@@ -162,7 +165,7 @@ class Job:
             return (time.thread_time_ns() - begin) / count / 1000
 
         self._small = iter(DataLoader(TensorDataset(torch.ones(4 * count))))
-        with self.timing([optimizer]) if timed else nullcontext():
+        with self.timing([optimizer]) if name == "always-on" else nullcontext():
             return min(steps(), steps())
 
     def by_hand(self) -> list[Sample]:
@@ -226,13 +229,13 @@ def main() -> None:
             if job.distributed:
                 dist.barrier()
             found[name].append(contenders[name]())
-    small: dict[str, list[float]] = {"bare": [], "always-on": []}
-    for _ in range(20):
-        small["bare"].append(job.small_step_us(timed=False))
-        small["always-on"].append(job.small_step_us(timed=True))
+    small: dict[str, list[float]] = {"bare": [], "waiting": [], "always-on": []}
+    for _ in range(40):
+        for name, blocks in small.items():
+            blocks.append(job.small_step_us(name))
     alone: dict[str, list[float]] = {"torch": [], "perfscope": []}
     for _ in range(40):
-        alone["torch"].append(alone_us(unhooked(Nothing)))
+        alone["torch"].append(alone_us(job.nothing))
         alone["perfscope"].append(alone_us(Nothing))
     if int(os.environ.get("RANK", "0")) == 0:
         options.output.write_text(json.dumps({"blocks": found, "alone_us": alone, "small_us": small}))

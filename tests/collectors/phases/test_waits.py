@@ -47,7 +47,7 @@ def test_a_collective_counts_where_it_is_waited_for(dist: Any) -> None:
     waits.remove()
     assert vars(dist.Work)["wait"] is before
     dist.barrier()
-    assert clock.take()[1] == (0,) * len(WAITS)
+    assert clock.take()[1] == [0] * len(WAITS)
 
 
 def test_a_work_in_python_that_leaves_waiting_to_torch_does_so_once(dist: Any) -> None:
