@@ -47,6 +47,23 @@ _MOSTLY: Final = 0.5
 
 _PYTHON_FUNCTION: Final = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)$")
 
+FEW_LAUNCHES: Final = 20
+"""Least launches per step of a job that launches can limit: idle time with fewer is one slow call (an allocation, a
+kernel that is compiled or loaded at its first use), which is another problem."""
+
+_FIRST_USE: Final = (
+    "look at the longest calls in the timeline's host lane: single slow calls limit a step with so few launches, as "
+    "when a kernel is compiled or loaded at its first use; record steps after a warm-up"
+)
+
+_COMPILED: Final = ("Torch-Compiled Region", "TorchDynamo", "CompiledFunction")
+"""What operators of compiled models begin with."""
+
+_COMPILING: Final = (
+    "look at later steps: the model is compiled (torch.compile), which takes long in the first ones; "
+    "TORCH_LOGS=recompiles names what is compiled again"
+)
+
 _ALL_RANKS: Final = "record all ranks to tell waiting from transfers"
 
 
@@ -87,9 +104,23 @@ def where_to_look(category: str, summary: Summary) -> str:
     named = named_host(summary) if category == "idle_host" else ""
     if named:
         return f"look at what {named} does, and whether it can run in DataLoader workers or while the devices compute"
+    if category in ("idle_launch", "idle_host") and _compiles(summary):
+        return _COMPILING
+    if category == "idle_launch" and summary.launches and launches_few(summary):
+        return _FIRST_USE
     if category == "idle_host" and not summary.operators:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
     return f"look at {_LOOK[category]}"
+
+
+def launches_few(summary: Summary) -> bool:
+    """Do steps launch so little that idle time is of single slow calls?"""
+    return max((row.launches_per_step for row in summary.launches), default=0.0) < FEW_LAUNCHES
+
+
+def _compiles(summary: Summary) -> bool:
+    """Is it likely that a lone step was spent in compiling, as the first steps of a compiled model are?"""
+    return len(summary.job.steps) <= 1 and any(row.name.startswith(_COMPILED) for row in summary.operators)
 
 
 def named_host(summary: Summary) -> str:

@@ -51,7 +51,7 @@ from perfscope.analyzers.rules.memory import (
     sharding_stage,
 )
 from perfscope.analyzers.rules.ranks import imbalanced_work, pipeline_bubble, pipeline_imbalance, straggling_rank
-from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Severity
+from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import Plan
 
 Rule = Callable[[RuleContext], Finding | None]
@@ -177,14 +177,17 @@ def _replayed(finding: Finding, job: RuleContext) -> Finding:
         return finding
     prediction, own = job.predict(finding.whatif), finding.predicted_step_us
     if own is not None and (prediction is None or abs(prediction.mid / own.mid - 1) > _SAME):
-        return replace(finding, whatif={})
+        return _bounded(replace(finding, whatif={}), own, job)
     if prediction is None:
         return finding
-    replayed = replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED)
+    return _bounded(replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED), prediction, job)
+
+
+def _bounded(finding: Finding, predicted: Prediction, job: RuleContext) -> Finding:
+    """With a bound no lower than what is predicted: it is of the typical rank, and a replay gains on others too."""
     if finding.ceiling is None:
-        return replayed
-    # The bound is of the typical rank; where the replay gains on others too, it bounds nothing lower than that.
-    return replace(replayed, ceiling=max(finding.ceiling, job.step_time_us / prediction.mid - 1))
+        return finding
+    return replace(finding, ceiling=max(finding.ceiling, job.step_time_us / predicted.mid - 1))
 
 
 def _confidence(finding: Finding, job: RuleContext) -> Confidence:

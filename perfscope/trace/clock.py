@@ -2,7 +2,8 @@
 
 Collectives end at nearly the same moment on all their ranks, so the ends show how far the clocks are apart (``align``).
 Ranks that no collective ties together are set by their sends and recvs: a message cannot arrive before it was sent,
-which bounds the offset between the two clocks (``ClockConstraints``).
+which bounds the offset between the two clocks (``ClockConstraints``). Where these do not name their peers, their rhythm
+shows it (``rhythm``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from perfscope.trace.distinct import distinct
 from perfscope.trace.medians import Lines, fit_lines, median_by, middle_of
+from perfscope.trace.rhythm import OpenEnds, offset_between
 from perfscope.trace.trace import Bool, Float64, Int64
 
 _SWEEPS = 8
@@ -40,7 +42,8 @@ class Clocks:
     the scatter; above 0 the clock runs slow). ``residual_ns`` is the median distance of the rank's collective ends
     from their collective's median end after alignment (-1 where the rank is unaligned). ``aligned`` is False for a rank
     that shares no collective, no message and no host, directly or through others, with the lowest rank: its times stay
-    as they are.
+    as they are. Ranks of one ``cluster`` (the number of one of their clocks) are set against each other; 0 is that of
+    the lowest rank.
     """
 
     ranks: Int64
@@ -49,6 +52,7 @@ class Clocks:
     aligned: Bool
     drift: Float64
     reference_ns: Int64
+    cluster: Int64
 
     def offset_of(self, rank: int) -> int:
         """Offset of one rank in the middle of its recording, ns."""
@@ -133,12 +137,14 @@ def align(
     end_ns: Int64,
     hosts: Sequence[str] = (),
     messages: SendRecvTimes | None = None,
+    open_ends: OpenEnds | None = None,
 ) -> Clocks:
     """Estimate the clocks of ``ranks`` (ascending) from the ends of matched collectives.
 
     ``instance``, ``rank`` and ``end_ns`` have one entry per rank op: which collective, which rank, when it ended on
     that rank's own clock. ``hosts``, where given, names each rank's host (empty: unknown); ranks of one host get one
-    offset and one drift. ``messages`` connect ranks that no collective connects.
+    offset and one drift. ``messages`` connect ranks that no collective connects; ``open_ends`` those that not even
+    messages connect with the lowest rank, one host further.
 
     Medians throughout, so that single late ends (a descheduled thread) do not count. Late arrivals do not count either:
     they move the end on all ranks alike.
@@ -159,6 +165,8 @@ def align(
         fit.settle()
     if messages is not None:
         fit.connect(messages, ranks)
+    if open_ends is not None and len(open_ends):
+        fit.connect_by_rhythm(open_ends, ranks)
     return fit.clocks(ranks)
 
 
@@ -256,6 +264,18 @@ class _ClockFit:
         self.slack = constraints.slack[self.cluster]
         self.cluster[constraints.reached[self.cluster]] = 0
 
+    def connect_by_rhythm(self, ends: OpenEnds, ranks: Int64) -> None:
+        """Set those of the clusters that are left against that of clock 0 that messages without peers tie to it."""
+        clock = self.unit[np.searchsorted(ranks, ends.rank)]
+        cluster = self.cluster[clock]
+        time = ends.end_ns + self.lines.at(clock, ends.end_ns - self.reference[clock])
+        for other in distinct(cluster[cluster != 0]).tolist():
+            offset = offset_between(ends, cluster == 0, cluster == other, time)
+            if offset is not None:
+                members = self.cluster == other
+                self.lines.offset[members] += offset
+                self.cluster[members] = 0
+
     def clocks(self, ranks: Int64) -> Clocks:
         """The estimate, rank by rank."""
         aligned = self.cluster[self.unit] == 0
@@ -271,6 +291,7 @@ class _ClockFit:
             aligned,
             np.where(differs, drift, 0.0),
             self.reference[self.unit],
+            self.cluster[self.unit],
         )
 
 

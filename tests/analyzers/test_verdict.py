@@ -16,6 +16,7 @@ from perfscope.results.categories import CATEGORIES
 from perfscope.results.findings import Action, Finding, Obtained, Prediction
 from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
+from perfscope.results.tables import LaunchRow, OperatorRow
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context, kernel, starved
 from tests.generator import ExtraLayers, ModelSpec, simulate
@@ -60,6 +61,31 @@ def test_host_time_that_has_a_name_is_named() -> None:
     assert "mostly in garbage collection" in judged(context(collecting)).headline
     spread = dataclasses.replace(row, named_host_us={function: 28_000.0})
     assert "mostly" not in judged(context(spread)).headline
+
+
+def test_idle_time_of_few_launches_is_that_of_slow_calls() -> None:
+    """As in a recording of one small step whose kernels are compiled at their first use: 16 launches in 9 ms."""
+    few = LaunchRow(
+        rank=0, launches_per_step=16, call_us_mean=500.0, delay_us_median=4.0, delay_us_p95=9.0,
+        queue_depth_median=0.0, starved_share=0.9, short_kernels_share=0.7,
+    )  # fmt: skip
+    case = context(breakdown(0, idle_launch=90_000))
+    summary = dataclasses.replace(case.summary, launches=(few,))
+    assert "compiled or loaded at its first use" in str(verdict(summary).first_action)
+    summary = dataclasses.replace(case.summary, launches=(dataclasses.replace(few, launches_per_step=200),))
+    assert "first use" not in str(verdict(summary).first_action)
+
+
+def test_a_lone_step_of_a_compiled_model_is_told_to_compile() -> None:
+    case = context(breakdown(0, idle_host=99_000))
+    compiled = OperatorRow(
+        name="TorchDynamo Cache Lookup", operator_class="other", count_per_step=1.0, device_us_per_step=0.0,
+        host_us_per_step=1.0, kernels_per_step=0.0, flops_per_step=None, tflops=None, share_of_peak=None, dtype=None,
+    )  # fmt: skip
+    lone = dataclasses.replace(case.summary.job, steps=case.summary.job.steps[:1])
+    summary = dataclasses.replace(case.summary, operators=(compiled,), job=lone)
+    assert "the model is compiled" in str(verdict(summary).first_action)
+    assert "the model is compiled" not in str(verdict(dataclasses.replace(summary, job=case.summary.job)).first_action)
 
 
 def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> None:

@@ -158,6 +158,7 @@ def test_times_go_to_the_common_clock_and_back():
         aligned=np.array([True, True]),
         drift=np.array([0.0, -3.7e-5]),
         reference_ns=np.array([0, EPOCH]),
+        cluster=np.array([0, 0]),
     )
     times = EPOCH + np.random.default_rng(1).integers(-100 * SECOND, 100 * SECOND, 1000)
     common = clocks.to_common(7, times)

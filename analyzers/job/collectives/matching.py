@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from perfscope.analyzers.job.blocks import Blocks, where
 from perfscope.analyzers.job.collectives.groups import unite
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives, Matching, arrivals
-from perfscope.analyzers.job.collectives.point_to_point import exchanges, infer_pairs, pair_messages, silent_rows
+from perfscope.analyzers.job.collectives.point_to_point import (
+    exchanges,
+    infer_pairs,
+    open_ends,
+    pair_messages,
+    silent_rows,
+    unpaired_rows,
+)
 from perfscope.analyzers.job.collectives.sequences import number_collectives
 from perfscope.analyzers.job.collectives.unmatched import MessageEnds, MessagePairs, Mismatch, UnmatchedOps
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
@@ -57,6 +64,14 @@ def match(
     if checked.inferred.any():
         clocks = align(ranks, *_samples(ops, collectives, checked.instance), named, messages)
     inferred_pairs = infer_pairs(ops, silent, clocks)
+    while len(silent) and not clocks.aligned.all():
+        # Clocks that nothing else connects: by the rhythm of messages, a stage further each time.
+        known, left = _send_recv_times(ops, pairs.and_(inferred_pairs)), unpaired_rows(ops, silent, inferred_pairs)
+        samples = _samples(ops, collectives, checked.instance)
+        further = align(ranks, *samples, named, known, open_ends(ops, left))
+        if further.aligned.sum() <= clocks.aligned.sum():
+            break
+        clocks, inferred_pairs = further, infer_pairs(ops, silent, further)
     instance = np.full(len(ops), NONE, dtype=np.int64)
     instance[collectives] = checked.instance
     inferred = np.zeros(len(ops), dtype=np.bool_)
@@ -102,9 +117,9 @@ def _with_exchanges(
     number, bound = exchanges(ops, rows, pairs)
     instance[rows] = number + int(instance.max(initial=NONE)) + 1
     kept = where(pairs, bound)
-    met = np.bincount(kept.sender, minlength=len(ops)) + np.bincount(kept.receiver, minlength=len(ops))
-    ends = np.maximum(np.bincount(ops.messages.op, minlength=len(ops)), 1)
-    return Matching(instance, kept, is_exchange, is_exchange & (met < ends), inferred)
+    alone = np.zeros(len(ops), dtype=np.bool_)
+    alone[unpaired_rows(ops, rows, kept)] = True
+    return Matching(instance, kept, is_exchange, alone, inferred)
 
 
 def rank_ops(partials: Mapping[int, RankPartial], steps: Int64) -> UnmatchedOps:

@@ -12,6 +12,7 @@ well, both ran at one time and neither direction nor size speaks against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,14 +21,21 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.unmatched import MessagePairs, Mismatch, UnmatchedOps
 from perfscope.trace.clock import Clocks
 from perfscope.trace.distinct import distinct
+from perfscope.trace.rhythm import OpenEnds
 from perfscope.trace.trace import NONE, Bool, Int64
 
-_NEIGHBOURS: Final = 8
+_NEIGHBOURS: Final = 12
 """Kernels of a group that end next after one, among which its partner is sought."""
 
 _APART_NS: Final = 50_000
 _APART_SHARE: Final = 0.2
 """Ends of one message lie less than this apart, or less than this share of the shorter of the two."""
+
+_MOSTLY: Final = 0.5
+"""From this share of a group's messages between neighbours on, all are."""
+
+_APART: Final = 1 << 60
+"""Further apart than any two ends."""
 
 
 def pair_messages(ops: UnmatchedOps) -> tuple[MessagePairs, tuple[Mismatch, ...]]:
@@ -164,41 +172,122 @@ def silent_rows(ops: UnmatchedOps) -> Int64:
     return np.flatnonzero(open_ & (ops.expected[ops.group] > 2))
 
 
-def infer_pairs(ops: UnmatchedOps, rows: Int64, clocks: Clocks) -> MessagePairs:
-    """Pair up ``rows`` by their ends."""
+def open_ends(ops: UnmatchedOps, rows: Int64) -> OpenEnds:
+    """Those of ``rows`` on devices, whose kernels end together, in groups whose ranks are known."""
+    known = np.array([len(group.ranks) > 0 for group in ops.groups] or [False], dtype=np.bool_)
+    rows = rows[known[ops.group[rows]] & ~ops.on_host[rows]]
+    return OpenEnds(
+        rank=ops.rank[rows],
+        group=ops.group[rows],
+        place=_places(ops, rows),
+        step=ops.step[rows],
+        way=_ways(ops)[rows],
+        bytes=ops.bytes[rows],
+        end_ns=ops.end_ns[rows],
+    )
+
+
+def unpaired_rows(ops: UnmatchedOps, rows: Int64, pairs: MessagePairs) -> Int64:
+    """Those of ``rows`` that carry more messages than were paired up."""
+    met = np.bincount(pairs.sender, minlength=len(ops)) + np.bincount(pairs.receiver, minlength=len(ops))
+    ends = np.maximum(np.bincount(ops.messages.op, minlength=len(ops)), 1)
+    return rows[(met < ends)[rows]]
+
+
+def _ways(ops: UnmatchedOps) -> Int64:
+    """Of each rank op: 1 for a send, -1 for a recv, 0 for both, or where that is not known."""
     way = np.zeros(len(ops), dtype=np.int64)
-    way[ops.messages.op] = np.where(ops.messages.sent, 1, -1)
-    start = clocks.to_common(ops.rank[rows], ops.start_ns[rows])
-    end = clocks.to_common(ops.rank[rows], ops.end_ns[rows])
-    order = np.lexsort((end, ops.group[rows]))
-    rows, start, end = rows[order], start[order], end[order]
-    pairs = [
-        _candidates(ops, rows, start, end, way[rows], distance) for distance in range(1, min(_NEIGHBOURS, len(rows)))
-    ]
+    np.add.at(way, ops.messages.op, np.where(ops.messages.sent, 1, -1))
+    return np.sign(way)
+
+
+def infer_pairs(ops: UnmatchedOps, rows: Int64, clocks: Clocks) -> MessagePairs:
+    """Pair up the messages of ``rows``, or kernels without any, by the kernels' ends."""
+    ends = ops.messages
+    named = (ends.source != NONE) & (ends.destination != NONE)
+    told = np.flatnonzero(np.isin(ends.op, rows) & ~named)
+    mute = np.setdiff1d(rows, ends.op)
+    row = np.append(ends.op[told], mute)
+    way = np.append(np.where(ends.sent[told], 1, -1), np.zeros(len(mute), dtype=np.int64))
+    size = np.append(ends.bytes[told], ops.bytes[mute])
+    start = clocks.to_common(ops.rank[row], ops.start_ns[row])
+    end = clocks.to_common(ops.rank[row], ops.end_ns[row])
+    order = np.lexsort((end, ops.group[row]))
+    found = _Kernels(
+        row=row[order],
+        rank=ops.rank[row[order]],
+        group=ops.group[row[order]],
+        start_ns=start[order],
+        end_ns=end[order],
+        way=way[order],
+        bytes=size[order],
+        place=_places(ops, row[order]),
+        cluster=clocks.cluster[np.searchsorted(clocks.ranks, ops.rank[row[order]])],
+    )
+    pairs = [_candidates(found, distance) for distance in range(1, min(_NEIGHBOURS, len(row)))]
     one, other = (np.concatenate([pair[side] for pair in pairs] or [np.empty(0, np.int64)]) for side in (0, 1))
-    taken = _nearest(one, other, np.abs(end[one] - end[other]), len(rows))
+    apart = np.abs(found.end_ns[one] - found.end_ns[other])
+    near = _next_to_each_other(ops, found, one, other)
+    taken = _nearest(one, other, np.where(near, apart, apart + _APART), len(row))
+    taken = taken[near[taken] | ~np.isin(found.group[one[taken]], _of_neighbours(found.group[one[taken]], near[taken]))]
     one, other = one[taken], other[taken]
     # Without a direction the earlier one is as good a sender as the other.
-    forward = way[rows[one]] >= way[rows[other]]
+    forward = found.way[one] >= found.way[other]
     sender, receiver = np.where(forward, one, other), np.where(forward, other, one)
-    size = np.maximum(ops.bytes[rows[sender]], ops.bytes[rows[receiver]])
-    return MessagePairs(rows[sender], rows[receiver], size)
+    return MessagePairs(found.row[sender], found.row[receiver], np.maximum(found.bytes[sender], found.bytes[receiver]))
 
 
-def _candidates(
-    ops: UnmatchedOps, rows: Int64, start: Int64, end: Int64, way: Int64, distance: int
-) -> tuple[Int64, Int64]:
-    """Places of kernels ``distance`` apart in the order of their ends that may be the two ends of one message."""
-    one = np.arange(len(rows) - distance)
+@dataclass(frozen=True, eq=False)
+class _Kernels:
+    """Messages whose peers are sought, as their kernels recorded them, by group and end: parallel arrays.
+
+    ``way`` is 1 for a send, -1 for a recv, 0 where not known; ``place`` that of the rank in its group (NONE: not
+    known); ``cluster`` that of its clock.
+    """
+
+    row: Int64
+    rank: Int64
+    group: Int64
+    start_ns: Int64
+    end_ns: Int64
+    way: Int64
+    bytes: Int64
+    place: Int64
+    cluster: Int64
+
+
+def _places(ops: UnmatchedOps, rows: Int64) -> Int64:
+    """Of each rank op the place of its rank in its group; NONE where the group's ranks are not known."""
+    places = [{rank: place for place, rank in enumerate(group.ranks)} for group in ops.groups]
+    of = zip(ops.group[rows].tolist(), ops.rank[rows].tolist(), strict=True)
+    return np.array([places[group].get(rank, NONE) for group, rank in of], dtype=np.int64)
+
+
+def _next_to_each_other(ops: UnmatchedOps, found: _Kernels, one: Int64, other: Int64) -> Bool:
+    """Which two are of ranks that are neighbours in their group, whose last one is the first one's as well."""
+    apart = np.abs(found.place[one] - found.place[other])
+    known = (found.place[one] != NONE) & (found.place[other] != NONE)
+    return np.asarray(~known | (apart == 1) | (apart == ops.expected[found.group[one]] - 1))
+
+
+def _of_neighbours(group: Int64, near: Bool) -> Int64:
+    """Groups most of whose messages are between neighbours, as a pipeline's: others end together by chance."""
+    share = np.bincount(group, weights=near) / np.maximum(np.bincount(group), 1)
+    return np.flatnonzero(share > _MOSTLY)
+
+
+def _candidates(found: _Kernels, distance: int) -> tuple[Int64, Int64]:
+    """Places of messages ``distance`` apart in the order of their ends that may be the two ends of one."""
+    one = np.arange(len(found.row) - distance)
     other = one + distance
-    left, right = rows[one], rows[other]
-    size = ops.bytes[left], ops.bytes[right]
+    start, end, size = found.start_ns, found.end_ns, found.bytes
     shorter = np.minimum(end[one] - start[one], end[other] - start[other])
     fits = (
-        (ops.group[left] == ops.group[right])
-        & (ops.rank[left] != ops.rank[right])
-        & (way[one] * way[other] <= 0)
-        & ((size[0] == size[1]) | (size[0] == NONE) | (size[1] == NONE))
+        (found.group[one] == found.group[other])
+        & (found.rank[one] != found.rank[other])
+        & (found.cluster[one] == found.cluster[other])
+        & (found.way[one] * found.way[other] <= 0)
+        & ((size[one] == size[other]) | (size[one] == NONE) | (size[other] == NONE))
         & (np.maximum(start[one], start[other]) < end[one])
         & (end[other] - end[one] <= np.maximum(_APART_NS, _APART_SHARE * shorter))
     )

@@ -92,10 +92,17 @@ def evaluate(job: RuleContext) -> Finding | None:
             *(_evidence(row) for row in rows[:NAMED]),
         ),
         action=Action(setting=setting, old=None, new=None, how=_how(job, rows)),
-        confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH,
+        confidence=_confidence(job),
         # The copies' share of the idle time is another rule's, and cannot be replayed apart.
         whatif={} if copies else {"host.sync": "0"},
     )
+
+
+def _confidence(job: RuleContext) -> Confidence:
+    """High only where all ranks are recorded: how long the others synchronize is not known otherwise."""
+    if job.info.few_steps:
+        return Confidence.LOW
+    return Confidence.MEDIUM if job.info.missing_ranks else Confidence.HIGH
 
 
 def _place(row: SyncRow) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from perfscope.analyzers.losses import launches_few
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
@@ -19,9 +20,6 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding, Pr
 RULE: Final = "launch-bound"
 SHARE: Final = 0.05
 """Least share of the step in which devices wait for launches."""
-LAUNCHES: Final = 20
-"""Least launches per step: idle time with fewer is one slow call (an allocation, a kernel that is compiled at its first
-use), which is another problem."""
 NOISE: Final = 0.02
 """Least share of the step that the replay saves: with less, something other than launches limits the step."""
 OPTIMIZER_SHARE: Final = 0.25
@@ -37,7 +35,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     waiting = job.typical_us("idle_launch")
     if waiting < SHARE * job.step_time_us or launches_block(job):
         return None
-    if max((row.launches_per_step for row in job.summary.launches), default=0.0) < LAUNCHES:
+    if launches_few(job.summary):
         return None
     whatif = _whatif(job)
     step = job.predict(whatif) if whatif and job.predict is not None else None

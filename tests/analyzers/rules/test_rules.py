@@ -43,6 +43,14 @@ def test_a_replay_that_gains_more_raises_the_bound():
     assert gains["dataloader-workers"] == pytest.approx((1.0, 1.0))
 
 
+def test_a_rules_own_prediction_raises_the_bound_too():
+    """Where a rule knows better than the replay, its bound must not be below what it predicts itself."""
+    case = changed(starved(10_000), predict=lambda settings: Prediction(low=20e3, mid=20e3, high=20e3))
+    for finding in evaluate(case):
+        if finding.predicted_step_us is not None and finding.ceiling is not None:
+            assert finding.ceiling >= STEP_US / finding.predicted_step_us.mid - 1 - 1e-9
+
+
 def test_findings_come_worst_first():
     late = StragglerRow(rank=0, cause="host", lost_us=10_000, confidence="high")
     case = changed(starved(80_000), stragglers=(late,))
