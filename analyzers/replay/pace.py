@@ -324,6 +324,30 @@ def scaled(schedules: Schedules, ranks: Sequence[int], factor: float) -> Schedul
     return replace(schedules, own_ns=own)
 
 
+def scaled_beside(
+    recorded: RecordedSchedules, schedules: Schedules, ranks: Sequence[int], device: float, host: Float64
+) -> Schedules:
+    """``schedules``, which have hosts, in which the devices' work of ``ranks`` takes ``device`` times as long, and what
+    their hosts do ``host`` [HostTime] times.
+    """
+    lanes = schedules.lanes
+    assert lanes is not None
+    work, of_host, reach = lanes.work_ns.copy(), lanes.host_ns.copy(), lanes.reach_ns.copy()
+    for rank in ranks:
+        span, side = schedules.slice_of(rank), recorded.lanes[schedules.ranks.index(rank)]
+        work[span] = _whole(work[span] * device)
+        of_host[span] = _whole((side.rows_ns * host).sum(axis=1))
+        points = replace(
+            side.points,
+            rows_ns=np.rint(side.points.rows_ns * host).astype(np.int64),
+            work_ns=np.rint(side.points.work_ns * device).astype(np.int64),
+        )
+        reach[span] = points.reach_ns(len(side.rows_ns))
+    return replace(
+        schedules, own_ns=work, lanes=replace(lanes, work_ns=work, host_ns=of_host, reach_ns=reach)
+    )  # fmt: skip
+
+
 def _repaced(own_ns: Int64, anchors: Int64, target_ns: Int64) -> tuple[Float64, Float64]:
     """(factor of the own time before each op, ns that are added to it), each [op, part], once the segments between
     ``anchors`` take ``target_ns`` [segment, part]; outside all segments nothing changes.

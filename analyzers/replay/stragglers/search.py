@@ -430,6 +430,11 @@ class _Search:
         paced, with_hosts = sorted(ranks), self._beside_hosts is not None
         return self.saved(at_peers_pace(self._recorded, self._peers, paced, even=even, with_hosts=with_hosts), paced)
 
+    def saved_at_other_stages_pace(self, stages: Sequence[SlowStage]) -> Int64 | None:
+        """``saved`` with these stages as quick as the others."""
+        changed = at_other_stages_pace(self._recorded, stages, with_hosts=self._beside_hosts is not None)
+        return self.saved(changed, _ranks_of(stages), loading=False)
+
     def saved(self, schedules: Schedules, paced: Collection[int], *, loading: bool = True) -> Int64 | None:
         """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others,
         nor their loader workers (``loading``); None where that is no more than noise. Their mean is what a what-if
@@ -545,7 +550,7 @@ def _slow_stages_cost(
 ) -> Straggler | None:
     """What these stages cost together; None where that is no more than noise."""
     ranks = _ranks_of(stages)
-    saved = search.saved(at_other_stages_pace(search.schedules, stages), ranks, loading=False)
+    saved = search.saved_at_other_stages_pace(stages)
     if saved is None:
         return None
     worst = max(stages, key=lambda stage: 1 / stage.factor)

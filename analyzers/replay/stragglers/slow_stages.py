@@ -17,8 +17,10 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.stages import ranks_of, stages
+from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import Schedules
-from perfscope.analyzers.replay.pace import scaled
+from perfscope.analyzers.replay.pace import scaled, scaled_beside
+from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.own_time import NOISE, flops_per_step
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
@@ -41,13 +43,16 @@ _BY_HOST: Final = [_COMPARED.index(TimeCategory.LAUNCH), _COMPARED.index(TimeCat
 @dataclass(frozen=True)
 class SlowStage:
     """At the other stages' pace ``ranks`` take ``factor`` times their own time; ``row`` is the category in which they
-    exceed it most, ``slowest`` the rank with the most own time.
+    exceed it most, ``slowest`` the rank with the most own time. Of that their devices take ``compute`` times as long
+    for their work, and their hosts ``host`` times for all but loading.
     """
 
     ranks: tuple[int, ...]
     slowest: int
     row: TimeCategory
     factor: float
+    compute: float
+    host: float
 
 
 def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowStage]:
@@ -73,14 +78,26 @@ def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowSta
         if NOISE * result.step_ns <= excess.sum() < total:
             slowest = max(zip(ranks, paces[stage], strict=True), key=lambda pair: float(pair[1].rows.sum()))[0]
             row = _COMPARED[int(excess.argmax())]
-            stragglers.append(SlowStage(ranks, slowest, row, (total - float(excess.sum())) / total))
+            factor = (total - float(excess.sum())) / total
+            compute = 1 - float(excess[0]) / max(min(pace.rows[_COMPARED[0]] for pace in paces[stage]), 1.0)
+            host = max(pace.host_factor(alike) for pace in paces[stage]) if excess[_BY_HOST].any() else 1.0
+            stragglers.append(SlowStage(ranks, slowest, row, factor, compute, host))
     return stragglers
 
 
-def at_other_stages_pace(schedules: Schedules, slow: Sequence[SlowStage]) -> Schedules:
-    """Schedules in which these stages are as quick as the others."""
+def at_other_stages_pace(recorded: RecordedSchedules, slow: Sequence[SlowStage], *, with_hosts: bool) -> Schedules:
+    """Schedules in which these stages are as quick as the others. ``with_hosts``: those with hosts beside their
+    devices, where what a slow host delays is not in proportion to what its device computes; but for pauses.
+    """
+    if recorded.with_hosts is None or not with_hosts or any(stage.row is TimeCategory.HOST for stage in slow):
+        schedules = recorded.schedules
+        for stage in slow:
+            schedules = scaled(schedules, stage.ranks, stage.factor)
+        return schedules
+    schedules = recorded.with_hosts
     for stage in slow:
-        schedules = scaled(schedules, stage.ranks, stage.factor)
+        of_host = np.array([1.0 if row is HostTime.LOADER else stage.host for row in HostTime])
+        schedules = scaled_beside(recorded, schedules, stage.ranks, stage.compute, of_host)
     return schedules
 
 
@@ -153,6 +170,11 @@ class _WorkPace:
             busier = max(self.host_busy - float(np.median(others)), 0.0) if others else 0.0
             over[_BY_HOST] = np.minimum(over[_BY_HOST], busier)
         return over
+
+    def host_factor(self, alike: Sequence[_WorkPace]) -> float:
+        """How many times as long the host would take at the pace of other stages' hosts, 1 at most."""
+        others = [pace.host_busy * self.launched / pace.launched for pace in alike if pace.launched]
+        return min(float(np.median(others)) / self.host_busy, 1.0) if others and self.host_busy else 1.0
 
     def at_work_of(self, other: _WorkPace) -> Float64:
         """What the compared categories of ``other`` would take at this pace; without kernels, this rank's own time."""

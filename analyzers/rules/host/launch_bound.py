@@ -22,6 +22,8 @@ SHARE: Final = 0.05
 """Least share of the step in which devices wait for launches."""
 NOISE: Final = 0.02
 """Least share of the step that the replay saves: with less, something other than launches limits the step."""
+EXPLAINED: Final = 0.8
+"""Share of the saving from which a straggler is what there is to say."""
 OPTIMIZER_SHARE: Final = 0.25
 """The optimizer is named first when it launches at least this share of all kernels."""
 FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -41,6 +43,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     step = job.predict(whatif) if whatif and job.predict is not None else None
     if step is not None and step.mid > (1 - NOISE) * job.step_time_us:
         return None
+    if step is not None and _is_told(job, job.step_time_us - step.mid):
+        return None
     note = job.median_note("idle_launch")
     return job.finding(
         RULE,
@@ -52,6 +56,12 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=None if step is None else _without_other_waits(step, job, waiting),
         whatif=whatif,
     )
+
+
+def _is_told(job: RuleContext, saved_us: float) -> bool:
+    """Is it mostly a straggler, a rank or host that launches more slowly than its peers?"""
+    worst = max((row.lost_us for row in job.summary.stragglers if row.cause == "launch"), default=0.0)
+    return worst >= EXPLAINED * saved_us
 
 
 def _without_other_waits(replayed: Prediction, job: RuleContext, waiting_us: float) -> Prediction:

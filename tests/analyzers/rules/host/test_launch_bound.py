@@ -8,6 +8,7 @@ import pytest
 
 from perfscope.analyzers.rules.host import launch_bound
 from perfscope.results.findings import Prediction
+from perfscope.results.rows import StragglerRow
 from perfscope.results.tables import LaunchRow, ModuleRow
 from tests.analyzers.rules.jobs import QUICK, STEP_US, Analyzed, analyze, breakdown, context, kernel, runs
 from tests.generator import SlowHost, simulate
@@ -133,3 +134,14 @@ def test_with_ranks_missing_it_is_a_ceiling():
     assert finding is not None
     assert finding.whatif == {}
     assert finding.ceiling == pytest.approx(100 / 80 - 1)
+
+
+@pytest.mark.parametrize(("lost_us", "fires"), [(10_000.0, True), (17_000.0, False)])
+def test_a_host_that_launches_slowly_is_named_as_what_it_is(lost_us, fires):
+    """Where half of the ranks are on a slow host, the median device waits for launches, too."""
+    slow = StragglerRow(
+        rank=0, cause="launch", lost_us=lost_us, confidence="high", scope="host", ranks=(0, 1), host="node1"
+    )
+    without = Prediction(low=STEP_US - 20_000.0, mid=STEP_US - 20_000.0, high=STEP_US - 20_000.0)
+    case = by_hand(stragglers=(slow,), predict=lambda settings: without)
+    assert (launch_bound.evaluate(case) is not None) == fires
