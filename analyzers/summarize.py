@@ -36,7 +36,9 @@ from perfscope.analyzers.job.tables.syncs import sync_rows
 from perfscope.analyzers.job.tables.tables import launch_rows, module_rows
 from perfscope.analyzers.job.unprofiled import unprofiled_median_ns, unprofiled_step_ns
 from perfscope.analyzers.job.utilisation import device_names, utilisation
+from perfscope.analyzers.replay.engine import replay as replay_schedules
 from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_size
+from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
 from perfscope.analyzers.verdict import of_snapshots, verdict
@@ -56,6 +58,9 @@ from perfscope.trace.hardware import peaks_of
 
 _NO_VERDICT: Final = Verdict(headline="", healthy=True, first_action=None)
 """In a summary that the rules have not seen yet."""
+
+_EXACT: Final = 0.01
+"""Error of the replay from which it is looked whether one with hosts beside their devices is better."""
 
 
 def summarize(
@@ -271,6 +276,11 @@ def _replay(replay: JobReplay) -> Replay:
     if not replay.replayed.complete:
         return Replay(measured_step_us=measured / 1e3)
     replayed = replay.recorded.step_time_ns(replay.replayed)
+    if abs(replayed / measured - 1) > _EXACT and replay.recorded.with_hosts is not None:
+        # Stragglers and predictions then follow from hosts beside their devices.
+        beside = replay_schedules(replay.recorded.with_hosts)
+        if is_trusted(replay.recorded, beside, measured):
+            replayed = replay.recorded.step_time_ns(beside)
     return Replay(measured_step_us=measured / 1e3, replayed_step_us=replayed / 1e3, error=abs(replayed / measured - 1))
 
 

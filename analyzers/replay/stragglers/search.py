@@ -149,7 +149,7 @@ class _Search:
         self._result, self._recorded, self._base = result, recorded, base
         self._host_bound = HostBound.of(result, recorded)
         self._beside_hosts = _replayed_beside_hosts(result, recorded)
-        self._steps_ns = recorded.steps_ns(base)
+        self._steps_ns = recorded.steps_ns(base if self._beside_hosts is None else self._beside_hosts)
         replayed_ns = float(self._steps_ns.mean())
         # No rank can be charged with the replay's own error.
         self._noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
