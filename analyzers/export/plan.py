@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.export.communicators import COLLECTIVES, SIMULATED, Communicators, MessageEnd, Message, tagged
+from perfscope.analyzers.export.communicators import COLLECTIVES, SIMULATED, Communicators, Message, MessageEnd, tagged
 from perfscope.analyzers.export.et_def import NodeType, Value
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.collectives.collectives import Group
