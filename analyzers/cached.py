@@ -32,13 +32,21 @@ _NUMPY: Final = {"_reconstruct", "_frombuffer", "scalar", "ndarray", "dtype"}
 
 
 def analyze_file(
-    path: Path, part: str | None = None, *, use_cache: bool = True, flops: CustomFlops | None = None
+    path: Path,
+    part: str | None = None,
+    *,
+    use_cache: bool = True,
+    flops: CustomFlops | None = None,
+    execution: Path | None = None,
 ) -> RankPartial:
     """Read and analyze one rank, unless that was done before. ``path`` may be remote.
 
+    With an ``execution`` trace the rank is always analyzed anew.
     ``part`` is the rank meant in a file that holds several (``readers.parts``), ``flops`` the user's own formulas.
     Raises TraceError naming the file. A file that changes while it is read is analyzed, but not stored.
     """
+    if execution is not None:
+        return analyze_rank(read_trace(path, part, execution), flops)
     cache = Cache.from_environment() if use_cache else None
     if remote.is_remote(path):
         return _analyze_remote(path, part, cache, flops)
@@ -68,17 +76,32 @@ def recall(path: Path, part: str | None = None, flops: CustomFlops | None = None
     return _load(cache, key, path, part, flops) if key else None
 
 
-def read_trace(path: Path, part: str | None = None) -> Trace:
+def read_trace(path: Path, part: str | None = None, execution: Path | None = None) -> Trace:
     """One rank's trace, from the cache where it is stored there. ``path`` may be remote.
 
+    What the trace lacks is taken from its ``execution`` trace, if that can be read.
     Raises TraceError, naming the file, where it cannot be read.
     """
+    if execution is not None:
+        return _completed(read_trace(path, part), execution)
     if remote.is_remote(path):
         with remote.fetched(path) as local:
             return read_trace(local, part)
     cache = Cache.from_environment()
     content = cache.content(path) if cache else None
     return _trace(cache, content, part) if cache and content else readers.read(path, part)
+
+
+def _completed(trace: Trace, path: Path) -> Trace:
+    from perfscope.analyzers.readers import execution
+
+    try:
+        if not remote.is_remote(path):
+            return execution.complete(trace, execution.read(path))
+        with remote.fetched(path) as local:
+            return execution.complete(trace, execution.read(local))
+    except TraceError as error:
+        return execution.unusable(trace, error)
 
 
 def trim() -> None:

@@ -125,7 +125,7 @@ def _analyze_all(
     outcomes: list[RankOutcome] = []
     unknown: list[TraceSource] = []
     for source in sources:
-        known = cached.recall(source.path, source.part, flops) if use_cache else None
+        known = cached.recall(source.path, source.part, flops) if use_cache and source.execution is None else None
         if known is None:
             unknown.append(source)
         else:
@@ -193,8 +193,11 @@ def _on_any_machine(
 
 
 def _absolute(source: TraceSource) -> TraceSource:
-    return source if remote.is_remote(source.path) else replace(source, path=source.path.absolute())
+    if remote.is_remote(source.path):
+        return source
+    execution = source.execution.absolute() if source.execution is not None else None
+    return replace(source, path=source.path.absolute(), execution=execution)
 
 
 def _analyze(source: TraceSource, *, use_cache: bool, flops: CustomFlops | None) -> RankPartial:
-    return cached.analyze_file(source.path, source.part, use_cache=use_cache, flops=flops)
+    return cached.analyze_file(source.path, source.part, use_cache=use_cache, flops=flops, execution=source.execution)

@@ -25,8 +25,10 @@ ranges for a profiler of the user's own; the same for Nsight Systems, which ``pe
 ALWAYS_ON: Final = ("trigger", "steps")
 """Modes that time the phases of every step of the run."""
 
-BESIDE: Final = ("inspector",)
-"""What records beside this project's profiler: NCCL Inspector, which NCCL itself loads."""
+INSPECTOR: Final = "inspector"
+EXECUTION_TRACE: Final = "execution-trace"
+BESIDE: Final = (INSPECTOR, EXECUTION_TRACE)
+"""What records beside this project's profiler: NCCL Inspector, which NCCL itself loads; PyTorch's execution traces."""
 
 FOR_ANOTHER: Final = ("nvtx", "nsys")
 """Modes in which another profiler records, and this project's is never started."""
@@ -108,6 +110,8 @@ class CollectorConfig:
     """Say on standard error when recording starts and stops."""
     inspector: bool = False
     """Let NCCL load its Inspector, and log into the recording's folder."""
+    execution_trace: bool = False
+    """Record PyTorch's execution trace of the recorded steps, too."""
     stop_after: int = 0
     """Steps after which the training is ended (``perfscope tune``); 0: never."""
 

@@ -119,6 +119,17 @@ def redacted_trace(trace: IO[bytes], size: int) -> Iterator[bytes]:
         yield _redacted_piece(piece)
 
 
+def redacted_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """A JSON file of many lines, in pieces of about ``size`` bytes, without the secrets in any of its strings."""
+    while piece := file.read(size):
+        piece += file.readline()
+        if not any(mark in piece for mark in _BYTE_MARKS):
+            yield piece
+            continue
+        lines = piece.splitlines(keepends=True)
+        yield b"".join(_STRING.sub(_string, line) if any(m in line for m in _BYTE_MARKS) else line for line in lines)
+
+
 def _redacted_piece(lines: bytes) -> bytes:
     parts, done = [], 0
     for place in sorted(place for mark in _NAMED for place in _places(mark, lines)):

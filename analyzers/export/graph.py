@@ -47,7 +47,7 @@ class ChakraRank:
 
 def write_rank(plan: RankPlan) -> ChakraRank:
     """Read a rank's trace and write its file. Raises TraceError where the trace can no longer be read, and OSError."""
-    computing = computation(read_trace(plan.source.path, plan.source.part), plan.steps)
+    computing = computation(read_trace(plan.source.path, plan.source.part, plan.source.execution), plan.steps)
     nodes = list(_Chain(plan, computing).nodes())
     about: dict[str, Value] = {
         "schema": "symbolic execution trace",

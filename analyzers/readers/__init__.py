@@ -13,6 +13,8 @@ events, the compiled ``chrome_scan`` (``_scan.c``) makes arrays of ordinary ones
 report into an export, ``nsys_tables`` reads its tables whatever the release, ``nsys_processes`` finds the ranks,
 ``nsys_names`` translates names, ``nsys_columns`` collects arrays, ``nsys_build`` makes the trace.
 
+``execution`` completes a trace by PyTorch's execution trace of the same rank.
+
 Files that are no traces: ``flight`` (flight-recorder dumps), ``stacks`` and ``snapshot`` (memory snapshots). They rest
 on ``plain_pickle``, which reads pickles without classes, and ``plain_values``.
 """

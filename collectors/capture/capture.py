@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.capture.execution_trace import ExecutionTraceRecorder
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.cpu import StepTimes
 from perfscope.collectors.describe.flops import FlopCount
@@ -19,10 +20,12 @@ from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges.gc_ranges import GcRanges
 from perfscope.collectors.ranges.ranges import Ranges
+from perfscope.recording.paths import execution_trace_in_progress
 from perfscope.recording.vocabulary import BACKWARD
 
 _WITHOUT_USDT: Final = "6"
 """Kineto's log level above that of its lines "USDT: … profiler_start", the highest; it reads the level once."""
+_EXECUTION_TRACE: Final = "recording the execution trace"
 
 
 class RankCapture:
@@ -55,6 +58,10 @@ class RankCapture:
         self._problems = problems
         self._gc_ranges = GcRanges(annotator, problems)
         self._foreign = ForeignStart(yield_first)
+        self.execution: ExecutionTraceRecorder | None = None
+        """Of the recorded steps, where it is wanted."""
+        if config.execution_trace:
+            self.execution = ExecutionTraceRecorder(execution_trace_in_progress(config.folder, rank, first))
         self._flop_count: FlopCount | None = None
         self._profiler: Any = None
         self._kept: Any = None
@@ -97,6 +104,7 @@ class RankCapture:
             raise
         self._gc_ranges.install()
         self._annotator.step(self.first)
+        self._begin_execution_trace()
         self._count_cpu()
 
     def step(self) -> bool:
@@ -109,6 +117,7 @@ class RankCapture:
             return True
         with self._operating():
             self._profiler.step()
+        self._begin_execution_trace()
         self._annotator.step(self.first + self.completed)
         self._count_cpu()
         return False
@@ -146,6 +155,8 @@ class RankCapture:
         if copied is not None:
             copied.entered = False  # or it would be taken for one of the script's own
         self._profiler = None
+        if self.execution is not None:
+            self.execution.forget()
         self._gc_ranges.remove()
         self._ranges.forget()
         self._foreign.remove()
@@ -155,12 +166,19 @@ class RankCapture:
         """Stop; what was recorded stays unwritten."""
         self._gc_ranges.remove()  # first: the profiler's own collections while it stops are none of the training's
         profiler, self._profiler = self._profiler, None
+        if self.execution is not None:
+            self._problems.guard(_EXECUTION_TRACE, self.execution.end)
         try:
             if profiler is not None:
                 with self._operating():
                     profiler.__exit__(None, None, None)
         finally:
             self._release()
+
+    def _begin_execution_trace(self) -> None:
+        # One step early, as the profiler: the recorded steps are in it whole.
+        if self.execution is not None and self.completed >= self._config.warmup - 1:
+            self._problems.guard(_EXECUTION_TRACE, self.execution.begin)
 
     def _count_cpu(self) -> None:
         if self.completed == self._config.warmup:

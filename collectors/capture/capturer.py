@@ -103,6 +103,7 @@ class Capturer:
     def join(self) -> None:
         """Wait until every trace is compressed."""
         self._writer.join()
+        self._problems.guard("removing execution traces", self._writer.remove_unfinished)
 
     def _start(self, step: int, due: Due, optimizers: list[Any]) -> None:
         if self._foreign.at_work():
@@ -180,6 +181,11 @@ class Capturer:
         except Exception as error:
             self._give_up("the trace could not be written", error)
             return
+        execution = capture.execution.take() if capture.execution is not None else None
+        if execution is not None:
+            self._problems.guard(
+                "writing the execution trace", self._writer.write_execution_trace, self._due.number, execution
+            )
         if not self._due.early:
             self._announcer.ends(capture.first_active, capture.active_completed)
         self._run_file.count_backwards(capture.backwards, capture.completed)

@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.collectors.problems import Problems
-from perfscope.recording.paths import partial, trace_file
-from perfscope.redact import redacted_trace
+from perfscope.recording.paths import (
+    execution_trace_file,
+    execution_trace_in_progress,
+    partial,
+    rank_and_capture_of_trace_file,
+    trace_file,
+)
+from perfscope.redact import redacted_lines, redacted_trace
 
 GZIP_LEVEL: Final = 3
 """Traces repeat themselves so much that higher levels cost several times the time for a tenth of the size."""
@@ -54,6 +60,17 @@ class TraceWriter:
                     left.unlink()
             raise
         compressed = trace_file(self._folder, self._rank, capture)
+        self._compress_meanwhile(plain, compressed)
+        return compressed.name
+
+    def write_execution_trace(self, capture: int, written: Path) -> None:
+        """Take over what PyTorch has written of capture number ``capture``, and compress it. Raises OSError."""
+        plain = execution_trace_file(self._folder, self._rank, capture, compressed=False)
+        _check_whole(written)
+        written.replace(plain)
+        self._compress_meanwhile(plain, execution_trace_file(self._folder, self._rank, capture))
+
+    def _compress_meanwhile(self, plain: Path, compressed: Path) -> None:
         # Not a daemon: the interpreter waits for it at its end, wherever that comes from.
         thread = threading.Thread(target=self._compress, args=(plain, compressed), name="perfscope-compress")
         try:
@@ -61,7 +78,11 @@ class TraceWriter:
             self._threads.append(thread)
         except RuntimeError:  # from Python 3.12 an interpreter that is ending starts no threads
             self._compress(plain, compressed)
-        return compressed.name
+
+    def remove_unfinished(self) -> None:
+        """Remove what PyTorch wrote of captures that came to nothing. Raises OSError."""
+        for left in self._folder.glob(execution_trace_in_progress(Path(), self._rank, "*").name):
+            left.unlink()
 
     def busy(self) -> bool:
         """Is a trace still being compressed? Steps meanwhile are not undisturbed ones."""
@@ -99,7 +120,8 @@ def _gzip(source: Path, target: Path) -> None:
     """Compress a trace, without the secrets in it."""
     compressor = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     with source.open("rb") as reader, target.open("wb") as writer:
-        for piece in redacted_trace(reader, CHUNK):
+        is_trace = rank_and_capture_of_trace_file(source) is not None
+        for piece in (redacted_trace if is_trace else redacted_lines)(reader, CHUNK):
             writer.write(compressor.compress(piece))
         writer.write(compressor.flush())
 

@@ -19,7 +19,7 @@ from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, PARTIAL_SUF
 from perfscope.redact import redact_command
 
 _OURS: Final = re.compile(
-    rf"^(?:rank-\d+\.(?:run\.json|compiled\.json|steps\.bin|stacks\.txt|flight\.(?:pickle|json)|capture-\d+\.trace\.json(?:\.gz)?)(?:{re.escape(PARTIAL_SUFFIX)})?"
+    rf"^(?:rank-\d+\.(?:run\.json|compiled\.json|steps\.bin|stacks\.txt|flight\.(?:pickle|json)|capture-\d+\.(?:trace|et)\.json(?:\.gz)?|step-\d+\.et\.json)(?:{re.escape(PARTIAL_SUFFIX)})?"
     rf"|nsys-[0-9a-f]+\.\w[\w-]*|host-[\w.-]+\.samples\.jsonl|{re.escape(LAUNCH_FILE)}|{re.escape(REPORT_FILE)})$"
 )
 _OURS_IN_BOOTSTRAP: Final = re.compile(
@@ -64,7 +64,7 @@ def describe_launch(config: CollectorConfig, command: Sequence[str]) -> LaunchMe
             for name in (
                 "ranks", "wait", "warmup", "active", "repeat", "shapes", "stacks", "memory", "nvtx", "count_flops",
                 "sample_every", "mode", "trigger", "cooldown", "max_captures", "budget", "signal", "hang_timeout",
-                "inspector",
+                "inspector", "execution_trace",
             )
         },
     )  # fmt: skip

@@ -11,7 +11,15 @@ import click
 
 from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
-from perfscope.collectors.config import BESIDE, FOR_ANOTHER, HANG_TIMEOUT_S, SIGNALS, CollectorConfig
+from perfscope.collectors.config import (
+    BESIDE,
+    EXECUTION_TRACE,
+    FOR_ANOTHER,
+    HANG_TIMEOUT_S,
+    INSPECTOR,
+    SIGNALS,
+    CollectorConfig,
+)
 from perfscope.collectors.inprocess.options import DEFAULT_OUTPUT, default_hang_timeout
 from perfscope.collectors.launch.folder import package_root
 from perfscope.collectors.launch.nsys import NsysNotFoundError, says_nsys
@@ -80,7 +88,8 @@ NSYS_RECORDS: Final = (
 @click.option(
     "--with", "other", type=click.Choice((*FOR_ANOTHER, *BESIDE)),
     help="Let another profiler record, with PerfScope's ranges: nsys is started; with nvtx you start the profiler. "
-    "With inspector, NCCL Inspector logs collectives beside the traces."
+    "With inspector, NCCL Inspector logs collectives beside the traces; with execution-trace, PyTorch writes its "
+    "execution traces of the recorded steps."
 )  # fmt: skip
 @click.option(
     "--sample-every", type=Number(), default=0.5, metavar="SECONDS",
@@ -132,8 +141,7 @@ def command(
     """
     if isinstance(problem := _not_runnable(command[0]), int):
         sys.exit(problem)
-    inspector = other in BESIDE
-    mode = _mode(steps_only=steps_only, trigger=trigger, other=None if inspector else other)
+    mode = _mode(steps_only=steps_only, trigger=trigger, other=None if other in BESIDE else other)
     try:
         config = CollectorConfig(
             output=str(output.absolute()),
@@ -142,7 +150,8 @@ def command(
             mode=mode,
             hang_timeout=default_hang_timeout(hang_timeout, mode),
             announce=not quiet,
-            inspector=inspector,
+            inspector=other == INSPECTOR,
+            execution_trace=other == EXECUTION_TRACE,
             trigger=CollectorConfig.trigger if trigger is None else trigger,
             **options,  # type: ignore[arg-type]  # click has checked them against the options above
         )

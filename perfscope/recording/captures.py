@@ -43,6 +43,8 @@ class TraceSource:
     named_rank: int | None
     part: str | None = None
     """Which of the ranks in a file that may hold several (a report of Nsight Systems); None until that is known."""
+    execution: Path | None = None
+    """PyTorch's execution trace of the same rank and time, where there is one."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
-from perfscope.recording import dumps, inspector, metadata, paths, remote, snapshots
+from perfscope.recording import dumps, execution_traces, inspector, metadata, paths, remote, snapshots
 from perfscope.recording.captures import (
     Capture,
     TraceSource,
@@ -26,6 +26,11 @@ NSYS_PARQUET_MARK: Final = "StringIds.parquet"
 """In every Parquet export of Nsight Systems, which is a folder with a file a table."""
 
 _ARCHIVES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+_WITHOUT_TIMES: Final = (
+    "{}: is an execution trace of PyTorch, which has operators but no times; analyze a folder in which the profiler's "
+    "trace of the same steps (export_chrome_trace) lies beside it"
+)
 
 __all__ = ["Job", "Problem", "TraceSource", "open_job", "rank_in_name"]
 
@@ -93,6 +98,12 @@ def open_job(path: Path, capture: int | None = None) -> Job:
     """
     if not path.exists():
         raise UnusableInput(f"{path}: no such file or folder")
+    if path.is_file() and execution_traces.process_of(path) is not None:
+        raise UnusableInput(_WITHOUT_TIMES.format(path))
+    return _with_execution_traces(_open(path, capture))
+
+
+def _open(path: Path, capture: int | None) -> Job:
     if path.is_file() and path.name.lower().endswith(_ARCHIVES):
         raise UnusableInput(f"{path}: is an archive; unpack it (tar xf {path.name}) and name the folder")
     if path.is_file() and (log := inspector.find([path])):
@@ -115,7 +126,25 @@ def open_job(path: Path, capture: int | None = None) -> Job:
     if traces or stuck or taken or logs:
         job = _choose(path, captures_of_files(traces), capture) if traces else Job(path, ())
         return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
+    if executions := execution_traces.find(names):
+        raise UnusableInput(_WITHOUT_TIMES.format(next(iter(executions))))
     return _open_folders_below(path, capture)
+
+
+def _with_execution_traces(job: Job) -> Job:
+    """The job whose traces know the execution traces in the same folders."""
+    folders = dict.fromkeys(source.path.parent for source in job.sources if source.path.name.endswith(TRACE_SUFFIXES))
+    if job.path.is_file():
+        return job
+    found = {path: pid for folder in folders for path, pid in execution_traces.find(files_in(folder)).items()}
+    if not found:
+        return job
+    sources, nameless = execution_traces.beside(job.sources, found, job.capture)
+    problems = (
+        Problem(None, path, "is an execution trace, and nothing shows of which rank: name it et_rank<N>.json")
+        for path in nameless
+    )
+    return replace(job, sources=sources, problems=(*job.problems, *problems))
 
 
 def _with_stuck(job: Job, stuck: dumps.StuckFiles) -> Job:
@@ -251,7 +280,9 @@ def files_in(folder: Path) -> list[Path]:
 
 def traces_in(folder: Path, names: list[Path]) -> list[Path]:
     """The traces among a folder's files (and folders: an export may be one), each recording once."""
-    return [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)] + _reports(folder, names)
+    traces = [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)]
+    executions = execution_traces.find(traces)
+    return [entry for entry in traces if entry not in executions] + _reports(folder, names)
 
 
 def _reports(folder: Path, names: list[Path]) -> list[Path]:

@@ -6,6 +6,7 @@ A recording is one folder::
       perfscope.json                       the launch: command, options, when (LaunchMetadata)
       rank-00003.run.json                  what no trace holds, one per rank (RunMetadata)
       rank-00003.capture-0.trace.json.gz   the Chrome trace of one capture of one rank
+      rank-00003.capture-0.et.json.gz      PyTorch's execution trace of the same steps (--with execution-trace)
       rank-00003.compiled.json             where its compiled code comes from (perfscope.recording.compiled)
       rank-00003.steps.bin                 how long each of its steps took (perfscope.recording.history)
       host-node7.samples.jsonl             what the system sampler saw of one host (perfscope.recording.samples)
@@ -44,6 +45,7 @@ _COMPILED = re.compile(r"^rank-(\d+)\.compiled\.json$")
 _STACKS = re.compile(r"^rank-(\d+)\.stacks\.txt$")
 _FLIGHT = re.compile(r"^rank-(\d+)\.flight\.(?:pickle|json)$")
 _TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
+_EXECUTION = re.compile(r"^rank-(\d+)\.capture-(\d+)\.et\.json(\.gz)?$")
 
 
 def job_folder(folder: Path, number: int) -> Path:
@@ -65,6 +67,16 @@ def run_file(folder: Path, rank: int) -> Path:
 def trace_file(folder: Path, rank: int, capture: int, *, compressed: bool = True) -> Path:
     """The Chrome trace of one capture (counted from 0) of one rank."""
     return folder / f"rank-{rank:05d}.capture-{capture}.trace.json{'.gz' if compressed else ''}"
+
+
+def execution_trace_file(folder: Path, rank: int, capture: int, *, compressed: bool = True) -> Path:
+    """PyTorch's execution trace of one capture of one rank."""
+    return folder / f"rank-{rank:05d}.capture-{capture}.et.json{'.gz' if compressed else ''}"
+
+
+def execution_trace_in_progress(folder: Path, rank: int, step: int | str) -> Path:
+    """Where PyTorch writes an execution trace that begins around ``step``, until it is whole; ``*``: around any."""
+    return partial(folder / f"rank-{rank:05d}.step-{step}.et.json")
 
 
 def samples_file(folder: Path, host: str) -> Path:
@@ -116,6 +128,12 @@ def is_samples_file(path: Path) -> bool:
 def rank_and_capture_of_trace_file(path: Path) -> tuple[int, int] | None:
     """(rank, capture) in a trace file's name, None if this project did not name it."""
     match = _TRACE.match(path.name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def rank_and_capture_of_execution_trace(path: Path) -> tuple[int, int] | None:
+    """(rank, capture) in an execution trace's name, None if this project did not name it."""
+    match = _EXECUTION.match(path.name)
     return (int(match[1]), int(match[2])) if match else None
 
 

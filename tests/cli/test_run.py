@@ -245,7 +245,8 @@ def test_the_configuration_travels_in_a_file(tmp_path: Path) -> None:
             {"mode": "trigger", "trigger": 2.5, "cooldown": 7, "max_captures": 2, "budget": 1.5},
         ),
         (("--with", "nvtx"), {"mode": "nvtx", "inspector": False}),
-        (("--with", "inspector"), {"mode": "captures", "inspector": True}),
+        (("--with", "inspector"), {"mode": "captures", "inspector": True, "execution_trace": False}),
+        (("--with", "execution-trace"), {"mode": "captures", "inspector": False, "execution_trace": True}),
     ],
 )
 def test_modes_travel_to_the_ranks_and_into_the_launch(
