@@ -47,17 +47,33 @@ def memory_counts(library: Any, index: int) -> dict[str, int]:
     return {name: int(counted[key]) for name, key in _MEMORY_COUNTS.items() if key in counted}
 
 
-class DeviceProbe:
-    """A thread that waits for the devices when asked.
+def devices(modules: Iterable[Any]) -> list[tuple[str, int | None]]:
+    """Type and index of the devices that hold the modules' parameters, or are current on this thread: see
+    ``device_types``. None is the only one of its type.
+    """
+    modules = list(modules)
+    held = {(each.device.type, each.device.index) for module in modules for each in module.parameters()}
+    found = {(kind, index) for kind, index in held if kind not in ("cpu", "meta")}
+    return sorted(found, key=str) or [(kind, _current(kind)) for kind in device_types(modules)]
 
-    Made while the job runs: from Python 3.12 an interpreter that is ending starts no threads.
+
+def _current(kind: str) -> int | None:
+    library: Any = sys.modules[f"torch.{kind}"]
+    return int(library.current_device()) if hasattr(library, "current_device") else None
+
+
+class DeviceProbe:
+    """A thread that waits for ``devices`` when asked.
+
+    Made while the job runs: from Python 3.12 an interpreter that is ending starts no threads. Which device is current
+    belongs to each thread, and is the first one on a new thread: it would be some other rank's.
     """
 
-    def __init__(self, kinds: list[str]) -> None:
-        self._kinds = kinds
+    def __init__(self, devices: list[tuple[str, int | None]]) -> None:
+        self._devices = devices
         self._asked = threading.Event()
         self._idle = threading.Event()
-        if kinds:
+        if devices:
             threading.Thread(target=self._wait, name="perfscope-device", daemon=True).start()
         else:
             self._idle.set()
@@ -71,6 +87,6 @@ class DeviceProbe:
         import torch
 
         self._asked.wait()
-        for kind in self._kinds:
-            getattr(torch, kind).synchronize()
+        for kind, index in self._devices:
+            getattr(torch, kind).synchronize(*(() if index is None else (index,)))
         self._idle.set()

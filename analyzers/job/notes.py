@@ -28,7 +28,7 @@ def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Itera
         *_about_steps(result, info),
         *_about_ranks(job, info),
         *_about_reading(result),
-        *_about_devices(result),
+        *_about_devices(job, result),
         *_about_collectives(result),
         *_about_clock(result),
         *_about_graphs(result),
@@ -76,11 +76,13 @@ def _about_reading(result: AlignedJob) -> Iterator[Note]:
             yield note("reading", "reading", (rank,), rank=rank, source=partial.source, problems=problems)
 
 
-def _about_devices(result: AlignedJob) -> Iterator[Note]:
+def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:
+    trained_on = {rank: run.device.type for rank, run in job.runs.items()}
     blind = tuple(
         rank
         for rank, partial in sorted(result.partials.items())
-        if not partial.has_device_work and (partial.has_devices or partial.backend in DEVICE_BACKENDS)
+        if not partial.has_device_work
+        and (partial.has_devices or partial.backend in DEVICE_BACKENDS or trained_on.get(rank, "cpu") != "cpu")
     )
     if blind:
         yield note("time_breakdown", "no_device_events", blind)

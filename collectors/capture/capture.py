@@ -14,7 +14,7 @@ from perfscope.collectors.capture.execution_trace import ExecutionTraceRecorder
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.cpu import StepTimes
 from perfscope.collectors.describe.flops import FlopCount
-from perfscope.collectors.device import DeviceProbe, device_types
+from perfscope.collectors.device import DeviceProbe, device_types, devices
 from perfscope.collectors.discovery import JobObjects
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
@@ -90,7 +90,7 @@ class RankCapture:
 
     def start(self, objects: JobObjects) -> None:
         """Start the warm-up at the boundary before step ``first``. Raises whatever the profiler raises."""
-        self._probe = DeviceProbe(device_types(objects.roots))
+        self._probe = DeviceProbe(devices(objects.roots))
         self._profiler = self._make_profiler(objects)
         self._foreign.install()
         self._ranges.install(objects.to_hook())

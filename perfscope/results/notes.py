@@ -36,7 +36,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "perfscope::rank#0 of 2.",
     "reading": "Rank {rank} ({source}): {problems:texts}.",
     "no_device_events": "The trace has no GPU events, although the job has devices: the breakdown shows host "
-    "threads only. Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+    "threads only. Your own profiling needs ProfilerActivity.CUDA. perfscope run records with it: there CUPTI, which "
+    "traces kernels for one profiler at a time (nsys, ncu, DCGM), was in use, missing or not permitted; perfscope "
+    "doctor, run where the ranks ran, says which.",
     "mismatch": "Group {group!r}, step {step}: {mismatch}; collectives without a counterpart are not compared.",
     "more_mismatches": "{count} more mismatches like these.",
     "participants_missing": "{share:.0%} of the collectives have participants that are not in the recording: "

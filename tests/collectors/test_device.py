@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfscope.collectors.device import device_types, memory_counts
+from perfscope.collectors.device import DeviceProbe, device_types, devices, memory_counts
 from perfscope.recording.metadata import DeviceMetadata
 from tests.collectors.harness import needs_torch
 
@@ -62,3 +62,41 @@ def test_offloaded_parameters_are_on_the_devices_that_the_process_uses(monkeypat
     assert device_types([model]) == []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert device_types([model]) == ["cuda"]
+
+
+class Held:
+    """A model with a parameter on each of these devices, without the devices."""
+
+    def __init__(self, *names: str) -> None:
+        import torch
+
+        self._parameters = [SimpleNamespace(device=torch.device(name)) for name in names]
+
+    def parameters(self) -> list[SimpleNamespace]:
+        return self._parameters
+
+
+@needs_torch
+def test_the_probe_waits_for_the_rank_s_own_devices_and_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its thread another device is current, as on every new thread."""
+    import torch
+
+    waited: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index=0: waited.append(index))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 5)
+    assert devices([Held("cuda:3", "cuda:2", "cpu")]) == [("cuda", 2), ("cuda", 3)]
+    assert DeviceProbe(devices([Held("cuda:3")])).idle()
+    assert waited == [3]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert devices([Held("cpu")]) == [("cuda", 5)], "offloaded parameters"
+
+
+@needs_torch
+def test_a_type_with_one_device_is_waited_for_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    waited: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    assert DeviceProbe([("mps", None)]).idle()
+    assert waited == ["mps"]
+    assert DeviceProbe(devices([Held("cpu")])).idle()
