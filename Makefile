@@ -55,7 +55,9 @@ codebases: export PATH := $(CURDIR)/$(CODEBASES_VENV)/bin:$(PATH)
 codebases: $(CODEBASES_VENV)/codebases.stamp
 	$(CODEBASES_VENV)/bin/python -m tests.codebases.table $(CODEBASES_ARGS)
 
-# On a machine with CUDA and nothing else to do. Some of it: make gpu GPU_ARGS='--only account'
+# On a machine with CUDA and nothing else to do. Some of it: make gpu GPU_ARGS='--only account'. Without a network:
+# make gpu WHEELS=wheels, a folder that python -m tests.gpu.wheels has filled elsewhere.
+GPU_INDEX := $(if $(WHEELS),--no-index --find-links '$(WHEELS)')
 gpu: $(GPU_VENV)/gpu.stamp
 	$(GPU_VENV)/bin/python -m tests.gpu $(GPU_ARGS)
 
@@ -118,11 +120,14 @@ $(CODEBASES_VENV)/codebases.stamp: pyproject.toml constraints.txt tests/codebase
 # The torch in use is the one to accept: it comes from the interpreter's own packages.
 $(GPU_VENV)/gpu.stamp: pyproject.toml | $(GPU_VENV)/bin/python
 	$(GPU_VENV)/bin/python -c 'import torch' || { echo "make gpu needs a CUDA build of torch in $(PYTHON)'s packages"; exit 1; }
-	$(GPU_VENV)/bin/python -m pip install --quiet --editable '.[sampler]' 'nvtx>=0.2.10'
+	$(GPU_VENV)/bin/python -m pip install --quiet $(GPU_INDEX) --editable '.[sampler]' 'nvtx>=0.2.10'
 	@touch $@
 
+# An environment on top of another one sees the system's packages only: PYTHON's own are added.
 $(GPU_VENV)/bin/python:
 	$(PYTHON) -m venv --system-site-packages $(GPU_VENV)
+	$(PYTHON) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+	    > "$$($(GPU_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_python.pth"
 
 $(VENV)/bin/python $(FRAMEWORKS_VENV)/bin/python $(CODEBASES_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit("PerfScope needs Python 3.10 or newer; try: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'

@@ -1,6 +1,6 @@
 """Run the acceptance on this machine's GPUs and print its table.
 
-    python -m tests.gpu [--only account] [--device cpu] [--output FOLDER]
+    python -m tests.gpu [--only account] [--device cpu] [--minutes 10] [--output FOLDER]
 
 The exit code is 1 where a point does not hold, 2 where there is no GPU. Every recording, page, summary and output stays
 in the folder, with the table as ``table.md`` and ``points.json``.
@@ -21,7 +21,7 @@ import torch
 
 from perfscope import __version__
 from tests.gpu import account, care, changes, nsys, several
-from tests.gpu.points import HEAD, Point, guarded
+from tests.gpu.points import HEAD, Point, guarded, skipped
 from tests.gpu.recorded import Place
 
 AREAS: Final[dict[str, Callable[[Place], Iterable[Point]]]] = {
@@ -37,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=list(AREAS), help="may be repeated")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: as far as that goes")
+    parser.add_argument("--minutes", type=float, default=10.0, help="after which what is left is skipped")
     parser.add_argument("--output", type=Path, default=Path("gpu-acceptance"), help="folder that keeps the evidence")
     options = parser.parse_args()
     devices = torch.cuda.device_count() if options.device == "cuda" else 0
@@ -52,10 +53,17 @@ def main() -> int:
     print(f"{about}\n\n{HEAD}", flush=True)
     points: list[Point] = []
     began = time.monotonic()
+    over = began + 60 * options.minutes
     for area in options.only or AREAS:
         for point in guarded(area, lambda area=area: AREAS[area](place)):  # type: ignore[misc]
             print(point.row(), flush=True)
             points.append(point)
+            if time.monotonic() > over:
+                points.append(skipped(area, "what is left", f"{options.minutes:g} minutes are over"))
+                print(points[-1].row(), flush=True)
+                break
+        if time.monotonic() > over:
+            break
     failed = sum(point.holds is False for point in points)
     left_out = sum(point.holds is None for point in points)
     summary = f"{len(points)} points: {failed} do not hold, {left_out} skipped; {time.monotonic() - began:.0f} s"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,44 +14,63 @@ from statistics import median
 
 from tests.gpu import raw
 from tests.gpu.points import Point, between, near, says, skipped
-from tests.gpu.recorded import Place, Run, must, train
+from tests.gpu.recorded import Place, Run, analyzed, must, train
 from tests.gpu.setups import Setup
 
 MODEL = Setup(layers=4, width=512, batch=8, context=256)
 NEVER = ("--wait", "1000000")
 """No capture: what ``perfscope run`` costs outside of them."""
-ROUNDS = 3
+ROUNDS = 2
+LONG = 90
+RECORDED, AFTER = slice(8, 14), slice(30, None)
+"""Of such a run: steps in its capture, which are 8 to 15, and steps after it and after what is written then."""
+KINETO = re.compile(r"USDT|CUPTI|ActivityProfiler\w*\.cpp")
+REFUSING = "int cuptiSubscribe() { return 35; }\nint cuptiActivityEnable() { return 35; }\n"
+"""In place of CUPTI's: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES."""
 
 
 def checks(place: Place) -> Iterator[Point]:
     """All of them."""
-    yield from _outside(place)
-    yield from _inside(place)
+    yield from _overhead(place)
     yield from _side_stream(place)
     yield from _own_profiler(place)
     yield from _out_of_memory(place)
     yield from _without_nvml(place)
     yield from _compiled(place)
+    yield from _graphed(place)
     yield from _cupti_taken(place)
+    yield from _cupti_refused(place)
 
 
-def _outside(place: Place) -> Iterator[Point]:
-    """Runs with the collector waiting, between bare ones."""
-    ratios = []
+def _overhead(place: Place) -> Iterator[Point]:
+    """Runs in turn: bare, with a collector that waits, profiled by hand, recorded, recorded with CUPTI torn down."""
+    waits, inside, after, torn, lines = [], [], [], [], []
     for number in range(ROUNDS):
-        bare = must(train(place, f"bare-{number}", [MODEL], steps=120))
-        waiting = train(place, f"waiting-{number}", [MODEL], steps=120, record=NEVER)
-        ratios.append(median(waiting.steps_ms()[20:]) / median(bare.steps_ms()[20:]))
-    yield between("care", "step time outside of captures, of a bare run's", 0.9, median(ratios), 1.02)
+        bare = must(train(place, f"bare-{number}", [MODEL], steps=LONG))
+        waiting = must(train(place, f"waiting-{number}", [MODEL], steps=LONG, record=NEVER))
+        by_hand = must(train(place, f"by-hand-{number}", [MODEL], job=("--own-profiler", "5,3,8")))
+        ours = must(train(place, f"ours-{number}", [MODEL], steps=LONG, record=()))
+        waits.append(_ratio(waiting, bare, AFTER))
+        inside.append(_ratio(ours, by_hand, RECORDED))
+        after.append(_ratio(ours, bare, AFTER))
+        lines += [line for line in ours.done.output.splitlines() if KINETO.search(line)]
+        if place.on_gpu:
+            variables = {"TEARDOWN_CUPTI": "1"}
+            run = must(train(place, f"torn-{number}", [MODEL], steps=LONG, record=(), environment=variables))
+            torn.append(_ratio(run, bare, AFTER))
+    yield between("care", "step time outside of captures, of a bare run's", 0.9, median(waits), 1.02)
+    yield between("care", "recorded steps, of torch.profiler's by hand", 0.8, median(inside), 1.15)
+    # Kineto leaves CUPTI loaded, unless TEARDOWN_CUPTI=1.
+    what = "step time after a capture, of a bare run's"
+    yield between("care", what, 0.9, median(after), 1.05)
+    if torn:
+        yield between("care", f"{what}, with TEARDOWN_CUPTI=1", 0.9, median(torn), 1.05)
+    yield says("care", "the output", "no line of Kineto's", "; ".join(lines) or "none", holds=not lines)
 
 
-def _inside(place: Place) -> Iterator[Point]:
-    """Recorded steps beside those of torch.profiler by hand, with the same settings."""
-    by_hand = must(train(place, "by-hand", [MODEL], job=("--own-profiler", "5,3,8")))
-    ours = must(train(place, "ours", [MODEL], record=()))
-    recorded = slice(8, 14)  # steps 9 to 14; item 0 is step 1
-    ratio = median(ours.steps_ms()[recorded]) / median(by_hand.steps_ms()[recorded])
-    yield between("care", "recorded steps, of torch.profiler's by hand", 0.8, ratio, 1.15)
+def _ratio(run: Run, other: Run, steps: slice) -> float:
+    """Median step time of one run, of another's."""
+    return median(run.steps_ms()[steps]) / median(other.steps_ms()[steps])
 
 
 def _side_stream(place: Place) -> Iterator[Point]:
@@ -79,6 +102,13 @@ def _out_of_memory(place: Place) -> Iterator[Point]:
     run = train(place, "out-of-memory", [replace(MODEL, oom_at=10)], record=())
     yield _ended(run, "memory runs out in a recorded step, and is caught")
     yield _readable(run)
+    ends = replace(MODEL, oom_at=12, oom_caught=False)
+    bare, run = train(place, "oom-ends-bare", [ends]), train(place, "oom-ends", [ends], record=())
+    codes = f"exit code {run.done.code}"
+    expected = f"exit code {bare.done.code}"
+    yield says("care", "memory runs out and ends the training", expected, codes, holds=run.done.code == bare.done.code)
+    steps = len(analyzed(run).summary.get("job", {}).get("steps", ()))
+    yield says("care", "its recording", "the steps before", f"{steps} steps", holds=1 <= steps <= 4)
 
 
 def _without_nvml(place: Place) -> Iterator[Point]:
@@ -86,7 +116,7 @@ def _without_nvml(place: Place) -> Iterator[Point]:
     folder = place.folder / "stub"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pynvml.py").write_text("raise ImportError('no NVML here')\n", encoding="utf-8")
-    path = f"{folder}:{Path(__file__).resolve().parents[2]}"
+    path = os.pathsep.join((str(folder), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")))
     run = train(place, "without-nvml", [MODEL], record=(), environment={"PYTHONPATH": path})
     yield _ended(run, "without NVML")
     yield _readable(run)
@@ -106,6 +136,23 @@ def _compiled(place: Place) -> Iterator[Point]:
     yield near("care", "compiled: step time", run.recorded_ms(), run.reported_ms(), 0.03, " ms")
 
 
+def _graphed(place: Place) -> Iterator[Point]:
+    """CUDA graphs of the script's own, made before it is recorded: their kernels are there, nothing breaks."""
+    if not place.on_gpu:
+        yield skipped("care", "CUDA graphs by hand", "no GPU")
+        return
+    setup, same = replace(MODEL, graph=True, precision="tf32"), {"job": ("--deterministic",)}
+    bare = must(train(place, "graphs-bare", [setup], **same))
+    run = must(train(place, "graphs", [setup], record=("--repeat", "2"), steps=40, **same))
+    equal = bare.losses() == run.losses()[: len(bare.losses())]
+    yield says(
+        "care", "CUDA graphs, two captures: losses", "a bare run's", "equal" if equal else "different", holds=equal
+    )
+    yield near("care", "CUDA graphs: step time", run.recorded_ms(), run.reported_ms(), 0.03, " ms")
+    unlisted = run.noted("graphs_unlisted")
+    yield says("care", "CUDA graphs: their kernels", "in the recording", unlisted or "in it", holds=not unlisted)
+
+
 def _cupti_taken(place: Place) -> Iterator[Point]:
     """Another subscriber has CUPTI: the training is unharmed, and clear words say what is missing."""
     if not place.on_gpu:
@@ -115,12 +162,32 @@ def _cupti_taken(place: Place) -> Iterator[Point]:
     if "libcupti is not installed" in run.done.output or "cuptiSubscribe returned" in run.done.output:
         yield skipped("care", "CUPTI is in use", run.done.output.strip().splitlines()[-1])
         return
-    yield _ended(run, "CUPTI is in use")
+    yield from _untraced(run, "CUPTI is in use")
+
+
+def _cupti_refused(place: Place) -> Iterator[Point]:
+    """CUPTI answers as it does a user who may not profile. A library in front of it stands for the driver's setting."""
+    what = "CUPTI is not permitted"
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if not place.on_gpu or compiler is None:
+        yield skipped("care", what, "no C compiler" if place.on_gpu else "no GPU")
+        return
+    place.folder.mkdir(parents=True, exist_ok=True)
+    source, library = place.folder / "refusing.c", (place.folder / "librefusing.so").resolve()
+    source.write_text(REFUSING, encoding="utf-8")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    run = train(place, "cupti-refused", [MODEL], record=(), environment={"LD_PRELOAD": str(library)})
+    yield from _untraced(run, what)
+
+
+def _untraced(run: Run, what: str) -> Iterator[Point]:
+    """The training went on, and the analysis says why there are no kernels, if there are none."""
+    yield _ended(run, what)
     kernels = sum(len(raw.device_spans(raw.events(path))) for path in run.traces())
-    said = _problems(run) + run.analysis.output
-    clear = kernels > 0 or "CUPTI" in said or "no kernels" in said.lower()
+    said = _problems(run) + run.noted("no_device_events")
     found = f"{kernels} kernels; {said[-250:]}"
-    yield says("care", "CUPTI is in use: it is said", "kernels, or words about CUPTI", found, holds=clear)
+    clear = kernels > 0 or "CUPTI" in said
+    yield says("care", f"{what}: it is said", "kernels, or words about CUPTI", found, holds=clear)
 
 
 def _ended(run: Run, what: str) -> Point:

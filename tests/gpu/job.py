@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.gpu.models import VOCABULARY, by_hand, network
 from tests.gpu.setups import Setup
+from tests.gpu.strategies import autocast, engine, loss_of
 
 SETTLING = 4
 """Steps at the begin of a turn that do not count: loader workers have batches ready, the device speeds up."""
@@ -91,10 +92,7 @@ class Training:
         if setup.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.flops = self._counted(model) if setup.count_flops else 0
-        self.model = _wrapped(model, setup)
-        if setup.compile:
-            self.model = torch.compile(self.model, mode=None if setup.compile == "default" else setup.compile)
-        self.optimizer = _optimizer(self.model, setup)
+        self.engine = engine(model, setup, device, self.data[0][0])
         loader = DataLoader(
             self.data, batch_size=None, num_workers=setup.workers, pin_memory=setup.pinned,
             persistent_workers=bool(setup.workers),
@@ -131,50 +129,25 @@ class Training:
             inputs = inputs.to(memory_format=torch.channels_last)
         if number == setup.oom_at:
             self._too_much()
-        with self._autocast():
-            loss = nn.functional.cross_entropy(self.model(inputs).flatten(0, -2), targets.flatten())
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.losses.append(loss.detach())
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.setup.precision != "bf16":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        self.losses.append(self.engine.step(inputs, targets).detach())
 
     def _too_much(self) -> None:
-        """More memory than there is, as users meet it: caught, and the training goes on."""
+        """More memory than there is, as users meet it."""
         try:
             torch.empty(1 << 50, dtype=torch.uint8, device=self.device)
         except RuntimeError:  # torch.OutOfMemoryError is one
+            if not self.setup.oom_caught:
+                raise
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def _counted(self, model: nn.Module) -> int:
         """FLOPs of one forward and backward, by torch's own counter; recomputation counts where there is any."""
         inputs, targets = (part.to(self.device) for part in self.data[0])
-        with FlopCounterMode(display=False) as counter, self._autocast():
-            nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten()).backward()
+        with FlopCounterMode(display=False) as counter, autocast(self.setup, self.device):
+            loss_of(model(inputs), targets).backward()
         model.zero_grad()
         return int(counter.get_total_flops())
-
-
-def _wrapped(model: nn.Module, setup: Setup) -> nn.Module:
-    if setup.strategy == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
-    if setup.strategy == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
-    return model
-
-
-def _optimizer(model: nn.Module, setup: Setup) -> torch.optim.Optimizer:
-    how: dict[str, Any] = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-    return torch.optim.AdamW(model.parameters(), lr=1e-4, **how[setup.optimizer])
 
 
 def _rank() -> int:

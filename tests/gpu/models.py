@@ -93,6 +93,14 @@ def network(setup: Setup) -> Network:
     return Network(setup, nn.Embedding(VOCABULARY, setup.width), stack, head)
 
 
+def stage_of(model: Network, rank: int, ranks: int) -> nn.Module:
+    """A rank's share of the model, as a stage of a pipeline."""
+    size = len(model.blocks) // ranks
+    until = len(model.blocks) if rank == ranks - 1 else (rank + 1) * size
+    blocks = list(model.blocks)[rank * size : until]
+    return nn.Sequential(*[model.entry] * (rank == 0), *blocks, *[model.head] * (rank == ranks - 1))
+
+
 def by_hand(setup: Setup) -> float:
     """Model FLOPs of one step's matrix products: 2 per multiplication, three times the forward's for both passes.
 
@@ -110,3 +118,10 @@ def by_hand(setup: Setup) -> float:
         return 3.0 * (setup.layers * 2 * setup.width**2 * tokens + head)
     per_layer = 2 * 12 * setup.width**2 * tokens + 2 * 2 * setup.width * setup.context * tokens
     return 3.0 * (setup.layers * per_layer + head)
+
+
+def again_by_hand(setup: Setup) -> float:
+    """The same of transformer blocks that are checkpointed: one more forward of each, without its last product."""
+    tokens = setup.batch * setup.context
+    again = 2 * 8 * setup.width**2 * tokens + 2 * 2 * setup.width * setup.context * tokens
+    return by_hand(setup) + setup.layers * again

@@ -28,6 +28,9 @@ def checks(place: Place) -> Iterator[Point]:
         yield says("nsys", "kernels", "compute time", f"{compute / 1e3:.2f} ms per step", holds=compute > 0)
     else:
         yield skipped("nsys", "kernels", "no GPU")
+    if place.on_gpu:  # there ranks open and close the window of the planned steps, cudaProfilerStart and -Stop
+        steps = len(run.summary["job"]["steps"])
+        yield says("nsys", "the window", "the 8 planned steps", f"{steps} steps", holds=steps in (7, 8))
     ranges = [row["name"] for row in run.summary["modules"]]
     seen = any("backward" in name for name in ranges)
     yield says("nsys", "ranges", "forward and backward", ", ".join(ranges[:6]), holds=seen)

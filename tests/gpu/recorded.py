@@ -37,13 +37,15 @@ class Place:
 
     def fit(self, setup: Setup) -> Setup:
         """The setup as this place can run it."""
-        if self.on_gpu:
+        if self.on_gpu or setup.fitted:
             return setup
         precision = "fp32" if setup.precision == "tf32" else setup.precision
         optimizer = "for-loop" if setup.optimizer == "fused" else setup.optimizer
         kept = {"workers": setup.workers} if setup.load_ms else {}
         compiled = "" if setup.compile == "reduce-overhead" else setup.compile
-        small: dict[str, Any] = SHRUNK | kept | {"precision": precision, "optimizer": optimizer, "compile": compiled}
+        small: dict[str, Any] = SHRUNK | kept | {
+            "precision": precision, "optimizer": optimizer, "compile": compiled, "graph": False, "fitted": True,
+        }  # fmt: skip
         return replace(setup, **small)
 
 
@@ -89,6 +91,10 @@ class Run:
     def finding(self, *rules: str) -> dict[str, Any] | None:
         """The first of these rules that fired."""
         return next((finding for finding in self.summary["findings"] if finding["rule"] in rules), None)
+
+    def noted(self, kind: str) -> str:
+        """The text of the summary's first note of a kind; empty without one."""
+        return next((str(note["text"]) for note in self.summary.get("notes", ()) if note["kind"] == kind), "")
 
     def traces(self) -> list[Path]:
         return sorted(self.folder.glob("recording/*.trace.json.gz"))
@@ -156,12 +162,14 @@ def must(run: Run) -> Run:
     return run
 
 
-def in_turn(place: Place, name: str, before: Setup, after: Setup, rounds: int = 4) -> tuple[float, float]:
+def in_turn(
+    place: Place, name: str, before: Setup, after: Setup, rounds: int = 3, *, ranks: int = 0, job: Sequence[str] = ()
+) -> tuple[float, float]:
     """Step time without a profiler, ms, before and after a change: both take turns in one process.
 
     The ratio is the median of the rounds', in each of which ``before`` stands on both sides of ``after``.
     """
-    run = must(train(place, name, [before, after, before], rounds=rounds, steps=STEPS))
+    run = must(train(place, name, [before, after, before], rounds=rounds, steps=STEPS, ranks=ranks, job=job))
     first, changed, last = ([turn["step_ms"] for turn in turns] for turns in run.truths[0]["turns"])
     # Compilation and the device's first use belong to no round.
     ratios = [2 * b / (a + c) for a, b, c in zip(first[1:], changed[1:], last[1:], strict=True)]

@@ -13,7 +13,7 @@ class Setup:
     """``transformer``: tokens, causal attention; ``conv``: images of ``context`` pixels a side; ``small``: a stack of
     layers so small that launching their kernels takes longer than running them."""
     strategy: str = "none"
-    """``none``, ``ddp`` or ``fsdp2``."""
+    """``none``, ``ddp``, ``fsdp2``, ``zero2`` (DeepSpeed) or ``pipeline`` (a stage for each rank, 1F1B)."""
     batch: int = 16
     width: int = 1024
     layers: int = 8
@@ -31,6 +31,8 @@ class Setup:
     """Activations are computed again in the backward."""
     compile: str = ""
     """Mode of ``torch.compile``; empty: not compiled."""
+    graph: bool = False
+    """Forward and backward are CUDA graphs, by ``torch.cuda.make_graphed_callables``."""
     load_ms: float = 0.0
     """A batch takes this long to load, asleep: as from a remote disk."""
     workers: int = 2
@@ -39,5 +41,9 @@ class Setup:
     slow_ms: float = 0.0
     """Rank 1 sleeps this long in each step."""
     oom_at: int = -1
-    """In this step more memory is asked for than there is, and the error is caught."""
+    """In this step more memory is asked for than there is."""
+    oom_caught: bool = True
+    """The error is caught, and the training goes on."""
     count_flops: bool = False
+    fitted: bool = False
+    """It is already as the place can run it."""

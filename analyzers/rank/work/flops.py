@@ -9,7 +9,7 @@ from perfscope.analyzers.rank.kernel_classes import PRODUCTS, class_of_kernel, p
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32, RankFlops
-from perfscope.trace.trace import NONE, WHOLE_GRAPH, Float64, Int64, Trace
+from perfscope.trace.trace import NONE, WHOLE_GRAPH, Bool, Float64, Int64, Trace
 
 
 def rank_flops(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> RankFlops:
@@ -22,6 +22,8 @@ def rank_flops(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attrib
     if (work.launch != NONE).any():
         # Selective checkpointing repeats calls whose results it stored: they are recorded, but launch nothing.
         hardware[calls.recomputed & ~served] = 0.0
+    else:
+        hardware[_left_early(trace, attribution)] = 0.0
     model = np.where(calls.recomputed, 0.0, calls.model)
     index, weight, kind, types = _by_type(trace, work, attribution)
     inside = step[index] >= 0
@@ -35,6 +37,20 @@ def rank_flops(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attrib
 
     matrix_ns, covered_ns = _coverage(trace, work, steps, attribution)
     return RankFlops(types, table(model), table(hardware), matrix_ns, covered_ns)
+
+
+def _left_early(trace: Trace, attribution: Attribution) -> Bool:
+    """Calls on the host in which a forward that runs again stopped: it has the last tensor that is needed once that
+    call has saved its inputs. Such a call does not come to the operators that all calls of its name make elsewhere.
+    """
+    calls, parent = attribution.calls, attribution.operators.parent
+    made = np.bincount(parent[parent >= 0], minlength=len(attribution.operators))[calls.place]
+    name = trace.name[attribution.operators.row[calls.place]]
+    fewest = np.full(len(trace.strings) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(fewest, name[~calls.recomputed], made[~calls.recomputed])
+    known = np.where(fewest[name] < np.iinfo(np.int64).max, fewest[name], 0)
+    left: Bool = calls.recomputed & (made < known)
+    return left
 
 
 def product_type(recorded: str | None, kernel: str) -> str | None:

@@ -109,3 +109,20 @@ def test_torchs_own_checkpoints_are_found_one_for_each_block(tmp_path: Path, *, 
     for (start, end), (opened, closed) in zip(sorted(spans), again, strict=True):
         inside = min(end, closed) - max(start, opened)
         assert inside > 0.7 * (closed - opened)
+
+
+def test_a_product_in_which_the_forward_stops_is_not_computed() -> None:
+    """On a host: the block's last call saves its input, and torch raises before it multiplies."""
+    shapes = [[8], [4, 2], [2, 8]]
+    builder = TraceBuilder().step(0, 0, 1000)
+    for start in (100, 200):
+        builder.op("aten::addmm", start, start + 50, shapes=shapes).op("aten::copy_", start + 5, start + 9)
+    for name, start, end in ((NODE + "AddmmBackward0", 300, 500), ("AddmmBackward0", 301, 499)):
+        builder.op(name, start, end)
+    builder.op("aten::linear", 310, 345)
+    builder.op("aten::addmm", 312, 340, shapes=shapes).op("aten::copy_", 314, 320)
+    builder.op("aten::linear", 350, 395).op("aten::addmm", 360, 390, shapes=shapes)
+    builder.op("aten::mm", 400, 450)
+    flops = analyze_rank(builder.build()).flops
+    once = 2 * 4 * 2 * 8
+    assert (flops.model.sum(), flops.hardware.sum()) == (2 * once, 3 * once)
