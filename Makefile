@@ -6,7 +6,7 @@
 # make lint    ruff, mypy, import contracts
 # make check   lint and test
 # make samples record sample_traces/ again (with nothing else running on the machine)
-# make campaign  mutated traces, metadata and dumps, hostile files, planted secrets (about an hour)
+# make campaign  a million mutated files of every kind, processes killed, hostile files, planted secrets (hours)
 # make site    the documentation as a site, in site/, built strict, its links checked
 # make pictures  pages in every look, in pictures/, and the pictures of the documentation
 # make clean   remove everything that was made here
@@ -82,14 +82,14 @@ pictures: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.benchmarks.pictures $(PICTURES_ARGS)
 	$(VENV)/bin/python -m tests.benchmarks.watch_picture
 
-CAMPAIGN_INPUTS ?= 100000
-# Each goes through the whole of `perfscope analyze`.
-CAMPAIGN_ANALYSES ?= 5000
+CAMPAIGN_INPUTS ?= 1000000
+CAMPAIGN_KILLS ?= 200
+CAMPAIGN_RESULTS ?= campaign-results.jsonl
 campaign: $(VENV)/dev.stamp
-	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs $(CAMPAIGN_INPUTS) --jobs 2
-	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs $(CAMPAIGN_INPUTS) --jobs 2 --seed 1 --sanitize
-	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs $(CAMPAIGN_ANALYSES)
-	$(VENV)/bin/python -m tests.benchmarks.flight_dumps --mutations $(CAMPAIGN_INPUTS)
+	$(VENV)/bin/python -m tests.campaign inputs --inputs $(CAMPAIGN_INPUTS) --results $(CAMPAIGN_RESULTS) --resume --show
+	$(VENV)/bin/python -m tests.campaign kills --count $(CAMPAIGN_KILLS)
+	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs 100000 --jobs 2 --seed 1 --sanitize
+	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs 1000
 	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py
 
 clean:

@@ -176,5 +176,5 @@ def _plan(number: int, content: dict[str, Any]) -> CapturePlan | None:
         plan = CapturePlan(**{**values, "number": number})
     except TypeError:
         return None
-    numbers: list[Any] = [plan.start, plan.active, plan.attempt]
+    numbers: list[Any] = [plan.start, plan.active, plan.attempt, plan.request if plan.request is not None else 0]
     return plan if all(isinstance(number, int) for number in numbers) and plan.active > 0 else None

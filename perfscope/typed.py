@@ -18,9 +18,18 @@ from typing import Any, Final, TypeVar
 
 _LARGEST: Final = 2**63 - 1
 
+MOST_RANKS: Final = 1 << 20
+"""Of one job: ten times the largest there is. Tables with a row for each of more would fill the memory."""
+
 SIGNED: Final = {"least": -_LARGEST}
 POSITIVE: Final = {"least": 1}
-"""Metadata of a field with the least of its numbers; 0 for all others."""
+RANK: Final = {"most": MOST_RANKS - 1}
+WORLD: Final = {"least": 1, "most": MOST_RANKS}
+"""Metadata of a field with the least and the most of its numbers; 0 and a number of 64 bits for all others."""
+
+_Bounds = tuple[int, int]
+"""Least and most of a field's numbers."""
+_ANY: Final = (0, _LARGEST)
 
 _DEEPEST: Final = 16
 _MOST: Final = 1_000_000
@@ -72,7 +81,7 @@ def build(kind: type[_Kind], raw: dict[str, Any], faults: list[str], within: str
             continue
         place = f"{within}{field.name}"
         try:
-            values[field.name] = _value(annotation, raw[field.name], field.metadata.get("least", 0), faults, place)
+            values[field.name] = _value(annotation, raw[field.name], _bounds(field), faults, place)
         except WrongValue as error:
             faults.append(f"{place} is {_shown(raw[field.name])}, not {error}: it is left out")
     try:
@@ -90,9 +99,13 @@ def check(nested: dict[str, Any], kinds: Mapping[str, Any], faults: list[str], w
             owner = owner.get(each) if isinstance(owner, dict) else None
         if isinstance(owner, dict) and owner.get(name) is not None:
             try:
-                _value(kind, owner[name], 0, faults, path)
+                _value(kind, owner[name], _ANY, faults, path)
             except WrongValue as error:
                 faults.append(f"{within}{path} is {_shown(owner.pop(name))}, not {error}: it is left out")
+
+
+def _bounds(field: dataclasses.Field[Any]) -> _Bounds:
+    return field.metadata.get("least", 0), field.metadata.get("most", _LARGEST)
 
 
 @functools.cache
@@ -101,7 +114,7 @@ def _fields(kind: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     return tuple((field, hints[field.name]) for field in dataclasses.fields(kind))
 
 
-def _value(annotation: Any, raw: Any, least: int, faults: list[str], place: str) -> Any:
+def _value(annotation: Any, raw: Any, bounds: _Bounds, faults: list[str], place: str) -> Any:
     if annotation is Any:
         return plain(raw)
     if dataclasses.is_dataclass(annotation):
@@ -111,42 +124,45 @@ def _value(annotation: Any, raw: Any, least: int, faults: list[str], place: str)
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is types.UnionType:
         (kind,) = (each for each in inner if each is not types.NoneType)
-        return None if raw is None else _value(kind, raw, least, faults, place)
+        return None if raw is None else _value(kind, raw, bounds, faults, place)
     if origin is tuple:
-        return _items(inner[0], raw, least, faults, place)
+        return _items(inner[0], raw, bounds, faults, place)
     if origin is dict:
         if not isinstance(raw, dict) or len(raw) > _MOST:
             raise WrongValue("an object")
-        return {clean(key): _value(inner[1], item, least, faults, f"{place}.{key}") for key, item in raw.items()}
-    return _scalar(annotation, raw, least)
+        return {clean(key): _value(inner[1], item, bounds, faults, f"{place}.{key}") for key, item in raw.items()}
+    return _scalar(annotation, raw, bounds)
 
 
-def _items(kind: Any, raw: Any, least: int, faults: list[str], place: str) -> tuple[Any, ...]:
+def _items(kind: Any, raw: Any, bounds: _Bounds, faults: list[str], place: str) -> tuple[Any, ...]:
     """A list. Of objects those that do not fit are left out; one wrong number makes a list of numbers useless."""
     if not isinstance(raw, list) or len(raw) > _MOST:
         raise WrongValue("a list")
     if not dataclasses.is_dataclass(kind):
-        return tuple(_value(kind, item, least, faults, place) for item in raw)
+        return tuple(_value(kind, item, bounds, faults, place) for item in raw)
     items: list[Any] = []
     for number, item in enumerate(raw):
         try:
-            items.append(_value(kind, item, least, faults, f"{place}[{number}]"))
+            items.append(_value(kind, item, bounds, faults, f"{place}[{number}]"))
         except WrongValue as error:
             faults.append(f"{place}[{number}] is {_shown(item)}, not {error}: it is left out")
     return tuple(items)
 
 
-def _scalar(kind: Any, raw: Any, least: int) -> Any:
+def _scalar(kind: Any, raw: Any, bounds: _Bounds) -> Any:
     if kind is str and isinstance(raw, str):
         return clean(raw)
     if kind is bool and isinstance(raw, bool):
         return raw
     is_number = isinstance(raw, (int, float) if kind is float else int) and not isinstance(raw, bool)
     # NaN is not between any two numbers.
-    if kind in (int, float) and is_number and least <= raw <= _LARGEST:
+    least, most = bounds
+    if kind in (int, float) and is_number and least <= raw <= most:
         return raw
     names = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-    raise WrongValue(names[kind] if kind in (str, bool) or least < 0 else f"{names[kind]} from {least} on")
+    if kind in (str, bool) or least < 0:
+        raise WrongValue(names[kind])
+    raise WrongValue(f"{names[kind]} from {least} {'on' if most == _LARGEST else f'to {most}'}")
 
 
 def clean(raw: str) -> str:

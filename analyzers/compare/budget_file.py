@@ -55,7 +55,9 @@ def _document(path: Path) -> Any:
     try:
         data = read_bytes(path, _LARGEST)
         return read_json(data) if path.suffix == ".json" else tomllib.loads(data.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UnusableInput(f"{path}: the budget is not text in UTF-8; docs/check.md shows an example") from error
+    except tomllib.TOMLDecodeError as error:
         raise UnusableInput(f"{path}: the budget is not TOML ({error}); docs/check.md shows an example") from error
     except RecursionError as error:
         raise UnusableInput(f"{path}: the budget is nested too deep; docs/check.md shows an example") from error

@@ -34,6 +34,8 @@ TREND_FROM: Final = 100
 """Number of steps from which the first and the last tenth can be compared."""
 
 _TAIL_BYTES: Final = 1 << 16
+_LONGEST_NS: Final = 1 << 61
+"""Of a block: with the time at which it began it is still a number of 64 bits."""
 
 
 class RankFile(NamedTuple):
@@ -224,7 +226,7 @@ def _columns(block: PackedBlock, wanted: list[int | None]) -> Float64:
 
 def _before(durations_us: Float64) -> Int64:
     """Time from the first step's begin to that of each, ns."""
-    ends: Int64 = (np.cumsum(durations_us) * 1000).astype(np.int64)
+    ends: Int64 = np.minimum(np.cumsum(durations_us) * 1000, _LONGEST_NS).astype(np.int64)
     return np.concatenate(([0], ends[:-1]))
 
 

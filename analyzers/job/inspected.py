@@ -39,9 +39,10 @@ def job_inspector(job: Job) -> tuple[tuple[InspectorRow, ...], tuple[Failure, ..
 
 def summarize_inspected(job: Job, rows: tuple[InspectorRow, ...], failures: tuple[Failure, ...]) -> Summary:
     """A Summary of the logs alone."""
-    ranks = tuple(sorted({rank for row in rows for rank in row.ranks}))
+    known = {rank for row in rows for rank in row.ranks}
+    ranks = tuple(sorted(known))
     largest = max(row.size for row in rows)
-    missing = tuple(rank for rank in range(largest) if rank not in ranks)
+    missing = tuple(rank for rank in range(largest) if rank not in known)
     info = untraced_job(
         job, ranks, missing, failures, steps_from="no steps: only what NCCL Inspector logged was recorded"
     )

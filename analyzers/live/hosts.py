@@ -88,10 +88,10 @@ class Hosts:
             elif line:
                 if samples and line.startswith(b'{"schema"'):
                     samples.clear()
-                with suppress(msgspec.MsgspecError, ValueError, WrongValue, TypeError):
+                with suppress(msgspec.MsgspecError, ValueError, WrongValue, TypeError, RecursionError):
                     _describe(host, msgspec.json.decode(line))
         for line in samples[-_LAST_LINES:]:
-            with suppress(msgspec.MsgspecError, ValueError):
+            with suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 sample = msgspec.json.decode(line)
                 if _is_sample(sample):
                     host.samples.append(sample)

@@ -91,7 +91,8 @@ class _Builder:
             ))
         )  # fmt: skip
         cuts = cuts[(cuts > NEVER) & (cuts < LATER)]
-        begin, end = int(min(cuts.min(), self._at[0])), int(max(cuts.max(), self._at[-1])) + 1
+        ends = np.concatenate((cuts, self._at[:1], self._at[-1:]))  # no step may have an edge: there may be no cut
+        begin, end = int(ends.min()), int(ends.max()) + 1
         rows = _HostRows(self._host, waiting.union(self._queue), begin, end)
         kept = self._kept(arrived, rows.total_before(self._at), cuts)
         at = np.concatenate((self._at[kept], cuts))

@@ -8,6 +8,8 @@ import numpy as np
 
 from perfscope.trace.trace import NONE, Bool, Int32, Int64, Trace
 
+_LAST = (1 << 63) - 1
+
 
 @dataclass(frozen=True, eq=False)
 class Nested:
@@ -36,14 +38,12 @@ class Nested:
         # Rows come in the order of (start, longer first); a stable sort keeps that among equals.
         order = np.argsort(start, kind="stable")
         start = start[order]
-        duration = trace.duration_ns[rows[order]]
+        duration = axis.within(start, trace.duration_ns[rows[order]])
         parent = _parents(start, duration)
         return cls(rows[order], parent, start, _clipped(parent, start + duration), axis)
 
     def innermost(self, threads: Int32, times_ns: Int64) -> Int64:
         """Index of the innermost range around each moment of each thread; NONE outside all."""
-        # A moment outside the recording would lie on another thread's part of the axis.
-        times_ns = np.clip(times_ns, self._axis.origin_ns - 1, self._axis.origin_ns + self._axis.span_ns - 1)
         moment = self._axis.place(threads, times_ns)
         around: Int64 = np.searchsorted(self.start, moment, side="right") - 1
         pending = np.flatnonzero(around >= 0)
@@ -100,17 +100,27 @@ class _Axis:
 
     origin_ns: int
     span_ns: int
+    is_cut: bool = False
+    """Does the recording last longer, by damaged events years away?"""
 
     @classmethod
     def of(cls, trace: Trace) -> _Axis:
         if len(trace) == 0:
             return cls(0, 1)
         origin = int(trace.start_ns[0])
-        return cls(origin, int(trace.end_ns.max()) - origin + 2)
+        span, most = int(trace.end_ns.max()) - origin + 2, _LAST // (int(trace.thread.max()) + 2)
+        # The threads' parts must fit 64 bits one after another: months around most events do.
+        return cls(origin, span) if span <= most else cls(int(np.median(trace.start_ns)) - most // 2, most, is_cut=True)
 
     def place(self, threads: Int32, times_ns: Int64) -> Int64:
-        placed: Int64 = threads.astype(np.int64) * self.span_ns + (times_ns - self.origin_ns)
+        # A moment outside the recording would lie on another thread's part of the axis.
+        own = np.clip(times_ns, self.origin_ns - 1, self.origin_ns + self.span_ns - 1) - self.origin_ns
+        placed: Int64 = threads.astype(np.int64) * self.span_ns + own
         return placed
+
+    def within(self, start: Int64, duration_ns: Int64) -> Int64:
+        """The durations, as far as they lie on the thread's own part of the axis."""
+        return np.minimum(duration_ns, self.span_ns - 1 - start % self.span_ns) if self.is_cut else duration_ns
 
 
 def _parents(start: Int64, duration: Int64) -> Int64:

@@ -79,6 +79,6 @@ def _is_nsys_export(path: Path) -> bool:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             found: int = database.execute(query, (STRINGS_TABLE,)).fetchone()[0]
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # the latter: damage in the text of SQLite's own message
         return path.suffix == ".sqlite"  # damaged: reading it raises the error
     return found > 0

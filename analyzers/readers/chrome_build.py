@@ -30,6 +30,7 @@ from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.redact import redact_names
 from perfscope.trace.trace import (
+    NEVER,
     NONE,
     Bool,
     Category,
@@ -46,7 +47,8 @@ from perfscope.typed import clean
 _RARE = frozenset({End, Metadata, *UNREAD})
 _THREAD_NAME = "thread_name"
 _PROCESS_NAME = "process_name"
-_INT64_MAX = (1 << 63) - 1
+_LATEST_NS = -NEVER - 1
+"""Of times, the base added: those beyond are damage."""
 _LONGEST_NS = 30 * 86_400 * 10**9
 """No recorded event takes longer; sums of many such still have 64 bits."""
 _EARLIEST_EPOCH_NS = 10**18
@@ -212,8 +214,8 @@ class Builder:
         """Rows by start, longer first, without those that must be dropped; gives split ranges their durations."""
         start_ns, duration_ns = columns["start_ns"], columns["duration_ns"]
         keep = self._join_ranges(duration_ns)
-        in_time = start_ns <= min(_INT64_MAX, _INT64_MAX - base_ns) - duration_ns
-        in_time &= start_ns >= max(-_INT64_MAX, -_INT64_MAX - base_ns)
+        in_time = start_ns <= min(_LATEST_NS, _LATEST_NS - base_ns) - duration_ns
+        in_time &= start_ns >= max(-_LATEST_NS, -_LATEST_NS - base_ns)
         in_time &= duration_ns <= _LONGEST_NS
         self._dropped += int((keep & ~in_time).sum())
         rows = np.flatnonzero(keep & in_time)

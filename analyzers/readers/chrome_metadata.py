@@ -10,8 +10,8 @@ import msgspec
 
 from perfscope.analyzers.readers.chrome_events import trailing
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
-from perfscope.trace.trace import Device, ProcessGroup
-from perfscope.typed import clean
+from perfscope.trace.trace import NEVER, Device, ProcessGroup
+from perfscope.typed import MOST_RANKS, clean
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
@@ -22,9 +22,6 @@ _KEY = re.compile(
 _SCALAR = re.compile(rb'-?\d+(?:\.\d+)?(?=\s*[,}])|"[^"\\]*"')
 _VERSION_SUFFIX = "_version"
 TIME_BASE = "baseTimeNanoseconds"
-_INT64_MAX = (1 << 63) - 1
-_MOST_RANKS = 1 << 24
-"""No job has more; a number beyond is damage."""
 
 
 Soundness = Literal["whole", "invalid", "cut short"]
@@ -99,7 +96,7 @@ def interpret(fields: dict[str, Any]) -> FileMetadata:
     }
     base_ns = integer(fields.get(TIME_BASE))
     return FileMetadata(
-        base_ns=base_ns if base_ns is not None and abs(base_ns) <= _INT64_MAX else None,
+        base_ns=base_ns if base_ns is not None and NEVER < base_ns < -NEVER else None,
         rank=_rank(distributed.get("rank")),
         world_size=world_size,
         backend=_text(distributed.get("backend")),
@@ -129,7 +126,7 @@ def integer(value: Any) -> int | None:
 
 def _rank(value: Any) -> int | None:
     number = integer(value)
-    return number if number is not None and 0 <= number <= _MOST_RANKS else None
+    return number if number is not None and 0 <= number <= MOST_RANKS else None
 
 
 def _text(value: Any) -> str:

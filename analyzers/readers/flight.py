@@ -140,7 +140,7 @@ def parse(data: bytes, path: str = "") -> FlightDump:
         try:
             document = msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise ValueError(f"neither a pickle nor JSON: {error}") from error
+            raise ValueError("neither a pickle nor JSON that is whole") from error
     if not isinstance(document, dict) or not {"entries", "pg_config", "pg_status"} & document.keys():
         raise ValueError("it has neither entries nor process groups")
     return _Builder(document, path).dump()

@@ -18,11 +18,14 @@ from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.plain_values import mapping, text, whole
 from perfscope.errors import TraceError
 from perfscope.redact import redact_value
+from perfscope.typed import MOST_RANKS
 
 MAX_BYTES: Final = 2 << 30
 MAX_LINE: Final = 1 << 20
 """Characters of a line; a verbose one has an entry for each of 64 channels."""
 MAX_RECORDS: Final = 2_000_000
+_PERFORMANCE: Final = ("coll_perf", "p2p_perf")
+"""A line without either is about a communicator alone, and is nothing that is lost."""
 _PIECE: Final = 1 << 20
 
 
@@ -74,7 +77,7 @@ def read(path: Path) -> Log:
         found = _operation(record)
         if found is not None:
             operations.append(found)
-        elif not isinstance(record, dict) or "header" not in record:
+        elif not isinstance(record, dict) or "header" not in record or not record.keys().isdisjoint(_PERFORMANCE):
             damaged += 1
         if len(operations) > MAX_RECORDS:
             raise TraceError(
@@ -113,13 +116,13 @@ def _operation(record: Any) -> Operation | None:
     prefix, header = ("p2p" if p2p else "coll"), mapping(document.get("header"))
     done, process = mapping(document.get(f"{prefix}_perf")), mapping(document.get("metadata"))
     us, size = done.get(f"{prefix}_exec_time_us"), whole(header.get("n_ranks"))
-    if not isinstance(us, (int, float)) or not 0 < us < 1e12 or size < 1:
+    if not isinstance(us, (int, float)) or not 0 < us < 1e12 or not 1 <= size <= MOST_RANKS:
         return None
-    name = text(header.get("comm_name"))
+    name, rank = text(header.get("comm_name")), whole(header.get("rank"), -1)
     return Operation(
         communicator=text(header.get("id")),
         name="" if name == "unknown" else redact_value(name),
-        rank=whole(header.get("rank"), -1),
+        rank=rank if 0 <= rank < MOST_RANKS else -1,
         size=size,
         nodes=max(whole(header.get("nnodes"), 1), 1),
         host=text(process.get("hostname")),

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
+from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
 
 _K = TypeVar("_K")
 
@@ -44,7 +44,7 @@ class NsysColumns:
         self.threads: InOrder[tuple[str, str]] = InOrder()
         """Tracks by (process or device, thread or stream)."""
         self.dropped = 0
-        """Rows left out because they end before they start, or never end."""
+        """Rows left out because they end before they start, never end, or have times that cannot be."""
         self._batches: list[tuple[int, dict[str, Any]]] = []
         """(rows, columns; None for those that a table does not have)."""
 
@@ -57,8 +57,8 @@ class NsysColumns:
         thread: Int32,
         **more: Int64 | Int32,
     ) -> None:
-        """Append rows; those that end before their start are dropped and counted."""
-        kept: Bool = end_ns >= start_ns
+        """Append rows; those that end before their start, or decades from now, are dropped and counted."""
+        kept: Bool = (end_ns >= start_ns) & (start_ns > NEVER) & (end_ns < -NEVER)
         self.dropped += int((~kept).sum())
         every = np.full(len(start_ns), category, dtype=np.int8) if isinstance(category, Category) else category
         values: dict[str, Any] = {

@@ -102,7 +102,9 @@ def _run(report: Path, export: Path) -> None:
             )
         partial.replace(export)
     except OSError as error:
-        raise TraceError(f"{report}: {nsys} cannot be run ({error}); check PERFSCOPE_NSYS and the path") from error
+        raise TraceError(
+            f"{report}: {nsys} cannot be run ({error.strerror or error}); check PERFSCOPE_NSYS and the path"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

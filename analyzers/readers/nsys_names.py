@@ -30,7 +30,7 @@ _PLAIN: Final = re.compile(r"^(?:record_param_comms|detach_?|\w+Backward\d*)$")
 _API_VERSION: Final = re.compile(r"(?:_v\d{4,})?$")
 _PER_THREAD: Final = re.compile(r"_pt(?:sz|ds)$")
 
-_RANK: Final = re.compile(rf"^{re.escape(NVTX_RANK_PREFIX)}(\d+)(?: of (\d+))?$")
+_RANK: Final = re.compile(rf"^{re.escape(NVTX_RANK_PREFIX)}(\d{{1,6}})(?: of (\d{{1,6}}))?$")
 
 _COPY_KINDS: Final = {
     1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",

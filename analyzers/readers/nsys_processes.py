@@ -13,6 +13,7 @@ from perfscope.analyzers.readers.nsys_names import rank_of
 from perfscope.analyzers.readers.nsys_tables import STRINGS_TABLE, Prefix, Tables, pid_of, process_key, read_rows
 from perfscope.recording.vocabulary import NVTX_RANK_PREFIX
 from perfscope.trace.distinct import distinct
+from perfscope.typed import MOST_RANKS
 
 KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -38,6 +39,8 @@ _VARIABLES: Final = (
 )
 """Environment variables of launchers with rank and world size, the one nearest to the process first."""
 
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")
+"""Of ranks; a longer one is none."""
 _TORCHRUN: Final = re.compile(r"(?:^|/)torchrun$|^torch\.distributed\.(?:run|launch)$")
 _COUNT_OPTION: Final = re.compile(r"^--?(nnodes|nproc[-_]per[-_]node)(?:=(.*))?$")
 
@@ -123,7 +126,7 @@ def _marked_ranks(tables: Tables) -> dict[int, tuple[int, int | None]]:
 def _mpi_ranks(tables: Tables) -> dict[int, int]:
     """Process key -> rank in MPI_COMM_WORLD, in reports of ``nsys profile -t mpi``."""
     rows = read_rows(tables, "MPI_RANKS", ["globalTid", "rank"])
-    return {process_key(tid): rank for tid, rank in rows if rank >= 0}
+    return {process_key(tid): rank for tid, rank in rows if 0 <= rank < MOST_RANKS}
 
 
 def _process_names(tables: Tables) -> dict[int, str]:
@@ -134,9 +137,9 @@ def _variable_rank(tables: Tables) -> tuple[int, int | None, str] | None:
     """(rank, world size or None, variable) of the environment that ``nsys`` was started in."""
     environment = dict(_environment(tables))
     for variable, size in _VARIABLES:
-        if environment.get(variable, "").isdecimal():
-            world_size = environment.get(size, "")
-            return int(environment[variable]), int(world_size) if world_size.isdecimal() else None, variable
+        rank, world_size = (_NUMBER.fullmatch(environment.get(name, "")) for name in (variable, size))
+        if rank:
+            return int(rank[0]), int(world_size[0]) if world_size else None, variable
     return None
 
 
@@ -175,6 +178,7 @@ def _launched_world(tables: Tables) -> int | None:
             continue
         following = words[at + 1] if at + 1 < len(words) else ""
         counts[option[1].replace("-", "_")] = option[2] if option[2] is not None else following
-    if not all(count.isdecimal() for count in counts.values()):
+    if not all(_NUMBER.fullmatch(count) for count in counts.values()):
         return None
-    return int(counts["nnodes"]) * int(counts["nproc_per_node"])
+    world_size = int(counts["nnodes"]) * int(counts["nproc_per_node"])
+    return world_size if world_size <= MOST_RANKS else None

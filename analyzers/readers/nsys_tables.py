@@ -152,7 +152,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: damage in the text of SQLite's own message
         raise TraceError(
-            f"{path}: is damaged or not a SQLite export of Nsight Systems ({error}); export the report again: "
+            f"{path}: is damaged or not a SQLite export of Nsight Systems; export the report again: "
             f"nsys export --type sqlite"
         ) from error
 
@@ -283,6 +283,6 @@ class _ParquetTables:
             yield
         except (errors, OSError) as error:
             raise TraceError(
-                f"{path}: is damaged or not a Parquet export of Nsight Systems ({error}); export the report again: "
+                f"{path}: is damaged or not a Parquet export of Nsight Systems; export the report again: "
                 "nsys export --type parquetdir"
             ) from error

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfscope.trace.trace import Int64
+from perfscope.typed import clean
 
 INT64: Final = 2**63 - 1
 """The largest number that a column holds."""
@@ -25,8 +26,10 @@ def mappings(value: Any) -> list[Any]:
 
 
 def text(value: Any) -> str:
-    """At most 1,000 characters of a text."""
-    return value[:1000] if isinstance(value, str) else ""
+    """At most 1,000 characters of a text, without control characters."""
+    if not isinstance(value, str):
+        return ""
+    return value[:1000] if value.isprintable() else clean(value[:1000])
 
 
 def texts(value: Any) -> tuple[str, ...]:

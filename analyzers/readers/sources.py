@@ -9,7 +9,7 @@ import importlib
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -25,6 +25,9 @@ ZSTD_SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
 
 _PACKED_BYTES = 1 << 16
 _DAMAGED: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub declares an instance
+_ZIP_DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, EOFError, _DAMAGED)
+with suppress(ImportError):  # some builds of Python are without it
+    _ZIP_DAMAGED = (*_ZIP_DAMAGED, importlib.import_module("lzma").LZMAError)
 _GZIP_WINDOW = 31
 """zlib's spelling of "gzip header and checksum expected"."""
 
@@ -132,8 +135,8 @@ class _Zip:
         # Small reads: a failing checksum costs the last read.
         try:
             return self._member.readinto(view[:_PACKED_BYTES])  # type: ignore[attr-defined, no-any-return]
-        except (zipfile.BadZipFile, EOFError, _DAMAGED) as error:
-            self.damage = f"the zip archive is damaged ({error})"
+        except _ZIP_DAMAGED:
+            self.damage = "the zip archive is damaged"
             return 0
 
 
@@ -143,7 +146,7 @@ def _zip_member(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise TraceError(f"{path}: the zip archive is cut short or damaged ({error}); copy it again") from error
+        raise TraceError(f"{path}: the zip archive is cut short or damaged; copy it again") from error
     with archive:
         members = [entry for entry in archive.infolist() if not _is_clutter(entry)]
         if len(members) != 1:
@@ -151,7 +154,9 @@ def _zip_member(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
         try:
             member = archive.open(members[0])
         except (RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-            raise TraceError(f"{path}: the zip archive cannot be unpacked ({error}); unpack it first") from error
+            raise TraceError(
+                f"{path}: the zip archive is damaged, encrypted or packed in another way; unpack it first"
+            ) from error
         with member:
             yield member  # type: ignore[misc]
 
@@ -191,8 +196,8 @@ class _Gzip:
         try:
             # Also without input: the decoder may have output left that exceeded an earlier limit.
             output: bytes = self._decoder.decompress(packed, limit)
-        except _DAMAGED as error:
-            self.damage = f"the gzip stream is damaged ({error})"
+        except _DAMAGED:
+            self.damage = "the gzip stream is damaged"
             self._salvaged = self._salvage()
             self._done = True
             return b""
@@ -295,8 +300,8 @@ class _Zstd:
             return b""
         try:
             output: bytes = self._decoder.decompress(packed, limit)
-        except self._library.ZstdError as error:
-            self._stop(f"the zstd stream is damaged ({error})")
+        except self._library.ZstdError:
+            self._stop("the zstd stream is damaged")
             return b""
         return output
 

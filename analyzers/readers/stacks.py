@@ -9,6 +9,7 @@ from typing import Final
 
 from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.flight import MAX_FRAMES, Frame
+from perfscope.typed import clean
 
 _MAX_BYTES: Final = 4 << 20
 _THREAD: Final = re.compile(
@@ -31,7 +32,7 @@ class ThreadStack:
 
 def read(path: Path) -> tuple[ThreadStack, ...]:
     """The threads in a file. Of several dumps after each other the last one. Raises TraceError as ``opened`` does."""
-    return parse(sources.read_head(path, _MAX_BYTES).decode("utf-8", "replace"))
+    return parse(clean(sources.read_head(path, _MAX_BYTES).decode("utf-8", "replace")))
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:

@@ -21,7 +21,7 @@ from perfscope.grouping import grouped
 from perfscope.recording import paths
 
 _RANK: Final = re.compile(
-    r"(?:^|[^a-z])(?<!local[-_.])(?:(?:rank|worker)[-_.=]?(?P<rank>\d+)|(?<![^-_.])r(?P<r>\d+)(?![a-z\d]))",
+    r"(?:^|[^a-z])(?<!local[-_.])(?:(?:rank|worker)[-_.=]?(?P<rank>\d{1,6})(?!\d)|(?<![^-_.])r(?P<r>\d{1,6})(?![a-z\d]))",
     re.IGNORECASE,
 )
 """``rank3``, ``global_rank-3``, ``worker_3``, ``r3``; not ``local_rank3``, ``frank3``, ``r3x``."""

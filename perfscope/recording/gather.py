@@ -18,7 +18,7 @@ from perfscope.recording.metadata import LaunchMetadata, NodeLaunch, RunMetadata
 SKEW_S: Final = 600
 """Ranks of one run take their first step together; more between them than this is not their hosts' clocks."""
 
-_OF_RANK: Final = re.compile(r"^rank-(\d+)\.")
+_OF_RANK: Final = re.compile(r"^rank-(\d{1,6})\.")
 _LEFT_OUT: Final = (paths.LAUNCH_FILE, paths.REPORT_FILE)
 _ON_A_HOST: Final = re.compile(r"^(?:[\w.-]+@)?([\w.-]+):(.+)$")
 """``HOST:DIR`` and ``USER@HOST:DIR``, as scp and rsync spell them."""

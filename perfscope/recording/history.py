@@ -50,6 +50,11 @@ _WAITS_MEASURED: Final = 1 << 31
 _LEVEL: Final = 6
 _MOST_STEPS: Final = 1 << 20
 """In one block; a header with more is damaged."""
+_TIME_BYTES: Final = 6
+"""Of a time's bytes; the others are 0: 2^48 µs are nine years."""
+_LAST_STEP: Final = 1 << 40
+_LATEST_NS: Final = 1 << 62
+"""The year 2116."""
 _MOST_BYTES: Final = 1 << 20
 """The same, after the header, while a file grows: collectors write blocks of some kB."""
 
@@ -151,6 +156,24 @@ def _grouped(values: Sequence[int]) -> bytes:
     return b"".join(raw[place::VALUE_BYTES] for place in range(VALUE_BYTES))
 
 
+def _unpacked(payload: bytes, length: int) -> bytes | None:
+    """The payload unpacked, no more than it should be; None where that is not its length."""
+    unpack = zlib.decompressobj()
+    try:
+        plain = unpack.decompress(payload, length + 1)
+    except zlib.error:
+        return None
+    return plain if unpack.eof and len(plain) == length else None
+
+
+def _can_be_true(plain: bytes, steps: int, first_step: int, began_ns: int) -> bool:
+    """Whether times are below the bound, and the block lies where a block can: a right checksum says nothing of it."""
+    column = VALUE_BYTES * steps
+    ends = range(column, len(plain), column) if steps else ()
+    highest = (plain[end - (VALUE_BYTES - _TIME_BYTES) * steps : end] for end in ends)
+    return 0 <= first_step < _LAST_STEP and abs(began_ns) < _LATEST_NS and not any(map(any, highest))
+
+
 def _block_at(data: bytes, position: int) -> tuple[PackedBlock | None, int]:
     """The block that begins at ``position``, None where none does, and where the next one may begin."""
     begin = position + _HEADER.size
@@ -164,8 +187,8 @@ def _block_at(data: bytes, position: int) -> tuple[PackedBlock | None, int]:
     stages = tuple(name for place, name in enumerate(STAGES) if bits >> place & 1)
     waits = tuple(name for place, name in enumerate(WAITS) if bits >> _FIRST_WAIT + place & 1)
     length = (1 + len(stages) + len(waits)) * VALUE_BYTES * steps
-    plain = zlib.decompress(payload)
-    if len(plain) != length + steps:
+    plain = _unpacked(payload, length + steps)
+    if plain is None or not _can_be_true(plain, steps, first_step, began_ns):
         return None, begin
     measured = waits if bits & _WAITS_MEASURED else None
     found = PackedBlock(attempt, first_step, began_ns, steps, stages, plain[:length], plain[length:], measured)

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
 from perfscope.redact import redact_texts
-from perfscope.typed import POSITIVE, SIGNED, WrongValue, build, check, read_bytes, read_json
+from perfscope.typed import POSITIVE, RANK, SIGNED, WORLD, WrongValue, build, check, read_bytes, read_json
 
 RUN_SCHEMA = "perfscope.run/1"
 LAUNCH_SCHEMA = "perfscope.launch/1"
@@ -190,10 +190,10 @@ class RunMetadata:
     asked for), ``nvtx`` or ``nsys`` (ranges only, for another profiler)."""
     attempt: int = 0
     """Elastic restarts before this one."""
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = field(default=1, metadata=POSITIVE)
-    local_world_size: int = field(default=1, metadata=POSITIVE)
+    rank: int = field(default=0, metadata=RANK)
+    local_rank: int = field(default=0, metadata=RANK)
+    world_size: int = field(default=1, metadata=WORLD)
+    local_world_size: int = field(default=1, metadata=WORLD)
     host: str = ""
     cpu_count: int | None = field(default=None, metadata=POSITIVE)
     """Cores this process may run on."""

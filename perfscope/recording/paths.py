@@ -37,15 +37,16 @@ RUN_SUFFIX: Final = ".run.json"
 PARTIAL_SUFFIX: Final = ".partial"
 """Ending of a file that is still being written; readers ignore it."""
 
-_JOB = re.compile(r"^job-(\d+)$")
-_RUN = re.compile(r"^rank-(\d+)\.run\.json$")
+# No job has a million ranks: longer numbers are no ranks.
+_JOB = re.compile(r"^job-(\d{1,9})$")
+_RUN = re.compile(r"^rank-(\d{1,6})\.run\.json$")
 _SAMPLES = re.compile(r"^host-([\w.-]+)\.samples\.jsonl$")
-_STEPS = re.compile(r"^rank-(\d+)\.steps\.bin$")
-_COMPILED = re.compile(r"^rank-(\d+)\.compiled\.json$")
-_STACKS = re.compile(r"^rank-(\d+)\.stacks\.txt$")
-_FLIGHT = re.compile(r"^rank-(\d+)\.flight\.(?:pickle|json)$")
-_TRACE = re.compile(r"^rank-(\d+)\.capture-(\d+)\.trace\.json(\.gz)?$")
-_EXECUTION = re.compile(r"^rank-(\d+)\.capture-(\d+)\.et\.json(\.gz)?$")
+_STEPS = re.compile(r"^rank-(\d{1,6})\.steps\.bin$")
+_COMPILED = re.compile(r"^rank-(\d{1,6})\.compiled\.json$")
+_STACKS = re.compile(r"^rank-(\d{1,6})\.stacks\.txt$")
+_FLIGHT = re.compile(r"^rank-(\d{1,6})\.flight\.(?:pickle|json)$")
+_TRACE = re.compile(r"^rank-(\d{1,6})\.capture-(\d{1,9})\.trace\.json(\.gz)?$")
+_EXECUTION = re.compile(r"^rank-(\d{1,6})\.capture-(\d{1,9})\.et\.json(\.gz)?$")
 
 
 def job_folder(folder: Path, number: int) -> Path:

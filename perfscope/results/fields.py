@@ -36,6 +36,7 @@ GBps = Annotated[float, Unit("GB/s")]
 Bytes = Annotated[int, Unit("bytes")]
 BytesPerS = Annotated[float, Unit("bytes/s")]
 Cores = Annotated[float, Unit("cores")]
+SignedUs = Annotated[float, Unit("µs"), Signed()]
 Money = Annotated[float, Unit("currency"), Signed()]
 
 

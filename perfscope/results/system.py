@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from perfscope.results.fields import BytesPerS, Cores, Share, Unit, Us
+from perfscope.results.fields import BytesPerS, Cores, Share, SignedUs, Unit, Us
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,10 @@ class Series:
         "``cpu`` (busy share of all cores), ``runnable`` (per usable core), ``utilisation``, ``clock`` (share of the "
         "device's highest), ``power`` (share of its limit).",
     ]
-    time_us: Annotated[tuple[Us, ...], "From the start of the first used step, on the lowest rank's clock."]
+    time_us: Annotated[
+        tuple[SignedUs, ...],
+        "From the start of the first used step, on the lowest rank's clock; before it below 0.",
+    ]
     values: Annotated[tuple[float, ...], "Measured values."]
 
 

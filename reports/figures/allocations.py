@@ -28,7 +28,7 @@ def allocations_figure(summary: Summary) -> Drawn | None:
         return None
     allocated = max(*_sums(curve), 1)
     is_held_shown = max(curve.reserved_bytes) <= _HELD_UP_TO * allocated
-    highest = max(allocated, *(curve.reserved_bytes if is_held_shown else ()))
+    highest = max((allocated, *(curve.reserved_bytes if is_held_shown else ())))
     unit, size = unit_for(curve.time_us[-1]), unit_for(highest, BYTE_UNITS)
     x = scaled(curve.time_us, unit, 6) if curve.is_timed else list(curve.time_us)
     colours = dict(zip(PHASES_IN_WORDS, SERIES, strict=False))

@@ -144,7 +144,7 @@ def _runs(lines: Iterable[bytes], start_ns: int, end_ns: int) -> Iterator[_Run]:
     current: _Run | None = None
     for line in lines:
         # A damaged line is left out; before the first header nothing says what values mean.
-        with suppress(msgspec.MsgspecError, ValueError, WrongValue):
+        with suppress(msgspec.MsgspecError, ValueError, WrongValue, RecursionError):
             if line.startswith(b"["):
                 if current is not None and start_ns <= int(line[1 : line.index(b",")]) <= end_ns:
                     current.samples.append(decode_sample(line))

@@ -192,7 +192,7 @@ def _values(heading: list[str], rows: list[list[str]]) -> Iterator[_Value]:
         at_metric, at_value = heading.index("Metric Name"), heading.index("Metric Value")
         at_unit = heading.index("Metric Unit") if "Metric Unit" in heading else at_metric
         for row in rows:
-            if len(row) > max(at_value, at_unit):
+            if len(row) > max(at_name, at_metric, at_unit, at_value):
                 yield (row[0], row[at_name]), row[at_metric], row[at_unit], row[at_value]
         return
     units: list[str] = [""] * len(heading)
