@@ -135,7 +135,7 @@ class Series:
     ]
     time_us: Annotated[
         tuple[SignedUs, ...],
-        "From the start of the first used step, on the lowest rank's clock; before it below 0.",
+        "From the start of the first used step, on the lowest rank's clock.",
     ]
     values: Annotated[tuple[float, ...], "Measured values."]
 

@@ -155,7 +155,7 @@ def test_zstd_without_a_library_names_what_to_install(
     [
         (zipped(("a.json", b"{}"), ("b.json", b"{}")), "has 2 files instead of one trace; unpack it first"),
         (zipped(), "has 0 files"),
-        (zipped(("a.json", b"{}"))[:-10], "cut short or damaged .*; copy it again"),
+        (zipped(("a.json", b"{}"))[:-10], "cut short or damaged; copy it again"),
     ],
 )
 def test_unusable_zip_names_the_remedy(tmp_path: Path, content: bytes, message: str) -> None:
