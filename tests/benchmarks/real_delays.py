@@ -1,0 +1,131 @@
+"""Are ranks that delay a run found where ranks are real? ``python -m tests.benchmarks.real_delays --ranks 3``.
+
+DDP, FSDP2, ZeRO-1 and a 1F1B pipeline over gloo, on this machine's CPU. Ranks sleep instead of computing, and one of
+them sleeps longer, in one stage, steadily, now and then or in turn (``real_delays_job.py``). All cases train in one
+launch, each in a recording of its own. A case is right where the delayed ranks, their stage and nothing else are
+reported from step histories. ``--traces`` records each case a second time, in full, and shows the ranks that the
+analysis of the traces names. Best on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perfscope import analyze
+from perfscope.analyzers.history.job_history import job_history
+from perfscope.recording.job import open_job
+from perfscope.results.history import HistoryStraggler
+
+STRATEGIES: Final = ("ddp", "fsdp", "zero", "pipeline")
+STAGES: Final = ("dataloader", "forward", "backward", "optimizer")
+PATTERNS: Final = ("steady", "intermittent", "rotating")
+LOSS: Final = 0.05
+"""Share of the median step from which a planted delay counts."""
+
+TRACED: Final = {"wait": 5, "warmup": 3, "active": 24, "count_flops": False}
+
+
+@dataclass(frozen=True)
+class RealCase:
+    """One training."""
+
+    strategy: str
+    stage: str = "none"
+    pattern: str = "steady"
+    rank: int = 0
+
+    def in_words(self) -> str:
+        """Such as "fsdp, backward, rotating"."""
+        who = "" if self.pattern == "rotating" else f", rank {self.rank}"
+        if self.stage == "none":
+            return f"{self.strategy}, healthy"
+        return f"{self.strategy}, {self.stage}, {self.pattern}{who}"
+
+    def is_right(self, rows: Sequence[HistoryStraggler]) -> bool:
+        """Is what was planted reported, and nothing else?"""
+        if self.stage == "none":
+            return not rows
+        if not rows or any(row.stage != self.stage for row in rows):
+            return False
+        if self.pattern == "rotating":
+            return [row.pattern for row in rows] == ["rotating"]
+        return [row.ranks for row in rows] == [(self.rank,)]
+
+
+def cases(ranks: int) -> Iterator[RealCase]:
+    """Every strategy healthy, and with each stage delayed in each way, on ranks in turn."""
+    for strategy in STRATEGIES:
+        yield RealCase(strategy)
+        for number, (stage, pattern) in enumerate((stage, pattern) for stage in STAGES for pattern in PATTERNS):
+            if strategy == "pipeline" and stage == "dataloader":
+                continue  # only its first stage uses what it loads
+            yield RealCase(strategy, stage, pattern, number % ranks)
+
+
+def launch(plans: list[dict[str, Any]], ranks: int, scratch: Path) -> None:
+    """Train all of them."""
+    listed = scratch / "cases.json"
+    listed.write_text(json.dumps(plans))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    subprocess.run(
+        [*launcher, "-m", "tests.benchmarks.real_delays_job", str(listed)],
+        check=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def named(folder: Path) -> str:
+    """The ranks that an analysis of full traces names."""
+    rows = analyze(folder).stragglers
+    return ", ".join(f"{row.ranks or (row.rank,)} {row.cause} {row.pattern}" for row in rows) or "none"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, analyze, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--extra-ms", type=float, default=6.0)
+    parser.add_argument("--only", default="", help="cases whose description contains this")
+    parser.add_argument("--keep", type=Path, help="folder for the recordings")
+    parser.add_argument("--traces", action="store_true", help="record each case a second time, in full")
+    options = parser.parse_args(arguments)
+    chosen = [case for case in cases(options.ranks) if options.only in case.in_words()]
+    right = counted = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = str((options.keep or Path(temporary)).absolute())
+        plans = []
+        for number, case in enumerate(chosen):
+            common = {**vars(case), "steps": options.steps, "extra_ms": options.extra_ms}
+            plans.append({**common, "folder": f"{scratch}/{number}", "record": {"steps_only": True}})
+            if options.traces:
+                plans.append({**common, "folder": f"{scratch}/{number}-full", "record": TRACED})
+        launch(plans, options.ranks, Path(scratch))
+        print("| case | right | reported from step histories |" + (" from full traces |" if options.traces else ""))
+        print("|---|---|---|" + ("---|" if options.traces else ""))
+        for number, case in enumerate(chosen):
+            history, failures = job_history(open_job(Path(scratch, str(number))))
+            assert history is not None
+            assert not failures, failures
+            share = options.extra_ms * 1000 / min(row.median_us for row in history.ranks)
+            counts = case.stage == "none" or share >= LOSS
+            good = case.is_right(history.stragglers)
+            counted += counts
+            right += good and counts
+            verdict = ("yes" if good else "**no**") if counts else f"not counted ({share:.1%} of a step)"
+            found = "; ".join(row.in_words() for row in history.stragglers) or "none"
+            traces = f" {named(Path(scratch, f'{number}-full'))} |" if options.traces else ""
+            print(f"| {case.in_words()} | {verdict} | {found} |{traces}")
+    print(f"\n{right} of {counted} right, {options.ranks} ranks, {options.extra_ms:g} ms planted")
+
+
+if __name__ == "__main__":
+    main()
