@@ -35,6 +35,22 @@ the work is known to differ; stages that wait for messages seem to differ by som
 EFFICIENT: Final = 0.25
 """Least MFU of a job that is called healthy. Large transformers reach 0.3 to 0.55 (PaLM, arXiv 2204.02311, table 3)."""
 
+FUSIBLE: Final = 0.3
+"""Least share of devices' time in kernels that fusing makes fewer, from which that is the first thing to try."""
+
+_FUSED: Final = ("elementwise", "copy", "reduction", "normalisation")
+"""Classes of kernels that do little with what they read and write, so that memory limits them."""
+
+_FUSE: Final = (
+    "Try torch.compile: it fuses elementwise kernels, copies and reductions, which read and write the same values "
+    "again and again. What that brings is not predicted; the kernels' table has their share of the peak."
+)
+
+_LOOK_AT_KERNELS: Final = (
+    "No fix is known: look at what takes long in the kernels' table and at its share of the peak; larger batches and "
+    "fused kernels raise it."
+)
+
 BEYOND_IDEAL: Final = 0.05
 """Share of the step by which a pipeline bubble must exceed the inherent one for both to be named."""
 
@@ -175,11 +191,12 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
         )
     mfu = summary.utilisation.mfu
     if mfu is not None and mfu < EFFICIENT and not _is_lower_bound(summary):
+        small = _fusible(summary)
+        simple = f", {small:.0%} of their time in kernels that memory limits" if small >= FUSIBLE else ""
         return Verdict(
-            headline=f"Devices are busy, at {percent(mfu)} of their peak: {busy}.",
+            headline=f"Devices are busy, at {percent(mfu)} of their peak{simple}: {busy}.",
             healthy=False,
-            first_action="No fix is known: look at what takes long in the kernels' table and at its "
-            "share of the peak; larger batches and fused kernels raise it.",
+            first_action=_FUSE if simple else _LOOK_AT_KERNELS,
         )
     missing = _missing(summary)
     if missing:
@@ -190,6 +207,14 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             first_action="Record 5 steps or more of all ranks to see the rest.",
         )
     return Verdict(headline=f"No bottleneck found: {busy}.", healthy=True, first_action=None)
+
+
+def _fusible(summary: Summary) -> float:
+    """Share of devices' time in kernels that ``torch.compile`` fuses; 0 where it has made some of them already."""
+    kernels = [row for row in summary.kernels if row.category == "compute"]
+    if any(row.name.startswith("triton_") for row in kernels):
+        return 0.0
+    return sum(row.share for row in kernels if row.operator_class in _FUSED)
 
 
 def _unevenness(summary: Summary) -> float:
