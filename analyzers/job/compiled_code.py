@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from perfscope.recording.compiled import FROM_CODE, CompiledCall, CompiledCode, CompiledGraph, SourceLine, load
+from perfscope.recording.compiled import FROM_CODE, NO_KEY, CompiledCall, CompiledCode, CompiledGraph, SourceLine, load
 
 _EXTERN: Final = re.compile(r"^extern_kernels\.(?:bias_)?(\w+)$")
 _OPERATOR: Final = re.compile(r"^(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
@@ -17,8 +17,6 @@ _OF_GRAPH: Final = re.compile(r"^graph_\d+_(?=cpp_)")
 """The C++ backend puts the graph's number before the kernel's name."""
 _COPY: Final = re.compile(r"_\d+$")
 """Inductor numbers each use of a Triton kernel of the user's own."""
-_NO_KEY: Final = "None"
-"""Of every graph, where torch's cache of graphs is off."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class RankSources:
             named: defaultdict[str, list[CompiledCall]] = defaultdict(list)
             for call in graph.calls:
                 named[event_name(call.name)].append(call)
-            if graph.key == _NO_KEY or graph.key not in self._described:
+            if graph.key == NO_KEY or graph.key not in self._described:
                 self._graphs[graph.key].append(named)
             self._described[graph.key] = graph
 
@@ -100,6 +98,17 @@ def _without_nameless(lines: Sequence[SourceLine]) -> tuple[SourceLine, ...]:
     """
     owned = {(line.file, line.line) for line in lines if line.module or line.kind}
     return tuple(line for line in lines if line.module or line.kind or (line.file, line.line) not in owned)
+
+
+def lines_by_name(codes: Iterable[CompiledCode]) -> dict[str, tuple[SourceLine, ...]]:
+    """The lines that the calls of each name compute, whatever graph they are in."""
+    found: defaultdict[str, dict[SourceLine, None]] = defaultdict(dict)
+    for code in codes:
+        for call in (call for graph in code.graphs for call in graph.calls):
+            found[event_name(call.name)] |= dict.fromkeys(
+                code.lines[place] for place in call.lines if place < len(code.lines)
+            )
+    return {name: _without_nameless(tuple(lines)) for name, lines in found.items()}
 
 
 def is_cpp(name: str) -> bool:

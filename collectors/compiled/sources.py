@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
-from perfscope.recording.compiled import SourceLine
+from perfscope.recording.compiled import SourceLine, line_of_stack
 
-_FRAME: Final = re.compile(
-    r'^\s*File "([^"]+)", line (\d{1,9}), in (\S+)[^\n]*(?:\n(?!\s*File ")\s*([^\n]*))?', re.MULTILINE
-)
-_OF_TORCH: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]torch[/\\]")
-_LONGEST_CODE: Final = 200
 _ROOT: Final = re.compile(r"^(?:[GL]\['?\w+'?\]|\w+(?=[.\[]|$))")
 _STEP: Final = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
 _WRAPPERS: Final = re.compile(r"^(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))+")
@@ -29,26 +25,16 @@ def stack_of(node: Any) -> str:
 
 
 def line_of(stack: str, modules: Any) -> SourceLine | None:
-    """The line that a stack as text ends on, in the innermost of ``modules`` (key -> (path, class)).
-
-    The innermost call in the user's code or a library of models: torch's own modules are called from there.
-    """
-    frames = _FRAME.findall(stack)
-    chosen = next(
-        (frame for frame in reversed(frames) if not _OF_TORCH.search(frame[0])), frames[-1] if frames else None
-    )
+    """The line that a stack as text ends on, in the innermost of ``modules`` (key -> (path, class))."""
+    line = line_of_stack(stack)
     innermost = list(modules.values())[-1] if isinstance(modules, dict) and modules else None
-    if chosen is None and innermost is None:
-        return None
-    path, kind = innermost if isinstance(innermost, tuple) and len(innermost) == 2 else ("", "")
-    file, number, function, code = chosen or ("", "0", "", "")
-    return SourceLine(
+    if not (isinstance(innermost, tuple) and len(innermost) == 2):
+        return line
+    path, kind = innermost
+    return replace(
+        line or SourceLine(),
         module=module_path(str(path)),
         kind=kind.rpartition(".")[2] if isinstance(kind, str) else getattr(kind, "__name__", ""),
-        file=file,
-        line=int(number),
-        function=function,
-        code=code.strip()[:_LONGEST_CODE],
     )
 
 

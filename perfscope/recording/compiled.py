@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,14 @@ FROM_PROVENANCE: Final = "provenance"
 FROM_CODE: Final = "code"
 """From comments in the code of a cached graph: they name operations of the forward alone."""
 
+NO_KEY: Final = "None"
+"""Key of every graph where torch's cache of graphs is off, as its range in a trace spells it."""
+
+_FRAME: Final = re.compile(
+    r'^\s*File "([^"]+)", line (\d{1,9}), in (\S+)[^\n]*(?:\n(?!\s*File ")\s*([^\n]*))?', re.MULTILINE
+)
+_OF_TORCH: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]torch[/\\]")
+_LONGEST_CODE: Final = 200
 _LARGEST_FILE: Final = 256 << 20
 """Bytes."""
 
@@ -77,6 +86,19 @@ class CompiledCode:
     schema: str = SCHEMA
     lines: tuple[SourceLine, ...] = ()
     graphs: tuple[CompiledGraph, ...] = ()
+
+
+def line_of_stack(stack: str) -> SourceLine | None:
+    """The line that a stack as text ends on: the innermost call in the user's code or in a library of models, since
+    torch's own modules are called from there. None where the text holds no call.
+    """
+    frames = _FRAME.findall(stack)
+    outside = (frame for frame in reversed(frames) if not _OF_TORCH.search(frame[0]))
+    chosen = next(outside, frames[-1] if frames else None)
+    if chosen is None:
+        return None
+    file, number, function, code = chosen
+    return SourceLine(file=file, line=int(number), function=function, code=code.strip()[:_LONGEST_CODE])
 
 
 def save(compiled: CompiledCode, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
-from perfscope.recording import dumps, execution_traces, inspector, metadata, paths, remote, snapshots
+from perfscope.recording import dumps, execution_traces, inspector, metadata, paths, provenance, remote, snapshots
 from perfscope.recording.captures import (
     Capture,
     TraceSource,
@@ -71,6 +71,8 @@ class Job:
     """Folders in this one that hold recordings of further trainings of the same command, by name."""
     compiled: dict[int, Path] = field(default_factory=dict)
     """Rank -> what it noted of the code that it compiled."""
+    provenance: tuple[Path, ...] = ()
+    """What inductor itself wrote of where its kernels come from."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
     role: str = ""
@@ -116,16 +118,17 @@ def _open(path: Path, capture: int | None) -> Job:
         return Job(path, (TraceSource(path, rank_in_name(path)),))
     names = files_in(path)
     taken, logs = snapshots.find(names), (*inspector.find(names), *inspector.beside(path))
-    names = [entry for entry in names if entry not in (*taken, *logs)]
+    about_kernels = provenance.find(names)
+    names = [entry for entry in names if entry not in (*taken, *logs, *about_kernels)]
     stuck = dumps.find(entry for entry in names if not is_recording_file(entry))
     names = stuck.others(names)
     if any(is_recording_file(entry) for entry in names):
         job = _open_recording(path, names, capture, without_traces=bool(stuck or taken or logs))
-        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
+        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs, provenance=about_kernels)
     traces = traces_in(path, names)
     if traces or stuck or taken or logs:
         job = _choose(path, captures_of_files(traces), capture) if traces else Job(path, ())
-        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs)
+        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs, provenance=about_kernels)
     if executions := execution_traces.find(names):
         raise UnusableInput(_WITHOUT_TIMES.format(next(iter(executions))))
     return _open_folders_below(path, capture)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.compiled_code import UNKNOWN, CallSource, RankSources, event_name, is_cpp
+from perfscope.analyzers.job.compiled_code import UNKNOWN, CallSource, RankSources, event_name, is_cpp, lines_by_name
 from perfscope.analyzers.rank.work.tables import CompiledTimes
+from perfscope.analyzers.readers import provenance
+from perfscope.errors import TraceError
 from perfscope.recording.compiled import SourceLine
 from perfscope.results.notes import Note, note
 from perfscope.results.tables import CompiledModuleRow, CompiledRow, KernelRow, OperatorRow
@@ -62,11 +64,16 @@ class CompiledTables:
     """Kernel or operator -> (modules, lines)."""
 
 
-def compiled_tables(files: Mapping[int, Path], result: AlignedJob) -> CompiledTables:
-    """Put the ranks' compiled calls together; ``files``: what each rank noted of the code that it compiled."""
+def compiled_tables(files: Mapping[int, Path], result: AlignedJob, of_inductor: Iterable[Path] = ()) -> CompiledTables:
+    """Put the ranks' compiled calls together.
+
+    ``files``: what each rank noted of the code that it compiled; ``of_inductor``: what inductor wrote of its kernels,
+    which holds for what no rank noted.
+    """
     totals: dict[Key, _Total] = {}
     incomplete = False
     notes: list[Note] = []
+    by_name = _of_inductor(of_inductor, notes)
     for rank, partial in sorted(result.partials.items()):
         times = partial.tables.compiled
         if not times.calls:
@@ -78,9 +85,9 @@ def compiled_tables(files: Mapping[int, Path], result: AlignedJob) -> CompiledTa
             except ValueError as error:
                 notes.append(note("compiled", "compiled_unreadable", (rank,), error=str(error)))
         used = partial.steps.indices_of(result.steps)
-        incomplete |= _add_rank(totals, times, used, sources, on_device=partial.has_device_work)
+        incomplete |= _add_rank(totals, times, used, sources, by_name, on_device=partial.has_device_work)
     if not totals:
-        return CompiledTables()
+        return CompiledTables(notes=tuple(notes), sources=_by_name(totals, by_name))
     shares = len(result.partials) * len(result.steps)
     whole = _whole_ns(result)
     ordered = sorted(totals.items(), key=lambda item: (-item[1].ns, item[0][0]))
@@ -93,12 +100,29 @@ def compiled_tables(files: Mapping[int, Path], result: AlignedJob) -> CompiledTa
     if any(row.name == UNSHOWN for row in rows):
         notes.append(note("compiled", "compiled_unshown"))
     return CompiledTables(
-        tuple(rows[:LISTED]), tuple(_modules(totals.values(), shares)[:LISTED]), tuple(notes), _by_name(totals)
+        tuple(rows[:LISTED]), tuple(_modules(totals.values(), shares)[:LISTED]), tuple(notes), _by_name(totals, by_name)
     )
 
 
+def _of_inductor(paths: Iterable[Path], notes: list[Note]) -> dict[str, tuple[SourceLine, ...]]:
+    """Call -> its lines, from inductor's own files; adds a note for each that cannot be read."""
+    codes = []
+    for path in paths:
+        try:
+            codes.append(provenance.read(path))
+        except TraceError as error:
+            notes.append(note("compiled", "compiled_unreadable", error=str(error)))
+    return lines_by_name(codes)
+
+
 def _add_rank(
-    totals: dict[Key, _Total], times: CompiledTimes, used: Int64, sources: RankSources | None, *, on_device: bool
+    totals: dict[Key, _Total],
+    times: CompiledTimes,
+    used: Int64,
+    sources: RankSources | None,
+    by_name: Mapping[str, tuple[SourceLine, ...]],
+    *,
+    on_device: bool,
 ) -> bool:
     """Add a rank's calls; is there a graph whose lines are missing because it came from a cache?"""
     columns = (table[:, used].sum(axis=1).tolist() for table in (times.count, times.host_ns, times.device_ns))
@@ -110,6 +134,8 @@ def _add_rank(
         if not (count or device_ns) or (not call and (on_device or graph in listed)):
             continue
         source = sources.find(graph, call, number) if sources is not None else UNKNOWN
+        if not source.lines and event_name(call) in by_name:
+            source = replace(source, lines=by_name[event_name(call)], complete=True)
         if not call and source is not UNKNOWN and not source.lines and source.complete:
             continue  # what it computes are operators alone
         incomplete |= source.backward is not None and not source.complete
@@ -201,14 +227,22 @@ def _modules(totals: Iterable[_Total], shares: int) -> list[CompiledModuleRow]:
     return sorted(rows, key=lambda row: (-row.forward_us_per_step - row.backward_us_per_step, row.module))
 
 
-def _by_name(totals: Mapping[Key, _Total]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Where each kernel and each operator comes from, the costliest call first."""
+def _by_name(
+    totals: Mapping[Key, _Total], by_name: Mapping[str, tuple[SourceLine, ...]]
+) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Where each kernel and each operator comes from, the costliest call first; ``by_name``: generated kernels' lines,
+    also of those that run outside of graphs.
+    """
     owners: defaultdict[str, dict[tuple[str, str], None]] = defaultdict(dict)
     lines: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for (name, _, _), total in sorted(totals.items(), key=lambda item: -item[1].ns):
         for each in (name, *total.kernels):
             owners[each] |= total.owners
             lines[each] |= dict.fromkeys(f"{line.file}:{line.line}" for line in _distinct(total.source.lines))
+    for name, known in by_name.items():
+        if "::" not in name and not lines.get(name):
+            owners[name] = dict.fromkeys(map(_owner, known))
+            lines[name] = dict.fromkeys(f"{line.file}:{line.line}" for line in _distinct(known))
     return {
         name: (folded_modules(path or kind for path, kind in found), tuple(lines[name])[:MOST_LINES])
         for name, found in owners.items()
