@@ -31,6 +31,8 @@ class CallSource:
     """False: the graph came from a cache, and lines of its backward are missing."""
 
 
+Kernel = tuple[str, int]
+"""Name, and number among those of this name in one run of a graph."""
 UNKNOWN: Final = CallSource((), (), None, complete=False)
 
 
@@ -80,6 +82,42 @@ class RankSources:
         else:
             chosen = [call for calls in own for call in calls]
         return self._source(chosen, described, several=len(graphs) > 1)
+
+    def in_cuda_graph(self, key: str, kernels: Sequence[Kernel]) -> dict[Kernel, CallSource]:
+        """The sources of kernels of other names than the code's calls, as those of operators, that one launch of a CUDA
+        graph runs; ``kernels`` are (name, number) of all of them, in their order.
+
+        Generated kernels are in the code and mark the place: what runs between two of them are the operators called
+        between them. With one operator, all kernels there are its; with as many kernels as operators, each has one,
+        since none launches nothing. Elsewhere, and where the order is not the code's, they are not known.
+        """
+        described = self._described.get(key)
+        if described is None or len(self._graphs[key]) > 1:
+            return {}
+        counted: defaultdict[str, int] = defaultdict(int)
+        places: dict[Kernel, int] = {}
+        for place, call in enumerate(described.calls):
+            name = event_name(call.name)
+            places[name, counted[name]] = place
+            counted[name] += 1
+        found: dict[Kernel, CallSource] = {}
+        waiting: list[Kernel] = []
+        last = -1
+        for kernel in (*kernels, None):
+            place = len(described.calls) if kernel is None else places.get(kernel, -1)
+            if kernel is not None and place < 0:
+                waiting.append(kernel)
+                continue
+            if place <= last:
+                return {}
+            operators = [call for call in described.calls[last + 1 : place] if "::" in event_name(call.name)]
+            if len(operators) == 1:
+                operators *= len(waiting)
+            if len(operators) == len(waiting):
+                for each, call in zip(waiting, operators, strict=True):
+                    found[each] = self._source((call,), described, several=False)
+            waiting, last = [], place
+        return found
 
     def _source(self, calls: Iterable[CompiledCall], graph: CompiledGraph, *, several: bool) -> CallSource:
         calls = list(calls)

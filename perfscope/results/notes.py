@@ -85,6 +85,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "compiled_from_cache": "The recording does not show which lines of the model {share:.0%} of the time in compiled "
     "code computes: torch took the code from its cache, without its lines. Set INDUCTOR_PROVENANCE=1 (torch 2.8 or "
     "newer) for the run: torch compiles once more, and caches the code with its lines.",
+    "compiled_in_graphs": "The recording does not show which lines of the model {share:.0%} of the time in compiled "
+    "code computes: kernels of operators in CUDA graphs, whose launch does not say which call each is of. Their place "
+    "among the generated kernels leaves it open.",
     "compiled_unreadable": "Where compiled code comes from cannot be read: {error}.",
     "compiled_unshown": "The C++ kernels of compiled graphs are not listed one by one: torch shows them to the "
     "profiler only with TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1, and compiles once more for it.",

@@ -17,7 +17,7 @@ from perfscope.errors import TraceError
 from perfscope.recording.compiled import SourceLine
 from perfscope.results.notes import Note, note
 from perfscope.results.tables import CompiledModuleRow, CompiledRow, KernelRow, OperatorRow
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import NONE, Int64
 
 LISTED: Final = 200
 """Rows of each table; the lightest beyond are left out."""
@@ -95,7 +95,8 @@ def compiled_tables(files: Mapping[int, Path], result: AlignedJob, of_inductor: 
     unknown = sum(total.ns for total in totals.values() if not total.source.lines)
     share = unknown / max(sum(total.ns for total in totals.values()), 1)
     if share >= UNKNOWN_SHARE:
-        kind = "compiled_from_cache" if incomplete else "compiled_unknown"
+        noted = any(total.source.backward is not None for total in totals.values() if not total.source.lines)
+        kind = "compiled_from_cache" if incomplete else "compiled_in_graphs" if noted else "compiled_unknown"
         notes.append(note("compiled", kind, share=share))
     if any(row.name == UNSHOWN for row in rows):
         notes.append(note("compiled", "compiled_unshown"))
@@ -127,6 +128,7 @@ def _add_rank(
     """Add a rank's calls; is there a graph whose lines are missing because it came from a cache?"""
     columns = (table[:, used].sum(axis=1).tolist() for table in (times.count, times.host_ns, times.device_ns))
     incomplete = False
+    in_graphs = _in_cuda_graphs(times, sources)
     listed = {graph for graph, call in zip(times.graphs, times.calls, strict=True) if is_cpp(event_name(call))}
     for graph, call, number, kernel, count, host_ns, device_ns in zip(
         times.graphs, times.calls, times.number.tolist(), times.names, *columns, strict=True
@@ -134,6 +136,7 @@ def _add_rank(
         if not (count or device_ns) or (not call and (on_device or graph in listed)):
             continue
         source = sources.find(graph, call, number) if sources is not None else UNKNOWN
+        source = in_graphs.get((graph, call, number), source)
         if not source.lines and event_name(call) in by_name:
             source = replace(source, lines=by_name[event_name(call)], complete=True)
         if not call and source is not UNKNOWN and not source.lines and source.complete:
@@ -148,6 +151,23 @@ def _add_rank(
         if kernel:
             total.kernels[kernel] = total.kernels.get(kernel, 0) + device_ns
     return incomplete
+
+
+def _in_cuda_graphs(times: CompiledTimes, sources: RankSources | None) -> dict[tuple[str, str, int], CallSource]:
+    """(graph, kernel, number) -> the source of a kernel in a CUDA graph that its place there shows."""
+    if sources is None:
+        return {}
+    launched: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
+    for graph, call, number, order in zip(
+        times.graphs, times.calls, times.number.tolist(), times.order.tolist(), strict=True
+    ):
+        if order != NONE:
+            launched[graph].append((order, call, number))
+    found: dict[tuple[str, str, int], CallSource] = {}
+    for graph, kernels in launched.items():
+        in_order = [(name, number) for _, name, number in sorted(kernels)]
+        found |= {(graph, *kernel): source for kernel, source in sources.in_cuda_graph(graph, in_order).items()}
+    return found
 
 
 def _owner(line: SourceLine) -> tuple[str, str]:

@@ -55,18 +55,18 @@ def compiled_times(trace: Trace, work: DeviceWork, steps: Steps, attribution: At
     )
     length = np.concatenate(((ranges.end - ranges.start)[calls], own[at_run]))
     step = host_step[np.concatenate((calls, at_run))]
-    device, piece = _on_device(trace, work, ranges, is_run, is_call, names, number)
-    return _table(
-        trace, steps, (host, length, step), (device, (work.end_ns - work.start_ns)[piece], attribution.step[piece])
-    )
+    device, piece, order = _on_device(trace, work, ranges, is_run, is_call, names, number)
+    on_device = (device, (work.end_ns - work.start_ns)[piece], attribution.step[piece], order)
+    return _table(trace, steps, (host, length, step, np.full(len(length), NONE)), on_device)
 
 
 def _on_device(
     trace: Trace, work: DeviceWork, ranges: Nested, is_run: Bool, is_call: Bool, names: Int64, number: Int64
-) -> tuple[Int64, Int64]:
-    """(graph, call, its number, kernel) of each piece of work that a run launches, and which pieces these are.
+) -> tuple[Int64, Int64, Int64]:
+    """(graph, call, its number, kernel) of each piece of work that a run launches, which pieces these are, and of those
+    that the code launches itself, as a CUDA graph's, the place among them.
 
-    Work that the code launches itself, as a CUDA graph's, is a call of its own name.
+    Such a piece is a call of its own name.
     """
     around = ranges.nearest(ranges.around(trace, work.launch), is_run | is_call)
     piece = np.flatnonzero(around != NONE)
@@ -75,7 +75,9 @@ def _on_device(
     run = np.where(direct, around, ranges.parent[around])
     call, count = np.where(direct, kernel, names[around]), number[around]
     count[direct] = _numbers(run[direct], kernel[direct])
-    return np.stack((names[run], call, count, kernel)), piece
+    order = np.full(len(piece), NONE, dtype=np.int64)
+    order[direct] = _numbers(run[direct], np.zeros(int(direct.sum()), dtype=np.int64))
+    return np.stack((names[run], call, count, kernel)), piece, order
 
 
 def _numbers(run: Int64, name: Int64) -> Int64:
@@ -89,15 +91,18 @@ def _numbers(run: Int64, name: Int64) -> Int64:
     return number
 
 
-def _table(trace: Trace, steps: Steps, *parts: tuple[Int64, Int64, Int64]) -> CompiledTimes:
-    """``parts``: (keys [4, events], ns, step) of the host's calls, then of device work."""
+def _table(trace: Trace, steps: Steps, *parts: tuple[Int64, Int64, Int64, Int64]) -> CompiledTimes:
+    """``parts``: (keys [4, events], ns, step, order) of the host's calls, then of device work."""
     keys = np.concatenate([part[0] for part in parts], axis=1)
-    length, step = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
+    length, step, order = (np.concatenate([part[at] for part in parts]) for at in (1, 2, 3))
     on_host = np.arange(len(length)) < len(parts[0][1])
     inside = step >= 0
-    keys, length, step, on_host = keys[:, inside], length[inside], step[inside], on_host[inside]
+    keys, length, step, order = keys[:, inside], length[inside], step[inside], order[inside]
+    on_host = on_host[inside]
     lines, line = np.unique(keys, axis=1, return_inverse=True)
     line = line.reshape(-1)
+    first = np.full(lines.shape[1], np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(first, line, order)
     kept = np.sort(np.argsort(-np.bincount(line, weights=length, minlength=lines.shape[1]), kind="stable")[:MOST_CALLS])
     place = np.full(lines.shape[1], NONE, dtype=np.int64)
     place[kept] = np.arange(len(kept))
@@ -116,6 +121,7 @@ def _table(trace: Trace, steps: Steps, *parts: tuple[Int64, Int64, Int64]) -> Co
         graphs=tuple(match[1] if (match := GRAPH.match(name)) else "" for name in texts(graph)),
         calls=texts(call),
         number=number,
+        order=first[kept],
         names=texts(kernel),
         count=table(on_host),
         host_ns=table(on_host, length),

@@ -145,13 +145,15 @@ class CompiledTimes(_NamedLines):
 
     A line is one call: the key of its graph (``graphs``), its name (``calls``; empty: the code between its calls, which
     is where generated kernels run that no event shows) and its ``number`` among those of this name in one run of the
-    graph. Lines of device work name the kernel (``names``; empty in the lines of the host, which hold ``count`` and
+    graph. ``order`` is a kernel's place among those that the code launches itself, as a CUDA graph's; NONE for others.
+    Lines of device work name the kernel (``names``; empty in the lines of the host, which hold ``count`` and
     ``host_ns``).
     """
 
     graphs: tuple[str, ...]
     calls: tuple[str, ...]
     number: Int64
+    order: Int64
     names: tuple[str, ...]
     count: Int64
     host_ns: Int64
@@ -162,7 +164,8 @@ class CompiledTimes(_NamedLines):
     def none(cls, steps: int) -> CompiledTimes:
         """Nothing was compiled."""
         empty = np.empty((0, steps), dtype=np.int64)
-        return cls((), (), empty[:, :0].reshape(-1), (), empty, empty, empty, empty)
+        none = np.empty(0, dtype=np.int64)
+        return cls((), (), none, none, (), empty, empty, empty, empty)
 
 
 @dataclass(frozen=True, eq=False)

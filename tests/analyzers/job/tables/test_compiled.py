@@ -17,6 +17,7 @@ from perfscope.analyzers.job.tables.compiled import (
 from perfscope.analyzers.job.tables.kernels import kernel_rows
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.recording.compiled import FROM_CODE, CompiledCall, CompiledCode, CompiledGraph, SourceLine, save
+from perfscope.trace.trace import Category
 from tests.traces import TraceBuilder
 
 GELU, FUSED = "triton_poi_fused_gelu_0", "triton_per_fused_add_norm_1"
@@ -146,3 +147,45 @@ def test_kernels_of_a_cpu_that_no_event_shows_are_one_row(tmp_path: Path) -> Non
 def test_modules_that_differ_in_numbers_are_one() -> None:
     assert folded_modules(["layers.0.mlp", "head", "layers.1.mlp", "block.3"]) == ("layers.*.mlp", "head", "block.3")
     assert folded_modules(["fc1", "fc2"]) == ("fc1", "fc2")
+
+
+def cuda_graph(*kernels: str) -> TraceBuilder:
+    """One launch of a CUDA graph, whose kernels take 1, 2, 3 … µs one after another."""
+    builder = TraceBuilder().step(1, 0, 1_000_000).op("## Call CompiledFxGraph fwd ##", 1_000, 90_000)
+    builder.call("cudaGraphLaunch", 2_000, 3_000, correlation=9)
+    at = 10_000
+    for number, name in enumerate(kernels, 1):
+        builder.event(name, Category.KERNEL, at, at + number * 1_000, correlation=9, device=0, stream=7)
+        at += number * 1_000
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("kernels", "known"),
+    [
+        ((GELU, "gemm", GELU, FUSED), {"gemm": "layers.0.mlp"}),
+        # One operator is called there, so both are its.
+        ((GELU, "gemm", "splitK", GELU, FUSED), {"gemm": "layers.0.mlp", "splitK": "layers.0.mlp"}),
+        # No operator is called at the end.
+        ((GELU, GELU, FUSED, "gemm"), {}),
+        # Not the order of the code: on several streams.
+        ((FUSED, GELU, "gemm", GELU), {}),
+    ],
+)
+def test_kernels_of_operators_in_a_cuda_graph_are_known_by_their_place(
+    files: dict[int, Path], kernels: tuple[str, ...], known: dict[str, str]
+) -> None:
+    found = tables(cuda_graph(*kernels), files)
+    assert {row.name: row.modules[0] for row in found.calls if row.modules and row.name in ("gemm", "splitK")} == known
+    gelu = next(row for row in found.calls if row.name == GELU)
+    assert (gelu.modules, gelu.count_per_step) == (("layers.*.mlp",), 0)
+
+
+def test_operators_without_a_generated_kernel_between_them_need_as_many_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.compiled.json"
+    calls = (CompiledCall(name="extern_kernels.mm", lines=(0,)), CompiledCall(name="extern_kernels.mm", lines=(2,)))
+    save(CompiledCode(lines=CODE.lines, graphs=(CompiledGraph(key="fwd", calls=calls),)), path)
+    found = tables(cuda_graph("gemm", "gemm"), {0: path})
+    assert {row.modules: row.device_us_per_step for row in found.calls} == {("layers.0.mlp",): 1, ("norm",): 2}
+    (note,) = tables(cuda_graph("gemm", "splitK", "gemm"), {0: path}).notes
+    assert (note.kind, note.values["share"]) == ("compiled_in_graphs", 1.0)

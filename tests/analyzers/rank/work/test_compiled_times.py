@@ -49,6 +49,9 @@ def test_kernels_of_a_cuda_graph_are_calls_of_their_own_names_in_the_order_of_th
     builder.call("cudaGraphLaunch", 1_100, 1_200, correlation=77)
     for name, start, end in (("triton_red_0", 1_300, 1_310), ("gemm", 1_310, 1_330), ("triton_red_0", 1_330, 1_370)):
         builder.event(name, Category.KERNEL, start, end, correlation=77, device=0, stream=7)
+    times = analyze_rank(builder.build()).tables.compiled
+    places = dict(zip(zip(times.calls, times.number.tolist(), strict=True), times.order.tolist(), strict=True))
+    assert places == {("", 0): -1, ("triton_red_0", 0): 0, ("gemm", 0): 1, ("triton_red_0", 1): 2}
     assert lines(builder) == {
         ("bwd", "", 0, ""): (1, 1_000, 0, 0),
         ("bwd", "triton_red_0", 0, "triton_red_0"): (0, 0, 1, 10),
