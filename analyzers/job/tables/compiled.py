@@ -12,8 +12,7 @@ from typing import Final
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.compiled_code import UNKNOWN, CallSource, RankSources, event_name, is_cpp, lines_by_name
 from perfscope.analyzers.rank.work.tables import CompiledTimes
-from perfscope.analyzers.readers import provenance
-from perfscope.errors import TraceError
+from perfscope.recording import provenance
 from perfscope.recording.compiled import SourceLine
 from perfscope.results.notes import Note, note
 from perfscope.results.tables import CompiledModuleRow, CompiledRow, KernelRow, OperatorRow
@@ -111,7 +110,7 @@ def _of_inductor(paths: Iterable[Path], notes: list[Note]) -> dict[str, tuple[So
     for path in paths:
         try:
             codes.append(provenance.read(path))
-        except TraceError as error:
+        except ValueError as error:
             notes.append(note("compiled", "compiled_unreadable", error=str(error)))
     return lines_by_name(codes)
 

@@ -11,8 +11,7 @@ from perfscope.analyzers.job.aligned import align_job
 from perfscope.analyzers.job.tables.compiled import compiled_tables, kernels_with_sources
 from perfscope.analyzers.job.tables.kernels import kernel_rows
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.analyzers.readers import provenance
-from perfscope.errors import TraceError
+from perfscope.recording import provenance
 from perfscope.recording.job import open_job
 from tests.traces import TraceBuilder
 
@@ -42,7 +41,7 @@ def test_a_file_of_nodes_alone_has_no_lines_and_a_damaged_one_is_named(tmp_path:
     )
     assert provenance.read(path).graphs == ()
     path.write_text('{"a": [')
-    with pytest.raises(TraceError, match="node_mappings"):
+    with pytest.raises(ValueError, match="node_mappings"):
         provenance.read(path)
 
 
