@@ -18,6 +18,7 @@ parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--load-ms", type=float, default=0.0)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--anomaly", action="store_true")
 parser.add_argument("--sync-all", action="store_true", help="exchange gradients in every micro-batch")
 options = parser.parse_args()
 config = Config(n_layer=2, n_embd=128, n_head=4, vocab_size=512, padded_vocab_size=512, block_size=64, head_size=32)
@@ -47,7 +48,14 @@ def main() -> None:
     )
     if options.trainer:
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = L.Trainer(accelerator="cpu", devices=2, strategy=options.strategy, max_steps=STEPS, **quiet)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=options.strategy,
+            max_steps=STEPS,
+            detect_anomaly=options.anomaly,
+            **quiet,
+        )
         trainer.fit(Module(), loader)
         return
     fabric = L.Fabric(accelerator="cpu", devices=2, strategy=options.strategy)
