@@ -150,8 +150,8 @@ PLANTED: Final = (
         _torchrun("hf_trainer", "--load-ms", "40"), _torchrun("hf_trainer", "--load-ms", "40", "--workers", ADVISED),
     ),
     _planted(
-        "transformers Trainer", "buckets of 50 kB", "ddp-bucket-size",
-        _torchrun("hf_trainer", "--bucket-mb", "0.05"), _torchrun("hf_trainer", "--bucket-mb", ADVISED),
+        "transformers Trainer", "buckets of 1 kB", "ddp-bucket-size",
+        _torchrun("hf_trainer", "--bucket-mb", "0.001"), _torchrun("hf_trainer", "--bucket-mb", ADVISED),
     ),
     _planted(
         "transformers Trainer", "detect_anomaly", "debug-settings",
