@@ -229,7 +229,7 @@ def test_the_lowest_versions_are_those_that_are_tried(root: Path) -> None:
     needed = project["dependencies"]
     optional = [
         each
-        for extra in ("zstd", "cache", "figures", "dask", "remote")
+        for extra in ("zstd", "cache", "figures", "dask", "mcp", "remote")
         for each in project["optional-dependencies"][extra]
     ]
     promised = {match[1]: match[2] for each in (*needed, *optional) if (match := BOUND.match(each))}

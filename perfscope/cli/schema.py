@@ -86,6 +86,13 @@ def _launch() -> dict[str, Any]:
     return schema_of(LaunchMetadata, "launch", LAUNCH_SCHEMA)
 
 
+def _compiled() -> dict[str, Any]:
+    from perfscope.recording import compiled
+    from perfscope.results.schema import schema_of
+
+    return schema_of(compiled.CompiledCode, "compiled", compiled.SCHEMA)
+
+
 def _samples() -> dict[str, Any]:
     from perfscope.recording import samples
     from perfscope.results.schema import ADDRESS, DIALECT, schema_of
@@ -149,6 +156,7 @@ SCHEMAS: Final[dict[str, tuple[str, Callable[[], dict[str, Any]]]]] = {
     "live": ("a line of perfscope watch --json", _live),
     "launch": ("perfscope.json of a recording", _launch),
     "run": ("rank-*.run.json of a recording: one rank's metadata", _run),
+    "compiled": ("rank-*.compiled.json of a recording: where compiled code comes from", _compiled),
     "samples": ("a line of host-*.samples.jsonl of a recording", _samples),
 }
 """Name -> (what follows it, how it is made)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
 from click.testing import CliRunner
 
-from perfscope.cli.main import main
+from perfscope.cli.main import VERBS, main
+from perfscope.cli.schema import SCHEMAS
 from tests.schemas import follows
 
 
@@ -30,6 +32,27 @@ def test_what_commands_print(samples: Path, summaries: dict[str, Path], tmp_path
     swept = json.loads(run("whatif", samples / "starved", "--sweep", "dataloader.num_workers=1,2", "--json"))
     follows("sweep", swept)
     assert [point["value"] for point in swept["points"]] == ["1", "2"]
+
+
+JSON_OF_VERBS = {
+    "analyze": {"summary"},
+    "check": {"check"},
+    "compare": {"comparison"},
+    "doctor": {"doctor"},
+    "watch": {"live"},
+    "whatif": {"whatif", "sweep"},
+}
+"""Verb with an option --json -> the schemas of what it prints; tests hold each to real output."""
+
+
+def test_every_verb_that_prints_json_has_a_schema() -> None:
+    printing = set()
+    for verb in VERBS:
+        parameters = importlib.import_module(f"perfscope.cli.{verb}").command.params
+        if any("--json" in parameter.opts for parameter in parameters):
+            printing.add(verb)
+    assert printing == set(JSON_OF_VERBS)
+    assert set().union(*JSON_OF_VERBS.values()) <= set(SCHEMAS)
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from perfscope.cli.main import main
 from tests.analyzers.live.live_jobs import Recorded
+from tests.schemas import follows
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def test_once_looks_once_at_what_is_not_there_yet(tmp_path: Path) -> None:
 
 def test_json_has_every_rank(ended: Recorded) -> None:
     values = json.loads(watch(ended.folder, "--json").output)
+    follows("live", values)
     assert [row["state"] for row in values["ranks"]] == ["finished"] * 2
     assert values["stragglers"][0]["ranks"] == [1]
 

@@ -16,6 +16,7 @@ from perfscope.collectors.compiled.sources import line_of, line_of_node, module_
 from perfscope.collectors.problems import Problems
 from perfscope.recording.compiled import FROM_CODE, FROM_COMPILER, FROM_PROVENANCE, SourceLine, load
 from perfscope.recording.paths import compiled_file
+from tests.schemas import follows
 
 STACK = (
     '  File "/job/train.py", line 14, in forward\n    x = layer(x)\n        ^^^^^^^^\n'
@@ -174,6 +175,7 @@ def test_what_is_compiled_is_noted_and_written_once(compiler: SimpleNamespace, t
     compiler.run(hit=False, backward=True)
     compiler.noted.write(tmp_path, 3)
     written = load(compiled_file(tmp_path, 3))
+    follows("compiled", json.loads(compiled_file(tmp_path, 3).read_text(encoding="utf-8")))
     assert written.lines == (FC1, SourceLine(**{**vars(FC1), "module": "", "kind": ""}))
     assert [(graph.key, graph.backward, graph.known_from) for graph in written.graphs] == [
         ("f" * 40, False, FROM_COMPILER),
