@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from perfscope.collectors.compiled.cached import Captured, Found
+from perfscope.collectors.compiled.cached import Found
 from perfscope.recording.compiled import CompiledCall, CompiledCode, CompiledGraph, SourceLine, load, save
 
 _FOLDER: Final = "perfscope"
@@ -40,15 +40,15 @@ def keep(key: str, calls: Sequence[Found]) -> None:
         save(CompiledCode(lines=tuple(places), graphs=(CompiledGraph(key=key, calls=made),)), path)
 
 
-def recall(key: str, captured: Captured) -> list[Found]:
-    """The calls that were kept for a graph; none where nothing was, or where the program has changed since."""
+def recall(key: str, lines: Sequence[SourceLine]) -> list[Found]:
+    """The calls that were kept for a graph; none where nothing was, or a line is not in ``lines`` any more."""
     path = _path(key)
     try:
         kept = load(path) if path is not None and path.exists() else CompiledCode()
     except ValueError:
         return []
-    places = {(line.file, line.line, line.code) for line, _ in captured.values()}
-    modules = {line.module for line, _ in captured.values()} | {""}
+    places = {(line.file, line.line, line.code) for line in lines}
+    modules = {line.module for line in lines} | {""}
     if any((line.file, line.line, line.code) not in places or line.module not in modules for line in kept.lines):
         return []
     return [

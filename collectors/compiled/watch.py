@@ -50,8 +50,8 @@ class CompilerWatch:
     def __init__(self, problems: Callable[[], Problems]) -> None:
         self.problems = problems
         self._thread = threading.local()
-        self._captured: OrderedDict[str, dict[str, tuple[SourceLine, str]]] = OrderedDict()
-        """Compile id -> node of the model's graph -> its line, and its stack as text."""
+        self._captured: OrderedDict[str, dict[str, dict[tuple[SourceLine, str], None]]] = OrderedDict()
+        """Compile id -> name of nodes of the model's graph, or of its parts -> the lines and stacks that have it."""
 
     def begin(self) -> None:
         """The compiler has been imported."""
@@ -96,9 +96,12 @@ class CompilerWatch:
             return
         self._thread.calls = []
         lines = ((node, line_of_node(node)) for node in graph.nodes if node.op.startswith("call"))
-        # DDP has a graph compiled in parts.
+        own = {node.name: (line, stack_of(node)) for node, line in lines if line is not None}
+        self._thread.captured = own
+        # DDP has a graph compiled in parts, whose nodes may have the same names.
         captured = self._captured.setdefault(_compile_id(), {})
-        captured.update((node.name, (line, stack_of(node))) for node, line in lines if line is not None)
+        for name, found in own.items():
+            captured.setdefault(name, {})[found] = None
         while len(self._captured) > _MOST_CAPTURED:
             self._captured.popitem(last=False)
 
@@ -115,16 +118,29 @@ class CompilerWatch:
         self._thread.calls = []
         compile_id = _compile_id()
         key = str(getattr(graph, "_fx_graph_cache_key", None))
+        options = kwargs.get("graph_kwargs", args[2] if len(args) > 2 else {})
+        backward = bool(options.get("is_backward")) if isinstance(options, dict) else False
         if calls:
             kept.keep(key, calls)
         else:
             captured = self._captured.get(compile_id, {})
-            calls = kept.recall(key, captured)
+            calls = kept.recall(key, [line for named in captured.values() for line, _ in named])
             if not calls:
-                known_from, calls = cached.calls_of_cached(graph, captured)
-        options = kwargs.get("graph_kwargs", args[2] if len(args) > 2 else {})
-        backward = bool(options.get("is_backward")) if isinstance(options, dict) else False
+                known_from, calls = cached.calls_of_cached(graph, self._nodes(captured, backward=backward))
         NAMES.add(key, compile_id, calls, backward=backward, known_from=known_from)
+
+    def _nodes(self, captured: dict[str, dict[tuple[SourceLine, str], None]], *, backward: bool) -> cached.Captured:
+        """The nodes that a graph's code may name: a forward follows its own graph, a backward may be compiled long
+        after, and what several parts call by one name is no name for it.
+        """
+        own: dict[str, tuple[SourceLine, str]] = getattr(self._thread, "captured", {})
+        if not backward and own:
+            return own
+        return {
+            name if len(named) == 1 else f"{name} {place}": found
+            for name, named in captured.items()
+            for place, found in enumerate(named)
+        }
 
     def _calls(self) -> list[cached.Found]:
         """Calls that were generated on this thread since the last graph was ready."""
