@@ -125,7 +125,8 @@ def _waits(role: str, busy: Mapping[str, Intervals], start_ns: int, end_ns: int)
 def _last_end(busy: Intervals, idle: Intervals) -> Int64:
     """For each idle stretch, until when the other is busy inside it; its begin where it is not."""
     if len(busy) == 0 or len(idle) == 0:
-        return idle.start_ns.copy()
+        begins: Int64 = idle.start_ns.copy()
+        return begins
     at = np.searchsorted(busy.start_ns, idle.end_ns, side="left") - 1
     ends: Int64 = np.where(at >= 0, busy.end_ns[np.maximum(at, 0)], idle.start_ns)
     clipped: Int64 = np.clip(ends, idle.start_ns, idle.end_ns)
