@@ -138,7 +138,8 @@ def _marks(
 
 def _by_annotation(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
     """Ranges named ``ProfilerStep#N`` or ``perfscope::step#N`` (NVTX): the host's, else the device's copies of them."""
-    is_step = trace.names_where(_STEP_NAME.match)
+    # A range that is cut to nothing has no step in it.
+    is_step = trace.names_where(_STEP_NAME.match) & (trace.duration_ns > 0)
     for category in (Category.ANNOTATION, Category.CPU_OP, Category.GPU_ANNOTATION):
         rows = np.flatnonzero(is_step & (trace.category == category))
         if len(rows):

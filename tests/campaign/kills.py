@@ -139,6 +139,8 @@ def judge(job: Job, killed: list[str], results: Results, label: str) -> None:
     if goes_on and not _wait(lambda: not [each for each in job.look() if _kind_of(each) == "rank"]):
         wrong("the training does not end")
     said = job.out.read_text(errors="replace")
+    # perfscope may be killed before it has started anything.
+    goes_on = goes_on and (len(job.known) > 1 or bool(said))
     expected = -9 if last == "perfscope" else CODES.get((last, job.ranks), 0) if last else 0
     if job.process.poll() is not None and job.process.returncode != expected:
         wrong(f"exit code {job.process.returncode}, not {expected}")

@@ -219,6 +219,18 @@ def test_a_base_of_times_centuries_away_is_not_believed(tmp_path: Path, base_ns:
     assert 0 < chrome.read(path).parse_report.dropped_events < 20
 
 
+def test_a_step_s_range_that_takes_no_time_is_no_step(tmp_path: Path) -> None:
+    """The mean of steps that take no time was divided by."""
+    made = seeds.trace(steps=1)
+    made["traceEvents"] = made["traceEvents"][:8]
+    made["traceEvents"][2]["dur"] = 0
+    assert made["traceEvents"][2]["name"] == "ProfilerStep#0"
+    (tmp_path / "rank0.json").write_text(json.dumps(made))
+    found = analyze(tmp_path, workers=1)
+    assert found.job.step_time_us > 0
+    assert not found.job.failures
+
+
 def test_events_years_away_do_not_change_how_others_nest(tmp_path: Path) -> None:
     """Their threads' parts of one axis overflowed 64 bits."""
     made = seeds.trace()
