@@ -237,7 +237,7 @@ def test_a_crash_keeps_the_completed_steps_and_the_exit_code(tmp_path: Path) -> 
 def test_fewer_steps_than_planned_say_which_options_would_record_them(tmp_path: Path) -> None:
     recording = train(tmp_path / "r", "--steps", "3", options=("--wait", "1", "--warmup", "3"))
     assert recording.exit_code == 0
-    assert recording.out.splitlines()[0].endswith("hooks: 4")  # the warm-up was still under way
+    assert recording.out.splitlines()[0].endswith("hooks: 2")  # of the layer; the warm-up was still under way
     assert "the job took 3 steps, and a capture begins after 4" in recording.messages
     assert "use --wait 1 --warmup 0 --active 2" in recording.messages
     assert recording.traces() == []
