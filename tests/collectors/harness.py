@@ -75,7 +75,8 @@ class Trace:
 
     def ranges(self) -> Counter[str]:
         """How often each range of ours occurs on the host in the recorded steps, garbage collections left out."""
-        begin = min(event["ts"] for event in self.events if event["name"] == f"ProfilerStep#{self.recorded_steps()[0]}")
+        first = f"ProfilerStep#{self.recorded_steps()[0]}"
+        begin = min(event["ts"] for event in self.events if event["name"] == first)
         return Counter(
             event["name"]
             for event in self.events
