@@ -210,7 +210,7 @@ def test_a_missing_budget_is_named(tmp_path: Path) -> None:
         ("a.json", b"[" * 100_000, "the budget is not JSON in UTF-8, or nested too deep"),
         ("a.json", b'{"step_time": ', "the budget is not whole JSON"),
         ("a.toml", b"a = " + b"[" * 100_000, "the budget is "),
-        ("a.toml", b"\xff\xfe\x00", "the budget is not TOML"),
+        ("a.toml", b"\xff\xfe\x00", "the budget is not text in UTF-8"),
         ("a.toml", b"#" * (1 << 20) + b"#", "the budget is larger than 1 MiB"),
     ],
 )

@@ -174,7 +174,9 @@ def test_bare_array_without_end_is_truncated_and_text_after_it_is_reported(tmp_p
     assert trace.parse_report.notes == ("text after the event array was ignored",)
 
 
-@pytest.mark.parametrize("base", ["9999999999999999999999", "-9999999999999999999999", "1e30", "null", '"soon"'])
+@pytest.mark.parametrize(
+    "base", ["9223372036854775807", "-9223372036854775807", "9999999999999999999999", "1e30", "null", '"soon"']
+)
 def test_impossible_time_base_is_reported(tmp_path: Path, base: str) -> None:
     trace = read(tmp_path, f'{{"baseTimeNanoseconds": {base}, "traceEvents": [{GOOD}]}}')
 
@@ -182,12 +184,10 @@ def test_impossible_time_base_is_reported(tmp_path: Path, base: str) -> None:
     assert "the time base cannot be read" in trace.parse_report.notes[0]
 
 
-@pytest.mark.parametrize("base", [9223372036854775807, -9223372036854775807])
-def test_times_beyond_an_int64_are_dropped_and_counted(tmp_path: Path, base: int) -> None:
-    text = f'{{"baseTimeNanoseconds": {base}, "traceEvents": [{event_at(0)}, {event_at(1e6)}, {event_at(-1e6)}]}}'
-    trace = read(tmp_path, text)
+def test_times_beyond_what_is_held_are_dropped_and_counted(tmp_path: Path) -> None:
+    trace = read(tmp_path, f'{{"traceEvents": [{event_at(0)}, {event_at(1e6)}, {event_at(9.3e15)}]}}')
 
-    assert sorted(trace.start_ns.tolist()) == sorted([base, base - 10**9 if base > 0 else base + 10**9])
+    assert sorted(trace.start_ns.tolist()) == [0, 10**9]
     assert trace.parse_report.dropped_events == 1
 
 
