@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -170,6 +171,7 @@ class RankCapture:
             self._problems.guard(_EXECUTION_TRACE, self.execution.end)
         try:
             if profiler is not None:
+                self._problems.guard("ending open ranges", _end_open_ranges)
                 with self._operating():
                     profiler.__exit__(None, None, None)
         finally:
@@ -268,6 +270,21 @@ class ForeignStart:
             return original(*args, **kwargs)
 
         return watched
+
+
+def _end_open_ranges() -> None:
+    """End the ranges that are open: to the profiler they end here, and their own end does nothing any more.
+
+    A range that began under a profiler writes its end into that profiler's memory. Once it has stopped the memory is
+    free, and torch looks no further than whether any profiler runs: if the next one runs, the heap is damaged. Ranges
+    of other threads have no part in this.
+    """
+    from torch.autograd.profiler import record_function
+
+    for each in gc.get_objects():
+        # Of the type alone: an isinstance() may run code of the object's own.
+        if issubclass(type(each), record_function) and getattr(each, "record", None) is not None:
+            record_function.__exit__(each, None, None, None)
 
 
 @contextmanager

@@ -40,8 +40,7 @@ def test_the_slow_role_bounds_the_iteration(tmp_path: Path, rollout: float, upda
     options = ("--rollout", str(rollout), "--update", str(update), "--log", str(log), "--port", str(_free_port()))
     planned = ("--wait", "3", "--warmup", "1", "--active", "6")
     recording = record(tmp_path / "r", sys.executable, script("grpo"), *options, options=planned)
-    # Each process writes its log when its loop is through.
-    assert len(list(log.iterdir())) == 4, recording.err
+    assert recording.exit_code == 0, recording.err
     summary = analyze(tmp_path / "r")
     roles = summary.roles
     assert roles is not None

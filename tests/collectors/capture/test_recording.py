@@ -304,9 +304,9 @@ def test_a_second_process_of_the_same_rank_has_a_recording_of_its_own(tmp_path: 
         assert load_launch(folder / LAUNCH_FILE).exit_code == 0
         assert analyze(folder).job.steps == (2, 3)
     assert f"perfscope analyze {recording.folder / 'job-1'}" in recording.messages
-    assert [note.text for note in analyze(recording.folder).notes if note.kind == "further_jobs"] == [
-        "The command ran other trainings besides; each is a recording of its own, in this folder: job-1."
-    ]
+    both = analyze(recording.folder)
+    assert both.roles is not None
+    assert [row.job for row in both.roles.jobs] == ["job-0", "job-1"]
 
 
 @pytest.mark.parametrize("active", ["2", "9"], ids=["after its capture", "in the middle of it"])
@@ -355,3 +355,12 @@ def test_it_says_when_and_kineto_says_nothing(tmp_path: Path) -> None:
         "perfscope: profiler off: steps 2-3 are recorded",
     ]
     assert "USDT:" not in recording.err
+
+
+def test_ranges_of_the_script_that_outlast_a_capture_end_with_it(tmp_path: Path) -> None:
+    # The first steps, kept in case that the job is short, are recorded until the planned capture begins.
+    options = ("--wait", "3", "--warmup", "1", "--active", "6")
+    recording = record(tmp_path / "r", sys.executable, str(SCRIPTS / "ranged.py"), options=options)
+    assert recording.exit_code == 0, recording.err
+    run = load_run(run_file(recording.folder, 0))
+    assert (len(run.captures), run.problems) == (1, ())
