@@ -42,7 +42,7 @@ def roles_figure(summary: Summary) -> Drawn | None:
                 )
             )
     return figure(
-        "Roles side by side",
+        "When each role is busy",
         traces,
         height=90 + max(len(labels), 2) * 34,
         barmode="overlay",
