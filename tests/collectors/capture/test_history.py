@@ -31,7 +31,7 @@ def block(first: int, steps: list[int], attempt: int = 0, **stages: list[int]) -
     st.lists(st.integers(0, 2**48 - 1), min_size=1, max_size=50),  # times of three days at most
     st.sets(st.sampled_from(STAGES)),
     st.integers(0, 2**31),
-    st.integers(0, 2**40),
+    st.integers(0, 2**40 - 1),
 )
 def test_a_block_is_read_as_it_was_written(steps: list[int], stages: set[str], attempt: int, first: int) -> None:
     flags = bytes(DISTURBED if step % 2 else 0 for step in steps)
