@@ -159,13 +159,18 @@ def is_quiet(truth: Truth) -> bool:
 
 
 def not_overstated(summary: Summary, truth: Truth) -> list[Check]:
-    """No rank is reported to cost more than it does; waits for a core may count on either side."""
+    """No rank is reported to cost more than it does.
+
+    To the stopwatch a thread that waits for the others' gradients, but stands in the queue for a core, is at work of
+    its own; no trace can tell the two apart. Of two ranks that makes the other's cost too small by as much.
+    """
+    queued = max(truth.mean_ms("queued", rank) for rank in range(len(truth.ranks)))
     return [
         Check(
             f"rank {row.rank} costs, ms per step",
             truth.lost_ms([row.rank]),
             row.lost_us / 1e3,
-            SHARE * truth.lost_ms([row.rank]) + OF_STEP * truth.step_ms() + truth.mean_ms("queued", row.rank),
+            SHARE * truth.lost_ms([row.rank]) + OF_STEP * truth.step_ms() + queued,
             at_most=True,
         )
         for row in summary.stragglers
