@@ -114,8 +114,11 @@ def where_to_look(category: str, summary: Summary) -> str:
 
 
 def launches_few(summary: Summary) -> bool:
-    """Do steps launch so little that idle time is of single slow calls?"""
-    return max((row.launches_per_step for row in summary.launches), default=0.0) < FEW_LAUNCHES
+    """Do steps launch so little that idle time is of single slow calls? Without recorded calls, one for each kernel or
+    copy, at most.
+    """
+    launched = [row.launches_per_step for row in summary.launches]
+    return max(launched, default=sum(row.count_per_step for row in summary.kernels)) < FEW_LAUNCHES
 
 
 def _compiles(summary: Summary) -> bool:

@@ -1,6 +1,6 @@
 """Judges the analysis of a random job: what it says that is wrong, by category.
 
-The truth is the simulator's: the same job simulated without the cause.
+The truth is the simulator's: the same job simulated without the cause, in the steps that the analysis uses.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ import math
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import perfscope
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
 from tests.generator import TENSORBOARD, Cause, HostSync, SlowHost, SlowLoader, SmallBuckets, simulate
+from tests.generator.truth import Truth
 from tests.planted.draw import Drawn, draw
 from tests.planted.jobs import Expected
 
@@ -60,14 +63,24 @@ def judge(drawn: Drawn) -> Judged:
     except Exception:
         return Judged(drawn, (("exception", traceback.format_exc()),), 0, time.perf_counter() - begin)
     took = time.perf_counter() - begin
-    step_us = job.truth.step_time_ns / 1e3
-    planted = [
-        PlantedCost(who, step_us - simulate(drawn.spec.without(*causes)).truth.step_time_ns / 1e3)
-        for who, causes in _nameable(drawn)
-    ]
+    step_us = _step_us(job.truth, summary)
+    planted = [PlantedCost(who, step_us - _without_us(drawn, causes, summary)) for who, causes in _nameable(drawn)]
     attribution = Attribution(drawn, summary, step_us, planted)
     wrong = (*_arithmetic(summary), *attribution.wrong(), *_rules(drawn, summary, step_us))
     return Judged(drawn, wrong, len(attribution.due), took)
+
+
+def _step_us(truth: Truth, summary: Summary) -> float:
+    """Mean of the steps that the analysis uses: those that it leaves out and says so, as with an evaluation, are no
+    part of what it reports. All of them where it knows no steps."""
+    lengths = dict(zip(truth.spec.recorded_steps, truth.steps_ns, strict=True))
+    used = [lengths[step] for step in summary.job.steps if step in lengths]
+    return fmean(used or truth.steps_ns) / 1e3
+
+
+def _without_us(drawn: Drawn, causes: Sequence[Cause], summary: Summary) -> float:
+    """The same without these causes."""
+    return _step_us(simulate(drawn.spec.without(*causes)).truth, summary)
 
 
 def _rules(drawn: Drawn, summary: Summary, step_us: float) -> list[tuple[str, str]]:
@@ -77,7 +90,7 @@ def _rules(drawn: Drawn, summary: Summary, step_us: float) -> list[tuple[str, st
     for cause, who in drawn.causes:
         if who is not None or type(cause) not in RULES or len(drawn.causes) > 1:
             continue
-        cost = step_us - simulate(drawn.spec.without(cause)).truth.step_time_ns / 1e3
+        cost = step_us - _without_us(drawn, [cause], summary)
         if cost >= 2 * DUE * step_us and RULES[type(cause)] not in fired:
             wrong.append((f"no {RULES[type(cause)]}", f"{cause} costs {cost:.0f} of {step_us:.0f} us, found {fired}"))
     return wrong

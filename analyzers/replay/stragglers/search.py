@@ -248,6 +248,8 @@ class _Search:
     def _merge_hidden(self, stragglers: list[Straggler]) -> list[Straggler]:
         """With those that hide each other as one straggler, where together they cost so much more than each alone."""
         units = self._units([one.ranks for one in stragglers if one.scope == "host"])
+        behind = self._loaders_behind(units)
+        units += behind
         known: dict[tuple[int, ...], Int64 | None] = {}
 
         def saved(chosen: Sequence[Unit]) -> Int64 | None:
@@ -262,7 +264,9 @@ class _Search:
 
         hidden = hidden_set(units, cost, self._noise)
         per_step = saved(hidden.units) if hidden is not None else None
-        if hidden is None or per_step is None or not self._in_same_steps(hidden.units):
+        if hidden is None or per_step is None:
+            return stragglers
+        if not self._in_same_steps([unit for unit in hidden.units if unit not in behind]):
             return stragglers
         members = {rank for unit in hidden.units for rank in unit}
         alone = [other.lost_ns for other in stragglers if members.issuperset(other.ranks)]
@@ -270,7 +274,7 @@ class _Search:
             return stragglers
         return [
             *(other for other in stragglers if not members.intersection(other.ranks)),
-            self._straggler_of(hidden, per_step),
+            self._straggler_of(hidden, per_step, behind),
         ]
 
     def _units(self, hosts: Sequence[Unit]) -> list[Unit]:
@@ -294,25 +298,36 @@ class _Search:
                 chosen.append(unit)
         return chosen
 
+    def _loaders_behind(self, units: Sequence[Unit]) -> list[Unit]:
+        """Ranks whose loaders are slow behind ``units``; none where those of most ranks are. While somebody else is
+        slow, their hosts wait for batches and their devices do not: these have work until the batches come.
+        """
+        slow = {rank for unit in units for rank in unit}
+        usual = float(np.median(list(self._in_loader_ns.values())))
+        over = {rank: ns - usual for rank, ns in self._in_loader_ns.items() if rank in self._peers}
+        behind = sorted(rank for rank, ns in over.items() if ns >= self._noise and rank not in slow)
+        return [(rank,) for rank in behind] if slow and 2 * len(behind) <= len(self._peers) else []
+
     def _in_same_steps(self, units: Sequence[Unit]) -> bool:
         """Are these slow in the same steps?"""
         hits = np.stack([np.mean([self._excess[rank] for rank in unit], axis=0) >= self._noise for unit in units])
         return bool(hits.any()) and _at_once(hits) >= _SAME_STEPS
 
-    def _straggler_of(self, hidden: HiddenSet, per_step_ns: Int64) -> Straggler:
-        """The straggler that these are together."""
+    def _straggler_of(self, hidden: HiddenSet, per_step_ns: Int64, loaders: Sequence[Unit]) -> Straggler:
+        """The straggler that these are together; ``loaders`` are those of which only the loader is slow."""
         ranks = tuple(sorted(rank for unit in hidden.units for rank in unit))
         part = {}
         for unit, alone, adds in zip(hidden.units, hidden.alone_ns, hidden.adds_ns, strict=True):
-            cause = self._cause(unit)
+            cause = CAUSES[TimeCategory.DATALOADER] if unit in loaders else self._cause(unit)
             part.update({rank: (cause, alone, adds / len(unit)) for rank in unit})
         causes, alone_ns, adds_ns = zip(*(part[rank] for rank in ranks), strict=True)
         by_cause = grouped(zip(causes, adds_ns, strict=True))
+        slowest = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
         return Straggler(
-            rank=max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank)),
+            rank=slowest,
             ranks=ranks,
             scope="ranks",
-            cause=max(by_cause, key=lambda cause: sum(by_cause[cause])),
+            cause=max(by_cause, key=lambda cause: (round(sum(by_cause[cause])), cause == part[slowest][0])),
             lost_ns=hidden.lost_ns,
             per_step_ns=per_step_ns,
             causes=causes,

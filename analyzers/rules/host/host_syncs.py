@@ -50,6 +50,12 @@ _COPY: Final = _Kind(
     "A copy between host and device blocks: .cpu(), .tolist(), .numpy(), or .to(device) from memory that is not "
     "pinned. Copy with non_blocking=True into pinned memory and read the result a step later.",
 )
+_READ: Final = _Kind(
+    "copies to the host in the step",
+    "A copy between host and device blocks: .item(), .cpu(), .tolist(), .numpy(), or .to(device) from memory that is "
+    "not pinned. Read values every 50 steps, or copy with non_blocking=True into pinned memory and read the result a "
+    "step later. Recorded operators (ProfilerActivity.CPU; perfscope run does) show which it is.",
+)
 _EXPLICIT: Final = _Kind(
     "synchronize() in the step",
     "torch.cuda.synchronize(), Stream.synchronize() or Event.synchronize() in the script or its framework (timers do "
@@ -70,7 +76,7 @@ _KINDS: Final = {
     ),
     **dict.fromkeys(("copy_", "_to_copy", "to"), _COPY),
 }  # fmt: skip
-"""ATen operator -> how it synchronizes; all other calls are explicit."""
+"""ATen operator -> how it synchronizes; of all other calls those that do not copy are explicit."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -124,7 +130,7 @@ def _operator(row: SyncRow) -> str:
 def _kind(row: SyncRow) -> _Kind:
     if row.call.endswith("Free") or row.call.startswith("cuMemFree"):
         return _FREED
-    return _KINDS.get(_operator(row), _EXPLICIT)
+    return _KINDS.get(_operator(row), _READ if "memcpy" in row.call.lower() else _EXPLICIT)
 
 
 def _how(job: RuleContext, rows: tuple[SyncRow, ...]) -> str:

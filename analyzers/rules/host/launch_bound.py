@@ -16,6 +16,7 @@ from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
+from perfscope.results.tables import LaunchRow
 
 RULE: Final = "launch-bound"
 SHARE: Final = 0.05
@@ -84,14 +85,21 @@ def _whatif(job: RuleContext) -> dict[str, str]:
 
 
 def _evidence(job: RuleContext) -> tuple[Evidence, ...]:
-    worst = max(job.summary.launches, key=lambda row: row.launches_per_step)
-    who = (worst.rank,)
+    worst = max(job.summary.launches, key=lambda row: row.launches_per_step, default=None)
     return (
         Evidence("device idle while the host launches (median)", job.typical_us("idle_launch"), "us", job.ranks),
-        Evidence("launches per step", worst.launches_per_step, ranks=who),
-        *known("kernels shorter than 10 µs", worst.short_kernels_share, "share", who),
-        *known("launches to an idle device", worst.starved_share, "share", who),
+        *(() if worst is None else _of_launches(worst)),
         *known("kernels launched by the optimizer", _optimizer_share(job) or None, "share", job.ranks),
+    )
+
+
+def _of_launches(row: LaunchRow) -> tuple[Evidence, ...]:
+    """Of the rank that launches most."""
+    who = (row.rank,)
+    return (
+        Evidence("launches per step", row.launches_per_step, ranks=who),
+        *known("kernels shorter than 10 µs", row.short_kernels_share, "share", who),
+        *known("launches to an idle device", row.starved_share, "share", who),
     )
 
 

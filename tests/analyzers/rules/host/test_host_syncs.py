@@ -108,6 +108,15 @@ def test_deepspeed_s_timers_are_distinguished_from_the_script(synced):
     assert '"wall_clock_breakdown": false' in finding.action.how
 
 
+def test_a_copy_of_which_no_operator_is_known_is_no_explicit_synchronization():
+    case = context(breakdown(0, idle_sync=10_000), syncs=(sync("", 10_000, call="hipMemcpyWithStream"),))
+    finding = host_syncs.evaluate(case)
+    assert finding is not None
+    assert finding.action.setting == "copies to the host in the step"
+    assert ".item()" in finding.action.how
+    assert "synchronize()" not in finding.action.how
+
+
 def test_memory_that_is_freed_in_the_step_is_not_the_operator_s_doing():
     case = context(breakdown(0, idle_sync=10_000), syncs=(sync("aten::empty", 10_000, call="cudaFree"),))
     finding = host_syncs.evaluate(case)

@@ -26,18 +26,22 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
     return analyze(replace(QUICK, causes=(replace(SLOW, ranks=(3,)),)), tmp_path_factory.mktemp("one"))
 
 
-def by_hand(launches: float = 900.0, optimizer_kernels: float = 0.0, **others: object):
-    row = LaunchRow(
-        rank=0, launches_per_step=launches, call_us_mean=5.0, delay_us_median=4.0, delay_us_p95=9.0,
-        queue_depth_median=0.0, starved_share=0.6, short_kernels_share=0.7,
+def by_hand(
+    launches: float | None = 900.0, optimizer_kernels: float = 0.0, kernels_per_step: float = 900.0, **others: object
+):
+    rows = () if launches is None else (
+        LaunchRow(
+            rank=0, launches_per_step=launches, call_us_mean=5.0, delay_us_median=4.0, delay_us_p95=9.0,
+            queue_depth_median=0.0, starved_share=0.6, short_kernels_share=0.7,
+        ),
     )  # fmt: skip
     module = ModuleRow(
         name="Optimizer.step#AdamW.step", depth=0, count_per_step=1.0, host_us_per_step=1.0, device_us_per_step=1.0,
         kernels_per_step=optimizer_kernels,
     )  # fmt: skip
     return context(
-        breakdown(0, idle_launch=20_000.0), launches=(row,), modules=(module,),
-        kernels=(kernel("small", 9_000.0, count_per_step=900.0),), **others,
+        breakdown(0, idle_launch=20_000.0), launches=rows, modules=(module,),
+        kernels=(kernel("small", 9_000.0, count_per_step=kernels_per_step),), **others,
     )  # fmt: skip
 
 
@@ -50,6 +54,15 @@ def test_it_fires_with_the_replay_without_launches(bound):
     assert finding.predicted_step_us.mid == pytest.approx(free_us, abs=0.05 * bound.summary.job.step_time_us)
     assert finding.action.new == '"reduce-overhead"'
     assert 'torch.compile(model, mode="reduce-overhead")' in finding.action.how
+
+
+def test_launches_need_not_be_recorded():
+    """Without runtime calls, or their correlation ids, kernels show that more is launched than single slow calls."""
+    finding = launch_bound.evaluate(by_hand(launches=None))
+    assert finding is not None
+    assert finding.title.startswith("Launch-bound: devices wait 20% of the step")
+    assert "launches per step" not in {evidence.what for evidence in finding.evidence}
+    assert launch_bound.evaluate(by_hand(launches=None, kernels_per_step=19.0)) is None
 
 
 def test_one_rank_that_launches_slowly_is_a_straggler(one_rank):
