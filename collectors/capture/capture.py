@@ -310,6 +310,7 @@ def end_inherited() -> None:
     torch: Any = importlib.import_module("torch")
     if not torch.cuda._is_in_bad_fork():
         if torch.autograd._profiler_enabled():
+            _end_open_ranges()
             with _quiet_kineto():
                 torch.autograd._disable_profiler()
         torch.autograd._enable_record_function(True)

@@ -309,9 +309,15 @@ def test_a_second_process_of_the_same_rank_has_a_recording_of_its_own(tmp_path: 
     assert [row.job for row in both.roles.jobs] == ["job-0", "job-1"]
 
 
-@pytest.mark.parametrize("active", ["2", "9"], ids=["after its capture", "in the middle of it"])
-def test_ranks_that_a_notebook_launches_after_a_trial_run_are_a_job(tmp_path: Path, active: str) -> None:
-    command = (sys.executable, str(SCRIPTS / "spawn.py"), str(tmp_path / "store"), "fork", "trial")
+@pytest.mark.parametrize(
+    ("active", "trial"),
+    [("2", ["trial"]), ("9", ["trial"]), ("9", ["trial", "in-range"])],
+    ids=["after its capture", "in the middle of it", "in a range of it"],
+)
+def test_ranks_that_a_notebook_launches_after_a_trial_run_are_a_job(
+    tmp_path: Path, active: str, trial: list[str]
+) -> None:
+    command = (sys.executable, str(SCRIPTS / "spawn.py"), str(tmp_path / "store"), "fork", *trial)
     recording = record(tmp_path / "r", *command, options=("--wait", "1", "--warmup", "0", "--active", active))
     assert recording.exit_code == 0, recording.err
     assert (recording.run().world_size, recording.run().steps.seen) == (1, 6)

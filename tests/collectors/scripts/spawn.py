@@ -1,17 +1,24 @@
-"""Ranks that the script starts itself; with ``trial`` after a training of its own, as in a notebook."""
+"""Ranks that the script starts itself; with ``trial`` after a training of its own, as in a notebook.
+
+With ``trial in-range`` a range that began in the trial is open when they are started.
+"""
 
 import sys
+from contextlib import ExitStack
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.profiler import record_function
 
 
-def train(model: nn.Module, steps: int) -> None:
+def train(model: nn.Module, steps: int, ranges: ExitStack | None = None) -> None:
     torch.set_num_threads(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
+    for step in range(steps):
+        if ranges is not None and step == 4:
+            ranges.enter_context(record_function("sweep"))
         optimizer.zero_grad()
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
@@ -24,6 +31,7 @@ def rank_of_two(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:] == ["trial"]:
-        train(nn.Linear(8, 8), 6)
-    mp.start_processes(rank_of_two, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
+    with ExitStack() as ranges:
+        if "trial" in sys.argv:
+            train(nn.Linear(8, 8), 6, ranges if "in-range" in sys.argv else None)
+        mp.start_processes(rank_of_two, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
