@@ -106,7 +106,7 @@ def where_to_look(category: str, summary: Summary) -> str:
         return f"look at what {named} does, and whether it can run in DataLoader workers or while the devices compute"
     if category in ("idle_launch", "idle_host") and _compiles(summary):
         return _COMPILING
-    if category == "idle_launch" and summary.launches and launches_few(summary):
+    if category == "idle_launch" and launches_few(summary):
         return _FIRST_USE
     if category == "idle_host" and not summary.operators:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"

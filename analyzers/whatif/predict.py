@@ -233,7 +233,9 @@ def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predict | None:
         key = tuple(sorted(settings.items()))
         if key not in known:
             try:
-                known[key] = predict(context, settings).predicted_us
+                answer = predict(context, settings)
+                # A step of a few launches and next to no work would take no time: that says nothing.
+                known[key] = answer.predicted_us if answer.mid_ns >= 1 else None
             except CannotReplay:
                 known[key] = None
         return known[key]

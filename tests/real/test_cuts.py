@@ -153,3 +153,20 @@ def test_a_recording_that_begins_in_a_step_has_the_later_ones(tmp_path: Path) ->
     assert len(summary.job.steps) == 4
     assert summary.job.step_time_us == pytest.approx(whole(RESNET).job.step_time_us, rel=0.02)
     assert summary.verdict.headline.startswith("Data loading blocks")
+
+
+def test_a_step_that_would_take_no_time_without_its_launches_gives_no_prediction(tmp_path: Path) -> None:
+    """The second half of this recording: a step of 49 µs, whose kernels run after it."""
+    document = recorded("quirks/mi250_rocm62")
+    times = [event["ts"] for event in document["traceEvents"] if "ts" in event]
+    middle, end = (min(times) + max(times)) / 2, max(times) + 1
+    summary, _ = analyzed("quirks/mi250_rocm62", tmp_path, lambda cut: cuts.between(cut, middle, end))
+    assert summary.job.step_time_us == pytest.approx(49.073, abs=NS)
+    assert all(finding.predicted_step_us is None for finding in summary.findings)
+
+
+@pytest.mark.parametrize("name", [RECSYS, "v100_ddp_rank1of2/rank1"])
+def test_embedding_tables_are_not_taken_for_experts(name: str, tmp_path: Path) -> None:
+    """Both are recommendation models: ranks exchange indices, then vectors."""
+    summary, _ = analyzed(name, tmp_path, cuts.without_device)
+    assert summary.job.strategy == "ddp"

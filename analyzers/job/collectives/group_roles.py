@@ -47,6 +47,10 @@ _EARLY_SHARE: Final = 0.1
 _IN_TURN: Final = 0.5
 """Share of the step's compute, and of the group's bytes, that takes turns with the other in tensor parallelism."""
 
+_OF_TABLES: Final = 0.01
+"""Least share of indices in what ranks with embedding tables exchange, where vectors have up to 200 values. Experts
+exchange whole numbers too: how many tokens come, and a few for each token, which has thousands of bytes."""
+
 _OFTEN: Final = 8
 """Collectives in a step below which a group does not serve every layer."""
 
@@ -71,6 +75,8 @@ class GroupTraffic:
     """All-gathers before the first reduce-scatter of a step, median; None without either."""
     uneven: bool
     """Its all-to-alls differ in size, as far as sizes are known."""
+    indices: float
+    """Share of the bytes of its all-to-alls that are whole numbers of 32 or 64 bits."""
     rings: bool
     """All its exchanges are among all its ranks at once, more than two, or every rank sends before anything comes."""
 
@@ -103,9 +109,7 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
             return "context", "exchanges in a ring of all its ranks"
         return "pipeline", "sends and recvs"
     if most("all_to_all"):
-        if traffic.uneven:
-            return "expert", "all-to-alls of unequal sizes"
-        return "unknown", "all-to-alls: of experts, of sequences or of embedding tables"
+        return _swapping(traffic)
     if most("all_gather", "reduce_scatter") and traffic.gathers_first is not None:
         if traffic.gathers_first <= 2 and traffic.per_step >= _OFTEN:
             return "tensor", "all-gathers and reduce-scatters in turn, all through the step"
@@ -115,6 +119,15 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
     if most("all_reduce"):
         return _reducing(traffic)
     return "unknown", "no kind of collective prevails"
+
+
+def _swapping(traffic: GroupTraffic) -> tuple[str, str]:
+    """Tokens of experts, or what else differs?"""
+    if traffic.indices >= _OF_TABLES:
+        return "unknown", "all-to-alls of indices and values, as of embedding tables"
+    if traffic.uneven:
+        return "expert", "all-to-alls of unequal sizes"
+    return "unknown", "all-to-alls: of experts, of sequences or of embedding tables"
 
 
 def _reducing(traffic: GroupTraffic) -> tuple[str, str]:

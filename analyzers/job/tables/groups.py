@@ -23,6 +23,8 @@ from perfscope.trace.trace import Bool, Float64, Int64
 _OVERLAPPED: Final = 0.1
 """Share of an all-reduce up to which compute under it is left over from before: kernels end a little late."""
 
+_INDICES: Final = frozenset({"int32", "int64"})
+
 _AT_WORK: Final = 0.1
 """Share of the job's communication below which the group of all ranks, among others, serves minor purposes only."""
 
@@ -82,7 +84,9 @@ def _traffic(
     time = np.bincount(kind, weights=transfer[chosen], minlength=len(instances.kinds))
     share = dict(zip(instances.kinds, (time / max(time.sum(), 1.0)).tolist(), strict=True))
     exchanged = instances.is_kind(("send_recv",))[chosen]
-    swapped = instances.bytes[chosen][instances.is_kind(("all_to_all",))[chosen]]
+    swaps = chosen[instances.is_kind(("all_to_all",))[chosen]]
+    swapped = instances.bytes[swaps]
+    whole = np.array([name in _INDICES for name in instances.dtypes] or [False], dtype=np.bool_)[instances.dtype[swaps]]
     reductions = waits_of(result, own, "all_reduce")
     present = instances.participants[chosen]
     expected = len(group.ranks)
@@ -95,6 +99,7 @@ def _traffic(
         and all("ddp" in partial.strategies for partial in result.partials.values()),
         gathers_first=_gathers_first(result, chosen),
         uneven=len(distinct(swapped[swapped > 0])) > 1,
+        indices=float(swapped[whole & (swapped > 0)].sum()) / max(float(swapped[swapped > 0].sum()), 1.0),
         rings=ringed or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 

@@ -109,6 +109,7 @@ DDP = GroupTraffic(
     replicas=False,
     gathers_first=None,
     uneven=False,
+    indices=0.0,
     rings=False,
 )
 
@@ -132,6 +133,8 @@ DDP = GroupTraffic(
         (replace(DDP, share={"send_recv": 0.9, "all_reduce": 0.1}), "pipeline"),
         (replace(DDP, share={"send_recv": 1.0}, rings=True), "context"),
         (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True), "expert"),
+        (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True, indices=0.001), "expert"),
+        (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True, indices=0.026), "unknown"),
         (replace(DDP, share={"all_to_all": 1.0}), "unknown"),
         (replace(DDP, share={"barrier": 1.0}), "unknown"),
     ],
