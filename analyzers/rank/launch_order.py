@@ -225,6 +225,8 @@ class _Builder:
             comm_end = np.where(known, self._collectives.end_ns[last], NEVER)
         of_comm = (comm_end > begin) & (comm_end >= own_end)
         waited = of_comm | (own_end > begin)
+        # It waited for work of before the recording, or for nothing.
+        unseen = (place < 0) & ~of_comm
         whole = place == before
         # That the device had ended all when an event had long happened does not show which work the event was behind.
         passed = whole & ~waited & self._of_event
@@ -241,7 +243,7 @@ class _Builder:
                 device_end_ns=own_end[used],
                 queue=np.zeros(used.sum(), dtype=np.bool_),
             ),
-            Intervals.of(begin[waited] + 1, until[waited]),
+            Intervals.of(begin[waited | unseen] + 1, until[waited | unseen]),
         )
 
 

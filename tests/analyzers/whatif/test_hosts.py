@@ -32,6 +32,11 @@ GATHERS_IN_TIME = Job(
     strategy="fsdp", ranks=2, loader=LOADER, network=Network(gbps=24.0, latency_ns=10 * US),
     model=Model(blocks=4, tokens=4096, width=2048, flops_per_ns=100_000.0),
 )  # fmt: skip
+WAITS_FOR_EARLIER_STEPS = Job(
+    strategy="fsdp", ranks=2, reshard=False, loader=LOADER, network=Network(gbps=80.0),
+    model=Model(blocks=4, tokens=8192), recording=Recording(steps=2),
+)  # fmt: skip
+"""Its rate limiter makes hosts wait for the step before: in the first one for work that is not recorded."""
 ONE_HOST_IS_SLOW = Job(
     strategy="fsdp", ranks=3, microbatches=2, reshard=False, noise=0.0, loader=LOADER, network=Network(gbps=25.0),
     model=Model(blocks=4, tokens=8192, width=512), causes=(Cause("slow host", 2.5, ranks=(2,)),),
@@ -42,6 +47,7 @@ ASKED = {
     "one rank reads the loss": (ONE_RANK_READS_THE_LOSS, {"network.bandwidth": "10x"}),
     "all is launched early": (ALL_IS_LAUNCHED_EARLY, {"network.bandwidth": "10x"}),
     "gathers that nothing waited for": (GATHERS_IN_TIME, {"compute": "2x"}),
+    "a recording that begins within waits": (WAITS_FOR_EARLIER_STEPS, {"compute": "1.5x"}),
 }
 
 
