@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,8 @@ class Background:
         self._period_s = period_s
         self._awake = threading.Event()
         self._ending = False
+        self.cpu_ns = 0
+        """CPU time of the thread until the end of its last look."""
         # A daemon: it never delays the end of a process. Nothing is written in it that could be cut.
         self._thread = threading.Thread(target=self._run, name="perfscope", daemon=True)
 
@@ -46,3 +49,4 @@ class Background:
             self._awake.clear()
             if not self._ending:
                 self._look()
+                self.cpu_ns = time.thread_time_ns()

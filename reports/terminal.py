@@ -43,6 +43,7 @@ def verdict(summary: Summary, paint: Paint = PLAIN) -> str:
         _numbers(summary, paint),
         _wrapped(run_history.comparison(summary), width),
         _wrapped(run_history.goodput_reading(summary), width),
+        _wrapped(run_history.cost_reading(summary), width),
         _breakdowns(summary, paint),
         _findings(summary, paint),
         cost_lines(summary, width),

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.history.cost import recording_cost
 from perfscope.analyzers.history.goodput import RankGoodput, job_goodput
 from perfscope.analyzers.history.own_times import OwnTimes, rank_parts, windows_left_out
 from perfscope.analyzers.history.rank_history import Float64, RankFile, RankPartialHistory, bin_width, last_step
@@ -89,7 +90,8 @@ def job_history(
         return None, tuple(failures)
     found = find_stragglers(dict(sorted(own.items())), hosts, peers_of(job, own))
     history = _history(job, dict(sorted(partials.items())), found)
-    return replace(history, goodput=job_goodput(job, goodput)), tuple(failures)
+    cost = recording_cost(job, history.ranks)
+    return replace(history, goodput=job_goodput(job, goodput), recording_cost=cost), tuple(failures)
 
 
 def peers_of(job: Job, ranks: Iterable[int]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from perfscope.collectors.cpu import StepTimes, describe_cpu
 from perfscope.collectors.identity import Identity, attempt, rendezvous
 from perfscope.collectors.overrides.log import LOG
 from perfscope.collectors.problems import Problems
-from perfscope.recording.metadata import CaptureMetadata, RunMetadata, StepsMetadata, save
+from perfscope.recording.metadata import CaptureMetadata, RecordingMetadata, RunMetadata, StepsMetadata, save
 from perfscope.recording.paths import run_file
 from perfscope.redact import performance_environment, redact_command
 
@@ -50,6 +50,8 @@ class RunFile:
         """Is more known than the file contains?"""
         self.flops: float | None = None
         """Floating-point operations of one step, where they were counted."""
+        self.recording: RecordingMetadata | None = None
+        """What recording takes of the steps, where that is known."""
 
     def describe(self, objects: JobObjects, optimizers: Iterable[Any], ranges: Ranges) -> None:
         """Describe the run as it now stands. No reference to the objects stays."""
@@ -76,6 +78,7 @@ class RunFile:
         record = dataclasses.replace(
             self._run,
             steps=steps,
+            recording=self.recording,
             captures=(*self._captures_of_earlier_attempts(), *self.captures),
             model_flops_per_step=self.flops,
             applied=LOG.as_dict(),

@@ -204,6 +204,7 @@ class Session:
             skipped=self._skipped,
             batches_per_step=self._watch.batches_per_step,
         )
+        self._run_file.recording = self._watch.cost(self._detector.completed)
         self._problems.guard("writing where compiled code comes from", self._write_compiled)
         try:
             self._run_file.save(steps, outcome)

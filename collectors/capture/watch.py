@@ -5,21 +5,24 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from perfscope.collectors.agreement import Board
 from perfscope.collectors.background import Background
-from perfscope.collectors.capture.history import StepHistory, StepTimer, block_age
+from perfscope.collectors.capture.history import UNPROFILED_STEPS, StepHistory, StepTimer, block_age
 from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.trigger import Trigger
 from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER
 from perfscope.collectors.phases.checkpoints import Checkpoints
 from perfscope.collectors.phases.clock import PhaseClock
+from perfscope.collectors.phases.cost import median_ns, phase_ns, wait_ns
 from perfscope.collectors.phases.phases import BATCHES_DESCRIBED, OPTIMIZER
 from perfscope.collectors.phases.waits import RankWaits
 from perfscope.recording.history import STAGES
+from perfscope.recording.metadata import RecordingMetadata
 from perfscope.recording.paths import steps_file
 
 if TYPE_CHECKING:
@@ -54,6 +57,10 @@ class StepWatch:
         self._background = Background(self._look)
         self._ended_at = 0
         self._objects: JobObjects | None = None
+        self._phase_ns = self._wait_ns = self._phases_before = 0
+        self._between: list[int] = []
+        """Of the first steps that passed: from the end of the optimizer's step to the begin of the next step, ns."""
+        self._cost_known = False
         self._lost = False
         self._hooks = 0
         self._hooked_at = 0
@@ -72,6 +79,7 @@ class StepWatch:
 
     def start(self) -> None:
         """Begin to store steps and to listen."""
+        self._problems.guard("measuring what recording costs", self._measure_cost)
         self._problems.guard("the background thread", self._background.start)
         self._problems.guard("listening for a signal", self._signal.install)
 
@@ -95,15 +103,17 @@ class StepWatch:
         """``completed`` training steps have ended and the next begins, with nothing of ours at work: as
         :meth:`step_ends` and :meth:`step_begins` in one.
         """
+        between, since = self._between, self._clock.since
         step = self._pace.step_passes(completed - 1)
         trigger = self._trigger
-        if step is None or trigger is None:
-            return
-        self._ended_at = ended_at = step.began + step.duration
-        if trigger.step_ended(completed, step.duration, disturbed=step.disturbed, now_ns=ended_at):
-            self._background.wake()
-        if trigger.busy:  # a capture was being made when this step began
-            trigger.step_begins(completed, busy=False, paused_ns=0)
+        if step is not None and trigger is not None:
+            self._ended_at = ended_at = step.began + step.duration
+            if trigger.step_ended(completed, step.duration, disturbed=step.disturbed, now_ns=ended_at):
+                self._background.wake()
+            if trigger.busy:  # a capture was being made when this step began
+                trigger.step_begins(completed, busy=False, paused_ns=0)
+        if len(between) < UNPROFILED_STEPS:
+            between.append(perf_counter_ns() - since)
 
     def hook(self, completed: int, optimizers: Callable[[], Iterable[Any]], optimizers_met: int) -> bool:
         """Between two steps: begin to time the phases, look again where there are new optimizers, describe the run.
@@ -127,6 +137,21 @@ class StepWatch:
             return True
         return False
 
+    def cost(self, completed: int) -> RecordingMetadata | None:
+        """What recording took of the ``completed`` steps; None where too few have ended."""
+        if not self._between:
+            return None
+        return RecordingMetadata(
+            between_ns=median_ns(self._between),
+            phase_ns=self._phase_ns,
+            wait_ns=self._wait_ns,
+            steps=completed - self._first_hook_at,
+            phases=self._clock.phases - self._phases_before,
+            waits=self._clock.waits,
+            thread_ns=self._background.cpu_ns,
+            thread_steps=completed,
+        )
+
     def restart(self) -> None:
         """What was taken for steps may not have been."""
         self._pace.restart()
@@ -149,6 +174,7 @@ class StepWatch:
 
         self._objects = discover(optimizers)
         if self._hooks == 1:
+            self._phases_before = self._clock.phases
             self._phases.attach(self._clock, innermost=True)
             self._phases.describe_loaders()
             self._history.measured = frozenset(STAGES)
@@ -160,6 +186,9 @@ class StepWatch:
             self._pace.core.begin()
         if self._described:
             self._objects = None
+
+    def _measure_cost(self) -> None:
+        self._phase_ns, self._wait_ns = phase_ns(), wait_ns()
 
     def _stop_timing(self) -> None:
         self._problems.guard("restoring waits", self._waits.remove)
@@ -183,6 +212,8 @@ class StepWatch:
             self._write()
         if self._trigger is not None:
             self._problems.guard("agreeing on captures", self._trigger.look)
+        if not self._cost_known and len(self._between) >= UNPROFILED_STEPS:
+            self._cost_known = self._run_file.unsaved = True
 
     def _write(self) -> None:
         self._problems.guard("writing the step history", self._try_to_write)

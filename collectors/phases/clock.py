@@ -39,39 +39,42 @@ class PhaseClock:
         """Phases under way, innermost last: which, and the stage that time counts for when it has ended."""
         self._stage = _OUTSIDE
         """The stage that time counts for now."""
-        self._since = 0
-        """When it began to."""
+        self.since = 0
+        """When it began to, which is when this was last called."""
         self.reducing = 0
         """When the backward under way began to wait for the gradients of other ranks; 0 before."""
-        self.calls = 0
-        """Of all that is called here during the run, for an estimate of what timing costs."""
+        self.phases = 0
+        """Phases timed during the run, for what recording costs."""
+        self.waits = 0
+        """Waits timed during the run."""
 
     def begin(self, phase: int, subject: Any = None) -> None:
         """A phase begins; ``subject``: the module of a forward."""
         stage = EVALUATION if phase == FORWARD and subject is not None and evaluates(subject) else phase
         now = perf_counter_ns()
-        self._totals[self._stage] += now - self._since
+        self._totals[self._stage] += now - self.since
         self._open.append((phase, self._stage))
-        self._stage, self._since = stage, now
+        self._stage, self.since = stage, now
 
     def end(self, phase: int) -> None:
         """It has ended. Phases within it that never ended, because an exception went through them, end with it."""
         if not self._open:
             return
         now = perf_counter_ns()
-        self.calls += 1
-        self._totals[self._stage] += now - self._since
-        self._since = now
+        self.phases += 1
+        self._totals[self._stage] += now - self.since
+        self.since = now
         innermost = -1
         while innermost != phase and self._open:
             innermost, self._stage = self._open.pop()
         if phase == BACKWARD == innermost and self.reducing:
             self._waits[BACKWARD] += now - self.reducing
+            self.waits += 1
             self.reducing = 0
 
     def waited(self, ns: int) -> None:
         """The phase under way waited so long for other ranks."""
-        self.calls += 1
+        self.waits += 1
         self._waits[self._stage] += ns
 
     def take(self) -> tuple[list[int], list[int]]:

@@ -167,14 +167,14 @@ class StepPhases:
 
         iterator: Any = dataloader._BaseDataLoaderIter
         if not self._patches[DATALOADER].any():
-            drawn = self._described(self._patched(iterator.__next__, DATALOADER))
+            drawn = self._described(self.timed(iterator.__next__, DATALOADER))
             self._patches[DATALOADER].set(iterator, "__next__", drawn)
 
     def _patch_backward(self) -> None:
         import torch.autograd
 
         if not self._patches[BACKWARD].any():
-            patched = self._patched(torch.autograd.backward, BACKWARD)
+            patched = self.timed(torch.autograd.backward, BACKWARD)
             self._patches[BACKWARD].set(torch.autograd, "backward", patched)
 
     def _patch_forwards(self, modules: list[Any]) -> None:
@@ -195,7 +195,7 @@ class StepPhases:
         for module in modules:
             compiled = vars(module).get("_compiled_call_impl")
             if compiled is not None:
-                self._patches[FORWARD].set(module, "_compiled_call_impl", self._patched(compiled, FORWARD, module))
+                self._patches[FORWARD].set(module, "_compiled_call_impl", self.timed(compiled, FORWARD, module))
                 continue
             if type(module) in of_class:
                 continue
@@ -229,7 +229,8 @@ class StepPhases:
 
         return called
 
-    def _patched(self, original: Call, phase: int, subject: Any = None) -> Call:
+    def timed(self, original: Call, phase: int, subject: Any = None) -> Call:
+        """``original``, and the sinks of ``phase`` told of each of its calls on the training thread."""
         is_compiling, sinks = _is_compiling(), self._sinks
         postponed = self._postponed if phase == BACKWARD else ()
 

@@ -59,7 +59,7 @@ class RankWaits:
             place = sys.modules.get(module)
             place = getattr(place, owner, None) if owner else place
             if place is not None and name in vars(place) and not (compiled and owner == ""):
-                self._patches.set(place, name, self._timed(vars(place)[name], name))
+                self._patches.set(place, name, self.timed(vars(place)[name], name))
         for model in objects.of("DistributedDataParallel"):
             self._mark(model)
         return True
@@ -70,7 +70,7 @@ class RankWaits:
         while self._handles:
             self._handles.pop().remove()
 
-    def _timed(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def timed(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         """``original``, and the clock told how long it took."""
         import torch.compiler
 

@@ -158,6 +158,29 @@ class StepsMetadata:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordingMetadata:
+    """What recording takes of a rank's steps outside captures."""
+
+    between_ns: int = 0
+    """From the end of the optimizer's step to the begin of the next training step, where only recording is at work:
+    median of the first steps."""
+    phase_ns: int = 0
+    """What timing one phase takes (a forward, a backward, a draw from a loader, an optimizer's step): measured once."""
+    wait_ns: int = 0
+    """What timing one wait for other ranks takes: measured once."""
+    steps: int = 0
+    """Steps in which the next two were counted."""
+    phases: int = 0
+    """Phases timed."""
+    waits: int = 0
+    """Waits timed."""
+    thread_ns: int = 0
+    """CPU time of the thread that writes the step history."""
+    thread_steps: int = 0
+    """Steps meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CpuMetadata:
     """The cores that a rank's process may use, and the CPU time of the steps in its captures.
 
@@ -227,6 +250,8 @@ class RunMetadata:
     """The run's own count on this rank (``perfscope run --count-flops``); forward and backward, one step."""
     dataloaders: tuple[DataLoaderMetadata, ...] = ()
     steps: StepsMetadata = field(default_factory=StepsMetadata)
+    recording: RecordingMetadata | None = None
+    """None where no step passed outside captures."""
     captures: tuple[CaptureMetadata, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that change how a run performs (NCCL_*, OMP_* …), secrets left out."""

@@ -16,7 +16,15 @@ from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.fields import Us
 from perfscope.results.findings import Evidence, Finding
 from perfscope.results.hang import Hang, HangCallSite, HangLastSeen, HangMismatch, HangVictim
-from perfscope.results.history import Goodput, HistoryBin, HistoryStraggler, OutlierStep, RankHistory, SlowRank
+from perfscope.results.history import (
+    Goodput,
+    HistoryBin,
+    HistoryStraggler,
+    OutlierStep,
+    RankHistory,
+    RecordingCost,
+    SlowRank,
+)
 from perfscope.results.memory.snapshots import GrowthRow, HolderRow, OutOfMemoryRow, SnapshotRow
 from perfscope.results.notes import Note
 from perfscope.results.roles.side_by_side import RoleJobRow, RoleRow, RoleTurn, SharedDevice
@@ -178,6 +186,9 @@ class Frames:
         "history.slow_ranks",
     )
     goodput = Table(Goodput, "Where the wall time of the run went: one row.", "history.goodput")
+    recording_cost = Table(
+        RecordingCost, "What recording takes of each step outside captures: one row.", "history.recording_cost"
+    )
     history_stragglers = Table(
         HistoryStraggler,
         "Ranks that delayed steps of the run, found from the time in which each did not wait, the costliest first.",

@@ -206,6 +206,37 @@ class Goodput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordingCost:
+    """What recording takes of every step outside captures: as the run itself measured it."""
+
+    rank: Annotated[int, "Where it is the largest share of the step."]
+    step_us: Annotated[Us, "Of the training thread, per step: ``between_us``, ``phases_us`` and ``waits_us``."]
+    share: Annotated[Share, "``step_us`` of the rank's median step."]
+    between_us: Annotated[
+        Us,
+        "Between the end of the optimizer's step and the begin of the next step, where only recording is at work: "
+        "median of the first 256 steps.",
+    ]
+    phases_us: Annotated[Us, "Timing phases: how many a step has, times what one takes, measured at the start."]
+    waits_us: Annotated[Us, "The same of timing waits for other ranks."]
+    thread_us: Annotated[Us, "CPU time per step of the thread that writes the step history, beside the training."]
+
+    def in_words(self) -> str:
+        """A sentence."""
+        beside = f", and {duration(self.thread_us)} of another thread's CPU time" if self.thread_us >= 0.1 else ""
+        return (
+            f"Recording step times takes {duration(self.step_us)} ({self.share:.2%}) of each step on "
+            f"rank {self.rank}{beside}."
+        )
+
+    def self_check(self) -> None:
+        """Raise ValueError where the parts do not add up to the cost of a step."""
+        total = math.fsum((self.between_us, self.phases_us, self.waits_us))
+        if not math.isclose(total, self.step_us, rel_tol=1e-9, abs_tol=1e-6):
+            raise ValueError(f"parts of what recording costs add up to {total} us, it is {self.step_us} us")
+
+
+@dataclass(frozen=True, kw_only=True)
 class History:
     """Every step of the run."""
 
@@ -218,4 +249,5 @@ class History:
     stragglers: Annotated[tuple[HistoryStraggler, ...], "The costliest first."] = ()
     compared: Annotated[bool, "Was waiting measured, so that ranks could be compared in all stages?"] = False
     goodput: Annotated[Goodput | None, "Where the wall time of the run went; None where that is not known."] = None
+    recording_cost: Annotated[RecordingCost | None, "What recording took of each step; None where not measured."] = None
     missing_ranks: Annotated[tuple[int, ...], "Ranks of the world without a history."] = field(default=())

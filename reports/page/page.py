@@ -123,6 +123,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "run_stragglers": run_history.straggler_table(summary),
         "goodput": run_history.goodput_table(summary),
         "goodput_reading": run_history.goodput_reading(summary),
+        "cost_reading": run_history.cost_reading(summary),
         "comparison": run_history.comparison(summary),
         "outliers": run_history.outlier_table(summary),
         "curves": charts.curves(summary),

@@ -118,6 +118,12 @@ def goodput_reading(summary: Summary) -> str:
     return goodput.in_words() if goodput is not None and goodput.wall_us > 0 else ""
 
 
+def cost_reading(summary: Summary) -> str:
+    """What recording costs each step; empty where that is not known."""
+    cost = summary.history.recording_cost if summary.history is not None else None
+    return cost.in_words() if cost is not None else ""
+
+
 def outlier_table(summary: Summary) -> HtmlTable | None:
     """The steps that took far longer than those around them; None where there are none."""
     history = summary.history

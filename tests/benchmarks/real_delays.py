@@ -24,6 +24,7 @@ from perfscope import analyze
 from perfscope.analyzers.history.job_history import job_history
 from perfscope.recording.job import open_job
 from perfscope.results.history import HistoryStraggler
+from tests.benchmarks.real_delays_job import PLANTED
 
 STRATEGIES: Final = ("ddp", "fsdp", "zero", "pipeline")
 STAGES: Final = ("dataloader", "forward", "backward", "optimizer")
@@ -73,6 +74,7 @@ def cases(ranks: int) -> Iterator[RealCase]:
 
 def launch(plans: list[dict[str, Any]], ranks: int, scratch: Path) -> None:
     """Train all of them."""
+    scratch.mkdir(parents=True, exist_ok=True)
     listed = scratch / "cases.json"
     listed.write_text(json.dumps(plans))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--extra-ms", type=float, default=6.0)
+    parser.add_argument("--share", type=float, default=0.08, help="of a step of that case, if that is more")
     parser.add_argument("--only", default="", help="cases whose description contains this")
     parser.add_argument("--keep", type=Path, help="folder for the recordings")
     parser.add_argument("--traces", action="store_true", help="record each case a second time, in full")
@@ -104,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scratch = str((options.keep or Path(temporary)).absolute())
         plans = []
         for number, case in enumerate(chosen):
-            common = {**vars(case), "steps": options.steps, "extra_ms": options.extra_ms}
+            common = {**vars(case), "steps": options.steps, "extra_ms": options.extra_ms, "share": options.share}
             plans.append({**common, "folder": f"{scratch}/{number}", "record": {"steps_only": True}})
             if options.traces:
                 plans.append({**common, "folder": f"{scratch}/{number}-full", "record": TRACED})
@@ -115,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             history, failures = job_history(open_job(Path(scratch, str(number))))
             assert history is not None
             assert not failures, failures
-            share = options.extra_ms * 1000 / min(row.median_us for row in history.ranks)
+            extra_ms = json.loads(Path(scratch, str(number), PLANTED).read_text())
+            share = extra_ms * 1000 / min(row.median_us for row in history.ranks)
             counts = case.stage == "none" or share >= LOSS
             good = case.is_right(history.stragglers)
             counted += counts
@@ -124,7 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = "; ".join(row.in_words() for row in history.stragglers) or "none"
             traces = f" {named(Path(scratch, f'{number}-full'))} |" if options.traces else ""
             print(f"| {case.in_words()} | {verdict} | {found} |{traces}")
-    print(f"\n{right} of {counted} right, {options.ranks} ranks, {options.extra_ms:g} ms planted")
+    planted = f"{options.extra_ms:g} ms, or {options.share:.0%} of a step if that is more"
+    print(f"\n{right} of {counted} right, {options.ranks} ranks, planted: {planted}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +23,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import perfscope
 
 WIDTH = 16
+MEASURED = 20
+"""Steps of a case before its delay is planted."""
+PLANTED = "planted_ms.json"
+"""File of a recording: the delay."""
 FORWARD_S, BACKWARD_S, LOADER_S, OPTIMIZER_S = 0.004, 0.008, 0.001, 0.002
 
 
@@ -75,6 +80,18 @@ class Plan:
         }[self.options.pattern]
         return float(self.options.extra_ms) / 1000 if slow else 0.0
 
+    def plant_share(self, step: Callable[[], None]) -> None:
+        """Have the delay be a share of a step as it takes without one: ``step`` makes one."""
+        extra_ms, self.options.extra_ms = self.options.extra_ms, 0.0
+        took = []
+        for _ in range(MEASURED):
+            began = time.perf_counter()
+            step()
+            took.append(1000 * (time.perf_counter() - began))
+        median_ms = torch.tensor(statistics.median(took))
+        dist.all_reduce(median_ms, dist.ReduceOp.MAX)
+        self.options.extra_ms = max(extra_ms, self.options.share * float(median_ms))
+
 
 class Batches(torch.utils.data.Dataset[Any]):
     """A batch that takes a while to load."""
@@ -107,11 +124,14 @@ def train(options: argparse.Namespace) -> None:
     plan = Plan(options)
     step = pipeline_step(plan) if options.strategy == "pipeline" else parallel_step(plan, options.strategy)
     batches = iter(torch.utils.data.DataLoader(Batches(plan), batch_size=None))
+    plan.plant_share(lambda: step(next(batches)))
     dist.barrier()
     with perfscope.record(options.folder, sample_every=0, quiet=True, **options.record):
         for plan.step in range(options.steps):
             step(next(batches))
     dist.barrier()
+    if dist.get_rank() == 0:
+        Path(options.folder, PLANTED).write_text(json.dumps(options.extra_ms))
 
 
 def main() -> None:

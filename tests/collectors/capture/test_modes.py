@@ -110,6 +110,16 @@ class TestStepsOnly:
         assert (run.strategies, run.batch_shape) == (("ddp",), (1, 8))
         assert run.dataloaders[0].dataset == "Samples"
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_what_recording_takes_is_counted(self, steps_only: Recording, rank: int) -> None:
+        """The first step comes before all; the loader is asked once more when the last one has ended."""
+        found = steps_only.run(rank).recording
+        assert found is not None
+        assert (found.steps, found.phases, found.waits, found.thread_steps) == (149, 4 * 149 + 1, 149, 150)
+        assert found.phase_ns > 0
+        assert 0 < found.between_ns < 6_000_000
+        assert found.thread_ns > 0
+
     def test_what_was_planted_is_found(self, steps_only: Recording) -> None:
         summary = analyze(steps_only.folder)
         assert summary.history is not None
