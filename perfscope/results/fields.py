@@ -7,6 +7,7 @@ Schema are made from that.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -119,10 +120,19 @@ def classes_of(kind: type) -> set[type]:
 
 def meaning(kind: type, name: str) -> str:
     """The definition of a field. Raises ValueError where it has none."""
-    text = fields_of(kind)[name].meaning
+    text = _field(kind, name).meaning
     if not text:
         raise ValueError(f"{kind.__name__}.{name} has no definition")
     return text
+
+
+@cache
+def _field(kind: type, name: str) -> Field:
+    """One field: a class's annotations are text, and reading one takes long enough not to read those of all fields."""
+    owner = next(each for each in kind.__mro__ if name in vars(each).get("__annotations__", ()))
+    alone = types.SimpleNamespace(__annotations__={name: owner.__annotations__[name]})
+    names = vars(sys.modules[owner.__module__])
+    return _read(name, typing.get_type_hints(alone, names, names, include_extras=True)[name])
 
 
 def _read(name: str, hint: Any) -> Field:

@@ -21,6 +21,9 @@ from perfscope.typed import WrongValue, check, plain, read_bytes, read_json
 _LARGEST_FILE: Final = 512 << 20
 """Bytes, of a page's summary unpacked: ten times one of 10,000 ranks."""
 
+_LEVEL: Final = 4
+"""Of zlib. Level 6 makes plotly's script 4 % smaller, in twice the time."""
+
 _MODEL: Final = {
     "model.name": str,
     "model.parameters": int,
@@ -52,8 +55,12 @@ def load_summary(path: str | Path) -> Summary:
 def embedded(summary: Summary) -> str:
     """The summary as a page holds it for programs: JSON whose ``packed`` is that of ``to_dict``, gzip in base64."""
     content = json.dumps(summary.to_dict(), separators=(",", ":")).encode("ascii")
-    packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode("ascii")
-    return json.dumps({"schema": SCHEMA, "packed": packed})
+    return json.dumps({"schema": SCHEMA, "packed": packed(content)})
+
+
+def packed(content: bytes) -> str:
+    """Gzip in base64, the same for the same content."""
+    return base64.b64encode(gzip.compress(content, _LEVEL, mtime=0)).decode("ascii")
 
 
 def _inside_page(html: bytes) -> bytes:

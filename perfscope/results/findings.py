@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import re
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
 from perfscope.results.display import Displayed
+from perfscope.results.documents import document_of
 from perfscope.results.fields import Unit, Us
 
 
@@ -182,7 +182,7 @@ class Finding(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON value: enums as their words, and the action's two keys that are Python keywords."""
-        document = dataclasses.asdict(self)
+        document = document_of(self)
         action = document["action"]
         document["action"] = {
             "setting": action.pop("setting"),

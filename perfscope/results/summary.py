@@ -19,6 +19,7 @@ from perfscope.results import rows, tables
 from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost
 from perfscope.results.display import Displayed
+from perfscope.results.documents import document_of
 from perfscope.results.findings import Finding, Findings
 from perfscope.results.hang import Hang
 from perfscope.results.history import History
@@ -137,7 +138,9 @@ class Summary(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """The JSON value of schema ``perfscope.summary/1``."""
         findings = [finding.to_dict() for finding in self.findings]
-        return {"schema": SCHEMA, **dataclasses.asdict(self), "findings": findings}
+        # Not in two forms: those of the whole would be thrown away.
+        whole = document_of(dataclasses.replace(self, findings=()))
+        return {"schema": SCHEMA, **whole, "findings": findings}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Summary:

@@ -6,8 +6,6 @@ policy allows.
 
 from __future__ import annotations
 
-import base64
-import gzip
 import importlib.util
 import json
 from dataclasses import fields, is_dataclass, replace
@@ -42,8 +40,8 @@ from perfscope.reports.page import (
     timeline,
 )
 from perfscope.reports.page.definitions import DEFINITIONS
+from perfscope.results import file
 from perfscope.results.categories import TimeCategory
-from perfscope.results.file import embedded
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
 from perfscope.text import ABSENT, of_recording, percent
@@ -149,8 +147,8 @@ def _values(summary: Summary) -> dict[str, Any]:
         "failures": gaps.failures_table(job.failures),
         "definitions": DEFINITIONS,
         "figures": figures.drawn,
-        "packed_summary": embedded(summary),
-        "packed_figures": _packed(_drawn(figures).encode("ascii")),
+        "packed_summary": file.embedded(summary),
+        "packed_figures": file.packed(_drawn(figures).encode("ascii")),
     }
 
 
@@ -182,15 +180,10 @@ def _plotly() -> str:
     cached = Cache.from_environment()
     content = cached.content(script) if cached is not None else None
     if cached is None or content is None:
-        return _packed(script.read_bytes())
+        return file.packed(script.read_bytes())
     name = f"{content.key}.gz.b64"
     packed = cached.load(name, lambda path: path.read_text(encoding="ascii"))
     if packed is None:
-        packed = made = _packed(script.read_bytes())
+        packed = made = file.packed(script.read_bytes())
         cached.save(name, lambda path: path.write_text(made, encoding="ascii"))
     return packed
-
-
-def _packed(content: bytes) -> str:
-    """Gzip in base64, the same for the same content: ``unpack.js`` reads it."""
-    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode("ascii")

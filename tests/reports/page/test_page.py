@@ -191,7 +191,7 @@ def test_plotly_is_packed_once_for_all_reports(monkeypatch: pytest.MonkeyPatch, 
     page._plotly.cache_clear()
     first = page._plotly()
     page._plotly.cache_clear()
-    monkeypatch.setattr(page, "_packed", lambda content: "packed again")
+    monkeypatch.setattr(page.file, "packed", lambda content: "packed again")
     assert page._plotly() == first
     for entry in tmp_path.rglob("*.gz.b64"):
         entry.write_bytes(b"\xff")  # damaged: not ASCII
