@@ -8,6 +8,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.flops.calls import FlopCalls, flop_calls
+from perfscope.analyzers.rank.flops.recomputation import Stretches, stretches
 from perfscope.analyzers.rank.kernel_classes import PRODUCTS, class_of_kernel
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested
@@ -18,7 +19,8 @@ from perfscope.trace.trace import NONE, Bool, Category, Float64, Int64, Trace
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """One rank's operators, the calls among them whose FLOPs are counted, and their device work.
+    """One rank's operators, when they run a forward again, the calls among them whose FLOPs are counted, and their
+    device work.
 
     ``operator``, ``call``, ``flops``, ``step``, ``is_kernel`` and ``is_communication`` are parallel to ``DeviceWork``:
     index in ``operators`` of the innermost operator around the launch; index in ``calls`` of the counted call around
@@ -27,6 +29,7 @@ class Attribution:
     """
 
     operators: Nested
+    recomputing: Stretches
     calls: FlopCalls
     operator: Int64
     call: Int64
@@ -39,13 +42,15 @@ class Attribution:
 def attribute(trace: Trace, work: DeviceWork, steps: Steps, custom: CustomFlops | None = None) -> Attribution:
     """Find the operator around every launch. Raises PerfscopeError where a formula of the user fails."""
     operators = Nested.of(trace, np.flatnonzero(trace.category == Category.CPU_OP))
-    calls = flop_calls(trace, operators, custom)
+    recomputing = stretches(trace, operators)
+    calls = flop_calls(trace, operators, recomputing, custom)
     operator = operators.around(trace, work.launch)
     call = _call_around(operators, calls, operator)
     is_kernel = trace.category[work.row] == Category.KERNEL
     is_communication = device_communication(trace, work)
     return Attribution(
         operators=operators,
+        recomputing=recomputing,
         calls=calls,
         operator=operator,
         call=call,
@@ -71,7 +76,7 @@ def _shared(trace: Trace, work: DeviceWork, calls: FlopCalls, call: Int64, is_co
     product then count as part of it.
     """
     of_call = np.flatnonzero(is_computing & (call != NONE))
-    multiplies = trace.names_where(lambda name: class_of_kernel(name) in PRODUCTS)[work.row[of_call]]
+    multiplies = trace.names_where(lambda name: class_of_kernel(name) in PRODUCTS, work.row[of_call])
     has_multiplying = np.zeros(len(calls), dtype=np.bool_)
     has_multiplying[call[of_call[multiplies]]] = True
     sharing = of_call[multiplies | ~has_multiplying[call[of_call]]]

@@ -8,7 +8,6 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
-from perfscope.analyzers.rank.flops.recomputation import stretches
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.partial import ExtraWork
@@ -23,7 +22,7 @@ first."""
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
     """Forwards that run again in the backward (activation checkpointing)."""
-    found = stretches(trace, attribution.operators)
+    found = attribution.recomputing
     host = Intervals.of(found.start_ns, found.end_ns)
     step = steps.of_host_time(host.start_ns)
     launched = np.flatnonzero(~attribution.is_communication & (work.launch != NONE))
@@ -44,7 +43,7 @@ def conversions(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     convolutions want them first.
     """
     kernels = trace.category[work.row] == Category.KERNEL
-    to_last, to_first = (trace.names_where(each.search)[work.row] & kernels for each in (TO_LAST, TO_FIRST))
+    to_last, to_first = (trace.names_where(each.search, work.row) & kernels for each in (TO_LAST, TO_FIRST))
     chosen = np.flatnonzero(to_last | to_first)
     # A convolution's input and weight are written one way, its output the other.
     if to_last.sum() <= to_first.sum():

@@ -59,7 +59,7 @@ class _Builder:
         self._ended = ended
         self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
         self._end = np.minimum(ended, np.append(self._start[1:], LATER))
-        is_event = trace.names_where(_EVENT_CALL.search)[host.blocked_row]
+        is_event = trace.names_where(_EVENT_CALL.search, host.blocked_row)
         self._of_event = is_event[np.argsort(host.blocked_end_ns, kind="stable")]
         calls = work.launch[mine][work.launch[mine] != NONE]
         calls = calls[~queue.covers(trace.start_ns[calls])]

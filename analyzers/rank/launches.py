@@ -137,10 +137,10 @@ def blocking_calls(trace: Trace, work: DeviceWork, threads: Int64) -> Int64:
     it blocked where it began before its call returned.
     """
     named = trace.rows(Category.RUNTIME, named=_BLOCKS.match, threads=threads)
-    pageable = trace.names_where(_TO_OR_FROM_HOST.match)[work.row] & (trace.category[work.row] == Category.MEMCPY)
+    pageable = trace.names_where(_TO_OR_FROM_HOST.match, work.row) & (trace.category[work.row] == Category.MEMCPY)
     copies = np.flatnonzero(pageable & (work.launch != NONE))
     calls = work.launch[copies]
-    waited = (work.start_ns[copies] < trace.end_ns[calls]) & trace.names_where(_ASYNCHRONOUS.match)[calls]
+    waited = (work.start_ns[copies] < trace.end_ns[calls]) & trace.names_where(_ASYNCHRONOUS.match, calls)
     waited &= np.isin(trace.thread[calls], threads)
     return np.union1d(named, calls[waited])
 

@@ -60,20 +60,21 @@ def sync_delays(
     most = calls.most_left(trace, work, launched)
     left: deque[tuple[int, int]] = deque()
     """(credit left, row of the call), the earliest call first."""
+    given = list(zip(calls.credit_ns.tolist(), calls.row.tolist(), strict=True))
     total, seen = 0, 0
     parts: list[tuple[int, int, int]] = []
-    for gap, length in enumerate((end_ns - start_ns).tolist()):
-        for call in range(seen, int(before[gap])):
-            left.append((int(calls.credit_ns[call]), int(calls.row[call])))
-            total += left[-1][0]
-        seen = int(before[gap])
-        while left and total > most[gap]:
+    gaps = (start_ns.tolist(), end_ns.tolist(), before.tolist(), most.tolist())
+    for at, end, until, bound in zip(*gaps, strict=True):
+        for call in given[seen:until]:
+            left.append(call)
+            total += call[0]
+        seen = until
+        while left and total > bound:
             credit, row = left.popleft()
             total -= credit
-            if total < most[gap]:
-                left.appendleft((int(most[gap]) - total, row))
-                total = int(most[gap])
-        at, end = int(start_ns[gap]), int(start_ns[gap]) + length
+            if total < bound:
+                left.appendleft((bound - total, row))
+                total = bound
         while left and at < end:
             credit, row = left.pop()
             used = min(credit, end - at)

@@ -192,7 +192,8 @@ class Trace:
         chosen = np.zeros(len(Category), dtype=np.bool_)
         chosen[list(categories)] = True
         if named is None:
-            rows = np.flatnonzero(chosen[self.category])
+            one = len(categories) == 1
+            rows = np.flatnonzero(self.category == categories[0] if one else chosen[self.category])
         else:
             hit = self._hits(named, np.flatnonzero(self._named_in[chosen].any(axis=0)).tolist())
             if not hit.any():
@@ -201,11 +202,14 @@ class Trace:
             rows = rows[chosen[self.category[rows]]]
         return rows if threads is None else rows[np.isin(self.thread[rows], threads)]
 
-    def names_where(self, predicate: Callable[[str], object]) -> Bool:
-        """For each event: whether its name satisfies ``predicate``, which runs once per distinct name."""
-        if not len(self):
-            return np.zeros(0, dtype=np.bool_)
-        return self._hits(predicate, np.flatnonzero(self._named_in.any(axis=0)).tolist())[self.name]
+    def names_where(self, predicate: Callable[[str], object], rows: Int64 | None = None) -> Bool:
+        """For each event, or each of these rows: whether its name satisfies ``predicate``, which runs once per distinct
+        name of theirs.
+        """
+        names = self.name if rows is None else self.name[rows]
+        present = np.zeros(len(self.strings), dtype=np.bool_)
+        present[names] = True
+        return self._hits(predicate, np.flatnonzero(present).tolist())[names]
 
     def _hits(self, predicate: Callable[[str], object], names: list[int]) -> Bool:
         """For each string: whether it is among ``names`` and satisfies ``predicate``."""

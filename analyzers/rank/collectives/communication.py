@@ -128,7 +128,7 @@ def is_device_communication(name: str) -> bool:
 
 def device_communication(trace: Trace, work: DeviceWork) -> Bool:
     """For each piece of device work: whether it is communication, by the kernel's metadata or by its name."""
-    named = trace.names_where(is_device_communication)[work.row]
+    named = trace.names_where(is_device_communication, work.row)
     described = np.isin(work.row, trace.collectives.row)
     return np.asarray((named | described) & (trace.category[work.row] == Category.KERNEL))
 

@@ -17,7 +17,7 @@ from perfscope.analyzers.rank.collectives.communication import dtype_of
 from perfscope.analyzers.rank.flops import attention, layers, products
 from perfscope.analyzers.rank.flops.convolutions import KnownConvolutions, is_convolution
 from perfscope.analyzers.rank.flops.products import Flops, Formula, same
-from perfscope.analyzers.rank.flops.recomputation import recomputed
+from perfscope.analyzers.rank.flops.recomputation import Stretches
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.trace.custom_flops import CustomFlops, CustomFormula
 from perfscope.trace.trace import NONE, Bool, Float64, Int64, Trace
@@ -50,21 +50,22 @@ class FlopCalls:
         return len(self.place)
 
 
-def flop_calls(trace: Trace, operators: Nested, custom: CustomFlops | None = None) -> FlopCalls:
+def flop_calls(trace: Trace, operators: Nested, recomputing: Stretches, custom: CustomFlops | None = None) -> FlopCalls:
     """Count every matrix operator: the innermost that can be counted, unless the user's formula covers an outer one.
+    ``recomputing``: when forwards run again.
 
     Innermost, because an outer one may mislead: ``aten::linear`` has no FLOPs beyond those of the ``aten::addmm`` in
     it, and a sharded tensor's ``aten::mm`` has the shapes of the whole tensor, the one inside it those of its shard.
     """
     own = custom.formulas() if custom else {}
     place = np.flatnonzero(
-        trace.names_where(lambda name: name in FORMULAS or name in own or is_convolution(name))[operators.row]
+        trace.names_where(lambda name: name in FORMULAS or name in own or is_convolution(name), operators.row)
     )
     kinds, kind = _distinct(trace, operators.row[place])
     convolutions = KnownConvolutions(trace)
     values = [_one_kind(trace, columns, custom, convolutions) for columns in kinds]
     countable = np.array([value is not None for value in values], dtype=np.bool_)[kind]
-    is_own = trace.names_where(own.__contains__)[operators.row[place]] if own else np.zeros(len(place), dtype=np.bool_)
+    is_own = trace.names_where(own.__contains__, operators.row[place]) if own else np.zeros(len(place), dtype=np.bool_)
     counted = _one_level(operators, place, countable, is_own & countable)
     inside = _contains(operators, place, counted)
     uncounted = ~countable & ~inside & ~_inside(operators, place, counted)
@@ -79,7 +80,7 @@ def flop_calls(trace: Trace, operators: Nested, custom: CustomFlops | None = Non
         place=place,
         model=table[kind, 0],
         hardware=table[kind, 1],
-        recomputed=recomputed(trace, operators, place),
+        recomputed=recomputing.covers(trace, operators.row[place]),
         dtype=table[kind, 2].astype(np.int64),
         dtypes=tuple(dtypes),
         uncounted=missed,

@@ -64,11 +64,6 @@ class Stretches:
         return result
 
 
-def recomputed(trace: Trace, operators: Nested, calls: Int64) -> Bool:
-    """For each of ``calls`` (indices of ``operators``): whether it is recomputation."""
-    return stretches(trace, operators).covers(trace, operators.row[calls])
-
-
 def stretches(trace: Trace, operators: Nested) -> Stretches:
     """When forwards run again in the backward."""
     found = [_in_frames(trace), _in_checkpoints(trace, operators), _in_nodes(trace, operators)]
@@ -80,7 +75,7 @@ _Columns = tuple[Int64, Int64, Int64]
 
 
 def _named(trace: Trace, operators: Nested, pattern: re.Pattern[str]) -> Bool:
-    return trace.names_where(pattern.match)[operators.row]
+    return trace.names_where(pattern.match, operators.row)
 
 
 def _columns(trace: Trace, operators: Nested, places: Int64, until: Int64) -> _Columns:
@@ -101,7 +96,7 @@ def _in_frames(trace: Trace) -> _Columns:
 def _in_checkpoints(trace: Trace, operators: Nested) -> _Columns:
     """From the begin of a reentrant checkpoint's node to the last operator before the backward that it starts."""
     places = np.flatnonzero(_named(trace, operators, _REENTRANT))
-    nodes = np.flatnonzero(trace.names_where(lambda name: name.startswith(_NODE))[operators.row])
+    nodes = np.flatnonzero(trace.names_where(lambda name: name.startswith(_NODE), operators.row))
     following = np.append(nodes, len(operators))[np.searchsorted(nodes, places, side="right")]
     begins = np.append(operators.start, np.iinfo(np.int64).max)[following]
     inner = np.flatnonzero(np.isin(operators.parent, places))
@@ -134,7 +129,7 @@ def _own_work(trace: Trace, operators: Nested, own_node: Bool, nodes: Int64, unt
     inner = inner[np.argsort(node_of[inner], kind="stable")]
     owner = node_of[inner]
     usual = _usual_count(trace, operators, owner, nodes)
-    is_backward = trace.names_where(lambda name: "backward" in name)[operators.row[inner]]
+    is_backward = trace.names_where(lambda name: "backward" in name, operators.row[inner])
     first, last = np.searchsorted(owner, nodes, side="left"), np.searchsorted(owner, nodes, side="right")
     begins: Int64 = until.copy()
     for at, node in enumerate(nodes.tolist()):
@@ -152,7 +147,7 @@ def _own_work(trace: Trace, operators: Nested, own_node: Bool, nodes: Int64, unt
 def _usual_count(trace: Trace, operators: Nested, owner: Int64, nodes: Int64) -> dict[int, int]:
     """Name of a node -> the fewest operators that those of that name have, apart from ``nodes``."""
     others, counts = np.unique(owner[~np.isin(owner, nodes)], return_counts=True)
-    fewest: dict[int, int] = {}
-    for name, count in zip(trace.name[operators.row[others]].tolist(), counts.tolist(), strict=True):
-        fewest[name] = min(fewest.get(name, count), count)
-    return fewest
+    names, number = np.unique(trace.name[operators.row[others]], return_inverse=True)
+    fewest = np.full(len(names), len(owner))
+    np.minimum.at(fewest, number, counts)
+    return dict(zip(names.tolist(), fewest.tolist(), strict=True))

@@ -36,7 +36,7 @@ def compiled_times(trace: Trace, work: DeviceWork, steps: Steps, attribution: At
     if len(runs) == 0:
         return CompiledTimes.none(len(steps))
     ranges = Nested.of(trace, np.union1d(trace.rows(Category.CPU_OP), runs))
-    is_run: Bool = trace.names_where(GRAPH.match)[ranges.row]
+    is_run: Bool = trace.names_where(GRAPH.match, ranges.row)
     is_call = np.append(is_run, False)[ranges.parent] & ~is_run
     names = trace.name[ranges.row].astype(np.int64)
     host_step = steps.of_host_time(trace.start_ns[ranges.row])

@@ -100,9 +100,9 @@ def _coverage(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribu
     may all be products, and none is counted.
     """
     if len(work):
-        multiplies = trace.names_where(lambda name: class_of_kernel(name) in PRODUCTS or name.startswith(WHOLE_GRAPH))[
-            work.row
-        ]
+        multiplies = trace.names_where(
+            lambda name: class_of_kernel(name) in PRODUCTS or name.startswith(WHOLE_GRAPH), work.row
+        )
         chosen = np.flatnonzero(multiplies & attribution.is_kernel & ~attribution.is_communication)
         step, covered = attribution.step[chosen], attribution.call[chosen] != NONE
         length = work.end_ns[chosen] - work.start_ns[chosen]

@@ -8,6 +8,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.rank.flops.calls import flop_calls
+from perfscope.analyzers.rank.flops.recomputation import stretches
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.trace.trace import Category
 from tests.traces import TraceBuilder
@@ -30,7 +31,8 @@ def counted(*calls: tuple[str, list[object]]) -> list[float]:
         builder.op(name.removeprefix("."), begin, begin + length, shapes=shapes, types=["float"] * len(shapes))
         at += 0 if inside else 100
     trace = builder.build()
-    return flop_calls(trace, Nested.of(trace, trace.rows(Category.CPU_OP))).model.tolist()
+    operators = Nested.of(trace, trace.rows(Category.CPU_OP))
+    return flop_calls(trace, operators, stretches(trace, operators)).model.tolist()
 
 
 def test_the_output_has_the_size_of_the_backward_s_gradient() -> None:
