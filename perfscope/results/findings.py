@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
 from perfscope.results.display import Displayed
-from perfscope.results.documents import document_of
-from perfscope.results.fields import Unit, Us
+from perfscope.results.fields import Unit, Us, document_of
 
 
 class _Word(str, enum.Enum):

@@ -19,7 +19,7 @@ from perfscope.results import rows, tables
 from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost
 from perfscope.results.display import Displayed
-from perfscope.results.documents import document_of
+from perfscope.results.fields import document_of
 from perfscope.results.findings import Finding, Findings
 from perfscope.results.hang import Hang
 from perfscope.results.history import History

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from perfscope.results.documents import document_of
-from perfscope.results.fields import _field, fields_of
+from perfscope.results.fields import _field, document_of, fields_of
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import SCHEMA
 from tests.reports.examples import EXAMPLES
