@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,12 +37,10 @@ def dask_cluster(folder: Path, workers: int) -> Iterator[str]:
         for command in commands
     ]
     try:
-        deadline = time.monotonic() + 60
-        while not (file.exists() and file.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        with distributed.Client(scheduler_file=str(file), timeout=60, set_as_default=False) as client:
+        until(lambda: file.exists() and file.stat().st_size, "the scheduler is there", started[0])
+        with distributed.Client(scheduler_file=str(file), timeout=PATIENCE_S, set_as_default=False) as client:
             if workers:
-                client.wait_for_workers(workers, timeout=60)
+                client.wait_for_workers(workers, timeout=PATIENCE_S)
             address = client.scheduler.address
         yield address
     finally:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.scale
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "dur": 5.0}
@@ -120,7 +122,7 @@ def test_the_sound_trace_is_analyzed_and_the_others_are_named(tmp_path: Path) ->
         [sys.executable, "-c", MEASURED, sys.executable, *command, "--output", str(tmp_path / "page.html")],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE_S,
         env={**os.environ, "PERFSCOPE_CACHE": "off"},
         check=False,
     )

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from perfscope.tune.result import Result, as_json, as_text
 from perfscope.tune.search import Decision, SearchOutcome, Trial
 from tests.collectors.harness import PERFSCOPE
 from tests.schemas import follows
+from tests.waiting import PATIENCE_S, until
 
 
 def tune(*arguments: object) -> tuple[int, str]:
@@ -62,7 +62,7 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_command_too(tmp_path: Path) -> None:
-    code = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    code = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
     process = subprocess.Popen(
         [*PERFSCOPE, "tune", "-o", "tuning", "--", sys.executable, "-c", code],
         cwd=tmp_path,
@@ -70,12 +70,9 @@ def test_a_signal_ends_the_command_too(tmp_path: Path) -> None:
         text=True,
     )
     pid = tmp_path / "pid"
-    for _ in range(600):
-        if pid.exists() and pid.read_text():
-            break
-        time.sleep(0.05)
+    until(lambda: pid.exists() and pid.read_text(), "the command runs", process)
     process.terminate()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, errors
     assert "interrupted" in errors
     with pytest.raises(ProcessLookupError):

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from perfscope.cli.main import main
 from tests.analyzers.live.live_jobs import Recorded
 from tests.schemas import follows
+from tests.waiting import free_port
 
 
 @pytest.fixture
@@ -64,9 +65,7 @@ def test_a_port_that_is_taken_and_an_option_that_does_nothing_are_refused(ended:
 
 def test_quiet_prints_nothing_and_serves(ended: Recorded) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed (the prometheus extra)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     result = watch(ended.folder, "--quiet", "--prometheus", str(port))
     assert (result.exit_code, result.stdout) == (0, "")
     assert f"http://127.0.0.1:{port}/metrics" in result.stderr

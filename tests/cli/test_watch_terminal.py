@@ -18,6 +18,7 @@ from perfscope.recording.paths import run_file
 from tests.analyzers.live.live_jobs import Recorded
 from tests.cli.watched import watching
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, kill_all, needs_torch
+from tests.waiting import PATIENCE_S
 
 LEFT = b"\x1b[?7h\x1b[?25h\x1b[?1049l"
 """Wrapping, the cursor and the former screen are back."""
@@ -90,10 +91,9 @@ def test_a_job_is_watched_from_before_it_begins_until_a_rank_is_killed(tmp_path:
         )
         try:
             terminal.until("no rank has written a step yet")
-            text = terminal.until(lambda text: re.search(r"straggler +rank 1: .* in loading", text) is not None, 90)
-            assert re.search(r"^running$", text, re.MULTILINE)
-            assert "2 stepping" in text
-            assert "samples/s" in text
+            # All at once: on a busy machine a rank may be silent for a moment.
+            shown = (r"straggler +rank 1: .* in loading", r"^running$", "2 stepping", "samples/s")
+            terminal.until(lambda text: all(re.search(each, text, re.MULTILINE) for each in shown))
             terminal.until(lambda text: "CPU" in text and "cores" in text)
             os.kill(load_run(run_file(folder, 1)).pid, signal.SIGKILL)
             # The launcher ends the other rank at once: both may be gone by the next look.
@@ -101,7 +101,7 @@ def test_a_job_is_watched_from_before_it_begins_until_a_rank_is_killed(tmp_path:
                 lambda text: re.search(r"ranks? (0, )?1 (is|are) gone \(killed, or crashed\)", text) is not None
             )
             terminal.until("the job has ended: exit code 1")
-            assert job.wait(60) == 1
+            assert job.wait(PATIENCE_S) == 1
         finally:
             kill_all(job)
         terminal.press("q")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pexpect
 import pyte
 
+from tests.waiting import PATIENCE_S
+
 
 class WatchTerminal:
     """A terminal of ``columns`` and ``lines`` in which ``perfscope watch FOLDER`` runs."""
@@ -46,7 +48,7 @@ class WatchTerminal:
             self._stream.feed(data)
         return True
 
-    def until(self, shown: str | Callable[[str], bool], timeout_s: float = 60.0) -> str:
+    def until(self, shown: str | Callable[[str], bool], timeout_s: float = PATIENCE_S) -> str:
         """The screen once it shows a text, or what a function accepts. Raises TimeoutError with the last one."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -65,7 +67,7 @@ class WatchTerminal:
         self.screen.resize(lines, columns)
         self.child.setwinsize(lines, columns)
 
-    def ended(self, timeout_s: float = 20.0) -> int | None:
+    def ended(self, timeout_s: float = PATIENCE_S) -> int | None:
         """The exit status once the command has ended; minus the signal that ended it, None while it runs."""
         deadline = time.monotonic() + timeout_s
         while self.child.isalive() and time.monotonic() < deadline:

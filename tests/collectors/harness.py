@@ -9,10 +9,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from perfscope.recording.metadata import LaunchMetadata, RunMetadata, load_launch, load_run
 from perfscope.recording.paths import LAUNCH_FILE, run_file, trace_file
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
+from tests.waiting import PATIENCE_S, free_port, until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PERFSCOPE = (sys.executable, "-c", "from perfscope.cli.main import main; main()")
@@ -110,7 +112,7 @@ def record(
     options: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
     stdin: str = "",
-    timeout: float = 120,
+    timeout: float = PATIENCE_S,
 ) -> Recording:
     """``perfscope run OPTIONS -- ARGUMENTS``, recording into ``folder``."""
     process = subprocess.Popen(
@@ -130,6 +132,64 @@ def record(
         process.communicate()
         raise
     return Recording(folder, process.returncode, out, err)
+
+
+def record_ranks(folder: Path, ranks: int, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Recording:
+    """``record`` so many processes of a script, each a rank, without a launcher of torch's."""
+    command = (sys.executable, str(SCRIPTS / "ranks.py"), str(ranks), script, *arguments)
+    return record(folder, *command, options=options, environment={"MASTER_PORT": str(free_port())})
+
+
+Started = TypeVar("Started", bound="Running")
+
+
+class Running:
+    """A command under ``perfscope run`` that goes on until the file ``stop`` beside its recording is there.
+
+    As a context it leaves no process behind.
+    """
+
+    def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [*PERFSCOPE, "run", "--output", str(folder), *options, "--", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+    @staticmethod
+    def stop_file(folder: Path) -> Path:
+        """Ends what records into ``folder``."""
+        return folder.parent / "stop"
+
+    def __enter__(self: Started) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kill_all(self.process)
+        self.process.communicate()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for a condition while the command runs."""
+        until(condition, what, self.process)
+
+    def until_written(self, *names: str) -> None:
+        """Wait for files of these names in the recording, with something in them."""
+        files = [self.folder / name for name in names]
+        self.until(lambda: all(file.exists() and file.stat().st_size for file in files), f"{names} are written")
+
+    def stop(self) -> Recording:
+        """Let the command end."""
+        self.stop_file(self.folder).touch()
+        return self.ended()
+
+    def ended(self) -> Recording:
+        """What is there once the command has ended."""
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return Recording(self.folder, self.process.returncode, out, err)
 
 
 def train(folder: Path, *arguments: str, options: tuple[str, ...] = (), **more: Any) -> Recording:

@@ -70,14 +70,12 @@ def test_the_time_that_a_thread_waits_for_a_core_is_read() -> None:
     assert before is not None
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        compute(0.2)
+        while (cpu.waited_for_core() or 0) - before <= 10e6:
+            compute(0.05)
     finally:
         for other in others:
             other.kill()
             other.wait()
-    after = cpu.waited_for_core()
-    assert after is not None
-    assert after - before > 10e6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes' clocks are the kernel's of Linux")

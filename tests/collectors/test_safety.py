@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import pytest
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.history.rank_history import read
 from perfscope.collectors.capture.history import BLOCK_S
-from perfscope.recording.paths import steps_file
-from tests.collectors.harness import PERFSCOPE, SCRIPTS, Recording, needs_torch, record
+from perfscope.recording.paths import steps_file, trace_file
+from tests.collectors.harness import PERFSCOPE, SCRIPTS, Recording, Running, needs_torch, record
 
 pytestmark = [pytest.mark.training, needs_torch]
 
@@ -31,8 +30,9 @@ END_AT = 330
 
 
 def ending(folder: Path, how: str, *arguments: str, launcher: tuple[str, ...] = TORCHRUN) -> Recording:
-    """Two ranks, captured, of which rank 1 ends in the middle of a step."""
+    """Two ranks, captured, of which rank 1 ends in the middle of a step, with both traces compressed."""
     options = ("--ms", "20", "--end", how, "--end-at", str(END_AT), "--slow-rank", "1", "--steps", str(END_AT + 60))
+    options += ("--end-after", *(str(trace_file(folder, rank, 0)) for rank in (0, 1)))
     return record(folder, *launcher, PACED, *options, *arguments, options=CAPTURED)
 
 
@@ -70,7 +70,8 @@ def test_a_rank_that_ends_leaves_what_was_complete(tmp_path: Path, how: str, mes
 
 def test_a_collective_that_times_out_leaves_the_history_to_the_last_step(tmp_path: Path) -> None:
     """Rank 1 hangs; rank 0 waits for it in the backward until gloo gives up, and torchrun then ends both."""
-    recording = ending(tmp_path / "r", "hang", "--timeout", "4")
+    # Also of the ranks' first meeting, for which they may not be ready at the same time.
+    recording = ending(tmp_path / "r", "hang", "--timeout", "30")
     assert recording.exit_code == 1
     assert re.search(r"[Tt]imed? ?out", recording.err)
     holds(recording, 0, to_the_last=True)
@@ -96,27 +97,24 @@ def test_an_elastic_restart_keeps_both_attempts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_job_as_without_us(tmp_path: Path, number: signal.Signals) -> None:
-    options = (*CAPTURED, "--output", str(tmp_path / "r"), "--")
-    process = subprocess.Popen(
-        [*PERFSCOPE, "run", *options, *TORCHRUN, PACED, "--ms", "20", "--steps", "100000"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    # SIGTERM ends a rank at once: what a rank has not written by then is not there.
     files = [steps_file(tmp_path / "r", rank) for rank in (0, 1)]
-    deadline = time.monotonic() + 60
-    while not all(file.exists() and file.stat().st_size for file in files) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    written = [len(read(file).number) for file in files]
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    recording = Recording(tmp_path / "r", process.returncode, "", err)
+
+    def written() -> list[int]:
+        return [len(read(file).number) if file.exists() and file.stat().st_size else 0 for file in files]
+
+    with Running(tmp_path / "r", *TORCHRUN, PACED, "--ms", "20", "--steps", "100000", options=CAPTURED) as training:
+        # SIGTERM ends a rank at once: what a rank has not written by then is not there.
+        training.until_written(*(trace_file(tmp_path / "r", rank, 0).name for rank in (0, 1)))
+        training.until(lambda: min(written()) > 3, "steps after the captured ones are in the histories")
+        before = written()
+        training.process.send_signal(number)
+        recording = training.ended()
     assert recording.exit_code == 1
     assert "SignalException" in recording.err  # torchrun's own words
     for rank in (0, 1):
         assert recording.trace(rank).recorded_steps() == [2, 3]
         steps = read(files[rank]).number
-        assert len(steps) >= written[rank] > 3  # the first block holds two seconds
+        assert len(steps) >= before[rank]
         assert steps.tolist() == list(range(1, len(steps) + 1))
     # A rank that SIGTERM kills runs nothing more; SIGINT raises KeyboardInterrupt in it, where torchrun passes it on.
     assert recording.run(0).outcome in {signal.SIGTERM: ("running",), signal.SIGINT: ("running", "exception")}[number]
@@ -222,9 +220,13 @@ def test_a_fault_of_ours_is_reported_once_and_disables_itself_alone(tmp_path: Pa
 
 
 def test_what_the_profiler_takes_to_start_and_to_write_is_in_no_step(tmp_path: Path) -> None:
-    """Both are made to take most of a second; no measured step may hold that, captured or not."""
+    """Both are made to take most of a second; no measured step may hold that, captured or not.
+
+    On a busy machine a step may be as long all the same: by what the process's threads waited for a core.
+    """
     code = (
-        "import runpy, sys, time\n"
+        "import glob, runpy, sys, time\n"
+        "from pathlib import Path\n"
         "import torch\n"
         "torch.optim.SGD([torch.zeros(1)])\n"
         "def slowly(name):\n"
@@ -240,19 +242,22 @@ def test_what_the_profiler_takes_to_start_and_to_write_is_in_no_step(tmp_path: P
         "slowly('_disable_profiler')\n"
         "sys.argv[1:] = ['--ms', '1', '--steps', '40']\n"
         f"runpy.run_path({PACED!r}, run_name='__main__')\n"
+        "print(sum(int(Path(each).read_text().split()[1]) for each in glob.glob('/proc/self/task/*/schedstat')))\n"
     )
     recording = record(
         tmp_path / "r", sys.executable, "-c", code, options=("--no-sampler", "--repeat", "2", *CAPTURED[1:])
     )
     assert recording.exit_code == 0, recording.err
+    waited_ns = int(recording.out.splitlines()[-2])  # the last line is printed at exit
+    longest_ns = 400_000_000 + waited_ns
     assert len(recording.run().captures) == 2
     steps = read(steps_file(recording.folder, 0))
     assert len(steps.number) == 39
-    assert steps.step_us.max() < 400_000
+    assert steps.step_us.max() < longest_ns / 1e3
     for capture in range(2):
         windows = [event for event in recording.trace(0, capture).events if event["name"].startswith("ProfilerStep#")]
-        assert max(event["dur"] for event in windows) < 400_000
-    assert max(recording.run().steps.unprofiled_ns) < 400_000_000
+        assert max(event["dur"] for event in windows) < longest_ns / 1e3
+    assert max(recording.run().steps.unprofiled_ns) < longest_ns
 
 
 def test_processes_that_do_not_train_are_left_alone(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from perfscope.recording.vocabulary import (
     OPTIMIZER,
     PIPELINE_PREFIX,
 )
-from tests.collectors.harness import SCRIPTS, Recording, needs_torch, record
+from tests.collectors.harness import SCRIPTS, Recording, needs_torch, record, record_ranks
 
 pytestmark = [pytest.mark.training, needs_torch]
 
@@ -236,9 +236,10 @@ def test_a_training_is_recorded_and_analyzed(case: Case, tmp_path: Path) -> None
 
 
 def run(case: Case, folder: Path) -> Recording:
-    several = (str(SCRIPTS / "ranks.py"), str(case.ranks), str(SCRIPTS / "parallel.py"))
-    script = several if case.ranks else (str(SCRIPTS / "loops.py"),)
-    return record(folder, sys.executable, *script, case.mode, "--steps", str(STEPS), options=OPTIONS)
+    arguments = (case.mode, "--steps", str(STEPS))
+    if case.ranks:
+        return record_ranks(folder, case.ranks, str(SCRIPTS / "parallel.py"), *arguments, options=OPTIONS)
+    return record(folder, sys.executable, str(SCRIPTS / "loops.py"), *arguments, options=OPTIONS)
 
 
 def check_metadata(case: Case, recording: Recording, rank: int) -> None:

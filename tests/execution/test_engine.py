@@ -16,6 +16,7 @@ import pytest
 from perfscope.errors import PerfscopeError, TraceError
 from perfscope.execution import engine
 from tests.clusters import dask_cluster
+from tests.waiting import until
 
 ITEMS = list(range(12))
 
@@ -175,7 +176,7 @@ from perfscope.execution import engine
 
 def work(item):
     os.write(1, f"{os.getpid()}\\n".encode())  # at once, whatever the other writes
-    time.sleep(600)
+    time.sleep(6000)
 
 list(engine.map_items(work, [0, 1], engine.local_executor([1, 1], 0, workers=2)))
 """
@@ -187,13 +188,12 @@ def test_workers_end_with_a_killed_parent() -> None:
         assert parent.stdout is not None
         workers = [int(parent.stdout.readline()) for _ in range(2)]
         parent.kill()
-    deadline = time.monotonic() + 30
-    while any(_runs(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = [pid for pid in workers if _runs(pid)]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
+    try:
+        until(lambda: not any(_runs(pid) for pid in workers), "the workers have ended")
+    finally:
+        for pid in workers:
+            if _runs(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:

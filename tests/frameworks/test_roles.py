@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -14,14 +13,9 @@ import pytest
 from perfscope import analyze
 from tests.collectors.harness import record
 from tests.frameworks.harness import needs, script
+from tests.waiting import free_port
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600), needs("torch")]
-
-
-def _free_port() -> int:
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return int(asked.getsockname()[1])
 
 
 def _busy(log: Path, role: str, cells_ns: np.ndarray) -> np.ndarray:
@@ -37,7 +31,7 @@ def _busy(log: Path, role: str, cells_ns: np.ndarray) -> np.ndarray:
 def test_the_slow_role_bounds_the_iteration(tmp_path: Path, rollout: float, update: float, bound: str) -> None:
     log = tmp_path / "log"
     log.mkdir()
-    options = ("--rollout", str(rollout), "--update", str(update), "--log", str(log), "--port", str(_free_port()))
+    options = ("--rollout", str(rollout), "--update", str(update), "--log", str(log), "--port", str(free_port()))
     planned = ("--wait", "3", "--warmup", "1", "--active", "6")
     recording = record(tmp_path / "r", sys.executable, script("grpo"), *options, options=planned)
     assert recording.exit_code == 0, recording.err

@@ -83,7 +83,6 @@ def recorded(job: Job, folder: Path) -> None:
         *job.arguments,
         options=(*_options(len(job.cases)), *job.options),
         environment=job.environment,
-        timeout=280,
     )
     if done.exit_code:
         raise RuntimeError(f"{job.name} ended with {done.exit_code}:\n{done.err[-4000:]}")

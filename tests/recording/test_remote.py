@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.recording import remote
 from perfscope.recording.job import open_job
 from tests.generator import JobSpec, simulate
+from tests.waiting import free_port
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,7 @@ def server() -> Iterator[str]:
     for name in ("s3fs", "upath"):
         pytest.importorskip(name, reason=f"{name} is not installed (the remote extra, with s3fs)")
     moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = moto.ThreadedMotoServer("127.0.0.1", port, verbose=False)
     started.start()
     yield f"http://127.0.0.1:{port}"

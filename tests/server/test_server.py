@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from perfscope.server.pages import DEFAULT_CHARACTERS, LEAST_CHARACTERS, text_of
 from perfscope.server.serve import server
 from tests.generator import JobSpec, SlowCompute, simulate
 from tests.server.client import ask, call, document, refusal
+from tests.waiting import PATIENCE_S, free_port, until
 
 PAGED = (
     ("list_recordings", {}),
@@ -87,29 +87,22 @@ class TestTransports:
 
     @pytest.mark.scale
     def test_http_on_this_machine_alone(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         process = subprocess.Popen(
             [sys.executable, "-m", "perfscope", "mcp", str(folder), "--http", str(port)], stderr=subprocess.DEVNULL
         )
         try:
-            _wait_for(port)
+            until(lambda: _listens(port), "the server listens", process)
             answer = call(f"http://127.0.0.1:{port}/mcp", "list_recordings")
             assert [row["recording"] for row in answer["rows"]] == ["slow_rank"]
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
 
-def _wait_for(port: int) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        with socket.socket() as attempt:
-            if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise AssertionError("the server does not listen")
+def _listens(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
 
 
 class TestTools:

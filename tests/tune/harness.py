@@ -15,6 +15,7 @@ from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.overrides.overrides import Overrides
 from perfscope.recording.metadata import load_run
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file
+from tests.waiting import PATIENCE_S
 
 JOB = Path(__file__).parent / "scripts" / "job.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -43,7 +44,7 @@ def trained(
         env=child_environment(environment(), folder / BOOTSTRAP_FOLDER),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]

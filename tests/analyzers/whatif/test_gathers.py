@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +18,7 @@ from perfscope.analyzers.whatif.sharding_recorded import reductions_by_step
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
-from tests.collectors.harness import SCRIPTS, needs_torch, record
+from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, Cause, Job, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
@@ -231,8 +230,7 @@ def test_hosts_wait_for_fewer_gathers_or_issue_them_earlier(
 @pytest.mark.parametrize("arguments", [(), ("--accumulate", "3"), ("--keep", "--accumulate", "2")])
 def test_a_real_training_s_gathers(arguments: tuple[str, ...], tmp_path: Path) -> None:
     options = ("--wait", "2", "--warmup", "1", "--active", "3")
-    script = (str(SCRIPTS / "ranks.py"), "2", TRAINING, *arguments)
-    recording = record(tmp_path / "recording", sys.executable, *script, options=options)
+    recording = record_ranks(tmp_path / "recording", 2, TRAINING, *arguments, options=options)
     assert recording.exit_code == 0, recording.err
     counted = json.loads(next(line for line in recording.out.splitlines() if line.startswith("[[")))
     context = context_of(str(recording.folder))

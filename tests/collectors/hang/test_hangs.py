@@ -9,7 +9,6 @@ import pickle
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,12 @@ from perfscope import analyze
 from perfscope.recording.paths import flight_file, stacks_file
 from perfscope.reports.page import page
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, kill_all, needs_torch, record
+from tests.waiting import until
 
 pytestmark = [pytest.mark.training, needs_torch]
 
 HANGS = SCRIPTS / "hangs.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--master-port", "0", "--rdzv-backend", "c10d")
-PATIENCE_S = 300
 
 
 @contextmanager
@@ -41,26 +40,37 @@ def stuck(folder: Path, kind: str, ranks: int, steps: int = 3) -> Iterator[Path]
         start_new_session=True,
     )
     try:
-        wait_for(lambda: all(stands_still(folder, rank, steps) for rank in range(ranks)), process)
+        standing = [Standing(folder, rank, steps) for rank in range(ranks)]
+        until(lambda: sum(each.look() for each in standing) == ranks, "all ranks stand still", process)
         yield folder
     finally:
         kill_all(process)
         process.wait()
 
 
-def wait_for(condition: Any, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None, "the training has ended"
-        assert time.monotonic() < end, "nothing was written"
-        time.sleep(0.2)
+class Standing:
+    """Whether a rank has come as far as it can: it writes the same again, having made no step for twice as long.
 
+    On a busy machine it may have written first where it stood for no reason of its own.
+    """
 
-def stands_still(folder: Path, rank: int, steps: int) -> bool:
-    """Has the rank written, and come as far as it can? On a busy machine it may have written before its first step."""
-    if not flight_file(folder, rank).exists() or dump(folder, rank)["perfscope"]["steps"] < steps:
-        return False
-    return steps > 0 or rank == 1 or bool(dump(folder, rank)["entries"])
+    def __init__(self, folder: Path, rank: int, steps: int) -> None:
+        self._folder, self._rank, self._steps = folder, rank, steps
+        self._written: dict[int, object] = {}
+
+    def look(self) -> bool:
+        try:
+            when = flight_file(self._folder, self._rank).stat().st_mtime_ns
+            content, stack = dump(self._folder, self._rank), main_thread(self._folder, self._rank)
+        except FileNotFoundError:  # not yet, or not any more: it went on
+            return False
+        entries = content["entries"]
+        if content["perfscope"]["steps"] < self._steps or not (self._steps or self._rank == 1 or entries):
+            return False
+        last = [(entry["profiling_name"], entry["retired"]) for entry in entries[-1:]]
+        self._written[when] = (stack, len(entries), last)
+        *_, before, now = None, *self._written.values()
+        return before == now
 
 
 def last(folder: Path, rank: int) -> tuple[str, bool, tuple[str, int] | None]:

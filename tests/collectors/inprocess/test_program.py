@@ -15,6 +15,7 @@ import setuptools
 
 from perfscope import analyze
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, Recording, needs_torch
+from tests.waiting import PATIENCE_S
 
 pytestmark = [needs_torch, pytest.mark.training]
 
@@ -26,7 +27,7 @@ def run(folder: Path, *command: str, **environment: str) -> Recording:
         cwd=folder.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     return Recording(folder, done.returncode, done.stdout, done.stderr)

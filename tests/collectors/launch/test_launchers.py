@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +16,11 @@ from perfscope.recording.job import open_job
 from perfscope.recording.metadata import load_launch
 from perfscope.recording.paths import LAUNCH_FILE
 from tests.collectors.harness import SCRIPTS, SHORT, Recording, needs_torch, record
+from tests.waiting import free_port
 
 pytestmark = [pytest.mark.training, needs_torch]
 
 DDP = str(SCRIPTS / "ddp.py")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def agent(node: int, port: int, *more: str) -> tuple[str, ...]:

@@ -18,11 +18,13 @@ import pytest
 from perfscope.collectors.claims import claim_rank
 from perfscope.collectors.launch.folder import package_root
 from perfscope.collectors.sampler import process as sampler_process
+from perfscope.collectors.sampler import sampler as sampler_module
 from perfscope.collectors.sampler.process import Clock, LocalRanks
 from perfscope.collectors.sampler.sampler import HostSampler, SamplerOptions, _environment
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, samples_file
 from perfscope.recording.samples import HOST_COLUMNS, LOADER, RANK, SCHEMA
-from tests.collectors.harness import SCRIPTS, SHORT, needs_torch, record, train
+from tests.collectors.harness import SCRIPTS, SHORT, Running, needs_torch, train
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 
@@ -64,13 +66,6 @@ def samples(folder: Path) -> list[list[Any]]:
     return [line for line in lines(folder) if isinstance(line, list)]
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 def runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -83,7 +78,7 @@ class TestProcess:
         claim_rank(folder, 0, 0, recorded=False)
         begun = time.time_ns()
         sampler = start(0.05)
-        until(lambda: len(samples(folder)) >= 4)
+        until(lambda: len(samples(folder)) >= 4, "there are four samples")
         sampler.stop()
         ended = time.time_ns()
         header, rank, *_ = lines(folder)
@@ -110,11 +105,14 @@ class TestProcess:
         assert elsewhere(0) == "None\n"
         assert "HostSampler" in elsewhere(1)
 
-    def test_it_samples_when_asked_and_once_more_at_the_end(self, folder: Path, start: Any) -> None:
+    def test_it_samples_when_asked_and_once_more_at_the_end(
+        self, folder: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sampler_module, "_END_S", PATIENCE_S)  # the end of a training waits for a second only
         sampler = start()
-        until(lambda: len(samples(folder)) == 1)
+        until(lambda: len(samples(folder)) == 1, "there is a sample")
         sampler.look()
-        until(lambda: len(samples(folder)) == 2)
+        until(lambda: len(samples(folder)) == 2, "there is another")
         sampler.stop()
         assert len(samples(folder)) == 3
         sampler.stop()
@@ -123,7 +121,7 @@ class TestProcess:
         with socket.create_server(("127.0.0.1", 0)) as server:
             os.set_inheritable(server.fileno(), True)
             sampler = start()
-            until(lambda: samples(folder))
+            until(lambda: samples(folder), "there is a sample")
             opened = [str(path.readlink()) for path in Path(f"/proc/{sampler._pid}/fd").iterdir()]
         assert sorted(name.partition(":")[0] for name in opened) == sorted(
             ["pipe", os.devnull, os.devnull, str(samples_file(folder, socket.gethostname()))]
@@ -135,15 +133,15 @@ class TestProcess:
             f"o = SamplerOptions.from_json({options(folder, SLOW_S).to_json()!r}); "
             "o = dataclasses.replace(o, parent=os.getpid()); "
             f"s = HostSampler.start(o, 0, {package_root()!r}); "
-            "child = os.fork() or time.sleep(60); print(s._pid, child, flush=True); time.sleep(60)"
+            "child = os.fork() or time.sleep(600); print(s._pid, child, flush=True); time.sleep(600)"
         )
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as rank:
             assert rank.stdout is not None
             sampler, worker = map(int, rank.stdout.readline().split())
-            until(lambda: samples(folder))
+            until(lambda: samples(folder), "there is a sample")
             assert runs(sampler)
             rank.kill()
-            until(lambda: not runs(sampler), 5)
+            until(lambda: not runs(sampler), "the sampler has ended")
             assert runs(worker)
             os.kill(worker, signal.SIGKILL)
 
@@ -151,13 +149,13 @@ class TestProcess:
     def test_it_ends_when_the_disk_is_full(self, folder: Path, start: Any) -> None:
         samples_file(folder, socket.gethostname()).symlink_to("/dev/full")
         sampler = start(0.05)
-        until(lambda: not runs(sampler._pid))
+        until(lambda: not runs(sampler._pid), "the sampler has ended")
         sampler.look()
         sampler.stop()
 
     def test_a_script_that_closes_our_pipe_gets_nothing_written_into_its_files(self, folder: Path, start: Any) -> None:
         sampler = start()
-        until(lambda: samples(folder))
+        until(lambda: samples(folder), "there is a sample")
         os.close(sampler._pipe)
         with (folder / "checkpoint").open("wb") as file:
             assert os.dup2(file.fileno(), sampler._pipe) == sampler._pipe
@@ -231,11 +229,13 @@ class TestLocalRanks:
 @needs_torch
 class TestRecording:
     def test_the_ranks_of_a_host_leave_one_file(self, tmp_path: Path) -> None:
-        recording = record(
-            tmp_path / "recording", sys.executable, "-m", "torch.distributed.run", "--standalone",
-            "--nproc-per-node", "2", str(SCRIPTS / "ddp.py"), "--workers", "1",
-            options=(*SHORT, "--sample-every", "0.05"),
-        )  # fmt: skip
+        folder = tmp_path / "recording"
+        command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        script = (str(SCRIPTS / "paced.py"), "--until", str(Running.stop_file(folder)))
+        with Running(folder, *command, *script, options=(*SHORT, "--sample-every", "0.05")) as training:
+            # A job that ends at once does not wait for the sampler to begin.
+            training.until(lambda: samples(folder) and len(samples(folder)[-1][3]) == 2, "both ranks are sampled")
+            recording = training.stop()
         assert recording.exit_code == 0, recording.err
         assert recording.run().problems == recording.run(1).problems == ()
         processes = [line for line in lines(recording.folder) if isinstance(line, dict) and "process" in line]
@@ -250,20 +250,27 @@ class TestRecording:
         assert recording.run().cpu_threads == 1
 
     def test_loader_workers_are_distinguished(self, tmp_path: Path) -> None:
-        recording = record(
-            tmp_path / "recording", sys.executable, str(SCRIPTS / "loading.py"),
-            options=("--wait", "2", "--warmup", "1", "--active", "20", "--sample-every", "0.05"),
-        )  # fmt: skip
+        folder = tmp_path / "recording"
+
+        def used() -> dict[int, float]:
+            """CPU time of each process between its first and its last sample, ms."""
+            times: dict[int, list[float]] = {}
+            for sample in samples(folder):
+                for pid, cpu_ms, *_ in sample[3]:
+                    times.setdefault(pid, []).append(cpu_ms)
+            return {pid: max(cpu) - min(cpu) for pid, cpu in times.items()}
+
+        command = (sys.executable, str(SCRIPTS / "loading.py"), str(Running.stop_file(folder)))
+        options = ("--wait", "2", "--warmup", "1", "--active", "20", "--sample-every", "0.05")
+        with Running(folder, *command, options=options) as training:
+            # The workers do nothing but compute: each batch costs one of them 40 ms.
+            training.until(lambda: sum(ms >= 100 for ms in used().values()) >= 3, "all three are seen to compute")
+            recording = training.stop()
         assert recording.exit_code == 0, recording.err
-        processes = [line for line in lines(recording.folder) if isinstance(line, dict) and "process" in line]
+        processes = [line for line in lines(folder) if isinstance(line, dict) and "process" in line]
         assert [line["kind"] for line in processes].count(LOADER) == 2
         (rank,) = [line["process"] for line in processes if line["kind"] == RANK]
-        used = {line["process"]: [] for line in processes}
-        for sample in samples(recording.folder):
-            for pid, cpu_ms, *_ in sample[3]:
-                used[pid].append(cpu_ms)
-        # The workers do nothing but compute: each batch costs one of them 40 ms.
-        assert all(max(cpu) - min(cpu) >= 100 for pid, cpu in used.items() if pid != rank)
+        assert all(ms >= 100 for pid, ms in used().items() if pid != rank)
 
     def test_it_can_be_left_out(self, tmp_path: Path) -> None:
         recording = train(tmp_path / "recording", options=(*SHORT, "--no-sampler"))

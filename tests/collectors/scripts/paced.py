@@ -24,6 +24,7 @@ parser.add_argument("--slow-factor", type=float, default=10, help="so many times
 parser.add_argument("--slow-rank", type=int, default=0, help="rank with the slow step, or with the longer loading")
 parser.add_argument("--end", default="", help="how to end, on the slow rank: exit, raise, hang, kill, term, full")
 parser.add_argument("--end-at", type=int, default=-1)
+parser.add_argument("--end-after", nargs="*", default=(), help="files that are waited for in that step, before the end")
 parser.add_argument("--first-attempt-only", action="store_true", help="end in that way before an elastic restart alone")
 parser.add_argument("--timeout", type=float, default=60, help="of collectives, in seconds")
 parser.add_argument("--store", default="", help="a file for the ranks to meet in, instead of the launcher's store")
@@ -88,6 +89,8 @@ class Model(nn.Module):
 
 
 def end():
+    while not all(Path(name).is_file() for name in options.end_after):
+        time.sleep(0.02)
     sys.stdout.write(f"rank {rank} ends in step {step}\n")
     sys.stdout.flush()
     match options.end:

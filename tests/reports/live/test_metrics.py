@@ -16,23 +16,17 @@ import pytest
 from perfscope.errors import UnusableInput
 from perfscope.reports.live.metrics import METRICS, MOST_RANKS
 from tests.reports.live.test_screen import HOSTILE, state
+from tests.waiting import PATIENCE_S, free_port
 
 OTEL_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
 PROMETHEUS_NAME = re.compile(r"perfscope_[a-z0-9_]+")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def scraped(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """What Prometheus would read: (name, labels) -> value."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as reply:
         text = reply.read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from tests.analyzers.job.pipelines.pipeline_jobs import (
     silent,
     stage,
 )
-from tests.collectors.harness import SCRIPTS, needs_torch, record
+from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
 from tests.generator import ExtraLayers, JobSpec, PipelineSpec, SlowCompute, SlowLoader, simulate
 from tests.traces import TraceBuilder
 
@@ -301,9 +300,9 @@ class TestBalance:
     [("one_forward_one_backward", "1f1b", 1), ("gpipe", "gpipe", 1), ("interleaved", "interleaved", 2)],
 )
 def test_a_real_pipeline(mode: str, schedule: str, chunks: int, tmp_path: Path) -> None:
-    script = (str(SCRIPTS / "ranks.py"), "2", str(SCRIPTS / "parallel.py"), mode, "--steps", "9")
     options = ("--wait", "2", "--warmup", "1", "--active", "4")
-    recording = record(tmp_path / "recording", sys.executable, *script, options=options)
+    script = (str(SCRIPTS / "parallel.py"), mode, "--steps", "9")
+    recording = record_ranks(tmp_path / "recording", 2, *script, options=options)
     assert recording.exit_code == 0, recording.err
     known = perfscope.analyze(recording.folder).pipeline
     assert known is not None
