@@ -36,10 +36,7 @@ class RoleReader:
 
     def analyzed(self, role: RoleJob) -> AnalyzedJob:
         """One job of a role, by itself. Raises UnusableInput when no rank can be analyzed."""
-        from perfscope.analyzers.summarize import summarize
-
-        job, ranks = self.read(role.job)
-        return AnalyzedJob(replace(role, job=job), ranks, summarize(job, ranks))
+        return _analysis(role, *self.read(role.job))
 
 
 def with_other_roles(job: Job, ranks: IdentifiedRanks, summary: Summary, reader: RoleReader) -> Summary:
@@ -78,11 +75,11 @@ def _told_apart(job: Job, ranks: IdentifiedRanks, summary: Summary) -> Summary:
     """Traces of one folder whose content shows that they are of several jobs."""
     others = [_by_itself(job, read) for read in ranks.apart]
     # Numbers, since nothing in the files names them.
-    jobs = [_analysis(f"job {number}", *each) for number, each in enumerate(others, start=1)]
+    jobs = [_analysis(_unnamed(number, each[0]), *each) for number, each in enumerate(others, start=1)]
     theirs = {str(source.path) for read in ranks.apart for source, _ in read}
     kept = tuple(each for each in summary.job.failures if each.path not in theirs)
     summary = replace(summary, job=replace(summary.job, failures=kept))
-    main = AnalyzedJob(RoleJob("job 0", "job 0", job), ranks, summary)
+    main = AnalyzedJob(_unnamed(0, job), ranks, summary)
     return with_roles(main, [main, *jobs], stated=False, source=summary.source)
 
 
@@ -92,10 +89,15 @@ def _by_itself(job: Job, read: Sequence[Read]) -> tuple[Job, IdentifiedRanks]:
     return alone, identify(alone, [Outcome(source, partial, None) for source, partial in read])
 
 
-def _analysis(name: str, job: Job, ranks: IdentifiedRanks) -> AnalyzedJob:
+def _unnamed(number: int, job: Job) -> RoleJob:
+    return RoleJob(f"job {number}", f"job {number}", job)
+
+
+def _analysis(role: RoleJob, job: Job, ranks: IdentifiedRanks) -> AnalyzedJob:
+    """``job`` is the role's with what its traces tell."""
     from perfscope.analyzers.summarize import summarize
 
-    return AnalyzedJob(RoleJob(name, name, job), ranks, summarize(job, ranks))
+    return AnalyzedJob(replace(role, job=job), ranks, summarize(job, ranks))
 
 
 def _analyzed(roles: Sequence[RoleJob], reader: RoleReader) -> tuple[list[AnalyzedJob], list[Failure]]:
