@@ -28,11 +28,16 @@ class Cost:
     """Largest sum over the tree of proportional set sizes: pages that processes share count once. Sampled."""
 
 
+def compiling() -> dict[str, str]:
+    """The environment, in which Python keeps what it compiles, as where packages are installed: else each run pays."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Cost:
     """Run a command to its end. Raises RuntimeError with its output where it fails."""
     started = time.perf_counter()
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**compiling(), **(environment or {})}
     )
     peak = _Peak(process.pid)
     peak.start()

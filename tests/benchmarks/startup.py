@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.benchmarks.measure import compiling
+
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "healthy"
 PERFSCOPE = (sys.executable, "-m", "perfscope")
 
@@ -36,7 +38,7 @@ def timed(command: list[str], environment: dict[str, str] | None = None) -> Time
     """Run a command to its end, with its children's CPU time."""
     started = time.perf_counter()
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**compiling(), **(environment or {})}
     )
     _, status, usage = os.wait4(process.pid, 0)
     wall_s = time.perf_counter() - started

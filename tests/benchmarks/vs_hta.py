@@ -117,7 +117,7 @@ def compare(name: str, folder: Path, ranks: int, python: Path, rounds: int, page
 
 def phases(folder: Path, page: Path) -> str:
     """What PerfScope's CPU time goes to."""
-    environment = {**os.environ, "PERFSCOPE_CACHE": "off"}
+    environment = {**measure.compiling(), "PERFSCOPE_CACHE": "off"}
     command = [sys.executable, "-c", PHASES, str(folder), str(page)]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     return output.strip().splitlines()[-1]
