@@ -188,7 +188,7 @@ class StepWatch:
             self._objects = None
 
     def _measure_cost(self) -> None:
-        self._phase_ns, self._wait_ns = phase_ns(), wait_ns()
+        self._phase_ns, self._wait_ns = phase_ns(self._problems), wait_ns()
 
     def _stop_timing(self) -> None:
         self._problems.guard("restoring waits", self._waits.remove)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_a_dumb_terminal_gets_lines(recorded: Recorded) -> None:
 @pytest.mark.training
 def test_a_job_is_watched_from_before_it_begins_until_a_rank_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
-    command = ["torchrun", "--standalone", "--nproc-per-node", "2", str(SCRIPTS / "paced.py")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(SCRIPTS / "paced.py")]
     command += ["--ms", "20", "--load-ms", "20", "--slow-rank", "1", "--until", str(tmp_path / "stop")]
     with watching(folder, "--interval", "1", columns=120) as terminal:
         terminal.until("the folder does not exist yet")
@@ -104,5 +106,6 @@ def test_a_job_is_watched_from_before_it_begins_until_a_rank_is_killed(tmp_path:
             assert job.wait(PATIENCE_S) == 1
         finally:
             kill_all(job)
+            job.wait()
         terminal.press("q")
         assert terminal.ended() == 0

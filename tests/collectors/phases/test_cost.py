@@ -9,6 +9,7 @@ import pytest
 
 from perfscope.collectors.phases import cost as module
 from perfscope.collectors.phases.cost import longer_ns, phase_ns, wait_ns
+from perfscope.collectors.problems import Problems
 from tests.collectors.harness import needs_torch
 
 
@@ -47,5 +48,5 @@ def test_what_cannot_be_is_nothing(clock: Clock) -> None:
 
 @needs_torch
 def test_phases_and_waits_take_something() -> None:
-    assert phase_ns() > 0
+    assert phase_ns(Problems()) > 0
     assert wait_ns() > 0

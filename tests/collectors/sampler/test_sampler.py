@@ -21,7 +21,7 @@ from perfscope.collectors.sampler import process as sampler_process
 from perfscope.collectors.sampler import sampler as sampler_module
 from perfscope.collectors.sampler.process import Clock, LocalRanks
 from perfscope.collectors.sampler.sampler import HostSampler, SamplerOptions, _environment
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, samples_file
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, samples_file, trace_file
 from perfscope.recording.samples import HOST_COLUMNS, LOADER, RANK, SCHEMA
 from tests.collectors.harness import SCRIPTS, SHORT, Running, needs_torch, train
 from tests.waiting import PATIENCE_S, until
@@ -235,6 +235,7 @@ class TestRecording:
         with Running(folder, *command, *script, options=(*SHORT, "--sample-every", "0.05")) as training:
             # A job that ends at once does not wait for the sampler to begin.
             training.until(lambda: samples(folder) and len(samples(folder)[-1][3]) == 2, "both ranks are sampled")
+            training.until_written(*(trace_file(folder, rank, 0).name for rank in (0, 1)))
             recording = training.stop()
         assert recording.exit_code == 0, recording.err
         assert recording.run().problems == recording.run(1).problems == ()

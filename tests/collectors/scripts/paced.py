@@ -88,6 +88,20 @@ class Model(nn.Module):
         return self.layer(x)
 
 
+def is_over():
+    """Has the last step been taken? With a file to train until, rank 0 says after which one, before any rank can take
+    the next: ranks that end after different steps would wait for each other, and fail.
+    """
+    if not options.until:
+        return step == options.steps
+    last = Path(f"{options.until}.step")
+    if rank == 0 and Path(options.until).is_file() and not last.exists():
+        written = last.with_suffix(".partial")
+        written.write_text(str(step + 1))
+        written.replace(last)
+    return last.exists() and step >= int(last.read_text())
+
+
 def end():
     while not all(Path(name).is_file() for name in options.end_after):
         time.sleep(0.02)
@@ -129,7 +143,7 @@ step = 0
 sys.stdout.write(f"rank {rank} pid {os.getpid()}\n")
 sys.stdout.flush()
 for x in DataLoader(Samples(), batch_size=1):
-    if Path(options.until).is_file() if options.until else step == options.steps:
+    if is_over():
         break
     if slow and step == options.end_at and not (options.first_attempt_only and restarted):
         end()
