@@ -13,6 +13,7 @@ Configuration lies in a file beside it, because some launchers pass few environm
 # ruff: noqa: PTH100, PTH110, PTH118, PTH120, PTH123, UP031, UP036
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 
@@ -49,28 +50,48 @@ optimizers.
 
 
 class Watch:
-    """A meta-path finder that calls back when a module of interest has been imported, and is otherwise not there."""
+    """A meta-path finder that calls back when a module of interest has been imported, and is otherwise not there.
+
+    A module that is only looked for (``importlib.util.find_spec("torch")``, as many libraries do before they import it)
+    is still waited for.
+    """
 
     def __init__(self, waiting: dict[str, Any], then: Callable[[Any], None]) -> None:
         self.waiting = dict(waiting)
         """Module -> what ``then`` is called with."""
         self.then = then
+        self._searching: set[tuple[str, int]] = set()
+        """Modules for which others are being asked, and by which thread: another ``Watch`` among them asks this one."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Find a watched module by asking the other finders; any other name is none of our business."""
-        callback = self.waiting.pop(name, None)
-        if callback is None:
+        search = name, _thread.get_ident()
+        if name not in self.waiting or search in self._searching:
             return None
+        self._searching.add(search)
+        try:
+            return self._spec(name, path, target)
+        finally:
+            self._searching.discard(search)
+
+    def _spec(self, name: str, path: Any, target: Any) -> ModuleSpec | None:
+        """What the other finders know of a module, with a loader that calls back."""
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    loader: Any = CallingLoader(spec.loader, lambda: self.then(callback))
+                    loader: Any = CallingLoader(spec.loader, lambda: self.imported(name))
                     spec.loader = loader
                 return spec
         return None
+
+    def imported(self, name: str) -> None:
+        """Call back for a module, once."""
+        callback = self.waiting.pop(name, None)
+        if callback is not None:
+            self.then(callback)
 
 
 class CallingLoader:
@@ -79,6 +100,12 @@ class CallingLoader:
     def __init__(self, loader: Any, then: Callable[[], None]) -> None:
         self.loader = loader
         self.then = then
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer whoever asks the loader of a module that is not imported yet (``get_filename``, ``get_code``)."""
+        if name == "loader":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """As the module's own loader does."""

@@ -87,6 +87,41 @@ def test_an_import_error_stays_what_it_is(bootstrap: Path, tmp_path: Path) -> No
     assert done.stderr.rstrip().endswith("ImportError: broken torch")
 
 
+LOOKING = {
+    "find_spec": "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations != [])",
+    "its loader": "import importlib.util as u; s = u.find_spec('torch'); print(s.loader.get_filename() == s.origin)",
+    "a copy": "import copy, importlib.util as u; print(copy.copy(u.find_spec('torch').loader).is_package('torch'))",
+    "its code": "import importlib.util as u; print(u.find_spec('torch').loader.get_code('torch') is not None)",
+    "a failed import": (
+        "import os; os.environ['BROKEN'] = '1'\n"
+        "try: import torch\nexcept ImportError: print(True); del os.environ['BROKEN']"
+    ),
+}
+"""What libraries do to find out whether torch is there, before anybody imports it."""
+
+
+@pytest.mark.parametrize("looking", LOOKING)
+def test_looking_for_torch_before_it_is_imported_does_not_hide_the_import(
+    bootstrap: Path, tmp_path: Path, looking: str
+) -> None:
+    site = fake_torch(tmp_path, "import os\nif 'BROKEN' in os.environ: raise ImportError")
+    done = python(bootstrap, LOOKING[looking] + "\nimport torch, sys; sys.modules.pop('torch'); import torch", site)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert (bootstrap / "seen-torch").exists()
+    assert len((bootstrap / "failures.txt").read_text().splitlines()) == 1  # the fake has no optimizers: told once
+
+
+def test_two_that_wait_for_a_module_are_both_called_back(bootstrap: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, importlib.util as u; from _perfscope_bootstrap import Watch\n"
+        "for n in (1, 2): sys.meta_path.insert(0, Watch({'late': n}, print))\n"
+        "u.find_spec('late'); import late"
+    )
+    (tmp_path / "late.py").touch()
+    done = python(bootstrap, code, tmp_path)
+    assert (sorted(done.stdout.split()), done.stderr) == (["1", "2"], "")
+
+
 def test_another_package_of_the_same_name_is_not_mistaken_for_ours(bootstrap: Path, tmp_path: Path) -> None:
     site = fake_torch(tmp_path)
     (site / "perfscope").mkdir()
