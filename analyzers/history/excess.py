@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,15 @@ from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes
 from perfscope.results.history import OTHER
 from perfscope.trace.medians import SIGMA_OF_MAD
 from perfscope.trace.trace import Bool, Float32, Float64
+
+_QUICK: Final = 0.25
+"""Quantile of steps: below it nothing is slow that is not so nearly always."""
+
+_SIGMAS_BELOW_QUICK: Final = 0.4758
+"""Standard deviations of a normal distribution between that quantile and half of it."""
+
+_SIGMAS_OF_A_THIRD: Final = 0.8615
+"""Standard deviations about its middle that hold a third of a normal distribution."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +41,8 @@ class Excess:
     """Median over the run, of each rank."""
     noise_us: float
     """Standard deviation of a rank's excess from step to step that no cause explains."""
+    stage_noise_us: Float64
+    """The same of its excess in each of ``COLUMNS``, which is less: a stage is a part of the step."""
     alone: Bool
     """Ranks without peers of the same work: the only ones of their pipeline stage."""
 
@@ -44,20 +55,31 @@ def measure_excess(job: JobOwnTimes, peers: Sequence[Sequence[int]]) -> Excess:
     """
     place = {rank: index for index, rank in enumerate(job.ranks)}
     groups = [[place[rank] for rank in group if rank in place] for group in peers]
-    alone = np.zeros(len(job.ranks), dtype=bool)
+    lone = [members[0] for members in groups if len(members) == 1]
+    everyone = list(range(len(job.ranks)))
+    working_alike = [column for column, name in enumerate(COLUMNS) if name != OTHER]
+    compared = [(members, members, job.own_us) for members in groups if len(members) > 1]
+    if lone:
+        compared.append((lone, everyone, _only(job.own_us, working_alike)))
     by_stage = np.empty_like(job.own_us)
     total = np.empty_like(job.wait_us)
-    for members in filter(None, groups):
-        alone[members] = len(members) == 1 and len(job.ranks) > 1
-        own = job.own_us[:, members]
-        others = job.own_us if alone[members].all() else own
-        if alone[members].all():
-            columns = [column for column, name in enumerate(COLUMNS) if name != OTHER]
-            own, others = _only(own, columns), _only(others, columns)
-        by_stage[:, members] = own - _middle(others)[:, None]
-        total[:, members] = own.sum(axis=2) - _middle(others.sum(axis=2))[:, None]
-    level: Float64 = np.median(total, axis=0).astype(np.float64)
-    return Excess(total, by_stage, level, _noise(job, total, level), alone)
+    noises: list[list[float]] = []
+    for members, among, own_us in compared:
+        mine = [among.index(member) for member in members]
+        stages = own_us[:, among].transpose(2, 0, 1)
+        views = [(own, _above_peers(own)) for own in (*stages, stages.sum(axis=0))]
+        by_stage[:, members] = np.stack([excess[:, mine] for _, excess in views[:-1]], axis=2)
+        total[:, members] = views[-1][1][:, mine]
+        noises.append([_noise(own, excess) for own, excess in views])
+    *stage_noise, noise = np.median(np.array(noises), axis=0).tolist()
+    return Excess(
+        total=total,
+        by_stage=by_stage,
+        level=np.median(total, axis=0).astype(np.float64),
+        noise_us=noise,
+        stage_noise_us=np.array(stage_noise),
+        alone=np.isin(everyone, lone),
+    )
 
 
 def cost_of(excess: Excess, ranks: Sequence[int], slow: Bool) -> Float64:
@@ -82,21 +104,39 @@ def cost_of(excess: Excess, ranks: Sequence[int], slow: Bool) -> Float64:
     return costs
 
 
-def _middle(values: Float32) -> Float32:
-    """The lower median over ranks (axis 1): with half of the ranks slow it is still that of those that are not."""
-    place = (values.shape[1] - 1) // 2
-    middle: Float32 = np.partition(values, place, axis=1)[:, place]
-    return middle
+def _above_peers(own: Float32) -> Float32:
+    """Above the lower median over ranks (axis 1): with half of the ranks slow it is still that of those that are not.
+
+    Of two ranks, above the other: what varies on both is then as often below 0.
+    """
+    if own.shape[1] == 2:
+        return own - own[:, ::-1]
+    place = (own.shape[1] - 1) // 2
+    middle: Float32 = np.partition(own, place, axis=1)[:, place]
+    return own - middle[:, None]
 
 
-def _noise(job: JobOwnTimes, total: Float32, level: Float64) -> float:
-    """From deviations below each rank's level, which slow steps do not reach; of two ranks, from the quicker one's."""
-    if total.shape[1] > 2:
-        below: Any = level - total
+def _noise(own: Float32, excess: Float32) -> float:
+    """Of one group: from the quickest quarter of each rank's steps, which no cause slows; of two ranks, from how they
+    differ.
+    """
+    if own.shape[1] > 2:
+        below: Any = np.quantile(excess, _QUICK, axis=0) - excess
         below = below[below > 0]
-        return float(SIGMA_OF_MAD * np.median(below)) if below.size else 0.0
-    quicker = job.own_us.sum(axis=2).min(axis=1)
-    return float(SIGMA_OF_MAD * np.median(np.abs(np.diff(quicker))) / np.sqrt(2)) if len(quicker) > 1 else 0.0
+        return float(np.median(below) / _SIGMAS_BELOW_QUICK) if below.size else 0.0
+    if own.shape[1] < 2 or len(own) < 2:
+        return 0.0
+    # Of the quicker rank's steps, which a cause leaves alone, and a batch's size does not; or of the ranks' difference,
+    # with which it is the other way round.
+    changes = SIGMA_OF_MAD * np.median(np.abs(np.diff(own.min(axis=1))))
+    return float(min(changes, _densest(own[:, 0] - own[:, 1])))
+
+
+def _densest(values: Float32) -> float:
+    """Standard deviation by the shortest interval with a third of the values: most of them may lie elsewhere."""
+    count = max(len(values) // 3, 2)
+    ordered = np.sort(values)
+    return float((ordered[count - 1 :] - ordered[: len(ordered) - count + 1]).min() / _SIGMAS_OF_A_THIRD)
 
 
 def _only(values: Float32, columns: list[int]) -> Float32:

@@ -17,7 +17,7 @@ from perfscope.analyzers.history.excess import Excess, cost_of, measure_excess
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes, common_steps
 from perfscope.grouping import grouped
 from perfscope.results.history import CORE, SEVERAL, HistoryStraggler
-from perfscope.trace.trace import Bool, Float64, Int64
+from perfscope.trace.trace import Bool, Float32, Float64, Int64
 
 FEWEST_STEPS: Final = 20
 """Steps that all ranks must have in common to be compared."""
@@ -40,7 +40,13 @@ _CLEAR_SIGMAS: Final = 5.0
 _FEWEST: Final = 5
 _CHANCE: Final = 1e-4
 """Probability, over all ranks, that slow steps as many as those of a straggler come by chance."""
+_SURE: Final = 4.0
+"""Standard deviations by which a median is no chance."""
 _STEADY: Final = 0.8
+_MOSTLY: Final = 2 / 3
+"""Share of its steps, at least, in which a rank is above its peers that is so steadily."""
+_USUAL: Final = 0.25
+"""Quantile of a rank's steps that stands for those without a cause."""
 _WINDOWS: Final = 12
 _ROTATING_STEPS: Final = 0.25
 """Share of the steps, at least, that some rank delays where the delay rotates."""
@@ -110,18 +116,33 @@ def _ranks(rows: Iterable[HistoryStraggler]) -> set[int]:
 
 
 def _steady(excess: Excess, step_us: float) -> Bool:
-    """Ranks whose own time is above their peers' in nearly all parts of the run."""
-    least = np.where(excess.alone, UNEVEN, NOTICEABLE) * step_us
+    """Ranks whose own time is above their peers' in nearly all parts of the run, and in most of their steps."""
+    chance_us = _SURE * excess.noise_us / math.sqrt(len(excess.total))  # of the median of so many steps
+    least = np.maximum(np.where(excess.alone, UNEVEN, NOTICEABLE) * step_us, chance_us)
     windows = min(_WINDOWS, len(excess.total) // 5)
     medians = np.array([np.median(part, axis=0) for part in np.array_split(excess.total, windows)])
     steady: Bool = (excess.level >= least) & ((medians >= least / 2).mean(axis=0) >= _STEADY)
+    # Of two ranks that are late in turn each is ahead half of the time, and the median is anywhere between.
+    steady &= (excess.total > 0).mean(axis=0) >= _MOSTLY
+    for place in np.flatnonzero(steady).tolist():
+        steady[place] = not _comes_and_goes(excess, place)
     return steady
+
+
+def _comes_and_goes(excess: Excess, place: int) -> bool:
+    """Is the rank late in fewer steps, as its main stage shows where the noise of the others hides it?"""
+    stages = excess.by_stage[:, place].mean(axis=0, dtype=np.float64)
+    stage = int(np.argmax(stages))
+    half = stages[stage] / 2
+    if half < _SURE / 2 * excess.stage_noise_us[stage]:
+        return False
+    return bool((excess.by_stage[:, place, stage] >= half).mean() < _STEADY)
 
 
 def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int, str]) -> Iterator[HistoryStraggler]:
     """Ranks that are stragglers steadily or often, those of one host with one cause together."""
     steady = _steady(excess, step_us)
-    slow = _slow_steps(excess, step_us, steady)
+    slow, noise_us = _slow_steps(excess, step_us, steady)
     suspects = np.flatnonzero(slow.any(axis=0)).tolist()
     if not suspects:
         return
@@ -139,8 +160,9 @@ def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int,
         cost = sum(row.cost_share for row in together)
         least = NOTICEABLE / 2
         if pattern != "steady":
-            lone = any(excess.alone[job.ranks.index(rank)] for row in together for rank in row.ranks)
-            least = max(LEAST_COST, excess.noise_us / step_us / 2, UNEVEN / 5 * lone)
+            places = [job.ranks.index(rank) for row in together for rank in row.ranks]
+            lone = excess.alone[places].any()
+            least = max(LEAST_COST, float(noise_us[places].min()) / step_us / 2, UNEVEN / 5 * lone)
         if cost < least:
             continue
         # Ranks that are slow together share what they cost; one beside them that costs next to nothing is chance.
@@ -151,25 +173,70 @@ def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int,
             yield from [_merged(of_host)] if is_host else of_host
 
 
-def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> Bool:
-    """Steps x ranks: the slow steps of ranks that are slow steadily, or in more steps than their peers.
+class _View(NamedTuple):
+    """What slow steps are looked for in: the excess of whole steps, or that of one stage."""
+
+    excess: Float32
+    """Steps x ranks; of ranks without peers what is above their own usual."""
+    noise_us: float
+    stage: int | None
+    """Column of ``COLUMNS``; None of whole steps."""
+
+
+def _views(excess: Excess) -> Iterator[_View]:
+    """Whole steps, then each stage: beside its own noise a delay is plain that the whole step's would hide."""
+    # Stages of a pipeline are unlike throughout. Most steps of a rank that is late in turn are its usual ones.
+    usual = np.where(excess.alone, np.maximum(np.quantile(excess.total, _USUAL, axis=0), 0), 0)
+    yield _View((excess.total - usual).astype(np.float32), excess.noise_us, None)
+    for stage, noise_us in enumerate(excess.stage_noise_us.tolist()):
+        values = excess.by_stage[:, :, stage]
+        if values.any():
+            usual = np.where(excess.alone, np.quantile(values, _USUAL, axis=0), 0)
+            yield _View((values - usual).astype(np.float32), noise_us, stage)
+
+
+def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> tuple[Bool, Float64]:
+    """Steps x ranks: the slow steps of ranks that are slow steadily, or in more steps than their peers; and the least
+    noise, of each rank, that they were found beside.
 
     What is often enough is asked of the largest excesses first, beside which a machine's small pauses do not count.
     """
     slow: Bool = np.zeros(excess.total.shape, dtype=bool)
     slow[:, steady] = excess.total[:, steady] > 0
+    noise_us = np.full(slow.shape[1], excess.noise_us)
     # Of ranks without peers that are always above the others, the level is no cause, and nor is what varies about it.
-    open_ = ~steady & ~(excess.alone & (excess.level >= UNEVEN * step_us))
-    higher: Bool = np.zeros_like(slow)
+    always = np.quantile(excess.total, _USUAL, axis=0) >= UNEVEN * step_us
+    open_ = np.flatnonzero(~steady & ~(excess.alone & always)).tolist()
+    for view in _views(excess):
+        found = _often_slow(view, step_us, open_)
+        for place in np.flatnonzero(found.any(axis=0)).tolist():
+            if view.stage is None or _delays_steps(excess, view, found[:, place], place):
+                slow[:, place] |= found[:, place]
+                noise_us[place] = min(noise_us[place], view.noise_us)
+    return slow, noise_us
+
+
+def _often_slow(view: _View, step_us: float, open_: Sequence[int]) -> Bool:
+    """Steps x ranks: where the excess of these ranks is above a threshold that it is above more often than others'."""
+    slow: Bool = np.zeros(view.excess.shape, dtype=bool)
     """Steps that were above a threshold before, of ranks that had enough of them: lower ones count their own steps."""
     for sigmas in _TIERS:
-        above = excess.total >= max(NOTICEABLE * step_us, sigmas * excess.noise_us)
-        counts = (above & ~higher).sum(axis=0)
-        for place in np.flatnonzero(open_).tolist():
+        above = view.excess >= max(NOTICEABLE * step_us, sigmas * view.noise_us)
+        counts = (above & ~slow).sum(axis=0)
+        for place in open_:
             if _often(counts, place):
                 slow[:, place] |= above[:, place]
-                higher[:, place] |= above[:, place]
     return slow
+
+
+def _delays_steps(excess: Excess, view: _View, slow: Bool, place: int) -> bool:
+    """Is the rank's whole step longer where this stage is, and not only another stage shorter?"""
+    if slow.all():
+        return bool(excess.level[place] > 0)
+    stage = view.excess[:, place]
+    in_stage = float(stage[slow].mean(dtype=np.float64) - stage[~slow].mean(dtype=np.float64))
+    whole = excess.total[:, place]
+    return float(whole[slow].mean(dtype=np.float64) - whole[~slow].mean(dtype=np.float64)) >= _MAIN * in_stage
 
 
 def _often(counts: Int64, place: int) -> bool:
@@ -202,12 +269,14 @@ def _row(
     steps = np.flatnonzero(slow)
     stages = excess.by_stage[steps, place].mean(axis=0, dtype=np.float64)
     span = steps[-1] - steps[0] + 1
+    # Of steps chosen for what they take longer, noise would be a part of that. A steady rank needs no choice.
+    main = excess.by_stage[:, place].mean(axis=0, dtype=np.float64) if steady else _weighted(excess, steps, place)
     rank = job.ranks[place]
     return HistoryStraggler(
         ranks=(rank,),
         hosts=(hosts[rank],) if hosts.get(rank) else (),
         pattern="steady" if steady or len(steps) >= max(_STEADY * span, _FEWEST) else "intermittent",
-        stage=_main_stage(_weighted(excess, steps, place)),
+        stage=_main_stage(main),
         stages_us=_positive(stages),
         steps=len(steps),
         share_of_steps=len(steps) / len(job.number),
@@ -246,35 +315,53 @@ def _rotating(
     others = [place for place, rank in enumerate(job.ranks) if rank not in named]
     if len(others) < 2:
         return
-    # Stages of a pipeline are unlike throughout: there only what is above a rank's own level counts.
-    total = excess.total[:, others] - np.where(excess.alone[others], np.maximum(excess.level[others], 0), 0)
-    slow = total >= max(2 * NOTICEABLE * step_us, _CLEAR_SIGMAS * excess.noise_us)
-    delayed = slow.any(axis=1)
-    taking_part = np.flatnonzero(slow.sum(axis=0) >= 2)
-    if delayed.mean() < _ROTATING_STEPS or len(taking_part) < 2:
-        return
-    costs = cost_of(excess, others, slow)
     run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
+    found = []
+    for view in _views(excess):
+        slow = view.excess[:, others] >= max(2 * NOTICEABLE * step_us, _CLEAR_SIGMAS * view.noise_us)
+        taking_part = np.flatnonzero(slow.sum(axis=0) >= 2)
+        if slow.any(axis=1).mean() < _ROTATING_STEPS or len(taking_part) < 2:
+            continue
+        if view.stage is not None and not all(
+            _delays_steps(excess, view, slow[:, index], others[index]) for index in taking_part.tolist()
+        ):
+            continue
+        found.append(_rotating_row(job, excess, view, slow, others, run_us, hosts))
+    # What delays a rank here and a rank there, anywhere, is the machine's noise.
+    found = [row for row in found if row.stage != SEVERAL and row.cost_share >= NOTICEABLE]
+    if found:
+        yield max(found, key=lambda row: row.cost_us)
+
+
+def _rotating_row(
+    job: JobOwnTimes,
+    excess: Excess,
+    view: _View,
+    slow: Bool,
+    others: list[int],
+    run_us: float,
+    hosts: Mapping[int, str],
+) -> HistoryStraggler:
+    """``slow``: steps x ``others``, which are columns."""
     waited = float(job.wait_us.max(axis=1).sum(dtype=np.float64))
-    cost_us = min(float(costs.sum()), waited)
+    cost_us = min(float(cost_of(excess, others, slow).sum()), waited)
     at, who = np.nonzero(slow)
-    stages = excess.by_stage[at, np.asarray(others)[who]].mean(axis=0, dtype=np.float64)
-    stage = _main_stage(stages)
-    if cost_us < NOTICEABLE * run_us or stage == SEVERAL:
-        return  # what delays a rank here and a rank there, anywhere, is the machine's noise
+    places = np.asarray(others)[who]
+    stages = excess.by_stage[at, places].mean(axis=0, dtype=np.float64)
+    delayed = slow.any(axis=1)
     steps = np.flatnonzero(delayed)
-    ranks = tuple(job.ranks[others[place]] for place in taking_part.tolist())
-    yield HistoryStraggler(
+    ranks = tuple(job.ranks[others[place]] for place in np.flatnonzero(slow.sum(axis=0) >= 2).tolist())
+    return HistoryStraggler(
         ranks=ranks,
         hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank))),
         pattern="rotating",
-        stage=stage,
+        stage=_main_stage(stages) if view.stage is None else COLUMNS[view.stage],
         stages_us=_positive(stages),
         steps=len(steps),
         share_of_steps=float(delayed.mean()),
         first_step=int(job.number[steps[0]]),
         last_step=int(job.number[steps[-1]]),
-        excess_us=float(total[slow].mean(dtype=np.float64)),
+        excess_us=float(excess.total[at, places].mean(dtype=np.float64)),
         cost_us=cost_us / len(job.number),
         cost_share=cost_us / run_us,
     )

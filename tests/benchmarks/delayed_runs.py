@@ -76,17 +76,17 @@ def draw(seed: int, *, healthy: bool) -> RunPlan:
     """A random job."""
     rng = np.random.default_rng(seed)
     strategy = STRATEGIES[int(rng.integers(len(STRATEGIES)))]
-    ranks = int(rng.choice([8, 16, 32, 64, 128, 256]))
+    ranks = int(rng.choice([2, 3, 4, 8, 16, 32, 64, 128, 256]))
     replicas = 1
     if strategy == "pipeline":
-        ranks = int(rng.choice([8, 16, 32, 64]))
-        replicas = int(rng.choice([1, 2, ranks // 4]))
+        ranks = int(rng.choice([2, 3, 4, 8, 16, 32, 64]))
+        replicas = int(rng.choice([1, 2, ranks // 4])) if ranks > 3 else 1
     plan = RunPlan(
         strategy=strategy,
         ranks=ranks,
         steps=int(rng.integers(120, 500)),
         step_ms=float(np.exp(rng.uniform(np.log(10), np.log(2000)))),
-        noise=float(rng.uniform(0.002, 0.02)),
+        noise=float(np.exp(rng.uniform(np.log(0.002), np.log(0.05)))),
         unlike=float(rng.uniform(0, 0.004)),
         transfer=float(rng.uniform(0.01, 0.2)),
         replicas=replicas,

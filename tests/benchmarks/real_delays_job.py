@@ -56,10 +56,14 @@ class Layer(nn.Module):
         self.plan, self.share = plan, share
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Sleep, then next to nothing."""
+        """Next to nothing, then sleep."""
         forward_s = (FORWARD_S + self.plan.extra("forward")) * self.share
-        slept: torch.Tensor = Work.apply(x, forward_s, lambda: (BACKWARD_S + self.plan.extra("backward")) * self.share)
-        return self.linear(slept).tanh()
+        # After the linear layer: what needs no gradient, as a batch, has no backward either.
+        out = self.linear(x).tanh()
+        slept: torch.Tensor = Work.apply(
+            out, forward_s, lambda: (BACKWARD_S + self.plan.extra("backward")) * self.share
+        )
+        return slept
 
 
 class Plan:
