@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from perfscope.analyzers.history.job_history import job_history
 from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.analyzers.read_roles import RoleReader, unnamed_roles, with_other_roles
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording import remote
 from perfscope.recording.job import Job, TraceSource
 from perfscope.recording.role_jobs import open_main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers.job.apart import Read
@@ -14,6 +14,7 @@ from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.analyzers.roles.side_by_side import AnalyzedJob, ran_together, with_roles
 from perfscope.errors import UnusableInput
 from perfscope.execution.engine import Outcome
+from perfscope.frozen import dataclass
 from perfscope.recording.job import Job, RoleJob
 from perfscope.recording.role_jobs import unnamed_jobs
 from perfscope.results.rows import Failure

@@ -11,8 +11,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, TypeGuard
+
+from perfscope.frozen import dataclass
 
 ABSENT: Final = "–"
 """Stands where the data cannot support a number."""

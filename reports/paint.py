@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, TextIO
 
+from perfscope.frozen import dataclass
 from perfscope.reports.figures.colours import DARK
 
 _NARROWEST: Final = 60

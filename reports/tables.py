@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, quantiles
 from typing import Final, TypeVar
 
+from perfscope.frozen import dataclass
 from perfscope.text import ABSENT, BYTE_UNITS, TIME_UNITS, ScaledUnit, known, plural, unit_for
 
 EACH_SHOWN: Final = 16

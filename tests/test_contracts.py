@@ -17,7 +17,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-COLLECTORS_MAY_IMPORT = {"_version", "collectors", "errors", "grouping", "recording", "redact", "text", "typed"}
+COLLECTORS_MAY_IMPORT = {
+    "_version",
+    "collectors",
+    "errors",
+    "frozen",
+    "grouping",
+    "recording",
+    "redact",
+    "text",
+    "typed",
+}
 """Of ``perfscope``, inside the user's job."""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.compare.settings import FOLLOWS, settings
+from perfscope.frozen import dataclass
 from perfscope.results.comparison import FindingChange, PredictionCheck, SettingChange, StepChange
 from perfscope.results.findings import Finding, Predict, Prediction
 from perfscope.results.summary import Summary

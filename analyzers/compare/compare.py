@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -24,6 +23,7 @@ from perfscope.analyzers.compare.parts import (
 from perfscope.analyzers.compare.sample import breakdown_of
 from perfscope.analyzers.compare.settings import cautions, setting_changes
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording import remote
 from perfscope.results.comparison import Comparison, Difference, RunRow
 from perfscope.results.file import load_summary

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.compare.metrics import CATEGORY_METRICS, METRICS, Metric
+from perfscope.frozen import dataclass
 from perfscope.results.budget import SEVERITIES
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary

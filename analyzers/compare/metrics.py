@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
 from perfscope.analyzers.compare.noise import beyond_noise, categories_differ
 from perfscope.analyzers.compare.sample import breakdown_of
+from perfscope.frozen import dataclass
 from perfscope.results.categories import CATEGORIES, EXPOSED_COMMUNICATION, IDLE
 from perfscope.results.comparison import MetricChange, Scaling, ScalingRow, StepChange
 from perfscope.results.summary import Summary

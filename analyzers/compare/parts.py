@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.compare.noise import OWN_SHARE, part_floor, significant_parts
+from perfscope.frozen import dataclass
 from perfscope.results.comparison import CollectiveChange, PathChange, RankChange, StepChange, WorkChange
 from perfscope.results.rows import CollectiveRow
 from perfscope.results.summary import Summary

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfscope.analyzers.compare.significance import regular_steps
+from perfscope.frozen import dataclass
 from perfscope.results.comparison import BETWEEN_RANKS
 from perfscope.results.summary import Summary
 from perfscope.trace.trace import Bool, Float64

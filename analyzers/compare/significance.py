@@ -12,11 +12,11 @@ correlated: the effective sample size accounts for that (Bence, Ecology 76, 1995
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.medians import deviation
 from perfscope.trace.trace import Bool, Float64
 

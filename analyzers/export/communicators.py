@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from perfscope.analyzers.export.et_def import CollectiveType
+from perfscope.frozen import dataclass
 
 COLLECTIVES: Final[Mapping[str, CollectiveType]] = {
     "all_reduce": CollectiveType.ALL_REDUCE,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.trace.protobuf import integer, message, text, varint
 
 SCHEMA_VERSION: Final = "0.0.4"

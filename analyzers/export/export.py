@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from perfscope.analyzers.merge.choice import requested_numbers
 from perfscope.analyzers.read_ranks import Progress, executor_for
 from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.execution import engine
+from perfscope.frozen import dataclass
 from perfscope.recording.whole import write_text
 from perfscope.text import rank_list
 

@@ -11,7 +11,6 @@ to its recorded start, after what is before it on its stream::
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from perfscope.analyzers.cached import read_trace
 from perfscope.analyzers.export.et_def import Node, NodeType, Value, header
 from perfscope.analyzers.export.kernels import Computation, computation
 from perfscope.analyzers.export.plan import Part, RankPlan
+from perfscope.frozen import dataclass
 from perfscope.recording.whole import replacing
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct

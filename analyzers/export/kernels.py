@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from perfscope.analyzers.rank.host_activity import host_activity
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import computing_rows
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Float64, Int64, Trace
 

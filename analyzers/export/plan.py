@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
+from perfscope.frozen import dataclass
 from perfscope.recording.captures import TraceSource
 from perfscope.text import plural
 from perfscope.trace.distinct import distinct

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from perfscope.analyzers.hang.progress import Progress, progress
 from perfscope.analyzers.hang.slowness import all_wait, certainly_stands, is_habitually_late, silent_when_written
 from perfscope.analyzers.hang.waits import Roots, find_roots
 from perfscope.analyzers.readers.flight import FlightDump
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.hang import Hang, HangLastSeen, HangMismatch, HangVariant, HangVictim
 from perfscope.text import ranks_in_words

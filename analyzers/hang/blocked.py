@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.hang.progress import Group, OpenOp, Progress, job_groups, op_of
 from perfscope.analyzers.readers.flight import OpKind
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 
 _ONE_SIZE: Final = frozenset(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from perfscope.analyzers.readers.flight import DONE, STARTED, FlightDump, GroupStatus, OpKind, label_rows
+from perfscope.frozen import dataclass
 from perfscope.trace.clock import align
 from perfscope.trace.trace import Int64
 

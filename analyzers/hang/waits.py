@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from perfscope.analyzers.hang.blocked import BlockedOp
 from perfscope.analyzers.hang.habits import departed, left_own_order
 from perfscope.analyzers.hang.progress import OpenOp, Progress
+from perfscope.frozen import dataclass
 
 _Node = TypeVar("_Node", bound=Hashable)
 

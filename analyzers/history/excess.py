@@ -9,12 +9,12 @@ which costs are shared where each larger need includes the smaller ones: Littlec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes
+from perfscope.frozen import dataclass
 from perfscope.results.history import OTHER
 from perfscope.trace.medians import SIGMA_OF_MAD
 from perfscope.trace.trace import Bool, Float32, Float64

@@ -7,13 +7,13 @@ pause of all, who wait for it, so one rank's history tells it for the job: that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.history.rank_history import NEIGHBOURS, OUTLIER, Float64, RankStepTimes
+from perfscope.frozen import dataclass
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import epoch_ns
 from perfscope.results.history import Goodput

@@ -8,7 +8,7 @@ that of its peers. Each is a difference of two readings of one clock, so clocks 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from perfscope.analyzers.history.rank_history import (
     read_attempts,
     reduce_steps,
 )
+from perfscope.frozen import dataclass
 from perfscope.recording.history import CORE, STAGES
 from perfscope.results.history import OTHER
 from perfscope.trace.trace import Float32, Float64, Int64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, VALUE_BYTES, PackedBlock, unpack
 from perfscope.results.history import OTHER, RankHistory

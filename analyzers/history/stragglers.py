@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from perfscope.analyzers.history.excess import Excess, cost_of, measure_excess
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes, common_steps
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.history import CORE, SEVERAL, HistoryStraggler
 from perfscope.trace.trace import Bool, Float32, Float64, Int64

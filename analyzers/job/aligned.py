@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final
 
@@ -17,6 +16,7 @@ from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.results.time_breakdown import TimeBreakdown
 from perfscope.trace.clock import Clocks

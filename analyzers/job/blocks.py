@@ -5,12 +5,13 @@ Blocks are the vectorised form of a loop over groups, steps and ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Int64
 
 _Columns = TypeVar("_Columns")

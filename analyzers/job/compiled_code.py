@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.recording.compiled import FROM_CODE, NO_KEY, CompiledCall, CompiledCode, CompiledGraph, SourceLine, load
 
 _EXTERN: Final = re.compile(r"^extern_kernels\.(?:bias_)?(\w+)$")

@@ -9,8 +9,8 @@ step takes 100 ms; with one worker 70 where the rank has two cores, and still 10
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 
 

@@ -13,12 +13,13 @@ unless the workers have told how long they take for a batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int64

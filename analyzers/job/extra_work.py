@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 
 

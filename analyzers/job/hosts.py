@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 
 _NAMELESS: Final = re.compile(r"^(localhost(\..*)?|127\..*|::1|\(none\))?$")

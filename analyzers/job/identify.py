@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from perfscope.analyzers.job.apart import Read, jobs_apart
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.engine import Outcome
+from perfscope.frozen import dataclass
 from perfscope.recording.job import Job, TraceSource
 from perfscope.recording.paths import rank_and_capture_of_trace_file
 from perfscope.results.notes import Note, note

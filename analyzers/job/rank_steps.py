@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.rank.host_activity import COLLECTING, DDP_FORWARD
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import FORWARD
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Int64

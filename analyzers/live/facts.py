@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.live.source import Entry
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import LaunchMetadata, RunMetadata, load_launch, load_run
 from perfscope.recording.paths import LAUNCH_FILE
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import msgspec
 
 from perfscope.analyzers.live.source import Entry, Piece, Source, Tail, read_all
 from perfscope.analyzers.live.state import DeviceLoad, HostLoad
+from perfscope.frozen import dataclass
 from perfscope.recording.samples import RANK, SCHEMA, SamplerHeader
 from perfscope.typed import WrongValue, build, clean
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 WAITING: Final = "waiting"
 STARTING: Final = "starting"

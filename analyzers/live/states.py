@@ -7,12 +7,13 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from perfscope.analyzers.live.facts import Facts, RankFacts
 from perfscope.analyzers.live.state import ENDED, FAILED, RUNNING, STALLED, STARTING, WAITING, Event
 from perfscope.analyzers.live.steps import JobSteps
+from perfscope.frozen import dataclass
 from perfscope.text import duration, ranks_in_words
 
 WRITES_S: Final = 8.0

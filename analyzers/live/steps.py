@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from perfscope.analyzers.history.own_times import without_waits
 from perfscope.analyzers.history.rank_history import Float64, block_columns, block_waits
 from perfscope.analyzers.live.ring import COLUMNS, WAITING, StepRing
 from perfscope.analyzers.live.source import Entry, Source, Tail, read_all
+from perfscope.frozen import dataclass
 from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, PackedBlock, unpack_growing
 from perfscope.results.history import OTHER
 from perfscope.trace.trace import Float32, Int64

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from perfscope.analyzers.history.own_times import OwnTimes
 from perfscope.analyzers.history.stragglers import find_stragglers
 from perfscope.analyzers.live.ring import COLUMNS, WAITING
 from perfscope.analyzers.live.state import LiveStraggler
+from perfscope.frozen import dataclass
 from perfscope.recording.history import CORE, OCCASIONAL, STAGES
 from perfscope.results.history import OTHER, HistoryStraggler
 from perfscope.trace.medians import median_of_others

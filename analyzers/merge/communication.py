@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from perfscope.analyzers.job.collectives.matched import EXCHANGE, MatchedCollect
 from perfscope.analyzers.job.collectives.table import bus_factor, group_size, instance_transfer_ns
 from perfscope.analyzers.merge.pftrace import Args
 from perfscope.analyzers.merge.rank_view import Communication, Windows
+from perfscope.frozen import dataclass
 from perfscope.text import byte_size, rank_list
 from perfscope.trace.trace import NONE, Bool, Int64
 

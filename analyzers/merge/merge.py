@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -21,6 +20,7 @@ from perfscope.analyzers.merge.rank_view import DEFAULT_LANES, LANES, RankView, 
 from perfscope.analyzers.read_ranks import Progress, executor_for
 from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.execution import engine
+from perfscope.frozen import dataclass
 from perfscope.recording import paths
 from perfscope.recording.whole import replacing
 from perfscope.results.summary import Summary

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfscope.frozen import dataclass
 from perfscope.recording import paths
 from perfscope.trace.protobuf import double, fixed64, integer, message, text
 from perfscope.trace.trace import Bool, Float64, Int64

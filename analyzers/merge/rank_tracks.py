@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from perfscope.analyzers.merge.rank_view import Counter, RankView
 from perfscope.analyzers.rank.collectives.communication import device_communication, host_communication_rows
 from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Bool, Category, Float64, Int64, Trace
 

@@ -6,13 +6,13 @@ Times are ns since the zero of the file, on the lowest rank's clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.merge.pftrace import Args, CounterUnit
+from perfscope.frozen import dataclass
 from perfscope.trace.clock import Clocks
 from perfscope.trace.trace import Bool, Float64, Int8, Int64
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import device_communication
@@ -13,6 +11,7 @@ from perfscope.analyzers.rank.kernel_classes import PRODUCTS, class_of_kernel
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.frozen import dataclass
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.trace import NONE, Bool, Category, Float64, Int64, Trace
 

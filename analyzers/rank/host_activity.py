@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Category, Int64, Trace
 
 _POINTS: Final = 4096

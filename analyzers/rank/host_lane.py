@@ -11,12 +11,13 @@ the host's, and which of the two it would be after a change shows only with both
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE, Bool, Int64
 

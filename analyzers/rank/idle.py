@@ -25,7 +25,6 @@ Without host threads in the trace, what is left is *unknown*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -39,6 +38,7 @@ from perfscope.analyzers.rank.launches import (
     unlisted_graphs,
 )
 from perfscope.analyzers.rank.sync_delays import SyncDelays, sync_delays
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE, Bool, Int64, Trace
 

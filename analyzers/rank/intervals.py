@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int8, Int64, Trace
 

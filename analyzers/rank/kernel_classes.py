@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 MATRIX, ATTENTION, CONVOLUTION = "matrix", "attention", "convolution"
 NORMALISATION, ELEMENTWISE, REDUCTION = "normalisation", "elementwise", "reduction"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested, taken
 from perfscope.analyzers.rank.partial import LaneEvents, RankLanes
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
     BACKWARD,
     EVALUATION,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trace
 

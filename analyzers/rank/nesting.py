@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Bool, Int32, Int64, Trace
 
 _LAST = (1 << 63) - 1

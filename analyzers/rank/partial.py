@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
@@ -15,6 +13,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.rank.work.tables import RankFlops, RankTables
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Device, Int32, Int64, ParseReport
 
 FORWARD, BACKWARD, WEIGHTS = range(3)

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 

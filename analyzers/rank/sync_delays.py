@@ -14,7 +14,6 @@ A device's queue bounds how far a host can be ahead, so credit beyond that is lo
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Int64, Trace
 

@@ -10,7 +10,6 @@ ranks were merged is refused.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.analyzers.readers import chrome_repair, chrome_scan, sources
@@ -25,6 +24,7 @@ from perfscope.analyzers.readers.chrome_window import (
     read_events,
 )
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Trace
 
 _HEAD_BYTES = 256 << 10

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from perfscope.analyzers.readers.chrome_columns import ChromeStrings
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int64, Thread

@@ -7,7 +7,7 @@ ones are repaired (``chrome_repair``) or dropped; both are counted.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from operator import or_
 from types import GenericAlias
@@ -17,6 +17,7 @@ import msgspec
 
 from perfscope.analyzers.readers import chrome_repair
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.frozen import dataclass
 
 Number = int | float | str | None
 """An id or a time: writers quote them, leave them null or write them as floats."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 import msgspec
 
 from perfscope.analyzers.readers.chrome_events import trailing
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NEVER, Device, ProcessGroup
 from perfscope.typed import MOST_RANKS, clean
 

@@ -7,7 +7,7 @@ It makes columns of a slice without making objects of its events. A slice with a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import reduce
 from operator import or_
 from typing import Any, Final
@@ -19,6 +19,7 @@ from perfscope.analyzers.readers import chrome_times
 from perfscope.analyzers.readers.chrome_columns import DESCRIBED, ON_DEVICE, ChromeColumns, integer_id
 from perfscope.analyzers.readers.chrome_events import ALLOCATOR, NUMBERS, Args, EventBatch, Instant
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Category, Int32, Int64
 
 try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ import numpy as np
 from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.plain_values import mappings, text, whole
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.redact import redact_value
 from perfscope.trace.trace import NONE, Category, Int64, ProcessGroup, Trace
 

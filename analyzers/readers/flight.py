@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from perfscope.analyzers.readers import plain_pickle, sources
 from perfscope.analyzers.readers.plain_values import INT64, column, mapping, text, texts, whole
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Int64
 
 MAX_ENTRIES: Final = 200_000

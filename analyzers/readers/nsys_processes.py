@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.readers.nsys_names import rank_of
 from perfscope.analyzers.readers.nsys_tables import STRINGS_TABLE, Prefix, Tables, pid_of, process_key, read_rows
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_RANK_PREFIX
 from perfscope.trace.distinct import distinct
 from perfscope.typed import MOST_RANKS

@@ -12,13 +12,13 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Int64
 from perfscope.typed import clean
 

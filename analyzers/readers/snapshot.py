@@ -9,7 +9,6 @@ Sizes of actions are the requested ones; a block has its rounded size as well.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +16,7 @@ from perfscope.analyzers.readers import plain_pickle, sources
 from perfscope.analyzers.readers.flight import Frame
 from perfscope.analyzers.readers.plain_values import column, mapping, mappings, text, whole
 from perfscope.errors import TraceError
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.redact import redact_value
 from perfscope.trace.trace import Int64

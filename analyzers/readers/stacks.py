@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.readers import sources
 from perfscope.analyzers.readers.flight import MAX_FRAMES, Frame
+from perfscope.frozen import dataclass
 from perfscope.typed import clean
 
 _MAX_BYTES: Final = 4 << 20

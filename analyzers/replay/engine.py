@@ -17,10 +17,11 @@ The engine knows nothing of training: ``schedules`` makes the schedules, ``pace`
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NEVER, NONE, Int64
 
 

@@ -15,7 +15,6 @@ ran before the gather had ended.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,6 +24,7 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.lanes import ProgramOps, work_before
 from perfscope.analyzers.replay.rank_ops import ReplayRankOps
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Bool, Int64
 
 _FARTHEST: Final = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
@@ -13,6 +12,7 @@ from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules, record_schedules
+from perfscope.frozen import dataclass
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
 

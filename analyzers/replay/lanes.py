@@ -7,7 +7,7 @@ with it. The host's time between two moments is its own, waits apart; the work l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from perfscope.analyzers.rank.host_lane import OF_DEVICE, OF_HOST, HostLane, HostTime
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.replay.engine import Lanes, OpKind
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NEVER, NONE, Bool, Int64
 
 

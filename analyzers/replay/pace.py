@@ -9,7 +9,7 @@ take what the peers' take, and what only this host waited for it does not wait f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -20,6 +20,7 @@ from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.lanes import LaunchPoints, RankLane
 from perfscope.analyzers.replay.peers import Peers, progress_at
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Int64
 

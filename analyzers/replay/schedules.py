@@ -7,7 +7,7 @@ before which on a stream, and when each could start. Replayed unchanged, the sch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from perfscope.analyzers.replay.gathers import unseen_waits
 from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, issued_beside, rank_lane, side_by_side
 from perfscope.analyzers.replay.program import host_waits, issues, marks, other_draws, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct

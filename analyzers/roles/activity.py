@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
 from perfscope.recording.roles import kind_of_role, role_in_name
 from perfscope.results.categories import TimeCategory
 

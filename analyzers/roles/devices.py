@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.roles.waits import SideBySide, window
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory

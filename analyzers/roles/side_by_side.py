@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ from perfscope.analyzers.roles.activity import JobActivity, job_activity
 from perfscope.analyzers.roles.devices import shared_devices, uses
 from perfscope.analyzers.roles.waits import SideBySide, side_by_side, window
 from perfscope.analyzers.roles.words import bound_role, first_action, headline
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.recording.job import RoleJob
 from perfscope.recording.roles import kind_of_role, main_role

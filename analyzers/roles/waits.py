@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.roles.activity import JobActivity, without_pauses
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.trace.trace import Int64
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from statistics import median
 from typing import Any, Final
@@ -13,6 +13,7 @@ from perfscope.analyzers.job.extra_work import ExtraCost
 from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.whatif.curves import uses_torch_ddp
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import JobInfo

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from perfscope.analyzers.readers.snapshot import OOM, DeviceSnapshot, Snapshot
 from perfscope.analyzers.snapshots.lifetimes import BEFORE, Lifetimes, lifetimes, reserved_after
 from perfscope.analyzers.snapshots.sites import BEFORE as BEFORE_RECORDING
 from perfscope.analyzers.snapshots.sites import PHASES, Site
+from perfscope.frozen import dataclass
 from perfscope.results.memory.snapshots import AllocationTimeline, HolderRow
 from perfscope.trace.trace import Int64
 

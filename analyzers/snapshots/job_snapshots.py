@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from perfscope.analyzers.snapshots.out_of_memory import out_of_memory
 from perfscope.analyzers.snapshots.sites import sites
 from perfscope.analyzers.snapshots.space import device_row
 from perfscope.execution import engine
+from perfscope.frozen import dataclass
 from perfscope.recording.job import Job
 from perfscope.results.memory.snapshots import MemorySnapshots
 from perfscope.results.rows import Failure

@@ -8,8 +8,6 @@ the end: B and D were there before, and the memory is 11, 9 and 12 after the thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfscope.analyzers.readers.snapshot import (
@@ -20,6 +18,7 @@ from perfscope.analyzers.readers.snapshot import (
     SEGMENT_FREE,
     DeviceSnapshot,
 )
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Int64
 
 BEFORE = -1

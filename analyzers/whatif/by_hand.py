@@ -11,7 +11,7 @@ are copied twice more, at the pace of those kernels. The loop's launches and Pyt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, TRANSFER_ERROR, alone
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 

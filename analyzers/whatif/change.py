@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
@@ -26,6 +26,7 @@ from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
 from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_cost
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 
 

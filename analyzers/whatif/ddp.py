@@ -10,7 +10,7 @@ optimizer. The step time is the mean of the k: that of one recorded batch, so it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -35,6 +35,7 @@ from perfscope.analyzers.whatif.change import (
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp, left_out
 from perfscope.analyzers.whatif.schedules.steps import StepOps
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Float64

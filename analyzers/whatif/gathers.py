@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -19,6 +18,7 @@ from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.ops import SMALLEST, RankOp, ScheduleOp, left_out
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 
 _TWICE: Final = 1.5

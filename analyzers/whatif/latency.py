@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.cost_model import fit, is_transfer, transfers_ns
 from perfscope.analyzers.job.collectives.table import bus_factor, group_size
+from perfscope.frozen import dataclass
 
 TINY: Final = 4096
 """Collectives of at most this many bytes are all latency: losses, norms, counters."""

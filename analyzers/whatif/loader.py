@@ -14,7 +14,7 @@ between processes is added to that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, sqrt
 from statistics import median
 from typing import Final
@@ -33,6 +33,7 @@ from perfscope.analyzers.whatif.change import (
 )
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import ScheduleOp
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import DataLoaderRow
 

@@ -9,7 +9,7 @@ last (loading, reductions, the optimizer) stays too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Final
 
@@ -31,6 +31,7 @@ from perfscope.analyzers.whatif.stage_schedules import (
     layout_of,
     taken_apart,
 )
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE, Float64, Int64

@@ -10,8 +10,9 @@ forwards first (Narayanan et al., SC'21). With 2 stages and 2 micro-batches, 1F1
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 CONSTRUCTED: Final = ("1f1b", "gpipe")
 """Schedules that can be constructed for any number of micro-batches."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from perfscope.analyzers.whatif import by_hand, ddp, extra_work, loader, microba
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.errors import did_you_mean
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.results.display import Displayed
 from perfscope.results.findings import Predict, Prediction

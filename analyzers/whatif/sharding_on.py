@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import NormalDist
 from typing import Final
 
@@ -40,6 +40,7 @@ from perfscope.analyzers.whatif.sharding_recorded import (
     phases,
     units,
 )
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Float64
 
 _MISSED: Final = 0.20

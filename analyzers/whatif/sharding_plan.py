@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.whatif.change import CannotReplay, Context
 from perfscope.analyzers.whatif.schedules.ops import RankOp
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import ModelMetadata
 
 _DEEPSPEED_BUCKET: Final = 500_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.ops import RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import FORWARD, OPTIMIZER
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64

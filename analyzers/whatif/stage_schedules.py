@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
@@ -20,6 +20,7 @@ from perfscope.analyzers.whatif.pipeline_turns import CONSTRUCTED, Work, turns
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, HostPart
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct

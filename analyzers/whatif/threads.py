@@ -13,13 +13,14 @@ recorded, in which the training thread ran half of the time: with one thread per
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from typing import Final
 
 from perfscope.analyzers.job.cores import cores_of
 from perfscope.analyzers.whatif.change import FULL, CannotReplay, Context, Setting, Uncertainty, whole_number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import CpuMetadata
 from perfscope.results.categories import TimeCategory
 

@@ -10,7 +10,6 @@ operators, and 10 ms without the profiler: each operator cost 1 µs, and 500 of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, HostPart
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 

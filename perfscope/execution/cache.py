@@ -19,13 +19,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
 from perfscope._version import __version__
 from perfscope.errors import PerfscopeError
+from perfscope.frozen import dataclass
 
 FOLDER_VARIABLE: Final = "PERFSCOPE_CACHE"
 SIZE_VARIABLE: Final = "PERFSCOPE_CACHE_SIZE"

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from perfscope._version import __version__
 from perfscope.errors import PerfscopeError
 from perfscope.execution.machine import available_cores, available_memory
+from perfscope.frozen import dataclass
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.recording import paths
 

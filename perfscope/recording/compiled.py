@@ -11,10 +11,10 @@ import dataclasses
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.recording.paths import partial
 from perfscope.redact import redact_texts
 from perfscope.typed import WrongValue, build, read_bytes, read_json

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.recording import paths, remote
 from perfscope.recording.captures import rank_in_name
 

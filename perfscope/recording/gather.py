@@ -6,12 +6,13 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
 from perfscope.errors import PerfscopeError, UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording import metadata, paths, remote
 from perfscope.recording.metadata import LaunchMetadata, NodeLaunch, RunMetadata
 

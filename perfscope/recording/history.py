@@ -18,8 +18,9 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 STAGES: Final = ("dataloader", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 """What is measured of a step on the training thread's clock, in the order of the columns and of the bits."""

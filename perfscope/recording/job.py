@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording import dumps, execution_traces, inspector, metadata, paths, provenance, remote, snapshots
 from perfscope.recording.captures import (
     Capture,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from perfscope.frozen import dataclass
 from perfscope.recording.paths import partial, rank_and_capture_of_trace_file
 from perfscope.redact import redact_texts
 from perfscope.typed import POSITIVE, RANK, SIGNED, WORLD, WrongValue, build, check, read_bytes, read_json

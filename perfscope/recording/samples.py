@@ -14,8 +14,9 @@ the difference of two samples belongs to the time between them; all else is as f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 SCHEMA: Final = "perfscope.samples/1"
 

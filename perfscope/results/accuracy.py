@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 CLOSE: Final = 0.05
 """Relative error up to which a prediction counts as close."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.results.display import Displayed
 
 SCHEMA: Final = "perfscope.check/1"

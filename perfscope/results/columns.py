@@ -9,13 +9,13 @@ import dataclasses
 import enum
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final, Protocol, overload
 
 import pandas as pd
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import SHARED, Field, fields_of
 
 _DTYPES: Final = {int: ("int64", "Int64"), float: ("float64", "float64"), bool: ("bool", "boolean")}

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.results.display import Displayed
 from perfscope.results.fields import Us
 from perfscope.results.findings import Prediction

@@ -10,10 +10,10 @@ import dataclasses
 import sys
 import types
 import typing
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 
 

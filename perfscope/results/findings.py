@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final, NamedTuple
 
+from perfscope.frozen import dataclass
 from perfscope.results.display import Displayed
 from perfscope.results.fields import Unit, Us, document_of
 

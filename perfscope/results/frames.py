@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import pandas as pd
 
+from perfscope.frozen import dataclass
 from perfscope.results import rows, tables
 from perfscope.results.columns import Table
 from perfscope.results.communication.inspector import InspectorRow

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import Us
 
 EpochUs = Annotated[Us, "µs since 1970, on the clock of the lowest rank."]

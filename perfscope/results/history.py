@@ -7,9 +7,10 @@ time is that of launching its kernels or waiting for them, not that of the kerne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import Ratio, Share, Unit, Us
 from perfscope.text import duration, percent, ranks_in_words
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.text import plural, rank_list, ranks_in_words
 

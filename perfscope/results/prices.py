@@ -7,10 +7,11 @@ price x 24 h; the saving of a finding is that cost x (1 - predicted step / step)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from perfscope.errors import PerfscopeError
+from perfscope.frozen import dataclass
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.findings import Finding, Prediction
 from perfscope.results.summary import Summary

@@ -5,9 +5,10 @@ Times are µs, fractions 0..1; what the data cannot support is None.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import Bytes, Count, Flop, GBps, Ratio, Share, Signed, Tflops, Unit, Us
 from perfscope.results.findings import Prediction
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.results import rows, tables
 from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost

@@ -5,9 +5,10 @@ Rates are means over the used steps; shares are 0..1; None where a system does n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import BytesPerS, Cores, Share, SignedUs, Unit, Us
 
 

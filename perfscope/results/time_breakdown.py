@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from perfscope.frozen import dataclass
 from perfscope.results.categories import CATEGORIES, TimeCategory
 from perfscope.results.fields import Us
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
+from perfscope.frozen import dataclass
 from perfscope.results.comparison import StepChange
 from perfscope.results.fields import Bytes, Ratio, Share, Signed, Us
 from perfscope.results.findings import Evidence, Finding, Prediction

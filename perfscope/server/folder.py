@@ -6,11 +6,11 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput, did_you_mean
+from perfscope.frozen import dataclass
 from perfscope.recording import remote
 from perfscope.recording.job import Job
 from perfscope.recording.role_jobs import open_main

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 
 LEAST_CHARACTERS: Final = 4_000
 """Below this a single finding with its code would not fit."""

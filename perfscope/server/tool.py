@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
 
 from perfscope.errors import UnusableInput, did_you_mean
+from perfscope.frozen import dataclass
 from perfscope.results.columns import Column
 from perfscope.results.frames import TABLES
 from perfscope.results.summary import Summary

@@ -9,11 +9,11 @@ shows it (``rhythm``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, overload
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.medians import Lines, fit_lines, median_by, middle_of
 from perfscope.trace.rhythm import OpenEnds, offset_between

@@ -21,11 +21,11 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from perfscope.errors import PerfscopeError
+from perfscope.frozen import dataclass
 
 Function = Callable[[list[Any], list[Any], list[Any]], Any]
 

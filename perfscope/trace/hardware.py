@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Float64, Int64
 
 _BINS: Final = 16

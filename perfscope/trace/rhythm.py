@@ -11,11 +11,11 @@ differences 1000 comes three times, each other one once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int64
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from perfscope.frozen import dataclass
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Finding
 from perfscope.results.summary import Summary

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from perfscope.analyzers.whatif.predict import WhatIfAnswer
+from perfscope.frozen import dataclass
 
 Value = bool | int | float | str | None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import Share, Us
 from perfscope.results.findings import Prediction
 from perfscope.tune.candidates import Value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import hypot, sqrt
 from statistics import median
@@ -12,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.frozen import dataclass
 from perfscope.trace.medians import deviation
 
 BLOCKS: Final = 6

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from perfscope._version import __version__
 from perfscope.analyzers.whatif.predict import WhatIfAnswer
+from perfscope.frozen import dataclass
 from perfscope.tune.candidates import Candidate, shown
 from perfscope.tune.document import SCHEMA
 from perfscope.tune.search import Decision, SearchOutcome, Trial

@@ -13,10 +13,11 @@ The last measurement is the one reported: of many trials the best one looks bett
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import hypot
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.tune.candidates import Candidate, Value, settings_of
 from perfscope.tune.measuring import Drift, Measurement, TrialGain, gain
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.overrides.overrides import Overrides
 from perfscope.collectors.overrides.stop import stopped
 from perfscope.errors import TraceError, UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata, load_launch, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE
 from perfscope.recording.role_jobs import open_main

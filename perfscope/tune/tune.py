@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import ceil
 from pathlib import Path
 from typing import Final
 
 from perfscope.errors import UnusableInput
+from perfscope.frozen import dataclass
 from perfscope.recording.whole import write_text
 from perfscope.tune.baseline import BaselineRecording, baseline_of
 from perfscope.tune.candidates import Candidate, Value, settings_of, shown

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.reports.compare import words
 from perfscope.results.comparison import CategoryChange, Difference, MetricChange, RunRow
 from perfscope.text import duration, known

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from perfscope.frozen import dataclass
 from perfscope.reports.figures.colours import LIGHT, SERIES
 from perfscope.reports.figures.layout import LEGEND_ABOVE, Drawn, figure, shortened, trace
 from perfscope.reports.figures.numbers import rounded, scaled

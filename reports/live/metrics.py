@@ -7,10 +7,10 @@ follow from them by its own rules: underscores, base units as suffixes, ``_total
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.live.state import STATES, HostLoad, LiveRank, LiveState
+from perfscope.frozen import dataclass
 from perfscope.reports.live.words import safe
 from perfscope.text import rank_list
 

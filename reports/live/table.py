@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.live.ring import COLUMNS
 from perfscope.analyzers.live.state import LiveRank
+from perfscope.frozen import dataclass
 from perfscope.reports.live.view import View
 from perfscope.reports.live.words import columns, cut, safe, stage_word
 from perfscope.text import ABSENT, byte_size, duration, percent

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from perfscope.frozen import dataclass
 from perfscope.results.accuracy import accuracy_in_words
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.findings import Block, Finding, Prediction, blocks

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from statistics import median
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.reports import tables
 from perfscope.reports.tables import EACH_SHOWN, OUTLYING_SHOWN, Filled, HtmlTable
 from perfscope.results.attribution import attributed_ranks, causes, named, who

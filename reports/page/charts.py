@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import median
 
+from perfscope.frozen import dataclass
 from perfscope.reports.figures.run import curve_name, step_numbers
 from perfscope.reports.figures.step import path_by_rank, shown_strips
 from perfscope.reports.page.timeline import shown_step

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from perfscope.frozen import dataclass
 from perfscope.reports import tables
 from perfscope.reports.page.overview import perturbation
 from perfscope.reports.tables import HtmlTable

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from statistics import median
 
+from perfscope.frozen import dataclass
 from perfscope.reports.page import hang
 from perfscope.reports.page.run_history import drift
 from perfscope.results.rows import JobInfo

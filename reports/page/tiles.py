@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.reports.page.advice import amount
 from perfscope.reports.page.run_history import slowest_rank
 from perfscope.results.categories import EXPOSED_COMMUNICATION

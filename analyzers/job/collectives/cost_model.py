@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.matched import Instances, MatchedCollectives
 from perfscope.analyzers.job.collectives.table import bus_factor, group_size, instance_transfer_ns
+from perfscope.frozen import dataclass
 from perfscope.results.rows import CostRow
 from perfscope.trace.distinct import distinct
 from perfscope.trace.medians import weighted_median

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from perfscope.frozen import dataclass
 
 _MEGATRON: Final = (
     # megatron/core/parallel_state.py, group_desc=...; the first match in the description counts.

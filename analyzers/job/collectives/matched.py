@@ -6,7 +6,7 @@ Arrival of a rank is the start of its kernel, aligned. Wait = last arrival - own
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy as np
 from perfscope.analyzers.job.blocks import where
 from perfscope.analyzers.job.collectives.unmatched import MessagePairs, UnmatchedOps
 from perfscope.analyzers.rank.collectives.collectives import Group
+from perfscope.frozen import dataclass
 from perfscope.trace.clock import Clocks
 from perfscope.trace.trace import NONE, Bool, Int64
 

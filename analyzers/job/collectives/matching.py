@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from perfscope.analyzers.job.collectives.sequences import number_collectives
 from perfscope.analyzers.job.collectives.unmatched import MessageEnds, MessagePairs, Mismatch, UnmatchedOps
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
 from perfscope.trace.clock import Clocks, SendRecvTimes, align
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64

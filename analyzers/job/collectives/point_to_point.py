@@ -12,13 +12,13 @@ well, both ran at one time and neither direction nor size speaks against it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.unmatched import MessagePairs, Mismatch, UnmatchedOps
+from perfscope.frozen import dataclass
 from perfscope.trace.clock import Clocks
 from perfscope.trace.distinct import distinct
 from perfscope.trace.rhythm import OpenEnds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.unmatched import Mismatch, UnmatchedOps, by_value, called
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
 

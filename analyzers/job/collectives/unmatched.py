@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, Group
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.text import ranks_in_words
 from perfscope.trace.trace import Bool, Int64

@@ -11,7 +11,6 @@ with two micro-batches, in which everything takes 10 and sending costs nothing::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.pipelines.stages import PipelineMessages, by_rank_and_step
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64

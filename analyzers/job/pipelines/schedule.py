@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, TypeVar
 
@@ -26,6 +25,7 @@ from perfscope.analyzers.job.pipelines.stages import (
     ranks_of,
 )
 from perfscope.analyzers.rank.partial import FORWARD, WEIGHTS, Passes
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.recording.samples import SCHEMA, SampledProcess, SamplerHeader
 from perfscope.trace.trace import Float64, Int64
 from perfscope.typed import WrongValue, build, clean

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.compiled_code import UNKNOWN, CallSource, RankSources, event_name, is_cpp, lines_by_name
 from perfscope.analyzers.rank.work.tables import CompiledTimes
+from perfscope.frozen import dataclass
 from perfscope.recording import provenance
 from perfscope.recording.compiled import SourceLine
 from perfscope.results.notes import Note, note

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.results.tables import GroupRow
 from perfscope.trace.distinct import distinct

@@ -6,7 +6,7 @@ The thresholds are in ``docs/metrics.md`` too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.utilisation import resolved_type
 from perfscope.analyzers.rank.kernel_classes import COPY, OTHER, PRODUCTS, class_of_kernel, precision
 from perfscope.analyzers.rank.work.tables import OTHER_KERNELS, SINGLE_OR_TF32, KernelTimes, OperatorTimes
+from perfscope.frozen import dataclass
 from perfscope.results.tables import KernelRow
 from perfscope.trace.hardware import DevicePeaks
 from perfscope.trace.trace import Float64, Int64

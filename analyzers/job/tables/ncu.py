@@ -17,11 +17,12 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from perfscope.errors import PerfscopeError
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.notes import Note, note
 from perfscope.results.tables import KernelRow, RooflineRow

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.frozen import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import numpy as np
 
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Int32, Int64
 
 POINT_TO_POINT: Final = ("send", "recv", "send_recv")

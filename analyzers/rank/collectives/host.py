@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Final
 
@@ -23,6 +22,7 @@ from perfscope.analyzers.rank.collectives.autograd import in_backward
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES, dtype_of, host_communication_rows, kind_of
 from perfscope.analyzers.rank.nesting import Nested
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import COLLECTIVE_PREFIX
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,6 +28,7 @@ from perfscope.analyzers.rank.collectives.communication import (
 )
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import Nested, taken
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Bool, Category, Int32, Int64, Trace
 
 _LARGER: Final = ("all_gather", "reduce_scatter", "gather", "scatter")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, TypeVar
 
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Collectives, Group, Messages
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int32, Int64, Trace
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from perfscope.analyzers.rank.flops.convolutions import KnownConvolutions, is_co
 from perfscope.analyzers.rank.flops.products import Flops, Formula, same
 from perfscope.analyzers.rank.flops.recomputation import Stretches
 from perfscope.analyzers.rank.nesting import Nested
+from perfscope.frozen import dataclass
 from perfscope.trace.custom_flops import CustomFlops, CustomFormula
 from perfscope.trace.trace import NONE, Bool, Float64, Int64, Trace
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
+
+from perfscope.frozen import dataclass
 
 Shapes = list[Any]
 """An operator's input dimensions, one entry per input: ``[2, 3]`` for a tensor, ``[]`` for a scalar or none, and a list

@@ -22,13 +22,13 @@ Code compiled as a whole shows none of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.nesting import Nested, taken
+from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Category, Int64, Trace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import CATEGORIES, CLASSES, OTHER_KERNELS, KernelTimes
+from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import OPTIMIZER
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfscope.analyzers.rank import kernel_classes as classes
@@ -14,6 +12,7 @@ from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.kernel_times import ClassedWork
 from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import CLASSES, OTHER_OPERATORS, OperatorTimes
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Float64, Int64, Trace
 
 

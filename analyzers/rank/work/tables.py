@@ -7,12 +7,12 @@ later, when the ranks are compared. Arrays ``[lines, steps]`` have a line per na
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from perfscope.analyzers.rank import kernel_classes as classes
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Float64, Int64
 
 CATEGORIES: Final = ("compute", "communication", "copy", "memset")

@@ -12,13 +12,13 @@ by 50 ms. Of these 45 are the core's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.stragglers.own_time import flops_per_step, flops_vary
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, note

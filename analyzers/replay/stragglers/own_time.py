@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.pace import came_later_ns
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.medians import SIGMA_OF_MAD
 from perfscope.trace.trace import Bool, Float64, Int64

@@ -20,7 +20,7 @@ each other, by one cause or several (``sets``): at its peers' pace alone, none o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -48,6 +48,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
 from perfscope.analyzers.replay.stragglers.sets import HiddenSet, Unit, hidden_set
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Bool, Float64, Int64

@@ -7,7 +7,8 @@ job still waits for rank 5, so 2 are saved; with rank 5 nothing is; with both of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from perfscope.frozen import dataclass
 
 Unit = tuple[int, ...]
 """Ranks that are slow together: one, or those of a host."""

@@ -9,13 +9,14 @@ in none of the others, its link is the cause.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import Schedules
+from perfscope.frozen import dataclass
 from perfscope.trace.trace import Float64, Int64
 
 SLOWER: Final = 1.3

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from perfscope.analyzers.replay.engine import Schedules
 from perfscope.analyzers.replay.pace import scaled, scaled_beside
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.own_time import NOISE, flops_per_step
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
 

@@ -8,7 +8,6 @@ the backward is over, so all of it is exposed. Defaults: 25 MiB, the first 1 MiB
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import ceil, sqrt
 from typing import Final
 
@@ -17,6 +16,7 @@ from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, t
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_cap
 from perfscope.analyzers.whatif.curves import bucket_sizes
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Evidence, Finding, Predict, Prediction
 
 RULE: Final = "ddp-bucket-size"

@@ -8,13 +8,14 @@ stage 3, ``reduce_bucket_size`` and ``allgather_bucket_size`` 5e8, ``stage3_pref
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 from typing import Any, Final
 
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.typed import in_deepspeed
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
 from perfscope.text import byte_size
 

@@ -8,12 +8,12 @@ advised. Where ranks are missing from the recording, the gain is bounded by the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.communication.traffic import traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
 from perfscope.text import duration
 

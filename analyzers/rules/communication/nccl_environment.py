@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import CollectiveRow
 from perfscope.text import byte_size

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.frozen import dataclass
 from perfscope.results.rows import CollectiveRow
 
 SMALLEST: Final = 4096

@@ -8,7 +8,6 @@ Source: PyTorch performance tuning guide, "Use mixed precision and AMP"; peaks a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.job.utilisation import resolved_type
@@ -16,6 +15,7 @@ from perfscope.analyzers.rank.kernel_classes import PRODUCTS
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import call, fsdp1, fsdp2, in_accelerate, in_deepspeed, training_arguments
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.tables import KernelRow
 from perfscope.text import factor

@@ -9,12 +9,12 @@ far as the device waits for the host. That bounds the gain: a core that is share
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.cpu_oversubscription import on_cpu_us
 from perfscope.analyzers.rules.typed import data_loader
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code

@@ -14,10 +14,10 @@ least c/n of its time: that bounds the gain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.system import HostRow

@@ -5,11 +5,11 @@ A recording with such a switch on does not show what it costs, only the time tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, code
 
 RULE: Final = "debug-settings"

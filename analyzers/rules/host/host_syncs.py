@@ -8,7 +8,6 @@ Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchroniza
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.job.tables.syncs import SyncRow
@@ -16,6 +15,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.memory.pinned_memory import blocking_copies
 from perfscope.analyzers.rules.typed import call, in_deepspeed, training_arguments
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "host-syncs"

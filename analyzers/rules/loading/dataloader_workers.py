@@ -8,7 +8,6 @@ Sources: PyTorch performance tuning guide; Lightning issue 18591 on why "as many
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from statistics import median
 from typing import Final
@@ -17,6 +16,7 @@ from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_n
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from perfscope.text import ranks_in_words

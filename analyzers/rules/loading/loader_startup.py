@@ -8,13 +8,13 @@ ahead: ``prefetch_factor``. Workers that are too slow stall the step regularly, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
 from statistics import median
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
+from perfscope.frozen import dataclass
 from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 

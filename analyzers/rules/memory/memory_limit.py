@@ -11,11 +11,11 @@ well, stage 3 everything (Rajbhandari et al., "ZeRO", SC'20, section 3 and figur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import fsdp2, in_deepspeed
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Evidence, Finding, Obtained, Prediction, Severity, code
 from perfscope.results.rows import MemoryRow
 from perfscope.text import byte_size

@@ -7,11 +7,11 @@ Sources: DeepSpeed config-json.md (``offload_optimizer``, ``offload_param``), to
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_deepspeed
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
 
 RULE: Final = "offload"

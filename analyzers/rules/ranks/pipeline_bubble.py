@@ -9,12 +9,12 @@ fill the device: a bound.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share, inherent_bubble_share
 from perfscope.analyzers.rules.context import OF_BOUND, RuleContext
 from perfscope.analyzers.rules.typed import call, in_deepspeed
+from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Severity, code
 from perfscope.results.tables import Pipeline
 

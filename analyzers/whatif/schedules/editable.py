@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from statistics import mean
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from perfscope.analyzers.replay.lanes import side_by_side
 from perfscope.analyzers.replay.step_time import predicted_step_ns
 from perfscope.analyzers.whatif.schedules.hosts import HostOfRank, in_whole_ns, lanes_of
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
+from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE

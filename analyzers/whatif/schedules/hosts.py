@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
@@ -20,6 +20,7 @@ from perfscope.analyzers.rank.host_lane import OF_DEVICE, HostTime
 from perfscope.analyzers.rank.timeline import Progress
 from perfscope.analyzers.replay.engine import Lanes
 from perfscope.analyzers.replay.lanes import RankLane
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, Float64, Int64
 

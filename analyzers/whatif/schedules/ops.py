@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.schedules.hosts import OF_DEVICE_ROWS, HostPart
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE, Float64
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import Bytes, Count, GBps, Share, Us
 
 

@@ -6,9 +6,9 @@ account of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from perfscope.frozen import dataclass
 from perfscope.results.fields import Count, Share, Us
 
 
