@@ -56,10 +56,10 @@ def _simplified(name: str) -> str:
 def _until_closed(text: str) -> str:
     """What stands before the bracket that closes one opened before ``text``."""
     depth = 1
-    for at, letter in enumerate(text):
-        depth += {"<": 1, ">": -1}.get(letter, 0)
+    for bracket in re.finditer("[<>]", text):
+        depth += 1 if bracket[0] == "<" else -1
         if depth == 0:
-            return text[:at]
+            return text[: bracket.start()]
     return text
 
 

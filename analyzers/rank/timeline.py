@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.rank.host_lane import HostLane
 from perfscope.analyzers.rank.intervals import Intervals, paint
+from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import Bool, Int8, Int64
@@ -61,7 +61,8 @@ class Timeline:
 
     def totals(self, start_ns: Int64, end_ns: Int64) -> Int64:
         """Ns of each category (columns, in ``TimeCategory`` order) inside each window (rows)."""
-        return self._before(end_ns) - self._before(start_ns)
+        before = self._before(np.concatenate((start_ns, end_ns)))
+        return before[len(start_ns) :] - before[: len(start_ns)]
 
     def _before(self, time_ns: Int64) -> Int64:
         """Ns of each category (columns) before each time (rows)."""
@@ -69,13 +70,15 @@ class Timeline:
         index = np.searchsorted(self.start_ns, time_ns, side="right")
         whole = np.maximum(index - 1, 0)
         # Sums of stretches between those, then of all before each. Times below 2^53 ns add up exactly as float64.
-        cuts, place = np.unique(whole, return_inverse=True)
-        between = np.searchsorted(cuts, np.arange(len(self)), side="right")
-        kinds = len(TimeCategory)
+        cut = np.zeros(len(self) + 1, dtype=np.int64)
+        cut[whole] = 1
+        between, kinds = np.cumsum(cut), len(TimeCategory)
         sums = np.bincount(
-            between * kinds + self.category, weights=self.ends_ns - self.start_ns, minlength=(len(cuts) + 1) * kinds
+            between[:-1] * kinds + self.category,
+            weights=self.ends_ns - self.start_ns,
+            minlength=(int(between[-1]) + 1) * kinds,
         )
-        before = sums.reshape(-1, kinds).astype(np.int64).cumsum(axis=0)[place]
+        before = sums.reshape(-1, kinds).astype(np.int64).cumsum(axis=0)[between[whole] - 1]
         inside = np.flatnonzero(index > 0)
         holding = index[inside] - 1
         before[inside, self.category[holding]] += (

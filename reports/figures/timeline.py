@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from perfscope.frozen import dataclass
 from perfscope.reports.figures.colours import LIGHT
 from perfscope.reports.figures.layout import MARKED, Drawn, bar, one_step, plain, shortened, trace
 from perfscope.reports.figures.numbers import rounded, scaled
@@ -77,6 +78,15 @@ class _Bars:
     texts: list[str] = field(default_factory=list)
 
 
+class _Names(dict[tuple[str, str], str]):
+    """(kind of lane, recorded name) -> the name as it is shown: ranks have most names in common."""
+
+    def __missing__(self, key: tuple[str, str]) -> str:
+        kind, name = key
+        shown = self[key] = shortened(short_name(name) if kind == "compute" else _PREFIX.sub("", name), 90)
+        return shown
+
+
 def first_shown(summary: Summary) -> set[int]:
     """The ranks worth seeing first: stragglers, one of each stage, the one that waits most, then the lowest."""
     recorded = sorted({lane.rank for lane in summary.lanes})
@@ -102,11 +112,13 @@ def timeline_figure(summary: Summary) -> Drawn | None:
     late = set(attributed_ranks(summary.stragglers)[:MARKED])
     drawn: dict[tuple[int, str], _Bars] = {}
     places: dict[int, list[str]] = {}
+    names = _Names()
     for lane in lanes:
-        places.setdefault(lane.rank, []).append(_place(lane, late))
-        for kind, start, length, opacity, text in _entries(lane):
+        place = _place(lane, late)
+        places.setdefault(lane.rank, []).append(place)
+        for kind, start, length, opacity, text in _entries(lane, names):
             bars = drawn.setdefault((lane.rank, kind), _Bars())
-            bars.places.append(_place(lane, late))
+            bars.places.append(place)
             bars.starts.append(start)
             bars.lengths.append(length)
             bars.opacity.append(opacity)
@@ -165,10 +177,10 @@ def _links(
         first = first and not visible
 
 
-def _entries(lane: Lane) -> Iterator[tuple[str, float, float, float, str]]:
+def _entries(lane: Lane, names: _Names) -> Iterator[tuple[str, float, float, float, str]]:
     """(what is drawn, start, length, opacity, text) of every entry; a collective is its wait, then its transfer."""
     for at, (start, length) in enumerate(zip(lane.start_us, lane.duration_us, strict=True)):
-        text = _text(lane, at)
+        text = _text(lane, at, names)
         if lane.kind != "communication":
             busy = lane.busy_us[at] / length if lane.events[at] > 1 and length > 0 else 1.0
             yield lane.kind, start, length, min(max(rounded(busy, 2) or 0.0, _PALEST), 1.0), text
@@ -179,16 +191,11 @@ def _entries(lane: Lane) -> Iterator[tuple[str, float, float, float, str]]:
         yield "transfer", start + wait, max(length - wait, 0.0), 1.0, text
 
 
-def _text(lane: Lane, at: int) -> str:
+def _text(lane: Lane, at: int, names: _Names) -> str:
     """What is shown of an entry under the pointer."""
-
-    def named(index: int | None) -> str:
-        if index is None:
-            return ""
-        name = lane.texts[index]
-        return shortened(short_name(name) if lane.kind == "compute" else _PREFIX.sub("", name), 90)
-
-    lines = [f"<b>{named(lane.name[at]) or plain(lane.kind)}</b>"]
+    index = lane.name[at]
+    name = "" if index is None else names[lane.kind, lane.texts[index]]
+    lines = [f"<b>{name or plain(lane.kind)}</b>"]
     length = lane.duration_us[at]
     if lane.events[at] > 1:
         busy = percent(lane.busy_us[at] / length) if length > 0 else "100%"
