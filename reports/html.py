@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sys
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from jinja2.bccache import Bucket
 
+from perfscope._version import __version__
 from perfscope.recording.whole import write_text
 from perfscope.reports.figures.colours import variables
 from perfscope.text import ABSENT, of_recording
@@ -53,11 +57,39 @@ def _style(*names: str) -> str:
     return "\n".join((f":root{{{variables()}}}", *(_asset(name) for name in names)))
 
 
+class _Compiled(jinja2.FileSystemBytecodeCache):
+    """The templates' code, kept as that of modules is: beside them, where that is permitted and Python keeps code."""
+
+    def __init__(self) -> None:
+        super().__init__(str(Path(__file__).with_name("templates") / "__pycache__"), "%s.jinja")
+        # What a template becomes depends on this module's options and filters too.
+        self._made_by = f"{__version__} {jinja2.__version__} {Path(__file__).read_text(encoding='utf-8')}"
+
+    def get_source_checksum(self, source: str) -> str:
+        """What the code was made of."""
+        return super().get_source_checksum(self._made_by + source)
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Read a template's code, where it is kept and whole."""
+        try:
+            super().load_bytecode(bucket)
+        except Exception:  # whatever unpickling a damaged file may raise
+            bucket.reset()
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep a template's code."""
+        if not sys.dont_write_bytecode:
+            with suppress(OSError):
+                Path(self.directory).mkdir(exist_ok=True)
+                super().dump_bytecode(bucket)
+
+
 @cache
 def environment() -> jinja2.Environment:
     """The templates: everything that they show is escaped, and what they do not know is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("perfscope.reports", "templates"),
+        bytecode_cache=_Compiled(),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

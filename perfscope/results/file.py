@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import re
 import zlib
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from isal import igzip
 
 from perfscope.errors import UnusableInput
 from perfscope.results import sound
@@ -21,8 +21,8 @@ from perfscope.typed import WrongValue, check, plain, read_bytes, read_json
 _LARGEST_FILE: Final = 512 << 20
 """Bytes, of a page's summary unpacked: ten times one of 10,000 ranks."""
 
-_LEVEL: Final = 4
-"""Of zlib. Level 6 makes plotly's script 4 % smaller, in twice the time."""
+_LEVEL: Final = 3
+"""The highest of isal: plotly's script is 6 % larger than at zlib's level 4, in a quarter of its time."""
 
 _MODEL: Final = {
     "model.name": str,
@@ -60,7 +60,7 @@ def embedded(summary: Summary) -> str:
 
 def packed(content: bytes) -> str:
     """Gzip in base64, the same for the same content."""
-    return base64.b64encode(gzip.compress(content, _LEVEL, mtime=0)).decode("ascii")
+    return base64.b64encode(igzip.compress(content, _LEVEL, mtime=0)).decode("ascii")
 
 
 def _inside_page(html: bytes) -> bytes:
