@@ -80,6 +80,52 @@ def test_the_loader_is_the_modules_own_again(bootstrap: Path, tmp_path: Path) ->
     assert python(bootstrap, code, site).stdout == "SourceFileLoader True\n"
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import importlib.util; importlib.util.find_spec('torch')",
+        # What transformers and datasets do: they look whether torch is installed, and import it later.
+        "import importlib.util; importlib.util.find_spec('torch'); importlib.util.find_spec('torch')",
+        "import importlib.metadata, pkgutil; pkgutil.find_loader('torch') if hasattr(pkgutil, 'find_loader') else None",
+    ],
+)
+def test_a_program_that_looks_for_torch_before_it_imports_it(bootstrap: Path, tmp_path: Path, before: str) -> None:
+    site = fake_torch(tmp_path)
+    python(bootstrap, before, site)
+    assert not (bootstrap / "seen-torch").exists(), "it was not imported"
+    done = python(bootstrap, f"import warnings; warnings.simplefilter('ignore'); {before}; import torch", site)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (bootstrap / "seen-torch").exists()
+
+
+def test_a_finder_that_asks_all_finders_is_no_endless_search(bootstrap: Path, tmp_path: Path) -> None:
+    site = fake_torch(tmp_path)
+    code = """
+import importlib.util, sys
+
+class Hook:  # as wrapt's: it finds a module by asking all finders, itself left out
+    searching = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch" or self.searching:
+            return None
+        self.searching = True
+        try:
+            return importlib.util.find_spec(name)
+        finally:
+            self.searching = False
+
+sys.meta_path.insert(int(sys.argv[1]) if len(sys.argv) > 1 else 0, Hook())
+import torch
+print(type(torch.__loader__).__name__)
+"""
+    for place in (0, 1):
+        done = python(bootstrap, code.replace("int(sys.argv[1]) if len(sys.argv) > 1 else 0", str(place)), site)
+        assert (done.stdout, done.stderr) == ("SourceFileLoader\n", "")
+        assert (bootstrap / "seen-torch").exists()
+        (bootstrap / "seen-torch").unlink()
+
+
 def test_an_import_error_stays_what_it_is(bootstrap: Path, tmp_path: Path) -> None:
     site = fake_torch(tmp_path, "raise ImportError('broken torch')")
     done = python(bootstrap, "import torch", site)
