@@ -1,7 +1,8 @@
 """Traces as Parquet, complete, so that a trace read once need not be parsed again.
 
-One trace is four tables, ``NAME.strings.parquet``, ``.collectives``, ``.memory`` and ``.events``; other fields are JSON
-in the schema metadata of the events. Any Parquet reader opens them. Needs pyarrow (the ``cache`` extra).
+One trace is five tables, ``NAME.strings.parquet``, ``.collectives``, ``.graph_nodes``, ``.memory`` and ``.events``;
+other fields are JSON in the schema metadata of the events. Any Parquet reader opens them. Needs pyarrow (the ``cache``
+extra).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import msgspec
 import numpy as np
 
 from perfscope.execution.cache import Cache
-from perfscope.trace.trace import CollectiveArgs, MemoryCounter, Trace
+from perfscope.trace.trace import CollectiveArgs, GraphNodes, MemoryCounter, Trace
 
 _METADATA: Final = b"perfscope.trace"
-_TABLES: Final = {"collectives": CollectiveArgs, "memory": MemoryCounter}
+_TABLES: Final = {"collectives": CollectiveArgs, "graph_nodes": GraphNodes, "memory": MemoryCounter}
 """Fields of a trace that are tables of their own length."""
 _TYPES: Final = typing.get_type_hints(Trace)
 

@@ -85,7 +85,7 @@ def summarize(
     info = _job_info(job, identified, result, runs, strategies)
     peaks = peaks_of(info.devices[0]) if len(info.devices) == 1 else None
     kernels, unlisted = with_roofline(kernel_rows(result, peaks), measured)
-    compiled = compiled_tables(job.compiled, result, job.provenance)
+    compiled = compiled_tables(job.compiled, result, job.provenance, job.annotations)
     kernels = kernels_with_sources(kernels, compiled)
     time_breakdown = time_breakdowns(result)
     shown = _shown_ranks(stragglers, pipeline)

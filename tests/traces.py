@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.trace.trace import NONE, Category, CollectiveArgs, Device, MemoryCounter, ProcessGroup, Thread, Trace
+from perfscope.trace.trace import (
+    NONE,
+    Category,
+    CollectiveArgs,
+    Device,
+    GraphNodes,
+    MemoryCounter,
+    ProcessGroup,
+    Thread,
+    Trace,
+)
 
 MAIN, AUTOGRAD, RUNLOOP, RUNLOOP_2 = range(4)
 """Host threads of a built trace."""
@@ -81,6 +91,9 @@ class TraceBuilder:
             **{key: of_collective(key, np.int32) for key in keys},
             **{key: of_collective(key, np.int64) for key in _NUMBERS},
         )
+        in_graph = [row for row, event in enumerate(events) if "node" in event]
+        nodes = np.array([events[row]["node"] for row in in_graph], dtype=np.int64)
+        said = np.array([symbol(events[row].get("annotation")) for row in in_graph], dtype=np.int64)
         nothing = np.empty(0, dtype=np.int64)
         trace = Trace(
             source=f"built-rank{self.rank}",
@@ -98,6 +111,7 @@ class TraceBuilder:
             threads=tuple(Thread("1", str(index), "") for index in range(4)),
             collectives=collectives,
             memory=MemoryCounter(nothing, nothing, nothing, nothing),
+            graph_nodes=GraphNodes(np.array(in_graph, dtype=np.int64), nodes, said),
             rank=self.rank,
             world_size=self.world_size,
             host=self.host,

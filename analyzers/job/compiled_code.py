@@ -8,8 +8,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from perfscope.analyzers.readers import plain_pickle
 from perfscope.frozen import dataclass
-from perfscope.recording.compiled import FROM_CODE, NO_KEY, CompiledCall, CompiledCode, CompiledGraph, SourceLine, load
+from perfscope.recording.compiled import (
+    FROM_CODE,
+    NO_KEY,
+    Annotation,
+    CompiledCall,
+    CompiledCode,
+    CompiledGraph,
+    SourceLine,
+    load,
+    of_annotation,
+)
+from perfscope.typed import read_bytes
 
 _EXTERN: Final = re.compile(r"^extern_kernels\.(?:bias_)?(\w+)$")
 _OPERATOR: Final = re.compile(r"^(?:torch\.ops\.)?(\w+)\.(\w+)(?:\.\w+)?$")
@@ -50,6 +62,10 @@ class RankSources:
 
     def __init__(self, code: CompiledCode) -> None:
         self._lines = code.lines
+        self.annotated: dict[int, Annotation] = {
+            each.node: (code.lines[each.line], each.backward) for each in code.nodes if 0 <= each.line < len(code.lines)
+        }
+        """Node of a CUDA graph -> what was said of it as the graph was captured."""
         self._graphs: defaultdict[str, list[dict[str, list[CompiledCall]]]] = defaultdict(list)
         self._described: dict[str, CompiledGraph] = {}
         for graph in code.graphs:
@@ -152,3 +168,16 @@ def lines_by_name(codes: Iterable[CompiledCode]) -> dict[str, tuple[SourceLine, 
 def is_cpp(name: str) -> bool:
     """Is it a generated C++ kernel, which no event shows unless its profile was asked for?"""
     return name.startswith("cpp_")
+
+
+def read_annotations(path: Path) -> dict[int, Annotation]:
+    """Node of a graph -> what was said of it, from torch's annotations as the program pickled them
+    (``recording.kernel_annotations``). Raises ValueError naming the file and what is wrong with it.
+    """
+    try:
+        raw = plain_pickle.loads(read_bytes(path, plain_pickle.MAX_BYTES))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; pickle it as dict(get_kernel_annotations())") from error
+    said = raw.items() if isinstance(raw, dict) else ()
+    found = ((node, of_annotation(each)) for node, each in said if isinstance(node, int))
+    return {node: annotation for node, annotation in found if annotation is not None}

@@ -431,9 +431,9 @@ static const char *read_time(const char *p, const char *end, int64_t *ns)
 
 typedef struct {
     char phase;
-    int has_start, is_collective, escaped_name;
+    int has_start, is_described, escaped_name;
     Span category, name, process, thread, args, shapes, types, inputs;
-    int64_t start, duration, external, old_external, correlation, device, stream, step;
+    int64_t start, duration, external, old_external, correlation, device, stream, step, node;
 } Event;
 
 typedef struct {
@@ -444,7 +444,7 @@ typedef struct {
     Texts names, tracks, shapes, types, inputs, categories;
     Buffer codes; /* of `categories`, int8 */
     Buffer category, name, start, duration, track, device, stream, correlation, external, shape, type, input;
-    PyObject *others, *collectives, *steps;
+    PyObject *others, *told, *steps;
     Py_ssize_t events, rows;
 } Scanner;
 
@@ -474,12 +474,15 @@ static void find_field(Event *event, Span key, int64_t **number, Span **text)
                   : is_key(key, "correlation") ? &event->correlation
                                                : NULL;
         break;
+    case 13:
+        *number = is_key(key, "graph node id") ? &event->node : NULL;
+        break;
     case 15:
-        event->is_collective |= is_key(key, "Collective name");
+        event->is_described |= is_key(key, "Collective name");
         *text = is_key(key, "Concrete Inputs") ? &event->inputs : NULL;
         break;
     case 18:
-        event->is_collective |= is_key(key, "Process Group Name");
+        event->is_described |= is_key(key, "Process Group Name");
         break;
     default:
         break;
@@ -630,7 +633,7 @@ static const char *read_event(const char *p, const char *end, Event *event)
     }
     memset(event, 0, sizeof *event);
     event->external = event->old_external = event->correlation = NONE;
-    event->device = event->stream = event->step = NONE;
+    event->device = event->stream = event->step = event->node = NONE;
     p = skip_space(p + 1, end);
     while (p != NULL && !closed) {
         Span key;
@@ -762,8 +765,8 @@ static enum outcome add_complete(Scanner *self, const Event *event)
         !add_pair(self->steps, self->rows, PyLong_FromLongLong(event->step))) {
         return FAILED;
     }
-    if (described && event->is_collective &&
-        !add_pair(self->collectives, self->rows,
+    if (described && (event->is_described || (event->node != NONE && event->node != 0)) &&
+        !add_pair(self->told, self->rows,
                   PyBytes_FromStringAndSize(event->args.at, (Py_ssize_t)event->args.length))) {
         return FAILED;
     }
@@ -845,7 +848,7 @@ static int begin_slice(Scanner *self)
         columns[at]->used = 0;
     }
     self->events = self->rows = 0;
-    PyObject **lists[] = {&self->others, &self->collectives, &self->steps};
+    PyObject **lists[] = {&self->others, &self->told, &self->steps};
     for (int at = 0; at < 3; at++) {
         PyObject *before = *lists[at];
         *lists[at] = PyList_New(0);
@@ -870,7 +873,7 @@ static PyObject *scanner_undo(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* (consumed, closed, events, columns, new texts, others, collectives, steps) */
+/* (consumed, closed, events, columns, new texts, others, told, steps) */
 static PyObject *scanned(Scanner *self, Py_ssize_t consumed, int closed)
 {
     Texts *texts[] = TEXTS(self);
@@ -887,7 +890,7 @@ static PyObject *scanned(Scanner *self, Py_ssize_t consumed, int closed)
     }
     if (whole) {
         result = Py_BuildValue("(nOnOOOOO)", consumed, closed ? Py_True : Py_False, self->events, arrays, added,
-                               self->others, self->collectives, self->steps);
+                               self->others, self->told, self->steps);
     }
     Py_XDECREF(added);
     Py_XDECREF(arrays);
@@ -959,7 +962,7 @@ static void scanner_dealloc(PyObject *object)
     free(self->codes.data);
     Py_XDECREF(self->category_of);
     Py_XDECREF(self->others);
-    Py_XDECREF(self->collectives);
+    Py_XDECREF(self->told);
     Py_XDECREF(self->steps);
     PyTypeObject *type = Py_TYPE(object);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);

@@ -35,6 +35,7 @@ from perfscope.trace.trace import (
     Bool,
     Category,
     CollectiveArgs,
+    GraphNodes,
     Int32,
     Int64,
     ParseReport,
@@ -189,6 +190,7 @@ class Builder:
             threads=threads,
             collectives=collectives,
             memory=self._memory.finish(base_ns),
+            graph_nodes=_graph_nodes(self._columns, rows),
             strings=redact_names(tuple(map(clean, self._columns.strings.values))),
             rank=metadata.rank,
             world_size=metadata.world_size,
@@ -314,6 +316,17 @@ def _collectives(
     numbers = ("elements_in", "elements_out", "group_size", "sequence", "peer")
     others = {name: table[name][order] for name in numbers}
     return CollectiveArgs(row=row[order], ranks=ranks[order], **texts, **others), groups
+
+
+def _graph_nodes(columns: ChromeColumns, rows: Int64) -> GraphNodes:
+    """The kernels of CUDA graphs among the events at ``rows`` of the file, in that order."""
+    row, node, annotation = columns.finish_graph_nodes()
+    place = np.full(columns.rows, NONE, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    row = place[row]
+    order = np.argsort(row, kind="stable")
+    order = order[row[order] != NONE]
+    return GraphNodes(row[order], node[order], annotation[order])
 
 
 def _groups_of_events(columns: ChromeColumns, table: dict[str, Int64], known: set[str]) -> tuple[ProcessGroup, ...]:

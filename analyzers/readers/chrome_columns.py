@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -42,11 +43,14 @@ ON_DEVICE[[Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_ANNOT
 """Events on a device's streams."""
 DESCRIBED = np.zeros(len(Category), dtype=np.bool_)
 DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL]] = True
-"""Events that may have shapes or arguments of a collective."""
+"""Events that may have shapes, or arguments of a collective or of a graph's node."""
+ANNOTATED = ("name", "said", "annotation", "module_fqn", "autograd_phase")
+"""Arguments of a graph's kernel in which the program says what it is."""
 
 _LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
 _LONGEST_NUMBER = 100
 """Digits; Python refuses to turn thousands of them into a number."""
+_TWO_32 = 1 << 32
 _TWO_63 = 1 << 63
 _TWO_64 = 1 << 64
 _HOST_DEVICE_TYPE = 0
@@ -116,6 +120,7 @@ class ChromeColumns:
         self._category_of: Numbering[str] = Numbering(category_of)
         self._parts: dict[str, list[Any]] = {name: [] for name in self.NAMES}
         self._collectives: list[tuple[int, ...]] = []
+        self._graph_nodes: list[tuple[int, int, int]] = []
         self.step_numbers: dict[int, int] = {}
         """Row in the file -> step number, for events without a category that have one."""
         self.rows = 0
@@ -144,14 +149,19 @@ class ChromeColumns:
         self._append(batch, count)
 
     def append(
-        self, batch: Sequence[Any], collectives: Sequence[tuple[int, Args]], steps: Sequence[tuple[int, int]]
+        self, batch: Sequence[Any], described: Sequence[tuple[int, Args]], steps: Sequence[tuple[int, int]]
     ) -> None:
         """Append columns in the order of ``NAMES``, all ids the trace's own.
 
-        ``collectives`` are (row in the batch, arguments), ``steps`` (row in the batch, number of the step).
+        ``described`` are collectives and nodes of graphs (row in the batch, arguments), ``steps`` (row in the batch,
+        number of the step).
         """
-        for row, args in collectives:
-            self._add_collective(self.rows + row, args)
+        for row, args in described:
+            if args.kind is not NOTHING or args.group is not NOTHING:
+                self._add_collective(self.rows + row, args)
+        for row, args in described:
+            if args.graph_node != NONE and batch[0][row] == Category.KERNEL:
+                self._add_graph_node(self.rows + row, args)
         self.step_numbers.update((self.rows + row, number) for row, number in steps)
         self.has_shapes = self.has_shapes or bool((batch[self.NAMES.index("shapes")] != NONE).any())
         self._append(batch, len(batch[0]))
@@ -190,7 +200,9 @@ class ChromeColumns:
         return device, stream
 
     def _described(self, args: list[Args], category: Any) -> tuple[Any, Any, Any]:
-        """(shapes, types, concrete inputs) of each event as ids of their JSON text; adds collectives on the way."""
+        """(shapes, types, concrete inputs) of each event as ids of their JSON text; adds collectives and nodes of
+        graphs on the way.
+        """
         described = DESCRIBED[category]
         rows = np.flatnonzero(described)
         picked = list(compress(args, described.tolist()))
@@ -200,6 +212,9 @@ class ChromeColumns:
         self.has_shapes = self.has_shapes or bool((shapes != NONE).any())
         for at in _said([arg.kind for arg in picked], [arg.group for arg in picked]):
             self._add_collective(self.rows + int(rows[at]), picked[at])
+        for row in np.flatnonzero(category == Category.KERNEL).tolist():
+            if args[row].graph_node != NONE:
+                self._add_graph_node(self.rows + row, args[row])
         return shapes, types, inputs
 
     def _json_ids(self, count: int, rows: Int64, texts: list[msgspec.Raw]) -> Any:
@@ -219,6 +234,17 @@ class ChromeColumns:
             _count(args.source if args.destination is NOTHING else args.destination),
         ))  # fmt: skip
 
+    def _add_graph_node(self, row: int, args: Args) -> None:
+        """A kernel of a CUDA graph: the node's id alone where it includes the graph's, else both in one."""
+        node, graph = integer_id(args.graph_node), integer_id(args.graph)
+        if node in (0, NONE):
+            return
+        if 0 < node < _TWO_32 and 0 < graph < _TWO_32 >> 1:
+            node |= graph << 32
+        said = {key: text_of(bytes(raw)) for key in ANNOTATED if (raw := getattr(args, key)) is not NOTHING}
+        text = self.strings.ids[json.dumps(said)] if said else NONE
+        self._graph_nodes.append((row, node, text))
+
     def finish(self) -> dict[str, Any]:
         """Every column, in the order of the file. The parts are released: a large trace is in memory once."""
         finished: dict[str, Any] = {}
@@ -231,6 +257,11 @@ class ChromeColumns:
         """Every column of the collectives, in the order of the file; ``row`` counts the events in that order."""
         table = np.array(self._collectives, dtype=np.int64).reshape(-1, len(self.COLLECTIVE_NAMES))
         return {name: table[:, at].copy() for at, name in enumerate(self.COLLECTIVE_NAMES)}
+
+    def finish_graph_nodes(self) -> tuple[Int64, Int64, Int64]:
+        """(row, node, annotation) of the kernels of CUDA graphs, in the order of the file."""
+        table = np.array(self._graph_nodes, dtype=np.int64).reshape(-1, 3)
+        return table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()
 
 
 class MemoryColumns:

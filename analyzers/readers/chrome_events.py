@@ -50,6 +50,9 @@ class Args(
         "source": "Src Rank",
         "destination": "Dst Rank",
         "step": "step_num",
+        "graph": "graph id",
+        "graph_node": "graph node id",
+        "said": "str",
     },
 ):
     """The part of an event's ``args`` that is read; the rest is skipped without being decoded."""
@@ -75,6 +78,15 @@ class Args(
     destination: msgspec.Raw = NOTHING
     step: Number = -1
     """The number of a step that JAX or TensorFlow annotated."""
+    graph: Number = -1
+    graph_node: Number = -1
+    """Of a kernel that a CUDA graph launched; 0 for others."""
+    name: msgspec.Raw = NOTHING
+    said: msgspec.Raw = NOTHING
+    annotation: msgspec.Raw = NOTHING
+    module_fqn: msgspec.Raw = NOTHING
+    autograd_phase: msgspec.Raw = NOTHING
+    """What torch's annotations of kernels say, where they were put into the trace."""
 
 
 NO_ARGS = Args()

@@ -45,8 +45,8 @@ class ScannedBatch(EventBatch):
     times in ns from the file's base, names, tracks and texts as numbers of the scanner's own."""
     texts: tuple[list[bytes], ...] = ()
     """The JSON of names, tracks (``pid,tid``), shapes, types and inputs that no earlier slice had, in their order."""
-    collectives: list[tuple[int, Args]] = field(default_factory=list)
-    """(row in the slice, arguments)"""
+    described: list[tuple[int, Args]] = field(default_factory=list)
+    """(row in the slice, arguments) of collectives and of kernels of CUDA graphs."""
     steps: list[tuple[int, int]] = field(default_factory=list)
     """(row in the slice, number of the step)"""
     instants: list[Any] = field(default_factory=list)
@@ -68,10 +68,10 @@ class SliceScanner:
         found = self._scanner.scan(data, start, stop, last)
         if found is None:
             return None
-        consumed, closed, count, columns, texts, others, collectives, steps = found
+        consumed, closed, count, columns, texts, others, described, steps = found
         try:
             events = [_EVENT.decode(text) for text in others]
-            arguments = [(row, _ARGS.decode(text)) for row, text in collectives]
+            arguments = [(row, _ARGS.decode(text)) for row, text in described]
         except UNREADABLE:
             self._scanner.undo()
             return None
@@ -82,7 +82,7 @@ class SliceScanner:
             return None
         arrays = tuple(np.frombuffer(column, dtype) for column, dtype in zip(columns, _DTYPES, strict=True))
         return ScannedBatch(
-            events, consumed, closed, count=count, columns=arrays, texts=texts, collectives=arguments, steps=steps,
+            events, consumed, closed, count=count, columns=arrays, texts=texts, described=arguments, steps=steps,
             instants=instants, instants_ns=instants_ns,
         )  # fmt: skip
 
@@ -114,7 +114,7 @@ class ScannedColumns:
             category, self._names.of(name), start, duration, self._threads.of(track),
             np.clip(device, NONE, np.iinfo(np.int32).max).astype(np.int32), stream, correlation, external,
             *(numbers.of(column) for numbers, column in zip(self._described, described, strict=True)),
-        ), batch.collectives, batch.steps)  # fmt: skip
+        ), batch.described, batch.steps)  # fmt: skip
 
     def _add_tracks(self, tracks: list[bytes]) -> None:
         pairs = [msgspec.json.decode(b"[" + track + b"]") for track in tracks]

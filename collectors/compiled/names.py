@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from perfscope.recording.compiled import CompiledCall, CompiledCode, CompiledGraph, SourceLine, save
+from perfscope.collectors.compiled.annotated import annotated_kernels
+from perfscope.recording.compiled import (
+    AnnotatedNode,
+    Annotation,
+    CompiledCall,
+    CompiledCode,
+    CompiledGraph,
+    SourceLine,
+    save,
+)
 from perfscope.recording.paths import compiled_file
 
 MOST_GRAPHS: Final = 5000
@@ -21,7 +30,9 @@ class CompiledNames:
         self._lock = threading.Lock()  # backwards may be compiled on autograd's thread
         self._lines: dict[SourceLine, int] = {}
         self._graphs: list[CompiledGraph] = []
-        self._written: tuple[Path, int] | None = None
+        self._nodes: dict[int, Annotation] = {}
+        """Kernels of CUDA graphs that the program annotated; torch forgets those of graphs that are gone."""
+        self._written: tuple[Path, int, int] | None = None
 
     def add(
         self,
@@ -47,10 +58,16 @@ class CompiledNames:
     def write(self, folder: Path, rank: int) -> None:
         """Write the rank's file where there is anything new. Raises OSError."""
         with self._lock:
-            now = (folder, len(self._graphs))
-            if not self._graphs or now == self._written:
+            self._nodes |= annotated_kernels()
+            now = (folder, len(self._graphs), len(self._nodes))
+            if not (self._graphs or self._nodes) or now == self._written:
                 return
-            save(CompiledCode(lines=tuple(self._lines), graphs=tuple(self._graphs)), compiled_file(folder, rank))
+            nodes = tuple(
+                AnnotatedNode(node=node, line=self._place(line), backward=backward)
+                for node, (line, backward) in self._nodes.items()
+            )
+            code = CompiledCode(lines=tuple(self._lines), graphs=tuple(self._graphs), nodes=nodes)
+            save(code, compiled_file(folder, rank))
             self._written = now
 
     def _place(self, line: SourceLine) -> int:

@@ -11,8 +11,9 @@ import dataclasses
 import json
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from perfscope.frozen import dataclass
 from perfscope.recording.paths import partial
@@ -34,6 +35,7 @@ NO_KEY: Final = "None"
 _FRAME: Final = re.compile(
     r'^\s*File "([^"]+)", line (\d{1,9}), in (\S+)[^\n]*(?:\n(?!\s*File ")\s*([^\n]*))?', re.MULTILINE
 )
+_LAUNCH: Final = re.compile(r"([^\n]+):(\d{1,9}):([^\n:]*)")
 _OF_TORCH: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]torch[/\\]")
 _LONGEST_CODE: Final = 200
 _LARGEST_FILE: Final = 256 << 20
@@ -80,12 +82,25 @@ class CompiledGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnnotatedNode:
+    """A kernel of a CUDA graph that was annotated as the graph was captured (``torch.cuda.graph_annotations``)."""
+
+    node: int
+    """The graph's id in the upper 32 bits and the node's in the lower ones: kineto's ``graph node id``."""
+    line: int
+    """Place in :attr:`CompiledCode.lines`."""
+    backward: bool | None = None
+    """None where the annotation does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompiledCode:
-    """All graphs that one rank compiled, or took from a cache."""
+    """All graphs that one rank compiled, or took from a cache, and the kernels of CUDA graphs that it annotated."""
 
     schema: str = SCHEMA
     lines: tuple[SourceLine, ...] = ()
     graphs: tuple[CompiledGraph, ...] = ()
+    nodes: tuple[AnnotatedNode, ...] = ()
 
 
 def line_of_stack(stack: str) -> SourceLine | None:
@@ -99,6 +114,27 @@ def line_of_stack(stack: str) -> SourceLine | None:
         return None
     file, number, function, code = chosen
     return SourceLine(file=file, line=int(number), function=function, code=code.strip()[:_LONGEST_CODE])
+
+
+Annotation = tuple[SourceLine, bool | None]
+"""Module and line of an annotated kernel, and whether it is of the backward (None: not said)."""
+
+
+def of_annotation(said: Any, stack: str = "") -> Annotation | None:
+    """What torch's annotation of a kernel says: a text or a dictionary, or a list of them. None where it names nothing.
+
+    The module is its ``module_fqn``, else its name (``name``; ``str`` before torch 2.14). ``stack``: the calls that
+    launched it, innermost first, each as ``file:line:function``.
+    """
+    merged: dict[str, Any] = {}
+    for each in said if isinstance(said, list) else [said]:
+        merged |= each if isinstance(each, dict) else {"name": each}
+    texts = (merged.get(key) for key in ("module_fqn", "name", "said", "str", "annotation"))
+    line = SourceLine(module=next((text for text in texts if isinstance(text, str)), ""))
+    if frame := _LAUNCH.match(stack):
+        line = replace(line, file=frame[1], line=int(frame[2]), function=frame[3])
+    phase = merged.get("autograd_phase")
+    return None if line == SourceLine() else (line, None if phase is None else phase == "backward")
 
 
 def save(compiled: CompiledCode, path: Path) -> None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
-from perfscope.recording import dumps, execution_traces, inspector, metadata, paths, provenance, remote, snapshots
+from perfscope.recording import (
+    dumps,
+    execution_traces,
+    inspector,
+    kernel_annotations,
+    metadata,
+    paths,
+    provenance,
+    remote,
+    snapshots,
+)
 from perfscope.recording.captures import (
     Capture,
     TraceSource,
@@ -74,6 +84,8 @@ class Job:
     """Rank -> what it noted of the code that it compiled."""
     provenance: tuple[Path, ...] = ()
     """What inductor itself wrote of where its kernels come from."""
+    annotations: dict[int, Path] = field(default_factory=dict)
+    """Rank -> torch's annotations of its kernels in CUDA graphs, as the program pickled them."""
     choice: str = ""
     """Which of the traces of other tools were taken, where there was a choice: a sentence for the report."""
     role: str = ""
@@ -119,17 +131,18 @@ def _open(path: Path, capture: int | None) -> Job:
         return Job(path, (TraceSource(path, rank_in_name(path)),))
     names = files_in(path)
     taken, logs = snapshots.find(names), (*inspector.find(names), *inspector.beside(path))
-    about_kernels = provenance.find(names)
-    names = [entry for entry in names if entry not in (*taken, *logs, *about_kernels)]
+    about_kernels, annotations = provenance.find(names), kernel_annotations.beside(path, names)
+    names = [entry for entry in names if entry not in (*taken, *logs, *about_kernels, *annotations.values())]
+    beside: dict[str, Any] = {"inspector": logs, "provenance": about_kernels, "annotations": annotations}
     stuck = dumps.find(entry for entry in names if not is_recording_file(entry))
     names = stuck.others(names)
     if any(is_recording_file(entry) for entry in names):
         job = _open_recording(path, names, capture, without_traces=bool(stuck or taken or logs))
-        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs, provenance=about_kernels)
+        return replace(_with_snapshots(_with_stuck(job, stuck), taken), **beside)
     traces = traces_in(path, names)
     if traces or stuck or taken or logs:
         job = _choose(path, captures_of_files(traces), capture) if traces else Job(path, ())
-        return replace(_with_snapshots(_with_stuck(job, stuck), taken), inspector=logs, provenance=about_kernels)
+        return replace(_with_snapshots(_with_stuck(job, stuck), taken), **beside)
     if executions := execution_traces.find(names):
         raise UnusableInput(_WITHOUT_TIMES.format(next(iter(executions))))
     return _open_folders_below(path, capture)
@@ -329,7 +342,7 @@ def _open_folders_below(folder: Path, capture: int | None) -> Job:
     }
     captures = captures_of_folders(found) if found and not recordings else None
     if captures:
-        return _choose(folder, captures, capture)
+        return replace(_choose(folder, captures, capture), annotations=kernel_annotations.find(files_in(folder)))
     # Each node wrote its ranks' dumps into a folder of its own.
     if not found and (stuck := dumps.find(name for names in files.values() for name in names)):
         return _with_stuck(Job(folder, ()), stuck)

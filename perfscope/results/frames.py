@@ -146,7 +146,8 @@ class Frames:
         tables.ModuleRow, "Named ranges (modules, phases) and the device work launched in them, costliest first."
     )
     compiled = Table(
-        tables.CompiledRow, "Calls in compiled code and the lines of the program that they compute, costliest first."
+        tables.CompiledRow,
+        "Calls in compiled code and annotated kernels of CUDA graphs, with what they compute, costliest first.",
     )
     compiled_modules = Table(
         tables.CompiledModuleRow, "Modules in compiled code and the time of what computes them, costliest first."

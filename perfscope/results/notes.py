@@ -89,6 +89,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "compiled_in_graphs": "The recording does not show which lines of the model {share:.0%} of the time in compiled "
     "code computes: kernels of operators in CUDA graphs, whose launch does not say which call each is of. Their place "
     "among the generated kernels leaves it open.",
+    "graphs_not_annotated": "The recording does not show which modules {share:.0%} of the time of the kernels in CUDA "
+    "graphs belongs to: the program does not annotate them as it captures the graphs. torch.cuda.graph(..., "
+    "enable_annotations=True) with mark_kernels (torch 2.12 or newer, a driver of CUDA 13.1 or newer) does.",
     "compiled_unreadable": "Where compiled code comes from cannot be read: {error}.",
     "compiled_unshown": "The C++ kernels of compiled graphs are not listed one by one: torch shows them to the "
     "profiler only with TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1, and compiles once more for it.",

@@ -64,7 +64,8 @@ class Summary(Displayed):
     operators: tuple[tables.OperatorRow, ...] = ()
     modules: tuple[tables.ModuleRow, ...] = ()
     compiled: Annotated[
-        tuple[tables.CompiledRow, ...], "Calls in compiled code; empty where torch.compile's inductor made none."
+        tuple[tables.CompiledRow, ...],
+        "Calls in compiled code and annotated kernels of CUDA graphs; empty where there are none.",
     ] = ()
     compiled_modules: tuple[tables.CompiledModuleRow, ...] = ()
     launches: tuple[tables.LaunchRow, ...] = ()

@@ -61,7 +61,8 @@ class KernelRow:
     worth_a_look: Annotated[str | None, "Why, in a phrase; None: not worth a look."] = None
     modules: Annotated[
         tuple[str, ...],
-        "Of kernels in compiled code: the modules whose operations they compute; empty where not known.",
+        "Of kernels in compiled code and annotated CUDA graphs: the modules whose operations they compute; empty where "
+        "not known.",
     ] = ()
     lines: Annotated[
         tuple[str, ...], "``file:line`` of those operations in the program; the costliest calls first, at most 12."
@@ -126,23 +127,27 @@ class ModuleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledRow:
-    """A call in code that ``torch.compile`` made, and what it computes, over all ranks and used steps; the costliest
-    first.
+    """A call in code that ``torch.compile`` made, or an annotated kernel of another CUDA graph, and what it computes,
+    over all ranks and used steps; the costliest first.
 
     Calls of one name that compute the same lines are one row, such as those of all layers of a model.
     """
 
     name: Annotated[
         str,
-        "The generated kernel or the operator called. ``(C++ kernels)``: all of a graph on a CPU, which the profiler "
-        "does not list one by one.",
+        "The generated kernel or the operator called; in a CUDA graph the kernel. ``(C++ kernels)``: all of a graph on "
+        "a CPU, which the profiler does not list one by one.",
     ]
     kernels: Annotated[tuple[str, ...], "Kernels that it runs on the device, by time; empty on a CPU."]
-    direction: Annotated[str | None, "``forward`` or ``backward``; None where the graph was not noted."]
+    direction: Annotated[
+        str | None,
+        "``forward`` or ``backward``; None where the graph was not noted, or the annotation does not say.",
+    ]
     modules: Annotated[
         tuple[str, ...],
         "Modules whose operations it computes, as paths below what was compiled; ``*`` stands for the numbers of "
-        "several, ``loss()`` for a function where no module is known. Empty where not known.",
+        "several, ``loss()`` for a function where no module is known. Of annotated kernels the module or the name that "
+        "the program gave them. Empty where not known.",
     ]
     lines: Annotated[
         tuple[str, ...],
@@ -158,7 +163,8 @@ class CompiledRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledModuleRow:
-    """A module in compiled code: time of the calls that compute its operations, per rank and step; the costliest first.
+    """A module in compiled code or annotated CUDA graphs: time of the calls that compute its operations, per rank and
+    step; the costliest first.
 
     Times are on the device, without one on the host. A kernel that computes operations of several modules counts in
     each of them, so rows do not add up.
@@ -171,7 +177,9 @@ class CompiledModuleRow:
     ]
     kind: Annotated[str, "Class of the module; empty where no module is known."]
     instances: Annotated[int, "Modules that the row stands for."]
-    forward_us_per_step: Annotated[Us, "Time of the calls in forward graphs that compute its operations."]
+    forward_us_per_step: Annotated[
+        Us, "Time of the calls in forward graphs that compute its operations, and of kernels whose pass is not known."
+    ]
     backward_us_per_step: Annotated[Us, "Time of the calls in backward graphs that compute its operations."]
     shared_us_per_step: Annotated[Us, "The part of both in calls that compute operations of other modules too."]
 

@@ -118,6 +118,24 @@ class CollectiveArgs:
             object.__setattr__(self, "peer", np.full(len(self.row), NONE, dtype=np.int64))
 
 
+def _no_numbers() -> Int64:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphNodes:
+    """Kernels that CUDA graphs launched, and which node of which graph each is: parallel arrays, one entry for each.
+
+    ``row`` indexes the trace's events (ascending). ``node`` is the graph's id in the upper 32 bits and the node's in
+    the lower ones, as in CUPTI's ``graphNodeId`` and in torch's annotations of kernels. ``annotation`` indexes
+    ``Trace.strings``: the JSON text of what the program said of the node, where the trace has it; else NONE.
+    """
+
+    row: Int64 = field(default_factory=_no_numbers)
+    node: Int64 = field(default_factory=_no_numbers)
+    annotation: Int64 = field(default_factory=_no_numbers)
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryCounter:
     """The allocator's own counters (torch's ``[memory]`` events), in time order. Bytes; NONE where not recorded."""
@@ -164,6 +182,7 @@ class Trace:
     threads: tuple[Thread, ...]
     collectives: CollectiveArgs
     memory: MemoryCounter
+    graph_nodes: GraphNodes = field(default_factory=GraphNodes)
     rank: int | None = None
     world_size: int | None = None
     backend: str = ""
@@ -256,6 +275,10 @@ class Trace:
         for column in (self.shapes, self.types, self.inputs):
             if column.min() < NONE or column.max() >= len(self.strings):
                 raise ValueError(f"{self.source}: a string index is out of range")
-        rows = self.collectives.row
-        if len(rows) and (rows[0] < 0 or rows[-1] >= len(self) or (np.diff(rows) <= 0).any()):
-            raise ValueError(f"{self.source}: collective rows are not ascending rows of the trace")
+        _check_ascending(self, "collective", self.collectives.row)
+        _check_ascending(self, "graph node", self.graph_nodes.row)
+
+
+def _check_ascending(trace: Trace, what: str, rows: Int64) -> None:
+    if len(rows) and (rows[0] < 0 or rows[-1] >= len(trace) or (np.diff(rows) <= 0).any()):
+        raise ValueError(f"{trace.source}: {what} rows are not ascending rows of the trace")

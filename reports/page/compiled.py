@@ -16,7 +16,7 @@ SHOWN: Final = 20
 _NAMED: Final = 3
 """Modules or lines in a cell; all of them show on hover."""
 _UNKNOWN: Final = "Not known: the notes say why."
-_NOT_COMPILED: Final = "Not in compiled code, or not known there."
+_NOT_COMPILED: Final = "Not in compiled code or an annotated CUDA graph, or not known there."
 
 
 def compiled_table(rows: Sequence[CompiledRow]) -> HtmlTable:
@@ -36,7 +36,7 @@ def compiled_table(rows: Sequence[CompiledRow]) -> HtmlTable:
     left_out = (
         f"The costliest {len(shown)} of {len(rows)} are shown; --json has more." if len(shown) < len(rows) else ""
     )
-    return tables.table("compiled", "Compiled code, per rank and step", columns, left_out)
+    return tables.table("compiled", "Compiled code and CUDA graphs, per rank and step", columns, left_out)
 
 
 def compiled_module_table(rows: Sequence[CompiledModuleRow]) -> HtmlTable:
@@ -51,7 +51,9 @@ def compiled_module_table(rows: Sequence[CompiledModuleRow]) -> HtmlTable:
         tables.durations("Shared", [row.shared_us_per_step for row in shown], definition="compiled_shared"),
     ]
     reading = "A kernel that computes operations of several modules counts in each of them."
-    return tables.table("compiled-modules", "Modules in compiled code, per rank and step", columns, reading)
+    return tables.table(
+        "compiled-modules", "Modules in compiled code and CUDA graphs, per rank and step", columns, reading
+    )
 
 
 def origin_columns(rows: Sequence[KernelRow | OperatorRow]) -> list[Filled]:

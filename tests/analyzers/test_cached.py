@@ -18,7 +18,16 @@ from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.errors import TraceError
 from perfscope.execution import cache as cache_module
 from perfscope.execution.cache import Cache
-from perfscope.trace.trace import CollectiveArgs, Device, MemoryCounter, ParseReport, ProcessGroup, Thread, Trace
+from perfscope.trace.trace import (
+    CollectiveArgs,
+    Device,
+    GraphNodes,
+    MemoryCounter,
+    ParseReport,
+    ProcessGroup,
+    Thread,
+    Trace,
+)
 from tests.generator import JobSpec, simulate
 
 
@@ -91,6 +100,7 @@ def odd_trace() -> Trace:
             column(np.int64, 2**40), column(np.int64, 0), column(np.int64, 8), column(np.int64, -1),
         ),
         memory=MemoryCounter(*(column(np.int64, 1, 2, 3) for _ in range(4))),
+        graph_nodes=GraphNodes(column(np.int64, 1), column(np.int64, 2**40 + 3), column(np.int64, 4)),
         rank=3, world_size=8, backend="nccl", host="node-1", devices=(Device(0, "H100", None), Device(1, "", 2**36)),
         groups=(ProcessGroup("0", "default", (0, 1)), ProcessGroup("1", "", ())), has_shapes=True,
         versions={"nccl": "2.21.5"}, parse_report=ParseReport(3, 2, True, ("something was lost",)),
@@ -125,7 +135,7 @@ class TestStoredTraces:
         stored_traces.save(trace, "x", cache, trace_file)
         assert spelled(stored_traces.load("x", cache, trace_file)) == spelled(trace)
 
-    @pytest.mark.parametrize("part", ["strings", "collectives", "memory", "events"])
+    @pytest.mark.parametrize("part", ["strings", "collectives", "graph_nodes", "memory", "events"])
     @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "gone", "of another trace"])
     def test_damage_to_any_part_is_noticed(self, tmp_path, part, damage):
         cache = Cache(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +11,19 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.compiled_code import UNKNOWN, CallSource, RankSources, event_name, is_cpp, lines_by_name
+from perfscope.analyzers.job.compiled_code import (
+    UNKNOWN,
+    CallSource,
+    RankSources,
+    event_name,
+    is_cpp,
+    lines_by_name,
+    read_annotations,
+)
 from perfscope.analyzers.rank.work.tables import CompiledTimes
 from perfscope.frozen import dataclass
 from perfscope.recording import provenance
-from perfscope.recording.compiled import SourceLine
+from perfscope.recording.compiled import Annotation, SourceLine, of_annotation
 from perfscope.results.notes import Note, note
 from perfscope.results.tables import CompiledModuleRow, CompiledRow, KernelRow, OperatorRow
 from perfscope.trace.trace import NONE, Int64
@@ -64,14 +73,20 @@ class CompiledTables:
     """Kernel or operator -> (modules, lines)."""
 
 
-def compiled_tables(files: Mapping[int, Path], result: AlignedJob, of_inductor: Iterable[Path] = ()) -> CompiledTables:
-    """Put the ranks' compiled calls together.
+def compiled_tables(
+    files: Mapping[int, Path],
+    result: AlignedJob,
+    of_inductor: Iterable[Path] = (),
+    annotations: Mapping[int, Path] | None = None,
+) -> CompiledTables:
+    """Put the ranks' compiled calls and their kernels in CUDA graphs together.
 
     ``files``: what each rank noted of the code that it compiled; ``of_inductor``: what inductor wrote of its kernels,
-    which holds for what no rank noted.
+    which holds for what no rank noted; ``annotations``: each rank's pickled annotations of kernels.
     """
     totals: dict[Key, _Total] = {}
     incomplete = False
+    graphs = _InGraphs()
     notes: list[Note] = []
     by_name = _of_inductor(of_inductor, notes)
     for rank, partial in sorted(result.partials.items()):
@@ -79,13 +94,18 @@ def compiled_tables(files: Mapping[int, Path], result: AlignedJob, of_inductor: 
         if not times.calls:
             continue
         sources = None
-        if rank in files:
-            try:
-                sources = RankSources.read(files[rank])
-            except ValueError as error:
-                notes.append(note("compiled", "compiled_unreadable", (rank,), error=str(error)))
+        annotated: dict[int, Annotation] = {}
+        try:
+            annotated = read_annotations(annotations[rank]) if annotations and rank in annotations else {}
+            sources = RankSources.read(files[rank]) if rank in files else None
+        except ValueError as error:
+            notes.append(note("compiled", "compiled_unreadable", (rank,), error=str(error)))
+        annotated |= sources.annotated if sources is not None else {}
         used = partial.steps.indices_of(result.steps)
-        incomplete |= _add_rank(totals, times, used, sources, by_name, on_device=partial.has_device_work)
+        graphs.add(totals, times, used, annotated)
+        incomplete |= _add_rank(totals, times, used, sources, annotated, by_name, on_device=partial.has_device_work)
+    if graphs.unknown_ns > UNKNOWN_SHARE * max(graphs.ns, 1):
+        notes.append(note("compiled", "graphs_not_annotated", share=graphs.unknown_ns / graphs.ns))
     if not totals:
         return CompiledTables(notes=tuple(notes), sources=_by_name(totals, by_name))
     shares = len(result.partials) * len(result.steps)
@@ -121,36 +141,83 @@ def _add_rank(
     times: CompiledTimes,
     used: Int64,
     sources: RankSources | None,
+    annotated: Mapping[int, Annotation],
     by_name: Mapping[str, tuple[SourceLine, ...]],
     *,
     on_device: bool,
 ) -> bool:
-    """Add a rank's calls; is there a graph whose lines are missing because it came from a cache?"""
+    """Add a rank's calls in compiled code; is there a graph whose lines are missing because it came from a cache?"""
     columns = (table[:, used].sum(axis=1).tolist() for table in (times.count, times.host_ns, times.device_ns))
     incomplete = False
     in_graphs = _in_cuda_graphs(times, sources)
     listed = {graph for graph, call in zip(times.graphs, times.calls, strict=True) if is_cpp(event_name(call))}
-    for graph, call, number, kernel, count, host_ns, device_ns in zip(
-        times.graphs, times.calls, times.number.tolist(), times.names, *columns, strict=True
+    said = _annotations(times, annotated)
+    for graph, call, number, kernel, annotation, count, host_ns, device_ns in zip(
+        times.graphs, times.calls, times.number.tolist(), times.names, said, *columns, strict=True
     ):
-        if not (count or device_ns) or (not call and (on_device or graph in listed)):
+        if not graph or not (count or device_ns) or (not call and (on_device or graph in listed)):
             continue
         source = sources.find(graph, call, number) if sources is not None else UNKNOWN
         source = in_graphs.get((graph, call, number), source)
+        if not source.lines and annotation is not None:
+            source = _annotated_source(annotation, source.backward)
         if not source.lines and event_name(call) in by_name:
             source = replace(source, lines=by_name[event_name(call)], complete=True)
         if not call and source is not UNKNOWN and not source.lines and source.complete:
             continue  # what it computes are operators alone
         incomplete |= source.backward is not None and not source.complete
-        lines = tuple(sorted({(line.file, line.line) for line in source.lines if line.file}))
-        total = totals.setdefault((event_name(call) or UNSHOWN, source.backward, lines), _Total(source))
-        total.count += count
-        total.host_ns += host_ns
-        total.device_ns += device_ns
-        total.owners |= dict.fromkeys(map(_owner, source.lines))
-        if kernel:
-            total.kernels[kernel] = total.kernels.get(kernel, 0) + device_ns
+        _add(totals, event_name(call) or UNSHOWN, source, kernel, (count, host_ns, device_ns))
     return incomplete
+
+
+def _add(totals: dict[Key, _Total], name: str, source: CallSource, kernel: str, amounts: tuple[int, int, int]) -> None:
+    """Add (calls, ns on the host, ns on the device) to the row of a call."""
+    lines = tuple(sorted({(line.file, line.line) for line in source.lines if line.file}))
+    if not lines:  # of an annotated kernel the module alone is known
+        lines = tuple(sorted({(_NUMBER.sub("*", line.module), 0) for line in source.lines}))
+    total = totals.setdefault((name, source.backward, lines), _Total(source))
+    total.count += amounts[0]
+    total.host_ns += amounts[1]
+    total.device_ns += amounts[2]
+    total.owners |= dict.fromkeys(map(_owner, source.lines))
+    if kernel:
+        total.kernels[kernel] = total.kernels.get(kernel, 0) + amounts[2]
+
+
+@dataclass
+class _InGraphs:
+    """Time of the kernels in CUDA graphs outside of compiled code, and the part of which nothing is annotated."""
+
+    ns: int = 0
+    unknown_ns: int = 0
+
+    def add(
+        self, totals: dict[Key, _Total], times: CompiledTimes, used: Int64, annotated: Mapping[int, Annotation]
+    ) -> None:
+        """Add one rank's; a kernel by its annotation, those of one name and module in one row."""
+        lengths = times.device_ns[:, used].sum(axis=1).tolist()
+        lines = zip(times.graphs, times.names, _annotations(times, annotated), lengths, strict=True)
+        for graph, kernel, annotation, ns in lines:
+            if graph or not ns:
+                continue
+            self.ns += ns
+            if annotation is None:
+                self.unknown_ns += ns
+            else:
+                _add(totals, kernel, _annotated_source(annotation, None), kernel, (0, 0, ns))
+
+
+def _annotations(times: CompiledTimes, annotated: Mapping[int, Annotation]) -> list[Annotation | None]:
+    """What is said of the kernel of each line: by the trace, else by the rank's files."""
+    return [
+        of_annotation(json.loads(text)) if text else annotated.get(node)
+        for text, node in zip(times.annotations, times.nodes.tolist(), strict=True)
+    ]
+
+
+def _annotated_source(annotation: Annotation, backward: bool | None) -> CallSource:
+    line, is_backward = annotation
+    return CallSource((line,), (), is_backward if backward is None else backward, complete=True)
 
 
 def _in_cuda_graphs(times: CompiledTimes, sources: RankSources | None) -> dict[tuple[str, str, int], CallSource]:

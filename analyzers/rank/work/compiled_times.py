@@ -2,7 +2,8 @@
 
 Inductor's code runs in a range that names its graph, and calls generated kernels and operators in the same order each
 time. So a call is identified by its graph, its name and its number among those of this name in one run of the graph;
-which lines of the program it computes is looked up when the ranks are put side by side.
+which lines of the program it computes is looked up when the ranks are put side by side. Kernels that CUDA graphs launch
+are identified by their node, too, in compiled code and elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _OPERATORS: Final = (Category.CPU_OP, Category.ANNOTATION)
 def compiled_times(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> CompiledTimes:
     """Add up each step's calls inside compiled graphs."""
     runs = trace.rows(*_OPERATORS, named=GRAPH.match)
-    if len(runs) == 0:
+    if len(runs) == 0 and len(trace.graph_nodes.row) == 0:
         return CompiledTimes.none(len(steps))
     ranges = Nested.of(trace, np.union1d(trace.rows(Category.CPU_OP), runs))
     is_run: Bool = trace.names_where(GRAPH.match, ranges.row)
@@ -45,12 +46,14 @@ def compiled_times(trace: Trace, work: DeviceWork, steps: Steps, attribution: At
     number[calls] = _numbers(ranges.parent[calls], names[calls])
     # A run's own time, without the operators that it calls, is that of kernels which no event shows.
     own, at_run = ranges.own_ns(), np.flatnonzero(is_run)
+    hosts = len(calls) + len(at_run)
     host = np.stack(
         (
             np.concatenate((names[ranges.parent[calls]], names[at_run])),
             np.concatenate((names[calls], np.full(len(at_run), NONE))),
             np.concatenate((number[calls], np.zeros(len(at_run), dtype=np.int64))),
-            np.full(len(calls) + len(at_run), NONE),
+            np.full(hosts, NONE),
+            np.full(hosts, NONE),
         )
     )
     length = np.concatenate(((ranges.end - ranges.start)[calls], own[at_run]))
@@ -63,12 +66,14 @@ def compiled_times(trace: Trace, work: DeviceWork, steps: Steps, attribution: At
 def _on_device(
     trace: Trace, work: DeviceWork, ranges: Nested, is_run: Bool, is_call: Bool, names: Int64, number: Int64
 ) -> tuple[Int64, Int64, Int64]:
-    """(graph, call, its number, kernel) of each piece of work that a run launches, which pieces these are, and of those
-    that the code launches itself, as a CUDA graph's, the place among them.
+    """(graph, call, its number, kernel, node) of each piece of work that a run or another CUDA graph launches, which
+    pieces these are, and of those that the code launches itself, as a CUDA graph's, the place among them.
 
     Such a piece is a call of its own name.
     """
     around = ranges.nearest(ranges.around(trace, work.launch), is_run | is_call)
+    node = _nodes(trace, work)
+    apart = np.flatnonzero((around == NONE) & (node != NONE))
     piece = np.flatnonzero(around != NONE)
     around, kernel = around[piece], trace.name[work.row[piece]].astype(np.int64)
     direct = is_run[around]
@@ -77,7 +82,26 @@ def _on_device(
     count[direct] = _numbers(run[direct], kernel[direct])
     order = np.full(len(piece), NONE, dtype=np.int64)
     order[direct] = _numbers(run[direct], np.zeros(int(direct.sum()), dtype=np.int64))
-    return np.stack((names[run], call, count, kernel)), piece, order
+    keys = np.stack((names[run], call, count, kernel, node[piece]))
+    kernel = trace.name[work.row[apart]].astype(np.int64)
+    nothing = np.full(len(apart), NONE)
+    keys_apart = np.stack((nothing, kernel, np.zeros(len(apart), dtype=np.int64), kernel, node[apart]))
+    return (
+        np.concatenate((keys, keys_apart), axis=1),
+        np.concatenate((piece, apart)),
+        np.concatenate((order, nothing)),
+    )
+
+
+def _nodes(trace: Trace, work: DeviceWork) -> Int64:
+    """The graph's node that each piece of work is; NONE where it is none."""
+    rows = trace.graph_nodes.row
+    node = np.full(len(work), NONE, dtype=np.int64)
+    if len(rows):
+        place = np.minimum(np.searchsorted(rows, work.row), len(rows) - 1)
+        found = rows[place] == work.row
+        node[found] = trace.graph_nodes.node[place[found]]
+    return node
 
 
 def _numbers(run: Int64, name: Int64) -> Int64:
@@ -92,7 +116,7 @@ def _numbers(run: Int64, name: Int64) -> Int64:
 
 
 def _table(trace: Trace, steps: Steps, *parts: tuple[Int64, Int64, Int64, Int64]) -> CompiledTimes:
-    """``parts``: (keys [4, events], ns, step, order) of the host's calls, then of device work."""
+    """``parts``: (keys [5, events], ns, step, order) of the host's calls, then of device work."""
     keys = np.concatenate([part[0] for part in parts], axis=1)
     length, step, order = (np.concatenate([part[at] for part in parts]) for at in (1, 2, 3))
     on_host = np.arange(len(length)) < len(parts[0][1])
@@ -116,13 +140,19 @@ def _table(trace: Trace, steps: Steps, *parts: tuple[Int64, Int64, Int64, Int64]
     def texts(ids: Int64) -> tuple[str, ...]:
         return tuple("" if name == NONE else trace.strings[name] for name in ids.tolist())
 
-    graph, call, number, kernel = lines[:, kept]
+    graph, call, number, kernel, node = lines[:, kept]
+    nodes = trace.graph_nodes
+    said = dict(zip(nodes.node.tolist(), nodes.annotation.tolist(), strict=True))
     return CompiledTimes(
         graphs=tuple(match[1] if (match := GRAPH.match(name)) else "" for name in texts(graph)),
         calls=texts(call),
         number=number,
         order=first[kept],
         names=texts(kernel),
+        nodes=node,
+        annotations=tuple(
+            "" if (text := said.get(each, NONE)) == NONE else trace.strings[text] for each in node.tolist()
+        ),
         count=table(on_host),
         host_ns=table(on_host, length),
         kernels=table(~on_host),

@@ -36,7 +36,7 @@ class _NamedLines:
     """A table with names. Unpickled, each name is held once in this process: the ranks of a job have the same names."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for field in {"names", "calls", "operators", "ranges", "graphs"} & state.keys():
+        for field in {"names", "calls", "operators", "ranges", "graphs", "annotations"} & state.keys():
             state[field] = tuple(map(sys.intern, state[field]))
         self.__dict__.update(state)
 
@@ -147,7 +147,9 @@ class CompiledTimes(_NamedLines):
     is where generated kernels run that no event shows) and its ``number`` among those of this name in one run of the
     graph. ``order`` is a kernel's place among those that the code launches itself, as a CUDA graph's; NONE for others.
     Lines of device work name the kernel (``names``; empty in the lines of the host, which hold ``count`` and
-    ``host_ns``).
+    ``host_ns``), and where a CUDA graph launches it ``nodes`` (``GraphNodes.node``; NONE elsewhere) with what the trace
+    has of the node's annotation (``annotations``, JSON text; empty where nothing). Kernels of CUDA graphs that run
+    outside of compiled code are lines too, whose ``graphs`` are empty.
     """
 
     graphs: tuple[str, ...]
@@ -155,6 +157,8 @@ class CompiledTimes(_NamedLines):
     number: Int64
     order: Int64
     names: tuple[str, ...]
+    nodes: Int64
+    annotations: tuple[str, ...]
     count: Int64
     host_ns: Int64
     kernels: Int64
@@ -165,7 +169,7 @@ class CompiledTimes(_NamedLines):
         """Nothing was compiled."""
         empty = np.empty((0, steps), dtype=np.int64)
         none = np.empty(0, dtype=np.int64)
-        return cls((), (), none, none, (), empty, empty, empty, empty)
+        return cls((), (), none, none, (), none, (), empty, empty, empty, empty)
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,14 @@ SCANNED = {
                               "In msg nelems": 12, "Process Group Ranks": "[0, 1]"}),
         event(**{**KERNEL, "name": "ncclKernel"}, args={"Process Group Name": "2", "Process Group Ranks": [0, 1]}),
     ],
+    "kernels of CUDA graphs": [
+        event(**KERNEL, args={"device": 0, "stream": 7, "graph id": 0, "graph node id": 0}),
+        event(**KERNEL, args={"stream": 7, "graph id": 3, "graph node id": (3 << 32) | 5, "correlation": 9}),
+        event(**KERNEL, args={"graph id": 3, "graph node id": 6, "name": "loss", "autograd_phase": "backward"}),
+        event(**KERNEL, args={"graph node id": "12884901895", "str": "attention", "Collective name": "allreduce"}),
+        event(**{**KERNEL, "cat": "gpu_memcpy"}, args={"graph id": 3, "graph node id": 8}),
+        event(args={"graph node id": 9}),
+    ],
     "names of threads": [
         event(), {"ph": "M", "name": "thread_name", "pid": 10, "tid": 11, "args": {"name": "main"}},
         {"ph": "M", "name": "process_name", "pid": 10, "args": {"name": "python"}},
