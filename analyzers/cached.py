@@ -21,6 +21,7 @@ from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.errors import TraceError
 from perfscope.execution.cache import Cache, Content, fingerprint
+from perfscope.execution.pickle_sizes import check_sizes
 from perfscope.recording import remote
 from perfscope.trace import trace as trace_module
 from perfscope.trace.custom_flops import CustomFlops
@@ -167,6 +168,7 @@ def _unpack(data: bytes) -> RankPartial:
     digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
         raise pickle.UnpicklingError("damaged")
+    check_sizes(body)
     partial = _ValuesOnly(io.BytesIO(body)).load()
     if not isinstance(partial, RankPartial):
         raise pickle.UnpicklingError("not a rank's analysis")

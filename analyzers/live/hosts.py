@@ -13,7 +13,7 @@ import msgspec
 from perfscope.analyzers.live.source import Entry, Piece, Source, Tail, read_all
 from perfscope.analyzers.live.state import DeviceLoad, HostLoad
 from perfscope.frozen import dataclass
-from perfscope.recording.samples import RANK, SCHEMA, SamplerHeader
+from perfscope.recording.samples import RANK, SCHEMA, SampledProcess, SamplerHeader
 from perfscope.typed import WrongValue, build, clean
 
 SPAN_S: Final = 5.0
@@ -89,8 +89,8 @@ class Hosts:
             elif line:
                 if samples and line.startswith(b'{"schema"'):
                     samples.clear()
-                with suppress(msgspec.MsgspecError, ValueError, WrongValue, TypeError, RecursionError):
-                    _describe(host, msgspec.json.decode(line))
+                with suppress(msgspec.MsgspecError, ValueError, WrongValue, RecursionError):
+                    _describe(host, msgspec.json.decode(line, type=dict[str, Any]))
         for line in samples[-_LAST_LINES:]:
             with suppress(msgspec.MsgspecError, ValueError, RecursionError):
                 sample = msgspec.json.decode(line)
@@ -98,7 +98,7 @@ class Hosts:
                     host.samples.append(sample)
 
 
-def _describe(host: _Host, value: Any) -> None:
+def _describe(host: _Host, value: dict[str, Any]) -> None:
     """A header, or a process that was met. Raises WrongValue."""
     if value.get("schema") == SCHEMA:
         host.header = build(SamplerHeader, value, [])
@@ -106,10 +106,10 @@ def _describe(host: _Host, value: Any) -> None:
         host.rank_processes.clear()
         host.samples.clear()
     elif "process" in value:
-        process, rank = int(value["process"]), int(value["rank"])
-        host.ranks[process] = rank
-        if value.get("kind") == RANK:
-            host.rank_processes[rank] = process
+        met = build(SampledProcess, value, [])
+        host.ranks[met.process] = met.rank
+        if met.kind == RANK:
+            host.rank_processes[met.rank] = met.process
 
 
 def _is_sample(value: Any) -> bool:

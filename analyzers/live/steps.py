@@ -64,7 +64,8 @@ class RankSteps:
         """
         if not self.ended_ns:
             return None
-        return max(min(now_ns - self.ended_ns, now_ns - self.seen_ns if self.seen_ns else now_ns), 0) / 1e9
+        ages = [now_ns - at for at in (self.ended_ns, self.seen_ns) if at and at <= now_ns]
+        return min(ages, default=0) / 1e9
 
     @property
     def mean_us(self) -> Float64:

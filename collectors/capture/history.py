@@ -71,6 +71,8 @@ class StepHistory:
         self.add: Callable[[Step], None] = self._waiting.append
         """A step has ended."""
         self._written_at = time.monotonic()
+        self._to_epoch_ns = time.time_ns() - perf_counter_ns()
+        """Kept: a clock that is set in the course of a run makes no step begin hours after the one before it."""
         self.measured = frozenset({"optimizer"})
         """Stages that are measured; the others' times are left out."""
         self.waits_measured = False
@@ -93,11 +95,10 @@ class StepHistory:
                 self._append(pack(self._block(consecutive[first : first + BLOCK_STEPS])))
 
     def _block(self, steps: list[Step]) -> Block:
-        to_epoch = time.time_ns() - time.perf_counter_ns()
         return Block(
             attempt=self._attempt,
             first_step=steps[0].number,
-            began_ns=steps[0].began + to_epoch,
+            began_ns=steps[0].began + self._to_epoch_ns,
             step_us=[step.duration // 1000 for step in steps],
             stages_us={
                 name: column

@@ -7,14 +7,23 @@ on which.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    InvalidStateError,
+    ProcessPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from perfscope._version import __version__
@@ -38,6 +47,10 @@ _MEMORY_SHARE: Final = 0.8
 """Of the memory available at the start; the rest is for the caller, who holds every rank's result."""
 _PATIENCE_S: Final = 120.0
 """How long a cluster may be without a worker before its work fails: schedulers take time to start workers."""
+_STUCK_S: Final = 60.0
+"""When a cluster has finished nothing for so long, what is under way is given to another worker, too."""
+_WORK_OF_THREAD: Final = 2
+"""What dask sends a worker's thread at once: one item to work on, one to begin with next."""
 _POLL_S: Final = 5.0
 
 
@@ -67,17 +80,61 @@ class Serial(Executor):
 
 
 class Cluster(Executor):
-    """A dask cluster, through an open ``distributed.Client``."""
+    """A dask cluster, through an open ``distributed.Client``.
 
-    def __init__(self, client: Any, patience_s: float = _PATIENCE_S) -> None:
+    A worker that was stopped, or whose disk does not answer, keeps its work for minutes or for ever. So work may be
+    given to several workers; the first result counts.
+    """
+
+    def __init__(self, client: Any, patience_s: float = _PATIENCE_S, stuck_s: float = _STUCK_S) -> None:
         self.patience_s = patience_s
+        self.stuck_s = stuck_s
         self._client = client
         # A result is not a pure function of the path: the file may have changed since it was last read.
         self._executor: Executor = client.get_executor(pure=False)
+        self._under_way: dict[Future[Any], tuple[Callable[[], Any], int]] = {}
+        """What was promised -> how it is computed, and by how many workers."""
+        self._lock = threading.Lock()
 
     def submit(self, fn: Callable[_P, Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[Result]:
         """Call ``fn`` on some worker."""
-        return self._executor.submit(fn, *args, **kwargs)
+        promised: Future[Result] = Future()
+        work = functools.partial(fn, *args, **kwargs)
+        with self._lock:
+            self._under_way[promised] = work, 1
+        self._give(work, promised)
+        return promised
+
+    def submit_again(self) -> None:
+        """Give what is under way to one more worker each, unless it waits for workers that have other work."""
+        most = _WORK_OF_THREAD * sum(self._client.nthreads().values())
+        with self._lock:
+            again = dict(self._under_way) if len(self._under_way) <= most else {}
+            self._under_way.update({promised: (work, workers + 1) for promised, (work, workers) in again.items()})
+        for promised, (work, _) in again.items():
+            self._give(work, promised)
+
+    def _give(self, work: Callable[[], Any], promised: Future[Any]) -> None:
+        self._executor.submit(work).add_done_callback(functools.partial(self._done, promised))
+
+    def _done(self, promised: Future[Any], done: Future[Any]) -> None:
+        """One of the workers has finished; an error counts if it is the last one's."""
+        with self._lock:
+            work, workers = self._under_way.get(promised, (None, 0))
+            if work is None:
+                return
+            failed = done.cancelled() or done.exception() is not None
+            if failed and workers > 1:
+                self._under_way[promised] = work, workers - 1
+                return
+            del self._under_way[promised]
+        with suppress(InvalidStateError):  # given up
+            if done.cancelled():
+                promised.cancel()
+            elif failed:
+                promised.set_exception(done.exception())
+            else:
+                promised.set_result(done.result())
 
     def has_workers(self) -> bool:
         """Whether the scheduler can be reached and has a worker."""
@@ -195,14 +252,19 @@ def _until_broken(
 
 
 def _some_done(flying: dict[Future[Result], Item], executor: Executor) -> list[Future[Result]]:
-    """Wait for some future to be done. Where no worker is left, all of them fail."""
+    """Wait for some future to be done. Where no worker is left, all of them fail; stuck ones are tried elsewhere."""
     if not isinstance(executor, Cluster):
         return list(wait(flying, return_when=FIRST_COMPLETED).done)
-    idle_s = 0.0
+    idle_s = waited_s = 0.0
+    again_s = executor.stuck_s
     while True:
         done = list(wait(flying, timeout=_POLL_S, return_when=FIRST_COMPLETED).done)
         if done:
             return done
+        waited_s += _POLL_S
+        if waited_s >= again_s:
+            executor.submit_again()
+            again_s = 2 * waited_s + executor.stuck_s
         idle_s = 0.0 if executor.has_workers() else idle_s + _POLL_S
         if idle_s >= executor.patience_s:
             return [_failed(future, executor, flying) for future in list(flying)]

@@ -98,8 +98,8 @@ def fetched(path: Path) -> Iterator[Path]:
                 shutil.copyfileobj(source, target, 8 << 20)
         except Exception as error:
             raise TraceError(
-                f"{path}: cannot be fetched to {folder} ({type(error).__name__}: {error}); check the credentials, and "
-                "that the disk has room (TMPDIR names another)"
+                f"{path}: cannot be fetched ({type(error).__name__}: {error}); check the network, the credentials, and "
+                f"that {folder} has room (TMPDIR names another place)"
             ) from error
         yield local
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -18,6 +19,7 @@ from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.errors import TraceError
 from perfscope.execution import cache as cache_module
 from perfscope.execution.cache import Cache
+from perfscope.execution.pickle_sizes import check_sizes
 from perfscope.trace.trace import (
     CollectiveArgs,
     Device,
@@ -252,6 +254,55 @@ def test_a_planted_entry_calls_nothing(tmp_path):
     body = pickle.dumps(Evil())
     with pytest.raises(pickle.UnpicklingError, match="print is not a value"):
         cached._ValuesOnly(io.BytesIO(body)).load()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x80\x05\x96" + (1 << 62).to_bytes(8, "little") + b"1234.",  # so many bytes
+        b"\x80\x05\x8e" + (1 << 28).to_bytes(8, "little") + b"1234.",
+        b"\x80\x05\x8d" + (1 << 28).to_bytes(8, "little") + b"1234.",  # so long a text
+        b"\x80\x05Nr" + (1 << 24).to_bytes(4, "little") + b".",  # a memo of so many places
+        b"\x80\x05N",
+    ],
+    ids=["bytearray", "bytes", "text", "memo", "no end"],
+)
+def test_an_entry_that_claims_more_than_it_holds_is_not_unpickled(body, monkeypatch):
+    monkeypatch.setattr(cached, "_ValuesOnly", lambda _: pytest.fail("unpickled"))
+    with pytest.raises(pickle.UnpicklingError):
+        cached._unpack(hashlib.blake2b(body, digest_size=16).digest() + body)
+
+
+def test_whole_pickles_of_any_values_pass_the_look_at_their_sizes():
+    arrays = [np.zeros(size, dtype=kind) for size in (0, 3, 300, 70_000) for kind in ("i1", "i8", "f4", "U7")]
+    values = [
+        None,
+        True,
+        5,
+        300,
+        1 << 20,
+        1 << 80,
+        -7,
+        0.5,
+        "a",
+        "b" * 300,
+        "c" * 70_000,
+        b"d",
+        b"e" * 300,
+        b"f" * 70_000,
+    ]
+    held = [
+        *values,
+        *arrays,
+        tuple(values),
+        {"key": values},
+        {1, 2},
+        frozenset({3}),
+        [values] * 3,
+        [[n] for n in range(9000)],
+    ]
+    for protocol in (4, 5):
+        check_sizes(pickle.dumps(held, protocol))
 
 
 class TestAnalyze:

@@ -48,11 +48,12 @@ def kills(count: int, seed: int) -> None:
     """Processes of real trainings killed at random moments: ranks, launchers, perfscope, samplers."""
     from tests.campaign import kills as trainings
 
-    results = trainings.Results()
+    results, told = trainings.Results(), 0
     for results in trainings.run(count, seed):
         click.echo(f"{sum(results.kills.values())} of {count}, {len(results.faults)} faults", err=True)
-        if results.faults:
-            click.echo(results.faults[-1], err=True)
+        for each in results.faults[told:]:
+            click.echo(each, err=True)
+        told = len(results.faults)
     click.echo(trainings.report(results))
     sys.exit(bool(results.faults))
 

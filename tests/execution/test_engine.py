@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,16 @@ def double_or_die_twice(item: int) -> int:
     time.sleep(0.05)
     if item in (3, 9):
         os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item
+
+
+def double_or_stop(marker: Path, item: int) -> int:
+    """The first call for item 3 stops its worker."""
+    if item == 3:
+        with suppress(FileExistsError), marker.open("x") as file:
+            file.write(str(os.getpid()))
+            file.flush()
+            os.kill(os.getpid(), signal.SIGSTOP)
     return 2 * item
 
 
@@ -138,6 +150,18 @@ class TestCluster:
             found = outcomes(double_or_die, executor)
         assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
         assert found[3].error == engine.WORKER_DIED
+
+    @pytest.mark.scale
+    def test_a_worker_that_is_stopped_costs_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(engine, "_POLL_S", 0.1)
+        marker = tmp_path / "stopped"
+        with dask_cluster(tmp_path, workers=2) as address, engine.cluster(address) as executor:
+            executor.stuck_s = 1.0
+            try:
+                found = outcomes(functools.partial(double_or_stop, marker), executor)
+            finally:
+                os.kill(int(marker.read_text()), signal.SIGKILL)
+        assert [outcome.result for outcome in found] == [2 * item for item in ITEMS]
 
     def test_nothing_answers(self):
         pytest.importorskip("distributed", reason="dask.distributed is not installed (the dask extra)")

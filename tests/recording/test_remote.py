@@ -17,6 +17,7 @@ from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.recording import remote
 from perfscope.recording.job import open_job
 from tests.generator import JobSpec, simulate
+from tests.recording.faulty_store import Store, faulty
 from tests.waiting import free_port
 
 
@@ -189,6 +190,47 @@ def test_no_server(store, monkeypatch, tmp_path):
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(UnusableInput, match=r"s3://bucket/run: cannot be read .*AWS_ENDPOINT_URL"):
         analyze("s3://bucket/run")
+
+
+@pytest.fixture
+def failing(server: str, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store that fails as the test says, with the job in it."""
+    import s3fs
+
+    with faulty(int(server.rpartition(":")[2])) as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield between
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("kind", ["error", "busy", "closed", "cut", "slow"])
+def test_a_store_that_fails_for_a_while_gives_the_same_result(failing, run, job, kind):
+    failing.faults = lambda path, number: "" if number else kind
+    found = json.dumps(analyze(run, workers=1).to_dict()).replace(run, "FOLDER")
+    assert found == json.dumps(analyze(job).to_dict()).replace(str(job), "FOLDER")
+    assert failing.done[kind] >= 4
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("kind", ["error", "busy", "denied", "cut"])
+def test_a_trace_that_never_comes_costs_its_rank_and_is_named(failing, run, kind, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    failing.faults = lambda path, number: kind if "rank1" in path else ""
+    found = analyze(run, workers=1).to_dict()
+    (failure,) = found["job"]["failures"]
+    assert (failure["rank"], found["job"]["ranks"]) == (1, (0,))
+    assert failure["error"].startswith(f"{run}/rank1.json.gz: cannot be fetched (")
+    assert "check the network, the credentials" in failure["error"]
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("kind", ["error", "denied", "closed", "cut"])
+def test_a_store_that_always_fails_is_an_error_that_names_the_folder(failing, run, kind, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    failing.faults = lambda path, number: kind
+    with pytest.raises(UnusableInput, match=rf"{run}: cannot be read .*AWS_ENDPOINT_URL"):
+        analyze(run, workers=1)
 
 
 def test_without_the_extra_it_is_named(monkeypatch):

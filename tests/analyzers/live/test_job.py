@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.live import steps as live_steps
 from perfscope.analyzers.live.job import LiveJob
-from perfscope.analyzers.live.source import source_of
+from perfscope.analyzers.live.source import Tail, source_of
 from perfscope.analyzers.live.state import LiveState
+from perfscope.analyzers.live.steps import RankSteps
 from perfscope.recording.history import unpack, unpack_growing
 from perfscope.recording.metadata import StepsMetadata
 from perfscope.recording.paths import stacks_file, steps_file, trace_file
@@ -292,6 +293,8 @@ def test_load_is_that_of_the_last_seconds(recorded: Recorded) -> None:
     [
         '{"schema":"perfscope.samples/1","devices":5}',
         '{"process":"x","rank":[]}',
+        '{"process":100,"kind":"rank"}',
+        "5",
         "[1,2",
         "[1,[],[],[[]]]",
         '["a",[],[],[]]',
@@ -308,6 +311,13 @@ def test_damaged_samples_cost_themselves(recorded: Recorded, line: str) -> None:
         file.write(line + "\n")
     recorded.sample(2, [100, 101], gpus=[50])
     assert after(LiveJob(recorded.folder), 4).state == "running"
+
+
+@pytest.mark.parametrize(("ended_s", "seen_s", "age_s"), [(60, 30, 30), (-3600, 30, 30), (20, 30, 20), (-5, 0, 0)])
+def test_a_rank_whose_clock_is_ahead_grows_older_too(ended_s: int, seen_s: int, age_s: int) -> None:
+    now = 10**18
+    seen = now - seen_s * 10**9 if seen_s else 0
+    assert RankSteps(Tail(), ended_ns=now - ended_s * 10**9, seen_ns=seen).age_s(now) == age_s
 
 
 def test_captures_and_further_jobs_are_seen(recorded: Recorded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,35 @@ def test_what_is_not_measured_is_left_out_and_lies_in_other(tmp_path: Path) -> N
 def test_of_two_steps_of_one_number_the_later_one_holds(tmp_path: Path) -> None:
     write(tmp_path / "steps", [step(0, ms=1), step(1, ms=2), step(0, ms=3)])
     assert read(tmp_path / "steps").step_us.tolist() == [3000.0, 2000.0]
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_clock_that_is_set_meanwhile_moves_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    now = time.time_ns
+    history = StepHistory(tmp_path / "steps", 0)
+    for number in range(20):
+        history.add(step(number)._replace(began=10 * number * MS))
+        if number == 9:
+            history.write()
+            monkeypatch.setattr(time, "time_ns", lambda: now() + jump_s * 10**9)
+    history.write()
+    steps = read(tmp_path / "steps")
+    assert np.diff(steps.began_ns).tolist() == [10 * MS] * 19
+
+
+def test_a_day_of_steps_takes_a_few_megabytes(tmp_path: Path) -> None:
+    """An hour of it: 36,000 steps with noise, in blocks of two seconds."""
+    dice = np.random.default_rng(0)
+    history = StepHistory(tmp_path / "steps", 0)
+    history.measured = frozenset(STAGES)
+    for first in range(0, 36_000, 20):
+        for number, (load, forward, backward) in enumerate(dice.normal((5, 30, 60), (0.2, 0.5, 1), (20, 3)), first):
+            history.add(step(number, ms=100, dataloader=load, forward=forward, backward=backward, optimizer=2.0))
+        history.write()
+    assert len(read(tmp_path / "steps").number) == 36_000
+    assert 24 * (tmp_path / "steps").stat().st_size < 16 << 20
 
 
 def test_the_last_attempt_is_read_and_the_earlier_ones_are_counted(tmp_path: Path) -> None:
