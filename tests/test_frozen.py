@@ -75,13 +75,41 @@ def classes(dataclass: Callable[..., Any]) -> dict[str, Any]:
 
         more: float = 0.5
 
+    @dataclass(frozen=True)
+    class Empty:
+        """Has no field."""
+
+    @dataclass(frozen=True)
+    class Simple:
+        """Sets its fields, two of them only by name."""
+
+        number: int
+        other: object = "default"
+        named: int = dataclasses.field(kw_only=True)
+        last: str = dataclasses.field(default="last", kw_only=True)
+
+    @dataclass(frozen=True)
+    class OfSelf:
+        """Has a field of an unlucky name."""
+
+        self: int
+        other: int = 2
+
+    @dataclass(frozen=True)
+    class OfWriter:
+        """Has fields of names that the writer of constructors uses."""
+
+        __set_field__: int
+        to: int = 2
+        default_to: int = 3
+
     @dataclass
     class Changeable:
         """Is not frozen."""
 
         number: int = 0
 
-    found = (Plain, Named, Itself, Own, Compared, Heir, Changeable)
+    found = (Plain, Named, Itself, Own, Compared, Heir, Empty, Simple, OfSelf, OfWriter, Changeable)
     return {kind.__name__: kind for kind in found}
 
 
@@ -98,6 +126,17 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Own", (12,), {}),
     ("Compared", (12,), {}),
     ("Heir", (1,), {"more": 2.0}),
+    ("Empty", (), {}),
+    ("Empty", (1,), {}),
+    ("Simple", (1,), {"named": 2}),
+    ("Simple", (1, 2), {"named": 2, "last": "one"}),
+    ("Simple", (1,), {}),
+    ("Simple", (1, 2, 3), {}),
+    ("Simple", (), {"named": 2}),
+    ("OfSelf", (7,), {}),
+    ("OfSelf", (7, 8), {}),
+    ("OfWriter", (7,), {}),
+    ("OfWriter", (7, 8), {"default_to": 4}),
     ("Changeable", (), {}),
 ]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -18,6 +21,16 @@ from perfscope.execution import engine
 from perfscope.recording import paths, remote
 from perfscope.results.prices import Price, priced
 from perfscope.results.summary import Summary
+
+_OBJECTS: Final = 100_000
+"""Made between two searches for unreachable cycles: an analysis makes many objects that stay, and next to no cycles."""
+
+
+def _settle_process() -> None:
+    """What pays in a process that ends after one analysis; its workers begin so, too."""
+    gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
+    # Numpy would start a thread for each core as it is imported: for products of matrices, of which there are none.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @contextlib.contextmanager
@@ -172,6 +185,7 @@ def command(
     perfscope analyze perfscope-recording
     perfscope analyze traces/ --output review.html --json review.json
     """
+    _settle_process()
     from perfscope.analyzers.analyze import analyze
     from perfscope.reports import terminal
     from perfscope.reports.figures.figures import check_images

@@ -1,8 +1,11 @@
-"""``perfscope analyze`` with the user's own formulas and with Nsight Compute's export."""
+"""``perfscope analyze`` with the user's own formulas, with Nsight Compute's export, and the process that it runs in."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,18 @@ def test_the_same_from_python(traces, tmp_path):
     assert found.utilisation.model_flops_per_step is not None
     gelus = SPEC.ranks * SPEC.model.layers * SPEC.model.tokens
     assert found.utilisation.model_flops_per_step - plain.utilisation.model_flops_per_step == 5000 * gelus
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_one_thread_analyzes(traces: Path, tmp_path: Path) -> None:
+    """Numpy's library of linear algebra begins with a thread for each core, unless it is told otherwise."""
+    script = """
+import os, sys
+from perfscope.cli.main import main
+main(["analyze", *sys.argv[1:]], standalone_mode=False)
+print("threads", len(os.listdir("/proc/self/task")))
+"""
+    command = [sys.executable, "-c", script, str(traces), "--workers", "1", "--output", str(tmp_path / "out.html")]
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "threads 1"
