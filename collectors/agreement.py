@@ -63,6 +63,8 @@ class Request:
     number: int
     active: int | None
     """Steps to record; None: as many as the run's options."""
+    seconds: float | None = None
+    """Record as many steps as take so long, where their number is not given."""
 
 
 class Board:
@@ -92,8 +94,10 @@ class Board:
                     plans.append(plan)
         for number, content in _records(self._folder / REQUESTS_FILE, self._requests_read):
             self._requests_read = number + 1
-            active = content.get("active")
-            self._requests.append(Request(number, active if isinstance(active, int) and active > 0 else None))
+            active, seconds = content.get("active"), content.get("seconds")
+            steps = active if isinstance(active, int) and active > 0 else None
+            wanted = seconds if isinstance(seconds, int | float) and seconds > 0 else None
+            self._requests.append(Request(number, steps, wanted))
         return plans
 
     def open_request(self) -> Request | None:
@@ -125,10 +129,13 @@ def open_board(folder: Path) -> None:
         (folder / BOOTSTRAP_FOLDER / name).touch()
 
 
-def ask(folder: Path, active: int | None) -> None:
-    """Ask the ranks that record into ``folder`` for a capture of ``active`` steps. Raises OSError."""
+def ask(folder: Path, active: int | None, seconds: float | None = None) -> None:
+    """Ask the ranks that record into ``folder`` for a capture of ``active`` steps, or of as many as take ``seconds``.
+
+    Raises OSError.
+    """
     path = folder / BOOTSTRAP_FOLDER / REQUESTS_FILE
-    _write(path, {"active": active}, -(-path.stat().st_size // RECORD) * RECORD)
+    _write(path, {"active": active, "seconds": seconds}, -(-path.stat().st_size // RECORD) * RECORD)
 
 
 def _claim(path: Path) -> float | None:

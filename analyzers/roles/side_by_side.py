@@ -60,7 +60,7 @@ def with_roles(main: AnalyzedJob, jobs: Sequence[AnalyzedJob], *, stated: bool, 
         return main.summary
     activities = [each.activity for each in jobs]
     trains = main.job.role if stated else main_role(each.job.role for each in jobs)
-    side = side_by_side(activities, trains)
+    side = side_by_side(activities, trains, _step_ns(main))
     rows = tuple(_row(role, jobs, activities, side) for role in side.busy)
     devices = shared_devices(
         [use for each in jobs for use in uses(each.job.role, each.ranks.partials, each.job.job.runs)], side
@@ -90,9 +90,20 @@ def with_roles(main: AnalyzedJob, jobs: Sequence[AnalyzedJob], *, stated: bool, 
     if stated and (bound is not None or not side.together):
         action = first_action(bound, speedup, source)
         verdict = Verdict(headline=roles.headline, healthy=False, first_action=action or verdict.first_action)
-    others = note("ranks", "roles", main=main.job.name, roles=[each.job.name for each in jobs])
-    kept = tuple(each for each in main.summary.notes if each.kind != "further_jobs")
-    return replace(main.summary, roles=roles, verdict=verdict, notes=(others, *kept), source=source)
+    notes = [note("ranks", "roles", main=main.job.name, roles=[each.job.name for each in jobs])]
+    if stated and not side.together and main.job.job.runs:
+        notes.append(note("ranks", "roles_apart"))
+    notes += [each for each in main.summary.notes if each.kind != "further_jobs"]
+    return replace(main.summary, roles=roles, verdict=verdict, notes=tuple(notes), source=source)
+
+
+def _step_ns(main: AnalyzedJob) -> int:
+    """A step of the main role, where its steps are marked: less than one shows no iteration."""
+    steps = [partial.steps for partial in main.ranks.partials.values()]
+    lengths = np.concatenate(
+        [each.host_end_ns - each.host_start_ns for each in steps if each.marked] or [np.zeros(1, dtype=np.int64)]
+    )
+    return int(np.median(lengths))
 
 
 def _row(role: str, jobs: Sequence[AnalyzedJob], activities: Sequence[JobActivity], side: SideBySide) -> RoleRow:

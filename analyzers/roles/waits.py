@@ -63,14 +63,17 @@ def window(start_ns: int, end_ns: int) -> Intervals:
     return Intervals.of(np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64))
 
 
-def side_by_side(jobs: Sequence[JobActivity], main: str) -> SideBySide:
-    """Put the roles of all jobs on one clock; ``main`` is the role whose turns count the iterations."""
+def side_by_side(jobs: Sequence[JobActivity], main: str, least_ns: int = 0) -> SideBySide:
+    """Put the roles of all jobs on one clock; ``main`` is the role whose turns count the iterations.
+
+    Roles that were recorded at the same time for no longer than ``least_ns`` were not recorded together.
+    """
     by_role = grouped((job.role, job) for job in jobs)
     recorded = {
         role: Intervals.empty().union(*(window(job.start_ns, job.end_ns) for job in mine))
         for role, mine in by_role.items()
     }
-    start, end, together = _common(recorded)
+    start, end, together = _common(recorded, least_ns)
     pause = min(max((end - start) // _PAUSES, _SHORTEST_PAUSE_NS), _LONGEST_PAUSE_NS)
     busy = {
         role: without_pauses(Intervals.empty().union(*(job.busy for job in mine)), pause)
@@ -86,12 +89,12 @@ def side_by_side(jobs: Sequence[JobActivity], main: str) -> SideBySide:
     return SideBySide(start, end, pause, together, busy, recorded, waits, cycles)
 
 
-def _common(recorded: Mapping[str, Intervals]) -> tuple[int, int, bool]:
+def _common(recorded: Mapping[str, Intervals], least_ns: int) -> tuple[int, int, bool]:
     """Begin and end of the window in which all roles were recorded; of any, and False, where they share none."""
     starts = [int(each.start_ns[0]) for each in recorded.values()]
     ends = [int(each.end_ns[-1]) for each in recorded.values()]
     shortest = min(end - start for start, end in zip(starts, ends, strict=True))
-    if min(ends) - max(starts) > _COMMON * shortest:
+    if min(ends) - max(starts) > max(_COMMON * shortest, least_ns):
         return max(starts), min(ends), True
     return min(starts), max(ends), False
 

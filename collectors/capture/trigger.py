@@ -16,6 +16,9 @@ from perfscope.collectors.config import CollectorConfig
 FEWEST_STEPS_AHEAD: Final = 2
 """Ranks that wait for each other are at most about a step apart."""
 
+MOST_STEPS: Final = 500
+"""Of a capture that is asked for by its length."""
+
 NS: Final = 1e9
 
 
@@ -74,7 +77,7 @@ class Trigger:
         request = self._board.open_request()
         if request is not None:
             reason = f"requested with perfscope trigger (request {request.number})"
-            self._propose(request.active, reason, asked=True, request=request.number)
+            self._propose(request.active, reason, asked=True, request=request.number, seconds=request.seconds)
         elif self._asked:
             self._propose(None, f"requested by a signal to rank {self._rank}", asked=True)
         elif proposal is not None and self._board.by_slow_steps < self._config.max_captures:
@@ -84,12 +87,21 @@ class Trigger:
         """May a slow step start a capture? The first always may: nothing has been spent yet."""
         return completed >= self._not_before and self._spent_ns <= elapsed_ns * self._config.budget / 100
 
-    def _propose(self, active: int | None, reason: str, *, asked: bool, request: int | None = None) -> None:
+    def _propose(
+        self,
+        active: int | None,
+        reason: str,
+        *,
+        asked: bool,
+        request: int | None = None,
+        seconds: float | None = None,
+    ) -> None:
         """At a step that every rank has yet to reach when it hears of it."""
         typical_ns = self._slow.typical_ns()
         if typical_ns is not None:
             ahead = FEWEST_STEPS_AHEAD + math.ceil(LEAD_S * NS / max(typical_ns, 1))
-            steps = active or self._config.active
+            in_time = min(math.ceil(seconds * NS / max(typical_ns, 1)), MOST_STEPS) if seconds is not None else 0
+            steps = active or in_time or self._config.active
             self._board.propose(self._completed + ahead, steps, reason, asked=asked, request=request)
 
 

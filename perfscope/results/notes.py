@@ -27,6 +27,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "{folders:texts}.",
     "roles": "The recording holds several roles ({roles:texts}), each with an account of its own: all but the roles "
     "side by side is of {main}. (perfscope analyze --role NAME shows another.)",
+    "roles_apart": "The captures of the roles share less than one step, so who waits for whom is not known. perfscope "
+    "trigger FOLDER --seconds 30 has all roles of a running job record the same 30 seconds; choose several iterations.",
     "missing_ranks": "{missing} of {all} ranks are not in the recording ({ranks:list}): waits are bounds, and a "
     "slow rank may be among them.",
     "rank_unknown": "The trace does not state its rank; it is shown as rank 0.",

@@ -63,7 +63,7 @@ SURFACE = {
             "-q",
         },
     },
-    "trigger": {"arguments": {"folder"}, "options": {"--steps"}},
+    "trigger": {"arguments": {"folder"}, "options": {"--steps", "--seconds"}},
     "analyze": {
         "arguments": {"traces"},
         "options": {

@@ -55,3 +55,34 @@ def test_the_slow_role_bounds_the_iteration(tmp_path: Path, rollout: float, upda
         assert rows[role].waits[other] == pytest.approx((busy[other] & ~busy[role]).mean(), abs=0.06)
     other = "learner" if bound == "rollout" else "rollout"
     assert f"{other} waits for it" in summary.verdict.headline
+
+
+@needs("trl")
+@pytest.mark.parametrize("judge", [0.5, 0.02])
+def test_trl_with_a_reward_server(tmp_path: Path, root: Path, judge: float) -> None:
+    """A GRPO training of TRL and its judge, captured at the same time: the learner waits while the judge works."""
+    log = tmp_path / "log"
+    log.mkdir()
+    options = ("--judge", str(judge), "--log", str(log), "--folder", str(tmp_path / "r"))
+    programs = ("--programs", str(root / "tests" / "codebases" / "programs"))
+    planned = ("--wait", "2", "--warmup", "1", "--active", "2")
+    recording = record(tmp_path / "r", sys.executable, script("trl_grpo"), *options, *programs, options=planned)
+    assert recording.exit_code == 0, recording.err
+    roles = analyze(tmp_path / "r").roles
+    assert roles is not None
+    assert roles.main == "learner"
+    assert roles.together
+    assert roles.iterations >= 1
+    start = datetime.fromisoformat(roles.start).timestamp() * 1e9
+    cells = np.arange(start, start + roles.window_us * 1e3, 1e5)
+
+    def share(name: str) -> float:
+        inside = np.zeros(len(cells), dtype=bool)
+        for begin, end in json.loads((log / f"{name}.json").read_text()):
+            inside |= (cells >= begin) & (cells < end)
+        return float(inside.mean())
+
+    rows = {row.role: row for row in roles.rows}
+    assert rows["reward"].busy_share == pytest.approx(share("reward"), abs=0.06)
+    assert rows["learner"].waits.get("reward", 0) == pytest.approx(share("waits"), abs=0.08)
+    assert (roles.bound == "reward") == (judge > 0.1)

@@ -30,6 +30,9 @@ from tests.analyzers.roles.recorded import BASE_US, Process, Turns, in_turns, on
         ("rollout_step_5", "rollout", "rollout"),
         ("e2e", "e2e", "update"),
         ("actor_actor_update_rank0-of-8_tp0-pp0-dp0_pid7_20260113101500123.json.gz", "actor_update", "update"),
+        ("actor_actor-compute-log-prob_step1_rank0-of-2_pid8_20261123.json.gz", "actor_compute_log_prob", "reference"),
+        ("actor_rollout-generate_step12_rank1-of-2_pid8_20261123.json.gz", "actor_rollout_generate", "rollout"),
+        ("actor_train_step1_rank0-of-2_pid8_20261123134810725.json.gz", "actor_train", "update"),
         ("critic_prof_rank-0.json.gz", "critic", "critic"),
         ("train_log_probs_rank_0.1718000000123.pt.trace.json.gz", "train_log_probs", "reference"),
         ("train_overall_rank_0.1718000000123.pt.trace.json.gz", "train_overall", "update"),
@@ -146,6 +149,24 @@ class TestLayouts:
         assert {device.known_by for device in roles.devices} == {"process"}
         assert [device.hand_overs for device in roles.devices] == [2, 2]
 
+    def test_verl_writes_all_stages_and_steps_into_one_folder(self, tmp_path: Path) -> None:
+        """As verl 0.9 does, whose own profiler was run on two gloo ranks for these names."""
+        stages = {"rollout-generate": 0, "actor-compute-log-prob": 75_000, "actor-update": 90_000}
+        for step in (1, 2):
+            for stage, start in stages.items():
+                for rank in range(2):
+                    begin = start + step * 200_000
+                    process = Process("", [(begin, begin + 10_000)], rank, 2, pid=500 + rank, device=0)
+                    name = f"actor_{stage}_step{step}_rank{rank}-of-2_pid{500 + rank}_2026112313472{step}80{rank}"
+                    process.write(tmp_path / f"{name}.json")
+        roles = roles_of(analyze(tmp_path))
+        assert [row.role for row in roles.rows] == ["actor_update", "actor_compute_log_prob", "actor_rollout_generate"]
+        assert roles.main == "actor_update"
+        assert not roles.together
+        # Of the two steps the last.
+        assert {device.hand_overs for device in roles.devices} == {2}
+        assert roles.window_us == pytest.approx(100_000, rel=0.01)
+
     def test_verl_with_a_server_that_generates(self, tmp_path: Path) -> None:
         turns = in_turns(5, rollouts=2)
         for number, mine in enumerate(turns["rollout"]):
@@ -203,6 +224,18 @@ class TestLayouts:
         summary = analyze(tmp_path)
         assert summary.job.ranks == (0, 1, 2)
         assert [(row.ranks, row.world_size) for row in roles_of(summary).jobs] == [((0, 1, 2), 3), ((0,), 2)]
+
+
+def test_captures_that_share_less_than_a_step_show_no_iteration(tmp_path: Path) -> None:
+    """The rollout was recorded in two steps of its own, of which the learner's recording has the end of one."""
+    learner = [(at, at + 90_000) for at in range(180_000, 900_000, 180_000)]
+    Process("learner", learner, 0, 1, pid=1, marked=True).write(tmp_path / "learner" / "rank0.json")
+    Process("rollout", [(0, 80_000), (90_000, 240_000)], pid=2).write(tmp_path / "rollout" / "rank0.json")
+    roles = roles_of(analyze(tmp_path))
+    assert not roles.together
+    assert "recorded one after the other" in roles.headline
+    Process("rollout", [(0, 80_000), (90_000, 600_000)], pid=2).write(tmp_path / "rollout" / "rank0.json")
+    assert roles_of(analyze(tmp_path)).together
 
 
 def test_a_device_that_two_jobs_share(tmp_path: Path) -> None:

@@ -255,6 +255,15 @@ class TestTrigger:
         rank.look()
         assert len(rank.look()) == 1
 
+    @pytest.mark.parametrize(("seconds", "steps"), [(0.1, 10), (0.0301, 4), (0.001, 1), (1000.0, 500)])
+    def test_a_request_for_a_time_is_one_for_as_many_steps(self, folder: Path, seconds: float, steps: int) -> None:
+        rank = Rank(folder)
+        rank.steps(20, ms=10)
+        ask(folder, None, seconds)
+        rank.look()
+        rank.look()
+        assert [plan.active for plan in rank.schedule._plans] == [steps]
+
     def test_one_signal_is_one_capture_whoever_proposes_it(self, folder: Path) -> None:
         ranks = [Rank(folder, number) for number in range(2)]
         for rank in ranks:
