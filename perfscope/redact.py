@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,16 @@ _MARKS: Final = (
 
 _BYTE_MARKS: Final = tuple(mark.encode() for mark in _MARKS)
 
+_EQUALS: Final = tuple(
+    f"{form}=".encode() for word in sorted(_SECRET_WORDS) for form in (word, word.capitalize(), word.upper())
+)
+"""In texts with ``name=value`` of a secret."""
+
+_NAMES_PAIR: Final = re.compile(
+    rf"(?:{'|'.join(sorted(_SECRET_WORDS, key=len, reverse=True))})(?:=|[\\/]?\"?\s?:\s?[\\/]?\")", re.IGNORECASE
+)
+"""A pair whose name may name a secret."""
+
 _NAMED: Final = (b'user_annotation"', b'Process Group Description"', b'pg_desc"')
 """In a line of a trace that holds a name of the user's, or that is above one. Looked for one by one, which is quicker
 than at once."""
@@ -61,8 +72,13 @@ _URL_PASSWORD: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _WEBHOOK: Final = re.compile(r"(://[^/\s]*hook[^/\s]*/|://[^\s?#]*/[\w-]*hooks?/)[^\s\"'?#]+", re.IGNORECASE)
 """The path of a webhook's URL is its password."""
 
-_PAIR: Final = re.compile(r"(?<![\w.%-])([\w.%-]+)(=|\"?\s?:\s?\")([^&;,\s\"'\\]+)")
-"""``name=value`` in a URL's query, in a connection string or in a list of options, and ``"name": "value"``."""
+_PAIR: Final = re.compile(r"(?<![\w.%-])([\w.%-]+)(=|[\\/]?\"?\s?:\s?[\\/]?\")([^&;,\s\"'\\]+)")
+"""``name=value`` in a URL's query, in a connection string or in a list of options, and ``"name": "value"``, its
+quotation marks escaped or not; kineto makes slashes of the backslashes before them.
+"""
+
+_NAME_PAIR: Final = re.compile(r"(?<![\w.%<-])([\w.%-]+)(=|[\\/]?\"?\s?:\s?[\\/]?\")([^&;,:<>()\[\]{}*\s\"'\\]{8,})")
+"""The same in a name, where short values and types are none: ``kernel<Key=int>``."""
 
 _LONGEST: Final = 100_000
 """Characters of a value that are looked at; what follows is cut."""
@@ -97,11 +113,22 @@ def redact_value(value: str) -> str:
 
 
 def redact_names(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of a trace without secrets: those that have a URL or a secret's shape; all others as they are."""
+    """The names of a trace without secrets: without what has a secret's shape, and without the secrets of URLs and of
+    pairs whose name names one.
+    """
     joined = "\n".join(names)
-    if not any(mark in joined for mark in _MARKS):
+    if not any(mark in joined for mark in _MARKS) and not _has_pair(joined):
         return tuple(names)
-    return tuple(redact_value(name) if "://" in name else _SECRET_SHAPES.sub(REDACTED, name) for name in names)
+    return tuple(map(_redact_name, names))
+
+
+def _redact_name(name: str) -> str:
+    redacted = redact_value(name) if "://" in name else _SECRET_SHAPES.sub(REDACTED, name)
+    return _NAME_PAIR.sub(_name_pair, redacted) if "<" not in name and _has_pair(name) else redacted
+
+
+def _has_pair(text: str) -> bool:
+    return ("=" in text or ('"' in text and ":" in text)) and _NAMES_PAIR.search(text) is not None
 
 
 def redacted_trace(trace: IO[bytes], size: int) -> Iterator[bytes]:
@@ -123,11 +150,12 @@ def redacted_lines(file: IO[bytes], size: int) -> Iterator[bytes]:
     """A JSON file of many lines, in pieces of about ``size`` bytes, without the secrets in any of its strings."""
     while piece := file.read(size):
         piece += file.readline()
-        if not any(mark in piece for mark in _BYTE_MARKS):
+        marks = [mark for mark in (*_BYTE_MARKS, *_EQUALS) if mark in piece]
+        if not marks:
             yield piece
             continue
         lines = piece.splitlines(keepends=True)
-        yield b"".join(_STRING.sub(_string, line) if any(m in line for m in _BYTE_MARKS) else line for line in lines)
+        yield b"".join(_STRING.sub(_string, line) if any(m in line for m in marks) else line for line in lines)
 
 
 def _redacted_piece(lines: bytes) -> bytes:
@@ -137,8 +165,14 @@ def _redacted_piece(lines: bytes) -> bytes:
             continue
         begin = lines.rfind(b"\n", done, place) + 1 or done
         end = lines.find(b"\n", lines.find(b"\n", place) + 1 or len(lines)) + 1 or len(lines)
-        if any(mark in lines[begin:end] for mark in _BYTE_MARKS):
-            parts += [lines[done:begin], _STRING.sub(_string, lines[begin:end])]
+        named = lines[begin:end]
+        redacted = _STRING.sub(_string, named) if any(mark in named for mark in _BYTE_MARKS) else named
+        # Kineto writes names as they are: a quotation mark in one ends its string.
+        text = redacted.decode("utf-8", "surrogateescape")
+        if _has_pair(text):
+            redacted = _NAME_PAIR.sub(_name_pair, text).encode("utf-8", "surrogateescape")
+        if redacted is not named:
+            parts += [lines[done:begin], redacted]
             done = end
     return b"".join((*parts, lines[done:])) if parts else lines
 
@@ -152,7 +186,7 @@ def _places(mark: bytes, text: bytes) -> Iterator[int]:
 
 def _string(found: re.Match[bytes]) -> bytes:
     literal = found[0]
-    if not any(mark in literal for mark in _BYTE_MARKS):
+    if not any(mark in literal for mark in (*_BYTE_MARKS, *_EQUALS)):
         return literal
     try:
         text = json.loads(literal)
@@ -162,9 +196,17 @@ def _string(found: re.Match[bytes]) -> bytes:
     return literal if redacted == text else json.dumps(redacted).encode("ascii")
 
 
-def _pair(found: re.Match[str]) -> str:
+def _name_pair(found: re.Match[str]) -> str:
+    return _pair(found, _NAME_PAIR)
+
+
+def _pair(found: re.Match[str], pairs: re.Pattern[str] = _PAIR) -> str:
     name, between, value = found.groups()
-    return f"{name}{between}{REDACTED}" if _names_secret(name) and not _harmless(value) else found[0]
+    if not _names_secret(name):
+        value = pairs.sub(functools.partial(_pair, pairs=pairs), value)
+    elif not _harmless(value):
+        value = REDACTED
+    return f"{name}{between}{value}"
 
 
 def redact_settings(value: Any, *, secret: bool = False) -> Any:

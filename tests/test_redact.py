@@ -38,6 +38,25 @@ def test_secrets_are_redacted(argument: str, recorded: str) -> None:
     assert redact_command(["python", argument]) == ("python", recorded)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("fetch --password=hunter2hunter2", f"fetch --password={REDACTED}"),
+        ("token=hunter2hunter2", f"token={REDACTED}"),
+        ("AccountName=me;AccountKey=hunter2hunter2==;x=y", f"AccountName=me;AccountKey={REDACTED};x=y"),
+        ('get {"api_key": "hunter2hunter2"}', f'get {{"api_key": "{REDACTED}"}}'),
+        ('get {/"api_key/": /"hunter2hunter2/"}', f'get {{/"api_key/": /"{REDACTED}"}}'),  # as kineto makes it
+        ("name=token=hunter2hunter2", f"name=token={REDACTED}"),
+        ("void kernel<Key=uint64_t, token=3>(float*)", None),
+        ("pass 3: key=4, tokens=1000000000", None),
+    ],
+)
+def test_pairs_in_names(name: str, shown: str | None) -> None:
+    assert redact_names((name, "aten::mm")) == (shown or name, "aten::mm")
+    line = f'"cat": "user_annotation", "name": "{name}", "ts": 1'.encode()  # kineto escapes nothing
+    assert b"".join(redacted_trace(io.BytesIO(line), 64)) == line.replace(name.encode(), (shown or name).encode())
+
+
 def test_the_value_after_a_secret_option_is_redacted() -> None:
     assert redact_command(["train.py", "--api-key", "abc", "--lr", "0.1"]) == (
         "train.py", "--api-key", REDACTED, "--lr", "0.1",

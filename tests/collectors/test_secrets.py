@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.analyze import analyze
+from perfscope.recording.paths import trace_file
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, SHORT, needs_torch, record
 
 pytestmark = [pytest.mark.training, needs_torch]
@@ -34,6 +37,12 @@ ENVIRONMENT = {
     "FSDP_STORE": f"DefaultEndpointsProtocol=https;AccountKey={CANARY};x=y",
     "ACCELERATE_HUB": f"ghp_{CANARY}",
 }
+FORMS = (
+    "hf_{}", "sk-{}", "ghp_{}", "https://me:{}@host/x", "https://hooks.slack.com/services/T/B/{}",
+    "https://bucket/key?X-Amz-Signature={}&x=1", "https://host/x?sig={}&y=1", "AccountName=me;AccountKey={}==;x=y",
+    '{"api_key": "{}"}', "Authorization: Bearer {}", "--password={}", "token={}",
+)  # fmt: skip
+"""What a secret stands in, wherever there is a text."""
 _PACKED = re.compile(rb"[A-Za-z0-9+/]{60,}={0,2}")
 
 
@@ -62,13 +71,19 @@ def where(folder: Path) -> list[str]:
 def test_no_secret_of_a_job_is_written_or_shown(tmp_path: Path) -> None:
     folder = tmp_path / "recording"
     script = str(SCRIPTS / "secretive.py")
-    recording = record(folder, *TORCHRUN, script, *ARGUMENTS, options=SHORT, environment=ENVIRONMENT)
+    arguments = (*ARGUMENTS, *(form.replace("{}", f"{CANARY}argument{at}") for at, form in enumerate(FORMS)))
+    environment = {f"FSDP_{at}": form.replace("{}", f"{CANARY}variable{at}") for at, form in enumerate(FORMS)}
+    environment |= {"FORMS": json.dumps(FORMS), **ENVIRONMENT}
+    recording = record(folder, *TORCHRUN, script, *arguments, options=SHORT, environment=environment)
     assert recording.exit_code == 1
     assert "upload failed" in recording.err  # the job's own output is its own
     assert CANARY not in recording.messages
-    assert recording.trace(0).recorded_steps()
-    assert any("fetch https://" in event["name"] for event in recording.trace(0).events)
+    # Kineto writes names as they are, quotation marks too: no JSON.
+    trace = gzip.decompress(trace_file(folder, 0, 0).read_bytes())
+    assert b"ProfilerStep#2" in trace
+    assert trace.count(b'"fetch ') >= 2 * len(FORMS)
     assert where(folder) == []
+    assert analyze(folder).job.steps == (2, 3)
     written = tmp_path / "written"
     written.mkdir()
     answers = (

@@ -1,5 +1,6 @@
-"""A training whose names, settings and failures carry secrets: all that it is given as CANARY, in many forms."""
+"""A training whose names, settings and failures carry secrets: CANARY, in all of FORMS in each place."""
 
+import json
 import os
 
 import torch
@@ -10,6 +11,12 @@ from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
 
 CANARY = os.environ["CANARY"]
+FORMS: list[str] = json.loads(os.environ["FORMS"])
+
+
+def planted(place: str) -> list[str]:
+    """A secret of its own in each form."""
+    return [form.replace("{}", f"{CANARY}{place}{number}") for number, form in enumerate(FORMS)]
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -23,7 +30,7 @@ class Samples(Dataset[torch.Tensor]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        raise RuntimeError(f"no access with token={CANARY} to https://me:{CANARY}@host/data")
+        raise RuntimeError("no access: " + ", ".join(planted("dataset")))
 
 
 class Model(nn.Module):
@@ -32,10 +39,11 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 4))
-        self.config = {"hub_token": CANARY, "url": f"https://hooks.slack.com/services/T/B/{CANARY}"}
+        listed = {f"setting_{number}": text for number, text in enumerate(planted("config"))}
+        self.config = {"hub_token": CANARY, "nested": {"values": planted("nested")}, **listed}
 
     def __len__(self) -> int:
-        raise RuntimeError(f"hf_{CANARY}")
+        raise RuntimeError(" and ".join(planted("model")))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.layers(x)
@@ -44,17 +52,18 @@ class Model(nn.Module):
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-named = dist.new_group([0, 1], group_desc=f"s3://me:{CANARY}@bucket/{dist.get_world_size()}")
+named = [dist.new_group([0, 1], group_desc=text) for text in planted("group")]
 model = DistributedDataParallel(Model())
 optimizer = torch.optim.AdamW(model.parameters())
 for x in DataLoader(Samples(), batch_size=12, num_workers=1):
-    with record_function(f"fetch https://me:{CANARY}@host/x"):
-        loss = model(x).pow(2).mean()
-    with record_function(f"push hf_{CANARY}"):
-        optimizer.zero_grad()
-    with record_function(f"sign https://bucket/key?X-Amz-Signature={CANARY}&x=1"):
-        loss.backward()
+    loss = model(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    for text in planted("range"):
+        with record_function(f"fetch {text}"):
+            loss.detach().sum()
+    for group in named:
+        dist.all_reduce(loss.detach().clone(), group=group)
     optimizer.step()
-    dist.all_reduce(loss.detach().clone(), group=named)
 dist.destroy_process_group()
-raise RuntimeError(f"upload failed: Authorization: Bearer {CANARY}, ghp_{CANARY}, sk-{CANARY}")
+raise RuntimeError("upload failed: " + "\n".join(planted("raised")))
