@@ -92,8 +92,8 @@ class Cluster(Executor):
         self._client = client
         # A result is not a pure function of the path: the file may have changed since it was last read.
         self._executor: Executor = client.get_executor(pure=False)
-        self._under_way: dict[Future[Any], tuple[Callable[[], Any], int]] = {}
-        """What was promised -> how it is computed, and by how many workers."""
+        self._under_way: dict[Future[Any], tuple[Callable[[], Any], list[Future[Any]]]] = {}
+        """What was promised -> how it is computed, and the workers' futures. dask drops the work of forgotten ones."""
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[_P, Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[Result]:
@@ -101,7 +101,7 @@ class Cluster(Executor):
         promised: Future[Result] = Future()
         work = functools.partial(fn, *args, **kwargs)
         with self._lock:
-            self._under_way[promised] = work, 1
+            self._under_way[promised] = work, []
         self._give(work, promised)
         return promised
 
@@ -110,22 +110,27 @@ class Cluster(Executor):
         most = _WORK_OF_THREAD * sum(self._client.nthreads().values())
         with self._lock:
             again = dict(self._under_way) if len(self._under_way) <= most else {}
-            self._under_way.update({promised: (work, workers + 1) for promised, (work, workers) in again.items()})
         for promised, (work, _) in again.items():
             self._give(work, promised)
 
     def _give(self, work: Callable[[], Any], promised: Future[Any]) -> None:
-        self._executor.submit(work).add_done_callback(functools.partial(self._done, promised))
+        given = self._executor.submit(work)
+        with self._lock:
+            if promised not in self._under_way:
+                given.cancel()
+                return
+            self._under_way[promised][1].append(given)
+        given.add_done_callback(functools.partial(self._done, promised))
 
     def _done(self, promised: Future[Any], done: Future[Any]) -> None:
         """One of the workers has finished; an error counts if it is the last one's."""
+        failed = done.cancelled() or done.exception() is not None
         with self._lock:
-            work, workers = self._under_way.get(promised, (None, 0))
-            if work is None:
+            if promised not in self._under_way:
                 return
-            failed = done.cancelled() or done.exception() is not None
-            if failed and workers > 1:
-                self._under_way[promised] = work, workers - 1
+            given = self._under_way[promised][1]
+            given.remove(done)
+            if failed and given:
                 return
             del self._under_way[promised]
         with suppress(InvalidStateError):  # given up

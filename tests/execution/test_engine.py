@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from perfscope.errors import PerfscopeError, TraceError
 from perfscope.execution import engine
 from tests.clusters import dask_cluster
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ITEMS = list(range(12))
 
@@ -39,6 +40,11 @@ def double_or_die_twice(item: int) -> int:
     time.sleep(0.05)
     if item in (3, 9):
         os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item
+
+
+def double_slowly(item: int) -> int:
+    time.sleep(0.1)
     return 2 * item
 
 
@@ -150,6 +156,12 @@ class TestCluster:
             found = outcomes(double_or_die, executor)
         assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
         assert found[3].error == engine.WORKER_DIED
+
+    def test_work_is_not_forgotten_while_nobody_has_asked_for_it(self, scheduler):
+        with engine.cluster(scheduler) as executor:
+            promised = [executor.submit(double_slowly, item) for item in ITEMS]
+            gc.collect()
+            assert [each.result(PATIENCE_S) for each in promised] == [2 * item for item in ITEMS]
 
     @pytest.mark.scale
     def test_a_worker_that_is_stopped_costs_nothing(self, tmp_path, monkeypatch):
