@@ -1,4 +1,6 @@
-"""Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout."""
+"""Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout, most
+kernels of an optimizer that loops over parameters.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,17 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.partial import ExtraWork
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.recording.vocabulary import OPTIMIZER
 from perfscope.trace.trace import NEVER, NONE, Category, Int64, Trace
 
 TO_LAST: Final = re.compile(r"[nN]chwTo[nN]hwc|[nN]cdhwTo[nN]dhwc")
 TO_FIRST: Final = re.compile(r"[nN]hwcTo[nN]chw|[nN]dhwcTo[nN]cdhw")
 """cuDNN's kernels that write a tensor in another memory format, before and after its convolutions: channels last or
 first."""
+
+OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
+FEW: Final = 10
+"""Kernels with which an optimizer updates many parameters at once: ``foreach`` takes some ten, ``fused`` fewer."""
 
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
@@ -52,6 +59,31 @@ def conversions(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     host = Intervals.of_rows(trace, calls[calls != NONE])
     step = steps.of_device_time(work.start_ns[chosen])
     return ExtraWork(host, Intervals.of(work.start_ns[chosen], work.end_ns[chosen]), steps.count(step))
+
+
+def optimizer_loops(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
+    """Kernels of each optimizer step but for a few: what launching them takes, and what each takes however little it
+    computes (as long as the shortest one of the step) with the time from the one before to it. The arithmetic stays.
+    """
+    ranges = Intervals.of_rows(trace, trace.rows(Category.ANNOTATION, named=OPTIMIZER_RANGE.match))
+    kernels = np.flatnonzero((work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
+    calls = work.launch[kernels]
+    kernels, calls = kernels[np.argsort(trace.start_ns[calls], kind="stable")], np.sort(calls)
+    inside = ranges.covers(trace.start_ns[calls])
+    kernels, calls = kernels[inside], calls[inside]
+    of = np.searchsorted(ranges.start_ns, trace.start_ns[calls], side="right") - 1
+    first = np.searchsorted(of, np.arange(len(ranges)))
+    spared = np.arange(len(of)) - first[of] >= FEW
+    shortest = np.full(len(ranges), -NEVER)
+    np.minimum.at(shortest, of, work.end_ns[kernels] - work.start_ns[kernels])
+    places = np.flatnonzero(spared)
+    begin, until = work.end_ns[kernels[places - 1]], work.start_ns[kernels[places]] + shortest[of[places]]
+    step = steps.of_host_time(trace.start_ns[calls[places]])
+    return ExtraWork(
+        Intervals.of(trace.end_ns[calls[places - 1]], trace.end_ns[calls[places]]),
+        Intervals.of(np.minimum(begin, until), until),
+        steps.count(step),
+    )
 
 
 def _grown(trace: Trace, steps: Steps, host: Intervals, step: Int64) -> Int64 | None:

@@ -179,6 +179,7 @@ class RankPartial:
     """Forwards and backwards of micro-batches in a pipeline; empty where nothing marks them."""
     recomputation: ExtraWork
     conversions: ExtraWork
+    optimizer_loops: ExtraWork
     flops: RankFlops
     tables: RankTables
     lanes: RankLanes

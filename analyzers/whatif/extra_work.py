@@ -1,4 +1,5 @@
-"""Settings that leave out work that need not be done: activations computed again, changes of memory layout.
+"""Settings that leave out work that need not be done: activations computed again, changes of memory layout, the many
+kernels of an optimizer that loops over parameters.
 
 The recording shows when a rank does it. Each op loses the share of its own time by category, and its host the share of
 its own work, that lies there. What would take its place is not replayed: without recomputation the forward keeps its
@@ -14,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.extra_work import FEW
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
@@ -25,7 +27,8 @@ from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64, Int64
 
 _OF_RANK: Final = (
-    TimeCategory.COMPUTE, TimeCategory.COPY, TimeCategory.LAUNCH, TimeCategory.HOST, TimeCategory.UNKNOWN
+    TimeCategory.COMPUTE, TimeCategory.COPY, TimeCategory.DEPENDENCY, TimeCategory.LAUNCH, TimeCategory.HOST,
+    TimeCategory.UNKNOWN,
 )  # fmt: skip
 """A rank's own time that goes with such work."""
 _OF_HOST: Final = [HostTime.OPERATORS, HostTime.OTHER, HostTime.PAUSES]
@@ -131,10 +134,18 @@ _conversions = partial(
     "the recording shows no kernels that write tensors with their channels last around convolutions",
     Uncertainty(less=0.25, more=1.00),
 )
+_loops = partial(
+    _left_out,
+    attrgetter("optimizer_loops"),
+    f"the recording marks no optimizer step that launches more than {FEW} kernels",
+    Uncertainty(less=0.25, more=0.25),
+)
 
 SETTINGS = (
     Setting("activations.recompute", "SHARE", "the share of activation checkpointing that is left; 0: none",
             _recomputation, -1, with_hosts=True, of_host_work=True),
     Setting("layout.conversions", "SHARE", "the share of conversions to channels last around convolutions that is left",
             _conversions, -1, with_hosts=True, of_host_work=True),
+    Setting("optimizer.loops", "SHARE", "the share of the optimizer's kernels but for a few that is left; 0: foreach",
+            _loops, -1, with_hosts=True, of_host_work=True),
 )  # fmt: skip

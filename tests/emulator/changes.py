@@ -89,6 +89,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value, bucket_mb=25.0)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
+    "optimizer.loops": (_ALL, lambda job, _: replace(job, foreach=True)),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
     "zero.stage": (_FSDP | _DDP, _sharded_at),
     "pipeline.microbatches": (frozenset(("pipeline",)), lambda job, value: replace(job, microbatches=int(value))),
@@ -137,6 +138,8 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
         yield {"host.sync": "0"}
     if job.recording.run and any(cause.how == "gc" for cause in job.causes):
         yield {"host.gc": "0"}
+    if not job.foreach:
+        yield {"optimizer.loops": "0"}
     for rank in sorted({rank for cause in job.causes for rank in cause.ranks or ()}):
         yield {f"rank.{rank}": "peers"}
     yield from ({"dataloader.num_workers": str(count)} for count in (2, 8) if count != job.loader.workers)

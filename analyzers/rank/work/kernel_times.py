@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.rank import kernel_classes as classes
 from perfscope.analyzers.rank.attribution import Attribution
+from perfscope.analyzers.rank.extra_work import OPTIMIZER_RANGE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.nesting import taken
@@ -17,13 +18,11 @@ from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import CATEGORIES, CLASSES, OTHER_KERNELS, KernelTimes
 from perfscope.frozen import dataclass
-from perfscope.recording.vocabulary import OPTIMIZER
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 _CODE: Final = {name: code for code, name in enumerate(CLASSES)}
 _PRODUCTS: Final = np.array([name in classes.PRODUCTS for name in (*CLASSES, "")])
-_OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
 _CALLED: Final = re.compile(r"^(?!autograd::)\w+::")
 """Operators whose class holds for what they call. Not autograd's nodes: checkpoints run whole forwards in them."""
 
@@ -141,7 +140,7 @@ def _operator_codes(trace: Trace, attribution: Attribution, place: Int64) -> tup
 
 def _in_optimizer(trace: Trace, work: DeviceWork, chosen: Int64) -> Bool:
     """Whether the work was launched within an optimizer step."""
-    covered = Intervals.of_rows(trace, trace.rows(Category.ANNOTATION, named=_OPTIMIZER_RANGE.match))
+    covered = Intervals.of_rows(trace, trace.rows(Category.ANNOTATION, named=OPTIMIZER_RANGE.match))
     return np.asarray(covered.covers(work.launch_start_ns(trace)[chosen]) & (work.launch[chosen] != NONE))
 
 

@@ -60,9 +60,20 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _is_told(job: RuleContext, saved_us: float) -> bool:
-    """Is it mostly a straggler, a rank or host that launches more slowly than its peers?"""
+    """Is it mostly a straggler, a rank or host that launches more slowly than its peers, or an optimizer that loops
+    over parameters?
+    """
     worst = max((row.lost_us for row in job.summary.stragglers if row.cause == "launch"), default=0.0)
-    return worst >= EXPLAINED * saved_us
+    loops = without_loops(job)
+    return max(worst, 0.0 if loops is None else loops[1]) >= EXPLAINED * saved_us
+
+
+NO_LOOPS: Final = {"optimizer.loops": "0"}
+
+
+def without_loops(job: RuleContext) -> tuple[Prediction, float] | None:
+    """(the step with an optimizer of few kernels, the µs that this saves); None where that is little, or not known."""
+    return job.replayed(NO_LOOPS, SHARE) if optimizer_kernels(job) else None
 
 
 def _without_other_waits(replayed: Prediction, job: RuleContext, waiting_us: float) -> Prediction:

@@ -1,9 +1,10 @@
-"""An optimizer of many small kernels: fires when those take much of the step though devices do not wait for launches.
+"""An optimizer of many small kernels: fires when those take much of the step.
 
 Plain loops over parameters run some ten kernels for each of them. However little a kernel computes, it takes as long as
-the shortest one, and the device needs time from one to the next; ``foreach`` and fused implementations pay that once
-for many parameters. What their arithmetic takes stays, so this is a bound. Source: torch.optim, "Algorithms" (foreach,
-fused). Where devices do wait for launches, the rule ``launch-bound`` names the optimizer.
+the shortest one, the device needs time from one to the next, and the host time to launch it; ``foreach`` and fused
+implementations pay that once for many parameters. Without them the step is replayed, else what they take is a bound:
+their arithmetic stays. Source: torch.optim, "Algorithms" (foreach, fused). Where devices wait for other launches as
+well, the rule ``launch-bound`` names the optimizer.
 """
 
 from __future__ import annotations
@@ -28,13 +29,20 @@ def evaluate(job: RuleContext) -> Finding | None:
     shortest_us = min(row.min_us for row in kernels)
     between_us = min(job.typical_us("idle_dependency") / of_all, shortest_us)
     most_us = count * (shortest_us + between_us)
-    if most_us < SHARE * job.step_time_us or launch_bound.evaluate(job) is not None:
+    replayed = launch_bound.without_loops(job)
+    if replayed is None and most_us < SHARE * job.step_time_us:
         return None
+    if launch_bound.evaluate(job) is not None:
+        return None
+    saved_us = most_us if replayed is None else max(replayed[1], most_us)
     return job.finding(
         RULE,
         f"The optimizer runs {count:,.0f} kernels per step: at least {job.share(most_us):.0%} of the step, whatever "
-        "they compute",
-        most_us,
+        "they compute"
+        if replayed is None
+        else f"The optimizer runs {count:,.0f} kernels per step, one after the other: {job.share(replayed[1]):.0%} of "
+        "the step goes into running and launching so many",
+        saved_us,
         evidence=(
             Evidence("kernels launched by the optimizer per step", count, ranks=job.ranks),
             Evidence("shortest kernel", shortest_us, "us"),
@@ -42,6 +50,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         action=launch_bound.fused_optimizer(job) or _ANOTHER,
         confidence=job.confidence(Confidence.MEDIUM),
+        predicted=None if replayed is None else replayed[0],
+        whatif={} if replayed is None else launch_bound.NO_LOOPS,
     )
 
 
