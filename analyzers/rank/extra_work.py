@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
+from perfscope.analyzers.rank.host_activity import OPTIMIZER_RANGE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.partial import ExtraWork
 from perfscope.analyzers.rank.steps import Steps
-from perfscope.recording.vocabulary import OPTIMIZER
 from perfscope.trace.trace import NEVER, NONE, Category, Int64, Trace
 
 TO_LAST: Final = re.compile(r"[nN]chwTo[nN]hwc|[nN]cdhwTo[nN]dhwc")
@@ -22,7 +22,6 @@ TO_FIRST: Final = re.compile(r"[nN]hwcTo[nN]chw|[nN]dhwcTo[nN]cdhw")
 """cuDNN's kernels that write a tensor in another memory format, before and after its convolutions: channels last or
 first."""
 
-OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
 FEW: Final = 10
 """Kernels with which an optimizer updates many parameters at once: ``foreach`` takes some ten, ``fused`` fewer."""
 

@@ -11,7 +11,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
-from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, OPTIMIZER, PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
@@ -23,6 +23,12 @@ COLLECTING: Final = "garbage collection"
 
 EVALUATING: Final = "evaluation"
 """Host work: the model is evaluated."""
+
+LIMIT: Final = "FullyShardedDataParallel.rate_limiter"
+"""Name of the range in which FSDP's host waits before it gathers more parameters."""
+
+OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
+"""Ranges around an optimizer's step: torch's own, and the recorder's."""
 
 DDP_FORWARD: Final = "DistributedDataParallel.forward"
 """Name of the range that torch records around a forward pass of a DDP module."""

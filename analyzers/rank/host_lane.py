@@ -61,7 +61,8 @@ class HostWaits:
 
     Each is entered after the moment ``entered_ns`` and returns at ``returned_ns``. ``collective`` is the one whose end
     it waited for (NONE: none), ``device`` whether it returns only when own work of the device has ended: that launched
-    before ``noted_ns``, ``device_end_ns`` being when it had. ``queue``: it is a launch.
+    before ``noted_ns``, ``device_end_ns`` being when it had. ``queue``: it is a launch; ``limit``: FSDP's limit on
+    gathers.
     """
 
     entered_ns: Int64
@@ -71,6 +72,7 @@ class HostWaits:
     noted_ns: Int64
     device_end_ns: Int64
     queue: Bool
+    limit: Bool
 
     def beside(self, other: HostWaits) -> HostWaits:
         """Both."""

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
-from perfscope.analyzers.rank.host_activity import COLLECTING, HostActivity
+from perfscope.analyzers.rank.host_activity import COLLECTING, LIMIT, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
@@ -26,6 +26,8 @@ _PROMPT_NS: Final = 20_000
 """From a launch to the start of its work no more passes, where nothing else keeps that waiting."""
 
 _EVENT_CALL: Final = re.compile("EventSynchronize")
+
+_LIMIT: Final = re.compile(f"^{re.escape(LIMIT)}$")
 
 _MOST_UNKNOWN: Final = 0.5
 """Share of a device's work whose launches may be missing."""
@@ -60,6 +62,8 @@ class _Builder:
         self._gap = np.concatenate(([False], self._start[1:] > ended[:-1]))
         self._end = np.minimum(ended, np.append(self._start[1:], LATER))
         is_event = trace.names_where(_EVENT_CALL.search, host.blocked_row)
+        limits = trace.rows(Category.ANNOTATION, named=_LIMIT.match, threads=host.threads)
+        self._limits = Intervals.of_rows(trace, limits)
         self._of_event = is_event[np.argsort(host.blocked_end_ns, kind="stable")]
         calls = work.launch[mine][work.launch[mine] != NONE]
         calls = calls[~queue.covers(trace.start_ns[calls])]
@@ -191,6 +195,7 @@ class _Builder:
             noted_ns=self._at[following[used]],
             device_end_ns=np.maximum(self._end[taken[used]], entered[used]),
             queue=np.ones(used.sum(), dtype=np.bool_),
+            limit=np.zeros(used.sum(), dtype=np.bool_),
         )
 
     def _blocking(self, waits: HostWaits) -> tuple[Int64, Bool]:
@@ -223,16 +228,19 @@ class _Builder:
         if len(order):
             known = (ended >= 0) & (self._issued[last] != NONE) & (self._issued[last] <= begin)
             comm_end = np.where(known, self._collectives.end_ns[last], NEVER)
-        of_comm = (comm_end > begin) & (comm_end >= own_end)
-        waited = of_comm | (own_end > begin)
+        limit = self._limits.covers(begin)
+        of_comm = (comm_end > begin) & (comm_end >= own_end) & ~limit
+        # A gather leaves two freed units, so it waits for work of before the gather in front of it.
+        recent = limit & (place > self._before_last_gather(begin)) if limit.any() else limit
+        waited = of_comm | ((own_end > begin) & ~recent)
         # It waited for work of before the recording, or for nothing.
         unseen = (place < 0) & ~of_comm
         whole = place == before
         # That the device had ended all when an event had long happened does not show which work the event was behind.
-        passed = whole & ~waited & self._of_event
+        passed = ~waited & (limit | (whole & self._of_event))
         device = (place >= 0) & ~passed & (whole | (waited & ~of_comm))
         used = device | of_comm
-        noted = np.append(self._at, LATER)[np.minimum(place, before) + 1]
+        noted = self._at[np.maximum(np.minimum(place, before), 0)] + 1  # before what else the device waits for
         return (
             HostWaits(
                 entered_ns=begin[used] + 1,
@@ -242,9 +250,17 @@ class _Builder:
                 noted_ns=np.where(whole, NEVER, noted)[used],
                 device_end_ns=own_end[used],
                 queue=np.zeros(used.sum(), dtype=np.bool_),
+                limit=limit[used],
             ),
             Intervals.of(begin[waited | unseen] + 1, until[waited | unseen]),
         )
+
+    def _before_last_gather(self, time_ns: Int64) -> Int64:
+        """Index of the last work launched before the last gather before each time; -1 where there is none."""
+        own = self._collectives
+        gathers = np.array([kind == "all_gather" for kind in own.kinds], dtype=np.bool_)[own.kind]
+        issued = np.append(NEVER, np.sort(self._issued[gathers & (self._issued != NONE)]))
+        return np.searchsorted(self._at, issued[np.searchsorted(issued, time_ns) - 1]) - 1
 
 
 def _cost_of_issuing(trace: Trace, host: HostActivity, issued: Int64, called: Int64) -> Int64:

@@ -44,6 +44,8 @@ class OpKind(enum.IntEnum):
     """Note when the device has come here, as ``operand``. With lanes only."""
     QUEUE = 7
     """As SYNC, in a launch: the device's queue was full. With lanes only."""
+    LIMIT = 8
+    """As SYNC, before a gather of parameters: FSDP gathers no further ahead. With lanes only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +303,7 @@ class _LanesReplay(_Replay):
         """
         kind, operand = self._kind[at], self._operand[at]
         lag: int = self._host_lag[at]
-        if kind in (OpKind.SYNC, OpKind.QUEUE):
+        if kind in (OpKind.SYNC, OpKind.QUEUE, OpKind.LIMIT):
             return max(called, (reached if operand == NONE else self._noted[operand]) + lag)
         if kind == OpKind.HOLD:
             held: int = self._hold[operand]

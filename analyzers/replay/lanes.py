@@ -77,8 +77,27 @@ class ProgramOps:
 
 
 _AT_ONE_MOMENT: Final = np.argsort(
-    [OpKind.NOTE, OpKind.WAIT, OpKind.HOLD, OpKind.MARK, OpKind.SYNC, OpKind.QUEUE, OpKind.JOIN, OpKind.ISSUE]
+    [
+        OpKind.NOTE,
+        OpKind.WAIT,
+        OpKind.HOLD,
+        OpKind.MARK,
+        OpKind.SYNC,
+        OpKind.QUEUE,
+        OpKind.LIMIT,
+        OpKind.JOIN,
+        OpKind.ISSUE,
+    ]
 )
+
+
+_ROUNDING_NS: Final = 2_000
+"""Errors of clocks and of whole µs."""
+
+_AT_ONCE_NS: Final = 10_000
+"""A collective starts within this time of when it can."""
+
+_HOST_WAITS: Final = (OpKind.SYNC, OpKind.QUEUE, OpKind.LIMIT, OpKind.JOIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +151,7 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
     done = np.maximum.accumulate(np.append(first_ns, np.maximum(lane.done_ns(moment), first_ns)))
     worked = work_before(progress.own, done)
     # When the recorded host was at each op, and after it: waits add to its own time.
-    waiting = ops.waits & np.isin(ops.kind, (OpKind.SYNC, OpKind.QUEUE, OpKind.JOIN)) & ~early
+    waiting = ops.waits & np.isin(ops.kind, _HOST_WAITS) & ~early
     delays = np.where(waiting, ops.time_ns - base - (passed[1:] - passed[0]), 0)
     delayed = np.maximum.accumulate(np.append(0, delays))
     host = base + passed[1:] - passed[0] + delayed[:-1]
@@ -140,8 +159,10 @@ def rank_lane(progress: Progress, lane: HostLane, ops: ProgramOps, first_ns: int
     device = np.maximum(done[1:], np.maximum.accumulate(np.append(NEVER, until))[:-1])
     points = _points(progress.own, lane, moment, (base, first_ns), rows, delayed, (done, worked))
     called = np.where(ops.end_ns == NONE, NEVER, np.minimum(ops.end_ns, ops.time_ns))
-    ahead = (ops.kind == OpKind.ISSUE) & (ops.begun_ns < device)
-    behind = (ops.kind == OpKind.ISSUE) & ~ahead & (called < ops.time_ns)
+    issue = ops.kind == OpKind.ISSUE
+    ahead = issue & (ops.begun_ns < device - _ROUNDING_NS)
+    at_once = ops.begun_ns <= ops.time_ns + _AT_ONCE_NS  # else it waited for its stream, and may have for that alone
+    behind = issue & (ops.begun_ns >= device) & (called < ops.time_ns) & at_once
     host_lag, device_lag = _lags(progress.own, ops, host, device, until, early, first_ns)
     lanes = Lanes(
         host_ns=np.diff(passed),
@@ -208,7 +229,7 @@ def _lags(
     slots = np.full(int(ops.operand.max(initial=0)) + 1, NEVER, dtype=np.int64)
     note = kind == OpKind.NOTE
     slots[ops.operand[note]] = device[note]
-    sync = np.isin(kind, (OpKind.SYNC, OpKind.QUEUE))
+    sync = np.isin(kind, (OpKind.SYNC, OpKind.QUEUE, OpKind.LIMIT))
     reached = np.where(ops.operand == NONE, device, slots[np.maximum(ops.operand, 0)])
     of_host[sync] = np.where(ops.waits, time - reached, 0)[sync]
     began = early & (issue | mark)

@@ -29,7 +29,7 @@ _AS_SLOW: Final = 1.5
 
 _OF_PYTHON: Final = [HostTime.OTHER, HostTime.PAUSES]
 
-_WAITS: Final = (OpKind.SYNC, OpKind.JOIN)
+_WAITS: Final = (OpKind.SYNC, OpKind.LIMIT, OpKind.JOIN)
 
 
 @dataclass(frozen=True, eq=False)

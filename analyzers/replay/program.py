@@ -123,7 +123,11 @@ def host_waits(
                 kind, called.returned_ns[chosen], called.entered_ns[chosen], slot[chosen],
                 waits=(waited & (called.collective == NONE))[chosen],
             )
-            for kind, chosen in ((OpKind.SYNC, syncs & ~called.queue), (OpKind.QUEUE, syncs & called.queue))
+            for kind, chosen in (
+                (OpKind.SYNC, syncs & ~called.queue & ~called.limit),
+                (OpKind.QUEUE, syncs & called.queue),
+                (OpKind.LIMIT, syncs & called.limit),
+            )
         ),
         ProgramOps.of(
             OpKind.JOIN, called.returned_ns[joins], called.entered_ns[joins], number[collective],

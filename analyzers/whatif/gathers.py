@@ -14,10 +14,9 @@ from itertools import groupby
 from typing import Final
 
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
-from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
-from perfscope.analyzers.whatif.schedules.ops import SMALLEST, RankOp, ScheduleOp, left_out
+from perfscope.analyzers.whatif.schedules.ops import SMALLEST, RankOp
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 
@@ -75,14 +74,6 @@ def find_gathers(schedules: EditableSchedules, context: Context, reductions: Ste
     return Gathers(by_step, passes, frozenset(once))
 
 
-def without_limit(schedules: EditableSchedules, gathers: Gathers) -> None:
-    """Hosts do not wait before they issue gathers."""
-    mine = {rank_op for rank_ops in gathers.by_step.values() for rank_op in rank_ops}
-    for rank, ops in schedules.ops.items():
-        gone = {ops[place] for rank_op, place in _limits(ops).items() if rank_op in mine}
-        schedules.ops[rank], _ = left_out(ops, gone.__contains__)
-
-
 def recorded_stage(context: Context, gathers: Gathers, reductions: StepCollectives) -> int:
     """The ZeRO stage that the job runs at (``SHARD_GRAD_OP`` is 2, ``FULL_SHARD`` 3)."""
     strategies = {name for run in context.runs.values() for name in run.strategies}
@@ -93,23 +84,6 @@ def recorded_stage(context: Context, gathers: Gathers, reductions: StepCollectiv
     kinds = {rank_op.collective.kind for rank_ops in reductions.values() for rank_op in rank_ops}
     # DeepSpeed's stage 2 may reduce whole buckets, too.
     return 1 if "zero1" in strategies or (kinds == {"all_reduce"} and "zero2" not in strategies) else 2
-
-
-def _limits(ops: Sequence[ScheduleOp]) -> dict[RankOp, int]:
-    """Rank op -> the place of the call in which its host waits right before it issues it: FSDP's limit on how many
-    gathered units are held at once. Nothing is launched in between.
-    """
-    found, waited = {}, None
-    for place, op in enumerate(ops):
-        if op.host is not None and len(op.host.launches):
-            waited = None
-        if op.kind in (OpKind.SYNC, OpKind.JOIN):
-            waited = place
-        elif op.issued is not None:
-            if waited is not None:
-                found[op.issued] = waited
-            waited = None
-    return found
 
 
 def _after_forwards(passes: Sequence[GatherPass], reductions: Sequence[RankOp], place: Mapping[RankOp, int]) -> bool:

@@ -158,7 +158,7 @@ class _MicrobatchWriter:
             rank_op = self._rank_op_of(op, model)
             if rank_op is not None:
                 self._emit(replace(scaled, rank_op=rank_op, step=step))
-            elif op.kind in (OpKind.NOTE, OpKind.SYNC):
+            elif op.kind in (OpKind.NOTE, OpKind.SYNC, OpKind.LIMIT):
                 self._of_host(scaled)
             else:
                 self._carry(scaled)

@@ -24,7 +24,16 @@ from perfscope.analyzers.whatif.change import (
     flag,
     keep_host_pace,
 )
-from perfscope.analyzers.whatif.gathers import Gathers, find_gathers, recorded_stage, without_limit
+from perfscope.analyzers.whatif.gather_limit import (
+    Pass,
+    forget_unfreed,
+    limits,
+    taken_later,
+    wait_for_earlier,
+    without_gathers,
+    without_limit,
+)
+from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers, recorded_stage
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
@@ -66,7 +75,7 @@ def _stage(schedules: EditableSchedules, context: Context, name: str, value: str
         )
     if new == 2 and _is_fsdp(context):
         # ``SHARD_GRAD_OP``: gathered for the forward as before.
-        return _keep_gathered(schedules, context, gathers)
+        return _keep_gathered(schedules, context, gathers, reductions)
     if not reductions:
         raise CannotReplay("the collectives' sizes are not recorded; record with shapes")
     without_limit(schedules, gathers)
@@ -169,16 +178,18 @@ def _reshard(schedules: EditableSchedules, context: Context, name: str, value: s
     """``SHARD_GRAD_OP``."""
     if flag(name, value):
         raise CannotReplay(f"{name}=true: the recording does not show how long the additional gathers would take")
-    gathers = find_gathers(schedules, context, reductions_by_step(schedules))
+    reductions = reductions_by_step(schedules)
+    gathers = find_gathers(schedules, context, reductions)
     if not gathers.twice:
         raise CannotReplay(f"{name}: parameters are not gathered twice per step")
-    return _keep_gathered(schedules, context, gathers)
+    return _keep_gathered(schedules, context, gathers, reductions)
 
 
-def _keep_gathered(schedules: EditableSchedules, context: Context, gathers: Gathers) -> Uncertainty:
+def _keep_gathered(
+    schedules: EditableSchedules, context: Context, gathers: Gathers, reductions: StepCollectives
+) -> Uncertainty:
     """Parameters gathered for the forward stay for the backward: its gathers go. FSDP1 frees them only in a backward
-    that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too. Its limit then counts from
-    one backward to the next, and no host comes near it.
+    that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too.
     """
     dropped: set[RankOp] = set()
     for key, passes in gathers.passes.items():
@@ -186,8 +197,7 @@ def _keep_gathered(schedules: EditableSchedules, context: Context, gathers: Gath
         for each in passes:
             if each.backward or (stay and each.microbatch):
                 dropped.update(each.gathers)
-    without_limit(schedules, gathers)
-    schedules.without(dropped)
+    without_gathers(schedules, gathers, dropped, reductions)
     return Uncertainty(less=0.20, more=0.10)
 
 
@@ -203,8 +213,8 @@ def _is_fsdp1(context: Context) -> bool:
 def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """Every gather is issued, where it is not yet, before the unit ``value`` before its own computes.
 
-    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next. Where its
-    limit makes the host wait it still does: the limit counts units that were freed, so it then waits for the same ones.
+    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next. Its limit
+    makes the host wait where it then gathers, for units that were freed as much earlier as more of them are gathered.
     """
     ahead = int(value) if value.isdecimal() else 0
     if not 1 <= ahead <= _MOST_AHEAD:
@@ -222,17 +232,43 @@ def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: 
             }
             for collective, count in others.items():
                 passed[collective] = min(passed.get(collective, count), count)
+    _limit_earlier(schedules, gathers, ahead)
     for step_ops in list(every_step(schedules)):
         moved: dict[int, int] = {}
+        held = limits(step_ops.ops)
         for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
             moved |= _alike(step_ops, _issued_ahead(step_ops, each.gathers, ahead), passed)
         for place, target in moved.items():
             # As long after the rank came there; when a wait ends, it is there.
             other = step_ops.ops[target]
             step_ops.ops[place].lag_ns = other.lag_ns if other.kind is OpKind.ISSUE else 0.0
-        step_ops.move(moved)
+        issued = {step_ops.ops[place].issued: target for place, target in moved.items()}
+        step_ops.move(moved | {held[each]: target for each, target in issued.items() if each in held})
+    for ops in schedules.ops.values():
+        forget_unfreed(ops)
     keep_host_pace(schedules, context)
     return Uncertainty(less=0.30, more=0.10)
+
+
+def _limit_earlier(schedules: EditableSchedules, gathers: Gathers, ahead: int) -> None:
+    """Hosts wait for units freed earlier, where more are gathered before their own is used."""
+    fewer: dict[int, dict[int | None, int]] = {rank: {} for rank in schedules.ops}
+    for step_ops in every_step(schedules):
+        passes = gathers.passes.get((step_ops.rank, step_ops.step), ())
+        issues = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
+        known = [_ahead_already(step_ops, [issues[gather] for gather in each.gathers]) for each in passes]
+        frees = [each.backward or gathers.twice for each in passes]
+        fewer[step_ops.rank][step_ops.step] = taken_later(
+            [_pass(*of) for of in zip(passes, known, frees, strict=True)],
+            [_pass(each, max(before, ahead), free) for each, before, free in zip(passes, known, frees, strict=True)],
+        )
+    for rank, ops in schedules.ops.items():
+        mine = [gather for (of, _), rank_ops in sorted(gathers.by_step.items()) if of == rank for gather in rank_ops]
+        wait_for_earlier(ops, mine, fewer[rank])
+
+
+def _pass(each: GatherPass, ahead: int, free: bool) -> Pass:
+    return Pass(len(each.gathers), ahead, free)
 
 
 def _issued_ahead(step_ops: StepOps, gathers: Sequence[RankOp], ahead: int) -> dict[int, int]:

@@ -3,6 +3,7 @@
 ``.item()``, tensors whose size depends on values (``nonzero``, boolean masks) and ``synchronize()`` block the host
 until the device is done; nothing is queued by then, and the device becomes idle. The finding names what the trace
 shows: the runtime call, the operator that made it, the range around it. One rank alone that blocks is a straggler.
+Waits for FSDP's limit on gathered units are not the script's.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.job.tables.syncs import SyncRow
+from perfscope.analyzers.rank.host_activity import LIMIT
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.memory.pinned_memory import blocking_copies
@@ -82,10 +84,10 @@ _KINDS: Final = {
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: little idle time after synchronizations, or launches that are set to block."""
     copies = sum(row.idle_us for row in blocking_copies(job))
-    idle = job.typical_us("idle_sync") - copies
+    idle = job.typical_us("idle_sync") - copies - sum(row.idle_us for row in job.syncs if row.inside == LIMIT)
     if idle < SHARE * job.step_time_us or launches_block(job):
         return None
-    rows = tuple(row for row in job.syncs if row not in blocking_copies(job))
+    rows = tuple(row for row in job.syncs if row not in blocking_copies(job) and row.inside != LIMIT)
     note = job.median_note("idle_sync")
     longest = f", most of it in {_place(rows[0])}" if rows else ""
     setting = _kind(rows[0]).setting.format(operator=_operator(rows[0])) if rows else "synchronizing calls"

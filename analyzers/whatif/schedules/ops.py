@@ -71,8 +71,8 @@ class RankOp:
 class ScheduleOp:
     """One op: the rank's own time before it by category (ns), and what it then does.
 
-    ``rank_op`` is set where ``kind`` is ISSUE, WAIT or JOIN, ``mark`` where MARK, SYNC or NOTE, ``hold_ns`` where HOLD.
-    Beside a ``host``, own time and ``lag_ns`` are the device's alone.
+    ``rank_op`` is set where ``kind`` is ISSUE, WAIT or JOIN, ``mark`` where MARK, SYNC, LIMIT or NOTE, ``hold_ns``
+    where HOLD. Beside a ``host``, own time and ``lag_ns`` are the device's alone.
     """
 
     kind: OpKind

@@ -20,7 +20,7 @@ from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
 from tests.emulator.emulate import emulate
-from tests.emulator.spec import MS, Cause, Job, Model, Network, Recording
+from tests.emulator.spec import MS, Cause, Job, Loader, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 
 pytestmark = pytest.mark.scale
@@ -198,6 +198,20 @@ PAUSE = (Cause("pause", 4 * MS, (1,), how="checkpoint"),)
 SLOW_HOST = (Cause("slow host", 5.0, (1,)),)
 LATE = replace(LIMITED, backward_prefetch=False)
 KEPT = {"reshard": False}
+LATE_BATCHES = replace(
+    LATE, loader=Loader(workers=0, load_ns=MS), causes=(Cause("slow loader", 5.0, (3,)),), recording=Recording(steps=3),
+    model=Model(blocks=3, tokens=8192, width=512, flops_per_ns=100_000.0),
+)  # fmt: skip
+"""One host comes late to each step, and how far the others are ahead of it is up to the limit."""
+READS = replace(
+    LIMITED, ranks=2, microbatches=2, model=Model(blocks=6, tokens=1024), causes=(Cause("sync"),),
+    recording=Recording(steps=3), loader=Loader(load_ns=0),
+)  # fmt: skip
+"""The loss is read right before the first gather of each backward."""
+TWO_SLOW = replace(
+    READS, ranks=4, ranks_per_host=2, model=Model(blocks=2, tokens=2048), recording=Recording(steps=6),
+    causes=(Cause("slow host", 2.6, (3,)), Cause("pause", 10 * MS, (1,), 2, "checkpoint")),
+)  # fmt: skip
 AHEAD = {"backward_prefetch": True, "forward_prefetch": True}
 
 
@@ -213,6 +227,10 @@ AHEAD = {"backward_prefetch": True, "forward_prefetch": True}
         (replace(LATE, model=Model(width=512, tokens=8192)), "fsdp.prefetch", "1", AHEAD),
         (replace(LATE, causes=SLOW_HOST), "fsdp.prefetch", "1", AHEAD),
         (replace(LIMITED, causes=SLOW_HOST), "fsdp.prefetch", "1", AHEAD),
+        (LATE_BATCHES, "fsdp.prefetch", "1", AHEAD),
+        (READS, "fsdp.reshard_after_forward", "false", KEPT),
+        (READS, "host.sync", "0", {"causes": ()}),
+        (TWO_SLOW, "fsdp.reshard_after_forward", "false", KEPT),
     ],
 )
 def test_hosts_wait_for_fewer_gathers_or_issue_them_earlier(

@@ -95,6 +95,16 @@ def test_fires_from_five_percent():
     assert host_syncs.evaluate(context(breakdown(0, idle_sync=4_900.0), syncs=(sync("aten::item", 4_900.0),))) is None
 
 
+def test_fsdp_s_limit_on_gathers_is_no_sync_of_the_script():
+    waits = sync("", 8_000.0, call="cudaEventSynchronize", inside="FullyShardedDataParallel.rate_limiter")
+    assert host_syncs.evaluate(context(breakdown(0, idle_sync=8_000.0), syncs=(waits,))) is None
+    both = context(breakdown(0, idle_sync=16_000.0), syncs=(waits, sync("aten::item", 8_000.0)))
+    finding = host_syncs.evaluate(both)
+    assert finding is not None
+    assert "8%" in finding.title
+    assert not any("rate_limiter" in row.what for row in finding.evidence)
+
+
 def test_launches_that_are_set_to_block_are_not_the_script_s_syncs():
     recorded = runs(1, environment={"CUDA_LAUNCH_BLOCKING": "1"})
     blocked = context(breakdown(0, idle_sync=30_000.0), syncs=(sync("", 30_000.0),), runs=recorded)
