@@ -62,6 +62,7 @@ class RankSources:
 
     def __init__(self, code: CompiledCode) -> None:
         self._lines = code.lines
+        self.cost = code.cost
         self.annotated: dict[int, Annotation] = {
             each.node: (code.lines[each.line], each.backward) for each in code.nodes if 0 <= each.line < len(code.lines)
         }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.collectors.compiled.annotated import annotated_kernels
+from perfscope.collectors.compiled.cost import compile_cost
 from perfscope.recording.compiled import (
     AnnotatedNode,
     Annotation,
@@ -66,7 +67,7 @@ class CompiledNames:
                 AnnotatedNode(node=node, line=self._place(line), backward=backward)
                 for node, (line, backward) in self._nodes.items()
             )
-            code = CompiledCode(lines=tuple(self._lines), graphs=tuple(self._graphs), nodes=nodes)
+            code = CompiledCode(lines=tuple(self._lines), graphs=tuple(self._graphs), nodes=nodes, cost=compile_cost())
             save(code, compiled_file(folder, rank))
             self._written = now
 

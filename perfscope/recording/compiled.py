@@ -94,6 +94,18 @@ class AnnotatedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompileCost:
+    """What compiling took of one process so far, by torch's own timers."""
+
+    whole_s: float
+    """From the call of a compiled function to its code, of all graphs; the part of inductor included."""
+    inductor_s: float
+    """In inductor: generating code and compiling it, or taking it from torch's cache."""
+    graphs: int
+    """That inductor was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompiledCode:
     """All graphs that one rank compiled, or took from a cache, and the kernels of CUDA graphs that it annotated."""
 
@@ -101,6 +113,8 @@ class CompiledCode:
     lines: tuple[SourceLine, ...] = ()
     graphs: tuple[CompiledGraph, ...] = ()
     nodes: tuple[AnnotatedNode, ...] = ()
+    cost: CompileCost | None = None
+    """None where torch's timers are not there."""
 
 
 def line_of_stack(stack: str) -> SourceLine | None:

@@ -94,6 +94,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "graphs_not_annotated": "The recording does not show which modules {share:.0%} of the time of the kernels in CUDA "
     "graphs belongs to: the program does not annotate them as it captures the graphs. torch.cuda.graph(..., "
     "enable_annotations=True) with mark_kernels (torch 2.12 or newer, a driver of CUDA 13.1 or newer) does.",
+    "compile_cost": "torch.compile took {whole_s:.1f} s of {ranks:ranks}, {inductor_s:.1f} s of it in inductor for "
+    "{graphs:graph}; it took no other rank longer. Graphs that are in torch's cache take less.",
     "compiled_unreadable": "Where compiled code comes from cannot be read: {error}.",
     "compiled_unshown": "The C++ kernels of compiled graphs are not listed one by one: torch shows them to the "
     "profiler only with TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE=1, and compiles once more for it.",

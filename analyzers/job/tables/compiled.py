@@ -23,7 +23,7 @@ from perfscope.analyzers.job.compiled_code import (
 from perfscope.analyzers.rank.work.tables import CompiledTimes
 from perfscope.frozen import dataclass
 from perfscope.recording import provenance
-from perfscope.recording.compiled import Annotation, SourceLine, of_annotation
+from perfscope.recording.compiled import Annotation, CompileCost, SourceLine, of_annotation
 from perfscope.results.notes import Note, note
 from perfscope.results.tables import CompiledModuleRow, CompiledRow, KernelRow, OperatorRow
 from perfscope.trace.trace import NONE, Int64
@@ -87,6 +87,7 @@ def compiled_tables(
     totals: dict[Key, _Total] = {}
     incomplete = False
     graphs = _InGraphs()
+    costs: dict[int, CompileCost] = {}
     notes: list[Note] = []
     by_name = _of_inductor(of_inductor, notes)
     for rank, partial in sorted(result.partials.items()):
@@ -101,9 +102,12 @@ def compiled_tables(
         except ValueError as error:
             notes.append(note("compiled", "compiled_unreadable", (rank,), error=str(error)))
         annotated |= sources.annotated if sources is not None else {}
+        if sources is not None and sources.cost is not None:
+            costs[rank] = sources.cost
         used = partial.steps.indices_of(result.steps)
         graphs.add(totals, times, used, annotated)
         incomplete |= _add_rank(totals, times, used, sources, annotated, by_name, on_device=partial.has_device_work)
+    notes += _costs(costs)
     if graphs.unknown_ns > UNKNOWN_SHARE * max(graphs.ns, 1):
         notes.append(note("compiled", "graphs_not_annotated", share=graphs.unknown_ns / graphs.ns))
     if not totals:
@@ -123,6 +127,17 @@ def compiled_tables(
     return CompiledTables(
         tuple(rows[:LISTED]), tuple(_modules(totals.values(), shares)[:LISTED]), tuple(notes), _by_name(totals, by_name)
     )
+
+
+def _costs(costs: Mapping[int, CompileCost]) -> list[Note]:
+    """What compiling took of the rank that it took most of."""
+    if not costs:
+        return []
+    rank = max(costs, key=lambda each: costs[each].whole_s)
+    most = costs[rank]
+    return [
+        note("compiled", "compile_cost", (rank,), whole_s=most.whole_s, inductor_s=most.inductor_s, graphs=most.graphs)
+    ]
 
 
 def _of_inductor(paths: Iterable[Path], notes: list[Note]) -> dict[str, tuple[SourceLine, ...]]:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from perfscope.collectors.compiled import cached, kept, names, watch
+from perfscope.collectors.compiled.cost import compile_cost
 from perfscope.collectors.compiled.sources import line_of, line_of_node, module_path
 from perfscope.collectors.problems import Problems
-from perfscope.recording.compiled import FROM_CODE, FROM_COMPILER, FROM_PROVENANCE, SourceLine, load
+from perfscope.recording.compiled import FROM_CODE, FROM_COMPILER, FROM_PROVENANCE, CompileCost, SourceLine, load
 from perfscope.recording.paths import compiled_file
 from tests.schemas import follows
 
@@ -232,3 +233,17 @@ def test_parts_of_a_graph_that_name_nodes_alike_are_not_mixed_up(compiler: Simpl
     code = load(compiled_file(tmp_path, 0))
     lines = [[code.lines[place].line for place in graph.calls[0].lines] for graph in code.graphs]
     assert lines == [[8], [9], []]
+
+
+def test_what_compiling_took_is_the_sum_of_torchs_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: dict[str, list[float]] = {}
+    utils = types.ModuleType("torch._dynamo.utils")
+    utils.compilation_time_metrics = timers  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    assert compile_cost() is None
+    timers["_compile.compile_inner"] = [10.0, 2.0]  # a frame, with its forward
+    timers["compile_fx_inner"] = [7.0, 1.0, 3.0]
+    timers["backward._backward_impl"] = [3.5]  # compiled when it was first called
+    assert compile_cost() == CompileCost(whole_s=15.5, inductor_s=11.0, graphs=3)
+    monkeypatch.delattr(utils, "compilation_time_metrics")
+    assert compile_cost() is None

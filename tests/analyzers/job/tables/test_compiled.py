@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ from perfscope.analyzers.job.tables.compiled import (
 )
 from perfscope.analyzers.job.tables.kernels import kernel_rows
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.recording.compiled import FROM_CODE, CompiledCall, CompiledCode, CompiledGraph, SourceLine, save
+from perfscope.recording.compiled import (
+    FROM_CODE,
+    CompileCost,
+    CompiledCall,
+    CompiledCode,
+    CompiledGraph,
+    SourceLine,
+    save,
+)
 from perfscope.trace.trace import Category
 from tests.traces import TraceBuilder
 
@@ -189,3 +198,14 @@ def test_operators_without_a_generated_kernel_between_them_need_as_many_kernels(
     assert {row.modules: row.device_us_per_step for row in found.calls} == {("layers.0.mlp",): 1, ("norm",): 2}
     (note,) = tables(cuda_graph("gemm", "splitK", "gemm"), {0: path}).notes
     assert (note.kind, note.values["share"]) == ("compiled_in_graphs", 1.0)
+
+
+def test_what_compiling_took_is_told_of_the_rank_that_it_took_most_of(tmp_path: Path) -> None:
+    files = {}
+    for rank, whole in ((0, 12.34), (1, 40.0)):
+        files[rank] = tmp_path / f"rank-{rank:05d}.compiled.json"
+        save(replace(CODE, cost=CompileCost(whole_s=whole, inductor_s=whole / 2, graphs=2)), files[rank])
+    ranks = {rank: analyze_rank(job().build()) for rank in files}
+    (told,) = [each for each in compiled_tables(files, align_job(ranks)).notes if each.kind == "compile_cost"]
+    assert told.ranks == (1,)
+    assert told.text.startswith("torch.compile took 40.0 s of rank 1, 20.0 s of it in inductor for 2 graphs;")
