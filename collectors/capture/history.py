@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from struct import Struct
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
@@ -51,8 +52,9 @@ class Step(NamedTuple):
     """Of that, waiting for each of ``WAITS``."""
 
 
-_STEP: Final = tuple.__new__
-"""Makes one without the call in between."""
+_ROW: Final = Struct(f"=qqq?{len(STAGES) + 1}q{len(WAITS)}q")
+"""A step in memory: number, began, duration, disturbed; ns in each of ``STAGES`` and in none, waiting for ``WAITS``."""
+_PACK: Final = _ROW.pack
 
 
 def block_age(world_size: int) -> float:
@@ -67,9 +69,9 @@ class StepHistory:
         self._path = path
         self._attempt = attempt
         self._block_s = block_s
-        self._waiting: deque[Step] = deque(maxlen=MOST_WAITING)
-        self.add: Callable[[Step], None] = self._waiting.append
-        """A step has ended."""
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self.append: Callable[[bytes], None] = self._waiting.append
+        """A step has ended: its row. One object per step, which the garbage collector need not look at."""
         self._written_at = time.monotonic()
         self._to_epoch_ns = time.time_ns() - perf_counter_ns()
         """Kept: a clock that is set in the course of a run makes no step begin hours after the one before it."""
@@ -77,6 +79,11 @@ class StepHistory:
         """Stages that are measured; the others' times are left out."""
         self.waits_measured = False
         """Is waiting for other ranks?"""
+
+    def add(self, step: Step) -> None:
+        """A step has ended."""
+        head = step.number, step.began, step.duration, step.disturbed
+        self.append(_ROW.pack(*head, *step.stages, 0, *step.waits))
 
     def due(self) -> bool:
         """Is it time to write?"""
@@ -87,7 +94,11 @@ class StepHistory:
     def write(self) -> None:
         """Append what is waiting. Raises OSError when the folder cannot be written; what was waiting is then lost."""
         self._written_at = time.monotonic()
-        steps = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        rows = b"".join([self._waiting.popleft() for _ in range(len(self._waiting))])
+        steps = [
+            Step(number, began, duration, values[: len(STAGES)], disturbed, values[len(STAGES) + 1 :])
+            for number, began, duration, disturbed, *values in _ROW.iter_unpack(rows)
+        ]
         # Numbers that follow one another share a block; so number - place is the same within one.
         for _, numbered in groupby(enumerate(steps), lambda entry: entry[1].number - entry[0]):
             consecutive = [step for _, step in numbered]
@@ -136,9 +147,11 @@ class StepTimer:
 
     def __init__(self, history: StepHistory, clock: PhaseClock) -> None:
         self._history = history
+        self._append = history.append
         self._clock = clock
         self._began: int | None = None
-        self._disturbed = False
+        self.disturbed = False
+        """Is something of ours at work in the step under way, or was just before?"""
         self.core = CoreWaits()
         """Of the training thread; begun where waiting is measured."""
         self.unprofiled: list[int] = []
@@ -151,36 +164,40 @@ class StepTimer:
         """
         now = perf_counter_ns()
         stages, waits = self._clock.take()
-        waits[_CORE] = self.core.since()
         if self._began is None:
             return None
-        step = Step(number, self._began, now - self._began, stages, self._disturbed or busy, waits)
+        waits[_CORE] = self.core.of_step(now - self._began)
+        step = Step(number, self._began, now - self._began, stages, self.disturbed or busy, waits)
         self._history.add(step)
         if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
             self.unprofiled.append(step.duration)
         return step
 
-    def step_passes(self, number: int) -> Step | None:
-        """Step ``number`` has ended and the next begins, with nothing of ours at work.
+    def step_passes(self, number: int) -> int:
+        """Step ``number`` has ended and the next begins, with nothing of ours at work; how long it took (ns), 0 where
+        its beginning was not seen.
 
         As :meth:`step_ends` and :meth:`step_begins`, in one call.
         """
-        now, began, disturbed = perf_counter_ns(), self._began, self._disturbed
-        stages, waits = self._clock.take()
-        waits[_CORE] = self.core.since()
-        self._disturbed = False
-        step = None
+        now, began, clock, duration = perf_counter_ns(), self._began, self._clock, 0
         if began is not None:
-            step = _STEP(Step, (number, began, now - began, stages, disturbed, waits))
-            self._history.add(step)
-            if len(self.unprofiled) < UNPROFILED_STEPS and not disturbed:
-                self.unprofiled.append(step.duration)
+            duration = now - began
+            core = self.core
+            if core.skip and duration < core.long_ns:
+                core.skip -= 1
+            else:
+                clock.waiting[_CORE] = core.of_step(duration)
+            self._append(_PACK(number, began, duration, self.disturbed, *clock.totals, *clock.waiting))
+            if len(self.unprofiled) < UNPROFILED_STEPS and not self.disturbed:
+                self.unprofiled.append(duration)
+        clock.clear()
+        self.disturbed = False
         self._began = perf_counter_ns()
-        return step
+        return duration
 
     def step_begins(self, *, disturbed: bool) -> int:
         """The next step begins now; the time. ``disturbed``: something of ours is at work, or was just before."""
-        self._disturbed = disturbed
+        self.disturbed = disturbed
         self._clock.take()
         self._began = perf_counter_ns()
         return self._began

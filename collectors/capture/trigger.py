@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Final
 
 from perfscope.collectors.agreement import LEAD_S, Board
@@ -31,10 +33,14 @@ class Trigger:
         self._board = board
         self._schedule = schedule
         self._slow = SlowSteps(config.trigger)
-        self._watches = config.mode == "trigger"
+        self.note = self._slow.note
+        """A step has ended, of those that :attr:`watches` does not compare; set :attr:`completed`, too."""
+        self.watches = config.mode == "trigger"
+        """Do slow steps start captures?"""
         self._proposal: str | None = None
         self._asked = False
-        self._completed = 0
+        self.completed = 0
+        """Steps that have ended."""
         self._not_before = config.wait
         self._began_ns: int | None = None
         self._spent_ns = 0
@@ -43,17 +49,26 @@ class Trigger:
 
     def step_ended(self, completed: int, duration_ns: int, *, disturbed: bool, now_ns: int) -> bool:
         """A step has ended; True when the background thread should look soon."""
-        self._completed = completed
+        self.completed = completed
         if self._began_ns is None:
             self._began_ns = now_ns
         if disturbed:
             self._spent_ns += duration_ns
             return False
         times = self._slow.step(duration_ns)
-        if times is None or not self._watches or not self._may(completed, now_ns - self._began_ns):
+        if times is None or not self.watches or not self._may(completed, now_ns - self._began_ns):
             return False
         self._proposal = f"step {completed - 1} took {times:.1f}x the median on rank {self._rank}"
         return True
+
+    def step_passed(self, completed: int, duration_ns: int, *, disturbed: bool) -> bool:
+        """A step has ended and the next begins with nothing of ours at work: as :meth:`step_ended` and
+        :meth:`step_begins`.
+        """
+        soon = self.step_ended(completed, duration_ns, disturbed=disturbed, now_ns=perf_counter_ns())
+        if self.busy:  # a capture was being made when this step began
+            self.step_begins(completed, busy=False, paused_ns=0)
+        return soon
 
     def step_begins(self, completed: int, *, busy: bool, paused_ns: int) -> None:
         """The next step begins, ``paused_ns`` after the last one ended. ``busy``: a capture is being made."""
@@ -102,7 +117,7 @@ class Trigger:
             ahead = FEWEST_STEPS_AHEAD + math.ceil(LEAD_S * NS / max(typical_ns, 1))
             in_time = min(math.ceil(seconds * NS / max(typical_ns, 1)), MOST_STEPS) if seconds is not None else 0
             steps = active or in_time or self._config.active
-            self._board.propose(self._completed + ahead, steps, reason, asked=asked, request=request)
+            self._board.propose(self.completed + ahead, steps, reason, asked=asked, request=request)
 
 
 WINDOW: Final = 64
@@ -124,6 +139,8 @@ class SlowSteps:
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._window: deque[int] = deque(maxlen=WINDOW)
+        self.note: Callable[[int], None] = self._window.append
+        """A step has ended that is not to be compared."""
         self._since = 0
         self._median_ns = math.inf
         self._threshold = math.inf
@@ -142,7 +159,7 @@ class SlowSteps:
 
     def typical_ns(self) -> float | None:
         """What a step takes: the median, the shortest one while there are few, None while there are hardly any."""
-        if math.isfinite(self._median_ns):
-            return self._median_ns
-        seen = list(self._window)
-        return min(seen) if len(seen) >= FEW else None
+        seen = sorted(self._window)
+        if len(seen) >= ENOUGH:
+            return seen[len(seen) // 2]
+        return seen[0] if len(seen) >= FEW else None

@@ -104,14 +104,15 @@ class StepWatch:
         :meth:`step_ends` and :meth:`step_begins` in one.
         """
         between, since = self._between, self._clock.since
-        step = self._pace.step_passes(completed - 1)
-        trigger = self._trigger
-        if step is not None and trigger is not None:
-            self._ended_at = ended_at = step.began + step.duration
-            if trigger.step_ended(completed, step.duration, disturbed=step.disturbed, now_ns=ended_at):
+        pace, trigger = self._pace, self._trigger
+        disturbed = pace.disturbed
+        duration = pace.step_passes(completed - 1)
+        if duration and trigger is not None:
+            if not (trigger.watches or disturbed or trigger.busy):
+                trigger.completed = completed
+                trigger.note(duration)
+            elif trigger.step_passed(completed, duration, disturbed=disturbed):
                 self._background.wake()
-            if trigger.busy:  # a capture was being made when this step began
-                trigger.step_begins(completed, busy=False, paused_ns=0)
         if len(between) < UNPROFILED_STEPS:
             between.append(perf_counter_ns() - since)
 

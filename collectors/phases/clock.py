@@ -33,8 +33,10 @@ class PhaseClock:
     what = "timing the phases"
 
     def __init__(self) -> None:
-        self._totals = [*_NO_TIMES]
-        self._waits = [*_NO_WAITS]
+        self.totals = [*_NO_TIMES]
+        """Time in each of ``STAGES``, and last in none, since :meth:`clear`, ns."""
+        self.waiting = [*_NO_WAITS]
+        """Of that, waiting for each of ``WAITS``."""
         self._open: list[tuple[int, int]] = []
         """Phases under way, innermost last: which, and the stage that time counts for when it has ended."""
         self._stage = _OUTSIDE
@@ -52,7 +54,7 @@ class PhaseClock:
         """A phase begins; ``subject``: the module of a forward."""
         stage = EVALUATION if phase == FORWARD and subject is not None and evaluates(subject) else phase
         now = perf_counter_ns()
-        self._totals[self._stage] += now - self.since
+        self.totals[self._stage] += now - self.since
         self._open.append((phase, self._stage))
         self._stage, self.since = stage, now
 
@@ -62,33 +64,38 @@ class PhaseClock:
             return
         now = perf_counter_ns()
         self.phases += 1
-        self._totals[self._stage] += now - self.since
+        self.totals[self._stage] += now - self.since
         self.since = now
         innermost = -1
         while innermost != phase and self._open:
             innermost, self._stage = self._open.pop()
         if phase == BACKWARD == innermost and self.reducing:
-            self._waits[BACKWARD] += now - self.reducing
+            self.waiting[BACKWARD] += now - self.reducing
             self.waits += 1
             self.reducing = 0
 
     def waited(self, ns: int) -> None:
         """The phase under way waited so long for other ranks."""
         self.waits += 1
-        self._waits[self._stage] += ns
+        self.waiting[self._stage] += ns
 
     def take(self) -> tuple[list[int], list[int]]:
         """The times since the last call, ns: of the stages, as in ``STAGES``, and of waiting, as in ``WAITS``.
 
         Called between steps, outside any phase.
         """
-        stages, waits = self._totals, self._waits
-        self._totals, self._waits = [*_NO_TIMES], [*_NO_WAITS]
-        del stages[_OUTSIDE]
-        self._open.clear()
+        stages, waits = self.totals[:_OUTSIDE], [*self.waiting]
+        self.clear()
+        return stages, waits
+
+    def clear(self) -> None:
+        """Begin anew, between steps. In place: what each step allocates anew costs more than all looks at the clock."""
+        self.totals[:] = _NO_TIMES
+        self.waiting[:] = _NO_WAITS
+        if self._open:
+            self._open.clear()
         self._stage = _OUTSIDE
         self.reducing = 0
-        return stages, waits
 
 
 def evaluates(module: Any) -> bool:

@@ -167,8 +167,7 @@ class StepPhases:
 
         iterator: Any = dataloader._BaseDataLoaderIter
         if not self._patches[DATALOADER].any():
-            drawn = self._described(self.timed(iterator.__next__, DATALOADER))
-            self._patches[DATALOADER].set(iterator, "__next__", drawn)
+            self._patches[DATALOADER].set(iterator, "__next__", self._timed_draw(iterator.__next__))
 
     def _patch_backward(self) -> None:
         import torch.autograd
@@ -217,15 +216,24 @@ class StepPhases:
             if is_compiling() or id(module) not in held or held[id(module)]() is not module:
                 return inherited(kind, module).__call__(*args, **kwargs)
             # For the clock alone what a wrapper holds is a part of its forward.
-            listening = sinks[FORWARD]
-            if (self._in_forward and len(listening) == 1) or not self.begin(FORWARD, module):
+            listening, before = sinks[FORWARD], self._in_forward
+            if (before and len(listening) == 1) or get_ident() != self._thread:
                 return inherited(kind, module).__call__(*args, **kwargs)
-            before, self._in_forward = self._in_forward, True
+            for sink in listening:
+                try:
+                    sink.begin(FORWARD, module)
+                except Exception as error:
+                    self._switch_off(sink, error)
+            self._in_forward = True
             try:
                 return inherited(kind, module).__call__(*args, **kwargs)
             finally:
                 self._in_forward = before
-                self.end(FORWARD)
+                for sink in reversed(sinks[FORWARD]):
+                    try:
+                        sink.end(FORWARD)
+                    except Exception as error:
+                        self._switch_off(sink, error)
 
         return called
 
@@ -236,7 +244,7 @@ class StepPhases:
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            if phase != DATALOADER and is_compiling():  # the compiler takes no loader
+            if is_compiling():
                 return original(*args, **kwargs)
             if postponed:
                 self._act()
@@ -250,8 +258,11 @@ class StepPhases:
             try:
                 result = original(*args, **kwargs)
             finally:
-                if begun:
-                    self.end(phase)
+                for sink in reversed(sinks[phase]) if begun else ():
+                    try:
+                        sink.end(phase)
+                    except Exception as error:
+                        self._switch_off(sink, error)
             if postponed:
                 self._act()
             return result
@@ -263,14 +274,28 @@ class StepPhases:
         while self._postponed and self.graph_task() == NO_TASK:
             self._postponed.popleft()()
 
-    def _described(self, draw: Call) -> Call:
-        """``draw``, which takes a batch from an iterator, and a description of the loader that it came from."""
-        loaders = self.loaders
+    def _timed_draw(self, draw: Call) -> Call:
+        """``draw``, which takes a batch from an iterator: timed, and the loader that it came from described."""
+        loaders, sinks = self.loaders, self._sinks
 
         @functools.wraps(draw)
         def drawn(iterator: Any) -> Any:
-            batch = draw(iterator)
-            if self._to_describe or (loaders.took is not None and get_ident() == self._thread):
+            training = get_ident() == self._thread
+            begun = sinks[DATALOADER] if training else ()
+            for sink in begun:
+                try:
+                    sink.begin(DATALOADER, None)
+                except Exception as error:
+                    self._switch_off(sink, error)
+            try:
+                batch = draw(iterator)
+            finally:
+                for sink in reversed(sinks[DATALOADER]) if begun else ():
+                    try:
+                        sink.end(DATALOADER)
+                    except Exception as error:
+                        self._switch_off(sink, error)
+            if self._to_describe or (loaders.took is not None and training):
                 self._to_describe = max(self._to_describe - 1, 0)
                 self._problems.guard("describing the data loader", loaders.drew, iterator, batch)
             return batch

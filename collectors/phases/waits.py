@@ -32,6 +32,9 @@ _BLOCKING: Final = (
 )
 """Module, class (empty: none) and what of it returns when other ranks have come."""
 
+_NO_BACKWARD: Final = -1
+"""Torch numbers them from 0."""
+
 
 class RankWaits:
     """The waits of one process; told to the clock of its phases."""
@@ -111,7 +114,7 @@ class RankWaits:
         clock, graph_task = self._clock, torch._C._current_graph_task_id
         queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
-        asked = 0
+        asked = _NO_BACKWARD
         """The backward in which the engine has been asked already."""
 
         def computed() -> None:

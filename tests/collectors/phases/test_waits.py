@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.phases import core
 from perfscope.collectors.phases.clock import BACKWARD, FORWARD, PhaseClock
-from perfscope.collectors.phases.core import CoreWaits
 from perfscope.collectors.phases.waits import RankWaits
 from perfscope.recording.history import WAITS
 from tests.collectors.harness import needs_torch
@@ -102,10 +102,49 @@ def test_without_other_ranks_nothing_is_replaced() -> None:
 
 
 def test_waiting_for_a_core_is_counted_where_the_kernel_does() -> None:
-    core = CoreWaits()
-    assert core.since() == 0
-    core.begin()
-    assert core.since() >= 0
-    core.end()
-    core.end()
-    assert core.since() == 0
+    waits = core.CoreWaits()
+    assert waits.since() == 0
+    waits.begin()
+    assert waits.since() >= 0
+    waits.end()
+    waits.end()
+    assert waits.since() == 0
+
+
+class Kernel:
+    """The kernel's count of one thread's waits, in a file that stands for its own."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.waited, self.reads = path, 5_000_000, 0
+        monkeypatch.setattr(core, "_FILE", str(path))
+        monkeypatch.setattr(core.os, "pread", self._pread)
+        self.path.touch()
+
+    def _pread(self, _file: int, _count: int, _offset: int) -> bytes:
+        self.reads += 1
+        return f"123 {self.waited} 7\n".encode()
+
+
+def test_core_waits_are_asked_for_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 10 ms: 40 quiet ones, 10 that wait for 4 ms of 14, 41 quiet ones, 16 that wait and are no longer."""
+    kernel = Kernel(tmp_path / "schedstat", monkeypatch)
+    waits = core.CoreWaits()
+    waits.begin()
+    kernel.reads = 0
+
+    def steps(count: int, duration_ms: int, wait_ms: int) -> list[int]:
+        seen = []
+        for _ in range(count):
+            kernel.waited += wait_ms * 1_000_000
+            seen.append(waits.of_step(duration_ms * 1_000_000) // 1_000_000)
+        return seen
+
+    assert steps(40, 10, 0) == [0] * 40
+    assert kernel.reads == 5
+    assert steps(10, 14, 4) == [4] * 10
+    assert steps(41, 10, 0) == [0] * 41
+    assert kernel.reads == 5 + 10 + 6
+    # Waiting that makes no step longer is noticed at the next read.
+    assert [*steps(7, 10, 2), *steps(9, 10, 2)] == [0] * 7 + [2] * 9
+    waits.end()
+    assert steps(3, 10, 2) == [0] * 3
