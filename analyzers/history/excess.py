@@ -28,6 +28,9 @@ _SIGMAS_BELOW_QUICK: Final = 0.4758
 _SIGMAS_OF_A_THIRD: Final = 0.8615
 """Standard deviations about its middle that hold a third of a normal distribution."""
 
+_APART: Final = 2.0
+"""Standard deviations from 0 at which absolute differences have a middle of their own; noise is densest at 0."""
+
 
 @dataclass(frozen=True, eq=False)
 class Excess:
@@ -129,14 +132,24 @@ def _noise(own: Float32, excess: Float32) -> float:
     # Of the quicker rank's steps, which a cause leaves alone, and a batch's size does not; or of the ranks' difference,
     # with which it is the other way round.
     changes = SIGMA_OF_MAD * np.median(np.abs(np.diff(own.min(axis=1))))
-    return float(min(changes, _densest(own[:, 0] - own[:, 1])))
+    difference = own[:, 0] - own[:, 1]
+    found = [float(changes), _densest(difference)[1]]
+    # Where they are late in turn, half of the differences lie about a delay, and half about its opposite.
+    middle, deviation = _densest(np.abs(difference))
+    if middle >= _APART * deviation:
+        found.append(deviation)
+    return min(found)
 
 
-def _densest(values: Float32) -> float:
-    """Standard deviation by the shortest interval with a third of the values: most of them may lie elsewhere."""
+def _densest(values: Float32) -> tuple[float, float]:
+    """Middle of the shortest interval with a third of the values, and the standard deviation that it stands for: most
+    values may lie elsewhere.
+    """
     count = max(len(values) // 3, 2)
     ordered = np.sort(values)
-    return float((ordered[count - 1 :] - ordered[: len(ordered) - count + 1]).min() / _SIGMAS_OF_A_THIRD)
+    first = int(np.argmin(ordered[count - 1 :] - ordered[: len(ordered) - count + 1]))
+    low, high = float(ordered[first]), float(ordered[first + count - 1])
+    return (low + high) / 2, (high - low) / _SIGMAS_OF_A_THIRD
 
 
 def _only(values: Float32, columns: list[int]) -> Float32:

@@ -48,6 +48,8 @@ _MOSTLY: Final = 2 / 3
 _USUAL: Final = 0.25
 """Quantile of a rank's steps that stands for those without a cause."""
 _WINDOWS: Final = 12
+_LARGEST_PART: Final = 2 / 3
+"""Of the steps that are delayed in turn, at most, one rank's where ranks are named otherwise."""
 _ROTATING_STEPS: Final = 0.25
 """Share of the steps, at least, that some rank delays where the delay rotates."""
 _MAIN: Final = 0.5
@@ -107,7 +109,7 @@ def find_stragglers(
         for row in _named(whole, measure_excess(whole, groups), step_us, hosts):
             if row.stage == CORE and row.pattern == "steady" and not {*row.ranks} & _ranks(rows):
                 rows.append(row)
-    rows.extend(_rotating(job, excess, step_us, _ranks(rows), hosts))
+    rows = _with_rotating(job, excess, step_us, rows, hosts)
     return RunStragglers(tuple(sorted(rows, key=lambda row: -row.cost_us)), _delays(job, excess))
 
 
@@ -308,19 +310,37 @@ def _merged(rows: list[HistoryStraggler]) -> HistoryStraggler:
     )
 
 
+def _with_rotating(
+    job: JobOwnTimes, excess: Excess, step_us: float, rows: list[HistoryStraggler], hosts: Mapping[int, str]
+) -> list[HistoryStraggler]:
+    """``rows``, and a delay that a different rank has each time."""
+    steady = _ranks(row for row in rows if row.pattern == "steady")
+    in_turn = _rotating(job, excess, step_us, steady, hosts, _LARGEST_PART)
+    if in_turn is not None:
+        # Of ranks that are late in turn one may be so more often than chance would have it: that is the same delay.
+        same = [row for row in rows if row.stage == in_turn.stage and {*row.ranks} <= {*in_turn.ranks}]
+        if sum(row.cost_us for row in same) <= in_turn.cost_us:
+            return [*(row for row in rows if row not in same), in_turn]
+    in_turn = _rotating(job, excess, step_us, _ranks(rows), hosts, 1.0)
+    return rows if in_turn is None else [*rows, in_turn]
+
+
 def _rotating(
-    job: JobOwnTimes, excess: Excess, step_us: float, named: set[int], hosts: Mapping[int, str]
-) -> Iterator[HistoryStraggler]:
-    """A delay that a different rank has each time."""
+    job: JobOwnTimes, excess: Excess, step_us: float, named: set[int], hosts: Mapping[int, str], largest_part: float
+) -> HistoryStraggler | None:
+    """A delay that a different rank has each time, none of them in more than ``largest_part`` of the slow steps."""
     others = [place for place, rank in enumerate(job.ranks) if rank not in named]
     if len(others) < 2:
-        return
+        return None
     run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
     found = []
     for view in _views(excess):
         slow = view.excess[:, others] >= max(2 * NOTICEABLE * step_us, _CLEAR_SIGMAS * view.noise_us)
-        taking_part = np.flatnonzero(slow.sum(axis=0) >= 2)
+        counts = slow.sum(axis=0)
+        taking_part = np.flatnonzero(counts >= 2)
         if slow.any(axis=1).mean() < _ROTATING_STEPS or len(taking_part) < 2:
+            continue
+        if counts.max() > largest_part * counts.sum():
             continue
         if view.stage is not None and not all(
             _delays_steps(excess, view, slow[:, index], others[index]) for index in taking_part.tolist()
@@ -329,8 +349,7 @@ def _rotating(
         found.append(_rotating_row(job, excess, view, slow, others, run_us, hosts))
     # What delays a rank here and a rank there, anywhere, is the machine's noise.
     found = [row for row in found if row.stage != SEVERAL and row.cost_share >= NOTICEABLE]
-    if found:
-        yield max(found, key=lambda row: row.cost_us)
+    return max(found, key=lambda row: row.cost_us) if found else None
 
 
 def _rotating_row(

@@ -114,6 +114,31 @@ def test_a_delay_is_plain_in_its_stage_where_the_noise_of_others_hides_it(patter
     assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [(pattern, "optimizer", ranks_late)]
 
 
+def test_what_two_ranks_that_are_late_in_turn_differ_by_is_no_noise() -> None:
+    """Forwards differ by 2 ms, one way or the other, and by their noise, of a quarter of a ms on each rank."""
+    rng = np.random.default_rng(7)
+    job = ranks(2)
+    for rank, each in job.items():
+        each.own_us[:, FORWARD] += rng.normal(0, 250, STEPS)
+        each.own_us[rank::2, FORWARD] += 2000
+    for step, longer in enumerate(rng.uniform(0, 6000, STEPS)):  # batches of unlike size, the same on both
+        for each in job.values():
+            each.own_us[step, FORWARD] += longer
+    found = find_stragglers(job, {})
+    assert found is not None
+    assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("rotating", "forward", (0, 1))]
+
+
+def test_a_rank_that_is_late_more_often_in_turn_is_not_accused_alone() -> None:
+    """Rank 1 has 35 of the 60 slow steps, rank 0 and 2 have 12 or 13."""
+    job = ranks(3)
+    for step in range(60):
+        job[1 if step % 12 < 7 else 2 * (step % 2)].own_us[step, OPTIMIZER] += 2000
+    found = find_stragglers(job, {})
+    assert found is not None
+    assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("rotating", "optimizer", (0, 1, 2))]
+
+
 def test_a_stage_that_takes_what_another_leaves_delays_nobody() -> None:
     """Now and then rank 1 does in its optimizer what it otherwise does in its backward."""
     job = ranks(3)
