@@ -3,8 +3,9 @@
 DDP, FSDP2, ZeRO-1 and a 1F1B pipeline over gloo, on this machine's CPU. Ranks sleep instead of computing, and one of
 them sleeps longer, in one stage, steadily, now and then or in turn (``real_delays_job.py``). All cases train in one
 launch, each in a recording of its own. A case is right where the delayed ranks, their stage and nothing else are
-reported from step histories. ``--traces`` records each case a second time, in full, and shows the ranks that the
-analysis of the traces names. Best on a machine with nothing else to do.
+reported from step histories. ``--traces`` records each case a second time, in full: that recording has a step
+history, too, and the last columns say what its traces report, and whether that is the same: the same ranks, or a
+rotation, and the loader or something else. Best on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from perfscope import analyze
 from perfscope.analyzers.history.job_history import job_history
 from perfscope.recording.job import open_job
 from perfscope.results.history import HistoryStraggler
+from perfscope.results.rows import StragglerRow
 from tests.benchmarks.real_delays_job import PLANTED
 
 STRATEGIES: Final = ("ddp", "fsdp", "zero", "pipeline")
@@ -84,10 +86,34 @@ def launch(plans: list[dict[str, Any]], ranks: int, scratch: Path) -> None:
     )  # fmt: skip
 
 
-def named(folder: Path) -> str:
-    """The ranks that an analysis of full traces names."""
-    rows = analyze(folder).stragglers
-    return ", ".join(f"{row.ranks or (row.rank,)} {row.cause} {row.pattern}" for row in rows) or "none"
+@dataclass(frozen=True)
+class Named:
+    """What is reported of one recording, as both kinds of analysis can say it."""
+
+    ranks: tuple[int, ...]
+    """None where the delay rotates."""
+    loads: bool
+    """Is it the loader? Traces tell no forward from a backward or an optimizer, but their operators from Python."""
+
+
+def from_histories(rows: Sequence[HistoryStraggler]) -> set[Named]:
+    """What step histories report."""
+    return {Named(() if row.pattern == "rotating" else row.ranks, row.stage == "dataloader") for row in rows}
+
+
+def from_traces(rows: Sequence[StragglerRow]) -> set[Named]:
+    """What full traces report."""
+    return {
+        Named(() if row.pattern == "rotating" else row.ranks or (row.rank,), row.cause == "dataloader") for row in rows
+    }
+
+
+def both(folder: Path) -> tuple[str, bool]:
+    """What the traces of a recording report, in words, and whether its step histories report the same."""
+    summary = analyze(folder)
+    assert summary.history is not None
+    words = ", ".join(f"{row.ranks or (row.rank,)} {row.cause} {row.pattern}" for row in summary.stragglers) or "none"
+    return words, from_traces(summary.stragglers) == from_histories(summary.history.stragglers)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -102,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--traces", action="store_true", help="record each case a second time, in full")
     options = parser.parse_args(arguments)
     chosen = [case for case in cases(options.ranks) if options.only in case.in_words()]
-    right = counted = 0
+    right = counted = same = 0
     with tempfile.TemporaryDirectory() as temporary:
         scratch = str((options.keep or Path(temporary)).absolute())
         plans = []
@@ -112,8 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.traces:
                 plans.append({**common, "folder": f"{scratch}/{number}-full", "record": TRACED})
         launch(plans, options.ranks, Path(scratch))
-        print("| case | right | reported from step histories |" + (" from full traces |" if options.traces else ""))
-        print("|---|---|---|" + ("---|" if options.traces else ""))
+        print(
+            "| case | right | reported from step histories |"
+            + (" from full traces | the same |" if options.traces else "")
+        )
+        print("|---|---|---|" + ("---|---|" if options.traces else ""))
         for number, case in enumerate(chosen):
             history, failures = job_history(open_job(Path(scratch, str(number))))
             assert history is not None
@@ -126,10 +155,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             right += good and counts
             verdict = ("yes" if good else "**no**") if counts else f"not counted ({share:.1%} of a step)"
             found = "; ".join(row.in_words() for row in history.stragglers) or "none"
-            traces = f" {named(Path(scratch, f'{number}-full'))} |" if options.traces else ""
+            traces = ""
+            if options.traces:
+                words, alike = both(Path(scratch, f"{number}-full"))
+                same += alike
+                traces = f" {words} | {'yes' if alike else '**no**'} |"
             print(f"| {case.in_words()} | {verdict} | {found} |{traces}")
     planted = f"{options.extra_ms:g} ms, or {options.share:.0%} of a step if that is more"
     print(f"\n{right} of {counted} right, {options.ranks} ranks, planted: {planted}")
+    if options.traces:
+        print(f"{same} of {len(chosen)} recordings with the same verdict from histories and traces")
 
 
 if __name__ == "__main__":
