@@ -3,9 +3,9 @@
 DDP, FSDP2, ZeRO-1 and a 1F1B pipeline over gloo, on this machine's CPU. Ranks sleep instead of computing, and one of
 them sleeps longer, in one stage, steadily, now and then or in turn (``real_delays_job.py``). All cases train in one
 launch, each in a recording of its own. A case is right where the delayed ranks, their stage and nothing else are
-reported from step histories. ``--traces`` records each case a second time, in full: that recording has a step
-history, too, and the last columns say what its traces report, and whether that is the same: the same ranks, or a
-rotation, and the loader or something else. Best on a machine with nothing else to do.
+reported from step histories. ``--traces`` records each case a second time, in full; the last
+columns say what those traces report, and whether that is the same: the same ranks, or a rotation, and the loader or
+something else. Best on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -108,12 +108,11 @@ def from_traces(rows: Sequence[StragglerRow]) -> set[Named]:
     }
 
 
-def both(folder: Path) -> tuple[str, bool]:
-    """What the traces of a recording report, in words, and whether its step histories report the same."""
-    summary = analyze(folder)
-    assert summary.history is not None
-    words = ", ".join(f"{row.ranks or (row.rank,)} {row.cause} {row.pattern}" for row in summary.stragglers) or "none"
-    return words, from_traces(summary.stragglers) == from_histories(summary.history.stragglers)
+def also_from_traces(folder: Path, rows: Sequence[HistoryStraggler]) -> tuple[str, bool]:
+    """What the traces of a recording report, in words, and whether that is the same as ``rows``."""
+    found = analyze(folder).stragglers
+    words = ", ".join(f"{row.ranks or (row.rank,)} {row.cause} {row.pattern}" for row in found) or "none"
+    return words, from_traces(found) == from_histories(rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = "; ".join(row.in_words() for row in history.stragglers) or "none"
             traces = ""
             if options.traces:
-                words, alike = both(Path(scratch, f"{number}-full"))
+                words, alike = also_from_traces(Path(scratch, f"{number}-full"), history.stragglers)
                 same += alike
                 traces = f" {words} | {'yes' if alike else '**no**'} |"
             print(f"| {case.in_words()} | {verdict} | {found} |{traces}")
