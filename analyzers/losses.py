@@ -103,7 +103,7 @@ def where_to_look(category: str, summary: Summary) -> str:
         return _ALL_RANKS
     named = named_host(summary) if category == "idle_host" else ""
     if named:
-        return f"look at what {named} does, and whether it can run in DataLoader workers or while the devices compute"
+        return f"look at what {named} does, and whether it can run in DataLoader workers or while the model computes"
     if category in ("idle_launch", "idle_host") and _compiles(summary):
         return _COMPILING
     if category == "idle_launch" and launches_few(summary):

@@ -25,6 +25,8 @@ class RankSteps:
     compute_us: tuple[float, ...]
     collecting_us: tuple[float, ...]
     """Garbage collection in idle_host."""
+    pausing_us: tuple[float, ...]
+    """Pauses of the host in idle_host: all of it where there is a device."""
     flops: tuple[float, ...] | None
     """Model FLOPs; None where too few shapes are known."""
     forward_us: tuple[float, ...] | None
@@ -44,6 +46,7 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
         loading_us=us(totals[:, TimeCategory.DATALOADER]),
         compute_us=us(totals[:, TimeCategory.COMPUTE]),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
+        pausing_us=us(pausing(result, rank).within(*result.windows[rank])),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
         forward_us=_forward(partial, used),
     )
@@ -53,6 +56,12 @@ def collecting(result: AlignedJob, rank: int) -> Intervals:
     """Garbage collection in one rank's idle_host."""
     named = result.partials[rank].named_host.get(COLLECTING, Intervals.empty())
     return named.intersect(result.timelines[rank].where(TimeCategory.HOST)) if len(named) else named
+
+
+def pausing(result: AlignedJob, rank: int) -> Intervals:
+    """Pauses of one rank's host in idle_host. Without a device, idle_host is all time between operators."""
+    host, partial = result.timelines[rank].where(TimeCategory.HOST), result.partials[rank]
+    return host if partial.has_device_work else host.intersect(partial.pauses)
 
 
 def _forward(partial: RankPartial, used: Int64) -> tuple[float, ...] | None:

@@ -25,7 +25,7 @@ from perfscope.analyzers.job.tables.groups import in_turn, waits_of
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.tables import GroupRow, Pipeline
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import NONE, Bool, Int64
 
 _BESIDE: Final = frozenset({"ddp", "pipeline", "single"})
 """Recorded strategies beside which others may be written by hand: those that shard gather and reduce by themselves."""
@@ -40,6 +40,13 @@ be of half the size, and not all of them in one group.
 
 _GATHERS: Final = 2
 """All-gathers in a step from which layers may wait for them: keys and values of one."""
+
+_LAYER: Final = 1024
+"""Bytes of each rank from which gathered floats can be keys and values of a layer: losses, lengths and metrics, which
+trainers gather in every step, are fewer.
+"""
+
+_NO_FLOATS: Final = ("int", "uint", "bool")
 
 _FORWARD: Final = 0.1
 """Share of the step's compute that takes turns with the all-gathers of a forward, which is a third of it."""
@@ -85,11 +92,29 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
             shown.add("context")
         if _reduces_gradients(result, runs, lines):
             reduced = True
-            gathers = waits_of(result, lines, "all_gather")
-            if len(gathers.step) >= _GATHERS * len(result.steps) and in_turn(gathers) >= _FORWARD:
+            if _forward_waits(result, lines[_of_layers(result, lines)]):
                 shown.add("context")
                 shown -= {"shard"} if role == "shard" else set()
     return shown | {"data"} if reduced else shown - {"data"}
+
+
+def _forward_waits(result: AlignedJob, lines: Int64) -> bool:
+    """Does a forward take turns with these all-gathers?"""
+    if len(lines) == 0:
+        return False
+    gathers = waits_of(result, lines, "all_gather")
+    return len(gathers.step) >= _GATHERS * len(result.steps) and in_turn(gathers) >= _FORWARD
+
+
+def _of_layers(result: AlignedJob, lines: Int64) -> Bool:
+    """Which collectives move as much as a layer has keys and values, or an amount that is not recorded."""
+    instances = result.matched.instances
+    which = result.matched.instance[lines]
+    floats = np.array([not name.startswith(_NO_FLOATS) for name in instances.dtypes] or [True], dtype=np.bool_)
+    moved, dtype = instances.bytes[which], instances.dtype[which]
+    large = moved >= _LAYER * instances.participants[which]
+    of_layers: Bool = (moved < 0) | (large & ((dtype == NONE) | floats[dtype]))
+    return of_layers
 
 
 def _reduces_gradients(result: AlignedJob, runs: Mapping[int, RunMetadata], lines: Int64) -> bool:

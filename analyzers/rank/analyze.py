@@ -83,6 +83,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         steps=steps,
         timeline=timeline,
         communication=communication,
+        pauses=host.pauses,
         named_host=host.named,
         ranges=ranges_by_name(trace, host, int(trace.end_ns.max() - trace.start_ns[0])),
         collectives=collectives,

@@ -11,7 +11,14 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
-from perfscope.recording.vocabulary import DATALOADER, EVALUATION, NVTX_STEP_PREFIX, OPTIMIZER, PROFILER_STEP_PREFIX
+from perfscope.recording.vocabulary import (
+    DATALOADER,
+    EVALUATION,
+    FORWARD,
+    NVTX_STEP_PREFIX,
+    OPTIMIZER,
+    PROFILER_STEP_PREFIX,
+)
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
@@ -30,6 +37,10 @@ LIMIT: Final = "FullyShardedDataParallel.rate_limiter"
 OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
 """Ranges around an optimizer's step: torch's own, and the recorder's."""
 
+BETWEEN: Final = "the loop between optimizer and forward"
+"""Host work: what the training loop does after the optimizer's step and before the next forward, where no Python
+function is known: it takes batches that no data loader hands over, logs, saves."""
+
 DDP_FORWARD: Final = "DistributedDataParallel.forward"
 """Name of the range that torch records around a forward pass of a DDP module."""
 
@@ -42,6 +53,7 @@ _NAMED_HOST: Final = {
 
 AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
 """Ranges that autograd's engine records around each of its functions, with their hooks."""
+_FORWARD: Final = re.compile(rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)})$")
 _STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
 
 
@@ -51,7 +63,7 @@ class HostActivity:
 
     ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
     ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
-    has host work by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``, Python functions).
+    has host work by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``, Python functions, ``BETWEEN``).
     """
 
     loading: Intervals
@@ -92,6 +104,8 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     }
     short = [part.subtract(operators) for name, part in named.items() if name != EVALUATING]
     functions = by_function(trace, pauses, threads)
+    between = _between(trace, threads).intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
+    functions[BETWEEN] = between.subtract(named[EVALUATING])
     return HostActivity(
         loading=loading,
         operators=operators,
@@ -102,6 +116,17 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         named={**{name: part.subtract(Intervals.empty().union(*short)) for name, part in functions.items()}, **named},
         threads=threads,
     )
+
+
+def _between(trace: Trace, threads: Int64) -> Intervals:
+    """From each end of the optimizer's step to the next forward; from the trace's begin to a forward that is first."""
+    forward = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=_FORWARD.match, threads=threads)])
+    rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=OPTIMIZER_RANGE.match, threads=threads)
+    stepped = np.sort(np.append(trace.end_ns[rows], trace.start_ns[0]))
+    last = stepped[np.searchsorted(stepped, forward, side="right") - 1]
+    # Of forwards without a step between them, the first one counts.
+    first = np.diff(last, prepend=last[:1] - 1) > 0
+    return Intervals.of(last[first], forward[first])
 
 
 def loader_rows(trace: Trace, threads: Int64) -> Int64:

@@ -165,6 +165,8 @@ class RankPartial:
     timeline: Timeline
     """All exposed communication is COMM_TRANSFER until the ranks are compared."""
     communication: Intervals
+    pauses: Intervals
+    """When the host was in no operator and no call for long (``HostActivity``)."""
     named_host: dict[str, Intervals]
     ranges: dict[str, Intervals]
     """The user's own ranges on the training threads over the whole recording, by name: the outermost ones."""

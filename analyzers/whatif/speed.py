@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from perfscope.analyzers.job.rank_steps import collecting
+from perfscope.analyzers.job.rank_steps import collecting, pausing
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
@@ -117,11 +117,9 @@ def _collections(schedules: EditableSchedules, context: Context, name: str, valu
 
 def _pauses(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """``value`` times the pauses in which hosts run no operator and make no call."""
-    if not context.on_devices:
-        raise CannotReplay("the job ran on CPUs: what a host does between operators is its compute, too")
-    lost = {rank: context.result.timelines[rank].where(TimeCategory.HOST) for rank in schedules.ops}
+    lost = {rank: pausing(context.result, rank) for rank in schedules.ops}
     if not any(map(len, lost.values())):
-        raise CannotReplay("no device waits for a host that pauses")
+        raise CannotReplay("nothing waits for a host that pauses")
     return _shorten_host(schedules, context, _share(name, value), lost, (HostTime.COLLECTION, HostTime.PAUSES))
 
 

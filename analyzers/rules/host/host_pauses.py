@@ -1,8 +1,10 @@
-"""Pauses of hosts: fires when devices are idle while their hosts are in no operator and no call for long.
+"""Pauses of hosts: fires when devices are idle while their hosts are in no operator and no call for long, or, in a job
+on CPUs, when the training threads are.
 
-Preprocessing in the loop, saving, logging and garbage collection do that. On one rank alone it is a straggler's; where
-it is on several, or on a pipeline stage that has no peers, nobody is slower than those that do the same work.
-Collections that are recorded have a rule of their own.
+Preprocessing in the loop, batches that are made without a data loader, saving, logging and garbage collection do that.
+On one rank alone it is a straggler's; where it is on several, or on a pipeline stage that has no peers, nobody is
+slower than those that do the same work. Collections that are recorded have a rule of their own, and so has a thread
+that waits for a core: on CPUs, that looks like a pause, and is taken off.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.losses import named_host, where_to_look
+from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.results.findings import Action, Evidence, Finding
@@ -28,17 +31,16 @@ _CHANGE: Final = {"host.pauses": "0"}
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: devices hardly wait for pauses, or another finding is about them."""
-    rows = job.summary.time_breakdown
-    idle = {row.rank: row.idle_host_us for row in rows}
-    if not job.on_devices or max(idle.values(), default=0.0) < SHARE * job.step_time_us:
+    pauses = {rank: sum(each.pausing_us) / len(each.pausing_us) for rank, each in job.per_step.items()}
+    if max(pauses.values(), default=0.0) < SHARE * job.step_time_us:
         return None
     if job.typical_us("idle_unknown") >= SHARE * job.step_time_us:
         return None  # where events are missing, a host that seems to pause may run operators
     step = job.replayed(_CHANGE, SHARE)
-    if step is None or _is_told(job, step[1]):
+    if step is None or _is_told(job, step[1]) or step[1] - _waited_us(job) < SHARE * job.step_time_us:
         return None
     prediction, saved_us = step
-    ranks = tuple(rank for rank, us in idle.items() if us >= PAUSING * job.step_time_us)
+    ranks = tuple(rank for rank, us in pauses.items() if us >= PAUSING * job.step_time_us)
     who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
     name, look = named_host(job.summary), where_to_look("idle_host", job.summary)
     where = f", mostly in {name}" if name else ""
@@ -48,21 +50,45 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"{job.share(saved_us):.0%} of the step is {between}{who}{where}",
         saved_us,
         evidence=(
-            Evidence("longest idle time of a device while its host pauses", max(idle.values()), "us", ranks),
+            Evidence(
+                "longest idle time of a device while its host pauses" if job.on_devices else "longest pauses of a rank",
+                max(pauses.values()),
+                "us",
+                ranks,
+            ),
             Evidence("step time", job.step_time_us, "us", job.ranks),
         ),
         action=Action(
             setting="host work between operators",
             old=None,
             new=None,
-            how=f"{look[0].upper()}{look[1:]}. Preprocessing, saving and logging in the loop pause the host, as does "
-            "Python's garbage collector: move them into DataLoader workers or a thread, do them in fewer steps, or at "
-            "the same step on all ranks.",
+            how=f"{look[0].upper()}{look[1:]}. {_own_loader(job, name)}Preprocessing, saving and logging in the loop "
+            "pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, do "
+            "them in fewer steps, or at the same step on all ranks.",
         ),
         confidence=job.confidence(),
         predicted=prediction,
         whatif=_CHANGE,
     )
+
+
+def _own_loader(job: RuleContext, name: str) -> str:
+    """What the loop probably does before the forward, where no data loader hands batches over."""
+    if name != BETWEEN or job.summary.dataloader:
+        return ""
+    return "No data loader was recorded: if batches are read or made there, do it in a DataLoader with workers. "
+
+
+def _waited_us(job: RuleContext) -> float:
+    """What threads wait for a core per step of a job on CPUs, at most; 0 where that is not recorded."""
+    if job.on_devices:
+        return 0.0
+    shares = [
+        run.cpu.waited_ns / run.cpu.wall_ns
+        for run in job.runs.values()
+        if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.wall_ns
+    ]
+    return min(max(shares, default=0.0), 1.0) * job.step_time_us
 
 
 def _is_told(job: RuleContext, saved_us: float) -> bool:

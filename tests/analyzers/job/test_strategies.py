@@ -29,15 +29,16 @@ def strategies(
     *,
     recorded: tuple[str, ...] = (),
     gradients: int | None = None,
+    gathered: int = 4000,
 ) -> tuple[str, ...]:  # fmt: skip
     ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": "default_pg"}, steps=2) for rank in (0, 1)]
     for rank in ranks:
         for step in (0, 1):
             for start, end in compute:
                 rank.builder.launched("gemm", step * STEP + 55, step * STEP + 1000 * start, step * STEP + 1000 * end)
-            for kind, spans in (("allreduce", sums), ("_allgather_base", gathers or [])):
+            for kind, spans, size in (("allreduce", sums, 1000), ("_allgather_base", gathers or [], gathered)):
                 for start, end in spans:
-                    rank.kernel(kind, "0", 1000 * start, 1000 * end, 1000, step=step, launch=57)
+                    rank.kernel(kind, "0", 1000 * start, 1000 * end, size, step=step, launch=57)
     return named(ranks, recorded, gradients)
 
 
@@ -73,6 +74,13 @@ def test_a_loss_that_is_averaged_is_no_strategy() -> None:
 
 def test_gathers_that_the_forward_waits_for_beside_gradients_are_context_parallel() -> None:
     assert strategies(TURNS, AFTER, between(TURNS[:4])) == ("context", "data")
+
+
+def test_metrics_that_the_forward_gathers_are_not() -> None:
+    gathers = between(TURNS[:4])
+    assert "context" not in strategies(TURNS, AFTER, gathers, gathered=400)
+    assert strategies(TURNS, AFTER, gathers, gathered=400, recorded=("ddp",)) == ("ddp",)
+    assert strategies(TURNS, AFTER, gathers, recorded=("ddp",)) == ("context", "ddp")
 
 
 def test_parameters_gathered_after_the_update_are_not() -> None:

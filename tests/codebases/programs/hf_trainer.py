@@ -14,6 +14,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--anomaly", action="store_true")
 parser.add_argument("--unused", action="store_true", help="look for unused parameters in every backward")
 parser.add_argument("--bucket-mb", type=float, default=None)
+parser.add_argument("--layers", type=int, default=2)
 options = parser.parse_args()
 
 if options.anomaly:
@@ -28,7 +29,7 @@ class Loss(TrainerCallback):
             log(logs["loss"])
 
 
-model = gpt2()
+model = gpt2(options.layers)
 if options.lora:
     from peft import LoraConfig, get_peft_model
 

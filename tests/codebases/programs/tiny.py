@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 
-def gpt2():
+def gpt2(layers: int = 2):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     special = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512, n_positions=128, **special))
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=64, n_head=4, vocab_size=512, n_positions=128, **special))
 
 
 class Tokens(torch.utils.data.Dataset):

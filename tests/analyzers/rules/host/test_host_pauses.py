@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 import perfscope
+from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.host import host_pauses
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
-from tests.generator import Pause, cpu_job, simulate
+from tests.generator import Pause, SlowLoader, cpu_job, simulate
 
 EMULATED = Job(ranks=2, ranks_per_host=2, noise=0.01, item_every=1, model=Model(blocks=4, tokens=4096))
 PIPELINE = replace(
@@ -45,9 +47,35 @@ def test_recorded_collections_and_a_straggler_have_their_own_findings(tmp_path):
     assert alone.rules == {"straggling-rank"}
 
 
-def test_on_cpus_what_happens_between_operators_is_no_pause(tmp_path):
-    job = cpu_job(ranks=2, steps=6)
-    assert host_pauses.RULE not in analyze(replace(job, causes=(Pause(pause_ns=20 * MS),)), tmp_path).rules
+CPU_JOB = cpu_job(ranks=2, steps=6)
+
+
+def test_on_cpus_pauses_of_the_training_threads_are_found(tmp_path):
+    analyzed = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path)
+    (finding,) = analyzed.summary.findings
+    assert finding.title == f"42% of the step is host time between operators, mostly in {BETWEEN}"
+    assert finding.predicted_step_us.mid == pytest.approx(simulate(CPU_JOB).truth.step_time_ns / 1e3, rel=0.03)
+
+
+def test_a_loop_that_makes_its_batches_itself_is_told_of_the_loader(tmp_path):
+    made = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    without = replace(made, summary=replace(made.summary, dataloader=()))
+    told = "No data loader was recorded: if batches are read or made there"
+    assert [told in host_pauses.evaluate(context).action.how for context in (made, without)] == [False, True]
+
+
+def test_on_cpus_a_job_without_pauses_and_one_with_a_loader_are_not_accused(tmp_path):
+    slow = analyze(replace(CPU_JOB, causes=(SlowLoader(load_ns=400 * MS),)), tmp_path / "slow")
+    assert not analyze(CPU_JOB, tmp_path / "healthy").rules
+    assert slow.rules == {"dataloader-workers"}
+
+
+@pytest.mark.parametrize(("waited", "found"), [(0.0, True), (0.3, True), (0.45, False)])
+def test_on_cpus_threads_that_wait_for_a_core_are_not_said_to_pause(tmp_path, waited, found):
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=500, thread_ns=500, waited_ns=round(1000 * waited))
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
+    assert (host_pauses.evaluate(replace(context, runs=runs)) is not None) == found
 
 
 @pytest.mark.scale
