@@ -278,7 +278,7 @@ def test_a_signal_that_asks_for_captures_goes_no_further(tmp_path: Path) -> None
     until(lambda: requests.stat().st_size, "the request is written", process)
     out, _ = process.communicate("end\n", timeout=PATIENCE_S)
     assert (out, process.returncode) == ("", 3)
-    assert json.loads(requests.read_text()) == {"active": None}
+    assert json.loads(requests.read_text()) == {"active": None, "seconds": None}
 
 
 def test_help_teaches(tmp_path: Path) -> None:
