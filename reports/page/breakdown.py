@@ -20,6 +20,9 @@ from perfscope.text import duration, percent, plural
 _DIFFERENT: Final = 0.05
 """Share of the step that a rank must spend otherwise than the typical one to be called different."""
 
+_TRIFLE: Final = 0.005
+"""Share of the step below which host time with a name is not worth a line."""
+
 
 @dataclass(frozen=True)
 class LegendEntry:
@@ -118,8 +121,13 @@ def _times(rows: Sequence[TimeBreakdown]) -> list[Filled]:
 
 
 def named_host_table(rows: Sequence[TimeBreakdown]) -> HtmlTable | None:
-    """The parts of the host time that have a name; None where there are none."""
-    named = [(row.rank, name, us) for row in rows for name, us in row.named_host_us.items()]
+    """The parts of the host time that have a name and are no trifle; None where there are none."""
+    named = [
+        (row.rank, name, us)
+        for row in rows
+        for name, us in row.named_host_us.items()
+        if us >= _TRIFLE * row.step_time_us
+    ]
     if not named:
         return None
     columns = [
