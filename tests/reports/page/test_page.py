@@ -239,7 +239,7 @@ def _everywhere(name: str) -> Summary:
         summary,
         job=job,
         time_breakdown=tuple(
-            dataclasses.replace(row, host=name + ("" if row.rank == 0 else str(row.rank)), named_host_us={name: 1.0})
+            dataclasses.replace(row, host=name + ("" if row.rank == 0 else str(row.rank)), named_host_us={name: 1e4})
             for row in summary.time_breakdown
         ),
         collectives=tuple(dataclasses.replace(row, group=name, dtype=name, kind=name) for row in summary.collectives),
