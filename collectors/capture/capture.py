@@ -171,6 +171,8 @@ class RankCapture:
             self._problems.guard(_EXECUTION_TRACE, self.execution.end)
         try:
             if profiler is not None:
+                # Before what takes time: the last step ends here, and how long stopping takes is not in it.
+                self._problems.guard("ending the last step", _end_step, profiler)
                 self._problems.guard("ending open ranges", _end_open_ranges)
                 with self._operating():
                     profiler.__exit__(None, None, None)
@@ -272,6 +274,13 @@ class ForeignStart:
         return watched
 
 
+def _end_step(profiler: Any) -> None:
+    """End the range of the profiler's current step. The profiler ends it once more as it stops, which does nothing."""
+    step = getattr(profiler, "step_rec_fn", None)
+    if step is not None:
+        step.__exit__(None, None, None)
+
+
 def _end_open_ranges() -> None:
     """End the ranges that are open: to the profiler they end here, and their own end does nothing any more.
 
@@ -281,10 +290,16 @@ def _end_open_ranges() -> None:
     """
     from torch.autograd.profiler import record_function
 
-    for each in gc.get_objects():
-        # Of the type alone: an isinstance() may run code of the object's own.
-        if issubclass(type(each), record_function) and getattr(each, "record", None) is not None:
+    # By type: an isinstance() may run code of the object's own. A job has millions of objects, and few types of ranges.
+    kinds = _with_subclasses(record_function)
+    for each in [thing for thing in gc.get_objects() if type(thing) in kinds]:
+        if getattr(each, "record", None) is not None:
             record_function.__exit__(each, None, None, None)
+
+
+def _with_subclasses(kind: type[Any]) -> set[type[Any]]:
+    """A class and all that are derived from it."""
+    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
 
 
 @contextmanager
