@@ -18,6 +18,9 @@ from perfscope.results.time_breakdown import TimeBreakdown
 DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
 """Backends of torch.distributed that only move data between devices."""
 
+BY_BACKWARD: Final = ("backward", "gradients")
+"""What steps were found by (``StepsMetadata.detected_by``) where each is a backward pass."""
+
 UNKNOWN_SHARE: Final = 0.02
 """Idle time without a cause above this share of the step is a defect of the recording or of the analysis."""
 
@@ -25,7 +28,7 @@ UNKNOWN_SHARE: Final = 0.02
 def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Iterable[TimeBreakdown]) -> tuple[Note, ...]:
     """Every note on this job, the gravest kinds first."""
     return (
-        *_about_steps(result, info),
+        *_about_steps(job, result, info),
         *_about_ranks(job, info),
         *_about_reading(result),
         *_about_devices(job, result),
@@ -38,7 +41,7 @@ def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Itera
     )
 
 
-def _about_steps(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
+def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
     if not info.steps:
         yield note("steps", "no_steps", steps_from=info.steps_from)
     elif info.few_steps:
@@ -51,6 +54,8 @@ def _about_steps(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "steps_by_optimizer")
     if info.steps and BY_REPETITION in sources:
         yield note("steps", "steps_by_repetition")
+    if info.steps and any(run.steps.detected_by in BY_BACKWARD for run in job.runs.values()):
+        yield note("steps", "steps_by_backward")
 
 
 def _about_ranks(job: Job, info: JobInfo) -> Iterator[Note]:

@@ -15,6 +15,8 @@ from perfscope.collectors.capture import session
 from perfscope.collectors.capture.session import Collector, Session
 from perfscope.collectors.compiled.watch import watch as watch_compiler
 from perfscope.collectors.config import CollectorConfig
+from perfscope.collectors.launch.bootstrap import RUN_BACKWARD
+from perfscope.collectors.phases.phases import NO_TASK
 
 
 def attach_torch(folder: str) -> None:
@@ -44,6 +46,30 @@ def hook_torch(collector: Collector) -> Edges:
     scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
     scaler._maybe_opt_step = _counted_scaler_step(edges, scaler._maybe_opt_step)
     return edges
+
+
+def attach_backwards(_folder: str) -> None:
+    """This process has run backward passes and made no optimizer: each further pass ends a step."""
+    collector = session.attached()
+    if collector is not None:
+        count_backwards(collector)
+
+
+def count_backwards(collector: Collector) -> None:
+    """Have the end of every outermost backward pass end a step, as long as nothing tells steps better."""
+    torch: Any = sys.modules["torch"]
+    run = getattr(torch.autograd, RUN_BACKWARD)
+
+    @functools.wraps(run)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        outermost = torch._C._current_graph_task_id() == NO_TASK
+        result = run(*args, **kwargs)
+        if outermost:
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            collector.report(functools.partial(Session.backward_ended, accumulates=accumulates))
+        return result
+
+    setattr(torch.autograd, RUN_BACKWARD, torch._disable_dynamo(run_backward, recursive=False))
 
 
 def attach_deepspeed(_folder: str) -> None:

@@ -107,6 +107,11 @@ class Session:
         if self._counts():
             self._act(self._detector.engine_step())
 
+    def backward_ended(self, *, accumulates: bool) -> None:
+        """An outermost backward pass has ended, in a process that has made no optimizer."""
+        if self._counts():
+            self._act(self._detector.backward(accumulates=accumulates))
+
     def explicitly_stepped(self) -> None:
         """``perfscope.step()`` was called."""
         if self._counts():

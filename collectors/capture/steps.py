@@ -57,17 +57,20 @@ class StepVerdict(enum.Enum):
     """What had been taken for steps may not have been; wait until a step ends again."""
 
 
-class StepDetector:
-    """Turns optimizer steps, an engine's steps or explicit calls into training steps.
+SOURCES: Final = ("gradients", "backward", "optimizer", "deepspeed", "explicit")
+"""What training steps are told by, better ones later: once a better one speaks, it alone counts."""
 
-    Explicit calls beat an engine's steps, which beat optimizer steps: once a better source speaks, it alone counts.
+
+class StepDetector:
+    """Turns optimizer steps, an engine's steps, explicit calls or, without any of these, backward passes into training
+    steps.
     """
 
     def __init__(self) -> None:
         self.completed = 0
         """Training steps that have ended."""
         self.source = ""
-        """``optimizer``, ``deepspeed`` or ``explicit``; empty before the first event."""
+        """One of :data:`SOURCES`; empty before the first event."""
         self._order: dict[Hashable, int] = {}
         self._history: deque[Hashable] = deque(maxlen=HISTORY)
         self._total: Counter[Hashable] = Counter()
@@ -86,16 +89,26 @@ class StepDetector:
 
     def explicit_step(self) -> StepVerdict:
         """``perfscope.step()`` was called."""
-        return self._outranking("explicit")
+        return self._counted("explicit")
 
     def engine_step(self) -> StepVerdict:
         """A training engine (DeepSpeed) finished a step of its own."""
-        return StepVerdict.NOTHING if self.source == "explicit" else self._outranking("deepspeed")
+        return self._counted("deepspeed")
+
+    def backward(self, *, accumulates: bool) -> StepVerdict:
+        """An outermost backward pass has ended, which wrote ``.grad`` (``accumulates``) or returned gradients. Each of
+        the former is a step, or of the latter where there are none of the former: they are often a part of the loss.
+        """
+        return self._counted("backward" if accumulates else "gradients")
 
     def optimizer_step(self, key: Hashable) -> StepVerdict:
         """An outermost optimizer step has ended; ``key`` identifies the optimizer."""
         if self.source not in ("", "optimizer"):
-            return StepVerdict.NOTHING
+            if SOURCES.index(self.source) > SOURCES.index("optimizer"):
+                return StepVerdict.NOTHING
+            self.source, self.completed = "optimizer", 0
+            self._step_of(key)
+            return StepVerdict.RESTART
         if key == self._lone:  # as at nearly all steps of a training
             self._in_a_row += 1
             self._history.append(key)
@@ -153,7 +166,10 @@ class StepDetector:
         for each in since[since.index(key) :]:
             self._total += self._replaced.pop(each)[1]
 
-    def _outranking(self, source: str) -> StepVerdict:
+    def _counted(self, source: str) -> StepVerdict:
+        """A step by this source; it takes over from any that is not as good."""
+        if self.source and SOURCES.index(self.source) > SOURCES.index(source):
+            return StepVerdict.NOTHING
         took_over = self.source not in ("", source)
         self.source = source
         self.completed = 1 if took_over else self.completed + 1

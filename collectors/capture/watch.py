@@ -64,7 +64,7 @@ class StepWatch:
         self._lost = False
         self._hooks = 0
         self._hooked_at = 0
-        self._optimizers_met = 0
+        self._optimizers_met = -1  # none at all is looked at once, too
         self.hooked_for = 0
         """Number of optimizers for which :meth:`hook` has no more to do."""
         self._described = not self._always_on

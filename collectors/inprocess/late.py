@@ -16,7 +16,7 @@ from typing import Any
 from perfscope.collectors.capture import attach
 from perfscope.collectors.capture.attach import Edges, counted_step
 from perfscope.collectors.capture.session import Collector
-from perfscope.collectors.launch.bootstrap import WATCHED, Watch, wait_for_fetchers
+from perfscope.collectors.launch.bootstrap import WATCHED, Watch, wait_for_backwards, wait_for_fetchers
 from perfscope.collectors.phases.fetching import time_fetches
 
 
@@ -47,6 +47,8 @@ def _hook_torch(collector: Collector) -> None:
     edges = attach.hook_torch(collector)
     wait_for_fetchers(functools.partial(time_fetches, ""))
     kinds = list(_made(torch.optim.Optimizer))
+    if not kinds:
+        wait_for_backwards(functools.partial(_count_backwards, collector))
     for kind in kinds:
         step = vars(kind).get("step")
         if getattr(step, "hooked", False):
@@ -54,6 +56,12 @@ def _hook_torch(collector: Collector) -> None:
     if kinds:
         for optimizer in _replaced(torch.optim.Optimizer):
             _hook_object(edges, optimizer)
+
+
+def _count_backwards(collector: Collector) -> None:
+    """Some backward passes have ended: without an optimizer, the further ones are steps."""
+    if next(_made(sys.modules["torch"].optim.Optimizer), None) is None:
+        collector.problems.guard("counting backward passes", attach.count_backwards, collector)
 
 
 def _made(base: type[Any]) -> Iterator[type[Any]]:

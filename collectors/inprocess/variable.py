@@ -2,7 +2,7 @@
 
 ``perfscope.pth`` lies beside the installed package and imports this module at every start of Python, if PERFSCOPE is
 set. It therefore imports next to nothing, and waits as the bootstrap of ``perfscope run`` does: until torch has been
-imported, and then until the process makes its first optimizer, which launchers and loader workers never do.
+imported, and then until the process trains, which launchers and loader workers never do.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def attach_waiting() -> None:
 def _torch_imported() -> None:
     try:
         bootstrap.wait_for_fetchers(_time_fetches)
-        bootstrap.wait_for_an_optimizer(attach_waiting)
+        bootstrap.wait_for_training(attach_waiting)
     except Exception:
         attach_waiting()  # a torch that is made otherwise; what is wrong with it is reported there
 

@@ -3,10 +3,11 @@
 ``perfscope run`` copies this file into the recording as ``.bootstrap/sitecustomize.py`` and puts that folder first on
 ``PYTHONPATH``, so Python runs it at every start: in ranks, launchers and data loader workers alike. It therefore costs
 next to nothing (no import beyond what the interpreter has loaded, a file looked for) and starts nothing. It waits until
-``torch`` is imported, and then until the process makes its first optimizer, which launchers and workers never do: only
-then is the collector imported. Loader workers count what they fetch, from their first batch on. Standard library only,
-in a syntax that old interpreters read as well; it may fail, but never in a way that the profiled command notices.
-Configuration lies in a file beside it, because some launchers pass few environment variables on.
+``torch`` is imported, and then until the process makes its first optimizer or has run some backward passes without one,
+which launchers and workers never do: only then is the collector imported. Loader workers count what they fetch, from
+their first batch on. Standard library only, in a syntax that old interpreters read as well; it may fail, but never in a
+way that the profiled command notices. Configuration lies in a file beside it, because some launchers pass few
+environment variables on.
 """
 
 # pathlib is too dear to import at every start, and old interpreters shall get as far as saying that they are:
@@ -47,6 +48,15 @@ OVERRIDING = {"attach_torch": "apply_torch", "attach_deepspeed": "apply_deepspee
 """What :data:`WATCHED` calls -> what of that module is called before it then, at once: scripts make loaders before
 optimizers.
 """
+
+
+BACKWARDS = 4
+"""Backward passes after which a process trains that has made no optimizer. Whoever only asks for gradients now and then
+(a test, an explanation) takes fewer.
+"""
+
+RUN_BACKWARD = "_engine_run_backward"
+"""Function of ``torch.autograd`` through which ``backward()`` and ``grad()`` reach the engine."""
 
 
 class Watch:
@@ -139,7 +149,7 @@ def imported(callback: str) -> None:
         WAITING.append(callback)
         wait_for_fetchers()
         try:
-            wait_for_an_optimizer()
+            wait_for_training()
         except Exception:
             attach_waiting()  # a torch that is made otherwise; what is wrong with it is reported there
     elif WAITING:
@@ -148,14 +158,16 @@ def imported(callback: str) -> None:
         attach(callback)
 
 
-def wait_for_an_optimizer(then: Callable[[], None] | None = None) -> None:
-    """Have the first optimizer that is made attach the collector, or call ``then``. It looks up a function of its base
-    class for that.
+def wait_for_training(then: Callable[[], None] | None = None) -> None:
+    """Have the first optimizer that is made attach the collector, or call ``then``: it looks up a function of its base
+    class for that. Some backward passes without any optimizer do the same.
     """
     optimizer = sys.modules["torch"].optim.Optimizer
     original = vars(optimizer)["profile_hook_step"]
+    wait_no_more = wait_for_backwards(then or attach_without_optimizer)
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        wait_no_more()
         if vars(optimizer)["profile_hook_step"] is not replacement:  # replaced by somebody who calls this one
             (then or attach_waiting)()
             plain: Callable[..., Any] = original.__func__(step)
@@ -167,6 +179,31 @@ def wait_for_an_optimizer(then: Callable[[], None] | None = None) -> None:
 
     replacement = staticmethod(profile_hook_step)
     optimizer.profile_hook_step = replacement
+
+
+def wait_for_backwards(then: Callable[[], None]) -> Callable[[], None]:
+    """Have the end of the backward pass number :data:`BACKWARDS` call ``then``. Returns what waits no more."""
+    autograd: Any = sys.modules["torch"].autograd
+    original = getattr(autograd, RUN_BACKWARD, None)
+    left = [BACKWARDS]
+    if original is None:
+        return lambda: None
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        left[0] -= 1
+        if left[0] == 0:
+            wait_no_more()
+            then()
+        return result
+
+    def wait_no_more() -> None:
+        left[0] = 0
+        if getattr(autograd, RUN_BACKWARD, None) is run_backward:
+            setattr(autograd, RUN_BACKWARD, original)
+
+    setattr(autograd, RUN_BACKWARD, run_backward)
+    return wait_no_more
 
 
 def wait_for_fetchers(then: Callable[[], None] | None = None) -> None:
@@ -199,6 +236,12 @@ def attach_waiting() -> None:
     del WAITING[:]
     for callback in waiting:
         attach(callback)
+
+
+def attach_without_optimizer() -> None:
+    """This process trains without an optimizer of torch's: its backward passes are its steps."""
+    attach_waiting()
+    attach("attach_backwards")
 
 
 def attach(callback: str, module: str = "perfscope.collectors.capture.attach") -> None:

@@ -144,7 +144,8 @@ class StepsMetadata:
     seen: int = 0
     """Steps completed by this rank."""
     detected_by: str = ""
-    """``optimizer``, ``explicit`` (``perfscope.step()``), ``deepspeed``; empty when no step was seen."""
+    """``optimizer``, ``explicit`` (``perfscope.step()``), ``deepspeed``; of a program without optimizers ``backward``,
+    or ``gradients`` where its passes return them (``torch.autograd.grad``); empty when no step was seen."""
     unprofiled_ns: tuple[int, ...] = ()
     """Wall time of steps outside every capture, ns, in order; the first step and those around a capture left out."""
     skipped: int = 0

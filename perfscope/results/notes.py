@@ -20,6 +20,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "
     "are left out: evaluation is not training.",
     "steps_by_optimizer": "Steps were detected from optimizer steps and are numbered from the recording's start.",
+    "steps_by_backward": "Each step is one backward pass: the program made no optimizer of torch.optim. If a training "
+    "step has several, call perfscope.step() at its end.",
     "steps_by_repetition": "Steps were detected from the repetition of the kernels and are numbered from the "
     "recording's start; a step begins where the host usually takes longest to the next launch.",
     "other_captures": "{choice} (perfscope analyze --capture N shows another.)",

@@ -107,6 +107,8 @@ QUICK = (
 SLOW = (
     Case("stream", ranges={**PLAIN, DATALOADER: 1}),
     Case("closure", settings={"optimizer": {"classes": ["LBFGS"]}}),
+    Case("without_optimizer", ranges={FORWARD: 1, BACKWARD: 1}, steps={"detected_by": "backward"}),
+    Case("functional", ranges={FORWARD: 1}, steps={"detected_by": "gradients"}),
     Case("by_hand", ranges={FORWARD: 1, BACKWARD: 1}, steps={"detected_by": "explicit"}),
     Case("scaled", settings={"amp": {"dtype": "bfloat16", "scaler": "GradScaler"}}, ranges=PLAIN, steps={"skipped": 2}),
     Case("compiled", settings={"compile": {"backend": "eager", "regions": 1}}, ranges={BACKWARD: 1, OPTIMIZER: 1}),

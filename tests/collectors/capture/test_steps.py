@@ -114,6 +114,26 @@ def test_engine_steps_beat_optimizer_steps() -> None:
     assert (detector.completed, detector.source) == (3, "deepspeed")
 
 
+def test_without_an_optimizer_each_backward_pass_is_a_step_until_one_steps() -> None:
+    detector = StepDetector()
+    assert [detector.backward(accumulates=True) for _ in range(3)] == [StepVerdict.STEP] * 3
+    assert (detector.completed, detector.source) == (3, "backward")
+    assert detector.optimizer_step("A") is StepVerdict.RESTART
+    assert detector.backward(accumulates=True) is StepVerdict.NOTHING
+    assert [detector.optimizer_step("A") for _ in range(3)] == [StepVerdict.STEP] * 3
+    assert (detector.completed, detector.source) == (4, "optimizer")
+
+
+def test_gradients_that_are_returned_are_part_of_a_step_with_a_backward() -> None:
+    detector = StepDetector()
+    assert [detector.backward(accumulates=False) for _ in range(3)] == [StepVerdict.STEP] * 3
+    assert detector.backward(accumulates=True) is StepVerdict.RESTART
+    assert detector.backward(accumulates=False) is StepVerdict.NOTHING
+    assert detector.backward(accumulates=True) is StepVerdict.STEP
+    assert (detector.completed, detector.source) == (2, "backward")
+    assert detector.explicit_step() is StepVerdict.RESTART
+
+
 @given(runs=st.lists(st.integers(1, 9), min_size=1, max_size=6), repeats=st.integers(12, 20))
 def test_optimizers_in_turn_end_as_many_steps_as_the_rarest_steps(runs: list[int], repeats: int) -> None:
     """A cycle of several optimizers, each stepping some times in a row, however often it is gone through."""

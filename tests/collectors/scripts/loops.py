@@ -112,6 +112,38 @@ def by_hand():
 
 
 @mode
+def without_optimizer():
+    """Nor does it mark anything: a gradient penalty and a backward pass per step."""
+    model = net()
+    while True:
+        x = torch.randn(BATCH, WIDTH, requires_grad=True)
+        loss = model(x).pow(2).mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + slope.pow(2).mean()).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 1e-3 * parameter.grad
+                parameter.grad = None
+        yield
+
+
+@mode
+def functional():
+    """Gradients are returned, not written into the parameters."""
+    model = net()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).pow(2).mean()
+
+    gradients = torch.func.grad(loss)
+    while True:
+        slopes = gradients(parameters, torch.randn(BATCH, WIDTH))
+        parameters = {name: parameter - 1e-3 * slopes[name] for name, parameter in parameters.items()}
+        yield
+
+
+@mode
 def scaled():
     """Mixed precision in which the gradients of two batches overflow."""
     model = net()
