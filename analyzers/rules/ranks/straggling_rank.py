@@ -5,9 +5,11 @@ Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.loading import dataloader_workers
@@ -31,6 +33,15 @@ BEYOND_NOISE: Final = 0.15
 
 MORE_WORK: Final = 0.05
 """Relative difference in FLOPs from which a rank has other work than its peers."""
+
+_ALSO: Final = 0.25
+"""Of a rank's pauses in its loop: where its peers pause there for as long, they may wait for the same."""
+
+_AS_LONG: Final = (
+    "The other ranks pause at the same place. If they wait there for what takes as long on every rank (a queue, a "
+    "thread that reads ahead), this rank is only the last one, and at its peers' pace nothing is gained: see what it "
+    "waits for."
+)
 
 _REMEDIES: Final = {
     "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
@@ -99,16 +110,40 @@ def evaluate(job: RuleContext) -> Finding | None:
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
     if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
         return None
+    prediction, unsure = worst.step_without(job.step_time_us), _may_wait_as_long(job, worst)
+    if unsure:
+        prediction = replace(prediction, high=job.step_time_us)
     return job.finding(
         RULE,
         f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step",
         worst.lost_us,
         evidence=_evidence(job, worst),
-        action=Action(setting=_setting(worst), old=None, new=None, how=_remedy(job, worst)),
-        confidence=Confidence(worst.confidence),
-        predicted=worst.step_without(job.step_time_us),
-        whatif=_whatif(job, worst),
+        action=Action(
+            setting=_setting(worst), old=None, new=None, how=_remedy(job, worst) + ("\n" + _AS_LONG) * unsure
+        ),
+        confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
+        predicted=prediction,
+        whatif={} if unsure else _whatif(job, worst),
     )
+
+
+def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
+    """Does a rank mainly pause in its loop, neither at work nor in the queue for a core, where its peers pause too?
+
+    They may wait there for what is as slow, as a thread that reads ahead, which delivers while they wait for this rank.
+    """
+    name, _ = _most_over_others(job, worst) if worst.cause == "host" else ("", 0.0)
+    named = {row.rank: row.named_host_us.get(name, 0.0) for row in job.summary.time_breakdown}
+    others = [us for rank, us in named.items() if rank not in (worst.ranks or (worst.rank,))]
+    if name != BETWEEN or not others or median(others) < _ALSO * named[worst.rank]:
+        return False
+    cpu = job.runs[worst.rank].cpu if worst.rank in job.runs else None
+    if cpu is None or not cpu.steps:
+        return True
+    (mine,) = (row for row in job.summary.time_breakdown if row.rank == worst.rank)
+    elsewhere_us = mine.exposed_comm_wait_us + mine.exposed_comm_transfer_us + mine.idle_dataloader_us
+    blocked_us = (cpu.wall_ns - cpu.thread_ns - (cpu.waited_ns or 0)) / cpu.steps / 1e3 - elsewhere_us
+    return blocked_us >= named[worst.rank] / 2
 
 
 def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
@@ -197,17 +232,23 @@ def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
         Evidence("share of steps in which it costs the most", worst.share_of_steps, "share", mine),
         Evidence("exposed wait of the others (mean)", _mean_wait(job, others), "us", others),
         Evidence("its own exposed wait (mean)", _mean_wait(job, mine), "us", mine),
-        *_named_host(job, worst, mine, others),
+        *_named_host(job, worst, mine),
         *known("its model FLOPs over its peers'", work or None, "ratio", mine),
     )
 
 
-def _named_host(
-    job: RuleContext, worst: StragglerRow, mine: tuple[int, ...], others: tuple[int, ...]
-) -> tuple[Evidence, ...]:
+def _named_host(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) -> tuple[Evidence, ...]:
     """The named host work in which a rank that pauses spends the most time over the others, if any has a name."""
     if worst.cause != "host":
         return ()
+    name, over = _most_over_others(job, worst)
+    return (Evidence(f"its host time in {name} over the others'", over, "us", mine),) if over else ()
+
+
+def _most_over_others(job: RuleContext, worst: StragglerRow) -> tuple[str, float]:
+    """The named host work in which these ranks spend the most time over the others, and how much, µs; 0 for none."""
+    mine = worst.ranks or (worst.rank,)
+    others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
     named = {row.rank: row.named_host_us for row in job.summary.time_breakdown}
     over = {
         name: median(named[rank].get(name, 0.0) for rank in mine)
@@ -215,7 +256,7 @@ def _named_host(
         for name in {name for rank in mine for name in named[rank]}
     }
     name = max(sorted(over), key=lambda name: over[name], default="")
-    return (Evidence(f"its host time in {name} over the others'", over[name], "us", mine),) if over.get(name) else ()
+    return name, over.get(name, 0.0)
 
 
 def _work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.job.rank_steps import RankSteps
+from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import straggling_rank
-from perfscope.recording.metadata import RunMetadata
+from perfscope.recording.metadata import CpuMetadata, RunMetadata
+from perfscope.results.findings import Confidence
 from perfscope.results.rows import StragglerRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
 
@@ -101,3 +103,32 @@ def test_host_work_with_a_name_is_evidence():
     assert finding is not None
     found = {evidence.what: evidence.value for evidence in finding.evidence}
     assert found["its host time in train.py(70): log over the others'"] == 18_000.0
+
+
+def pausing(others_us: float, thread_ns: int) -> RuleContext:
+    """Rank 0 pauses for 40 ms of 100 in its loop, the others for so long; of its time its thread ran ``thread_ns``."""
+    rows = [
+        replace(breakdown(rank, idle_host=us), named_host_us={BETWEEN: us})
+        for rank, us in enumerate((40_000.0, others_us, others_us))
+    ]
+    row = StragglerRow(rank=0, cause="host", lost_us=30_000.0, confidence="high", ranks=(0,))
+    cpu = CpuMetadata(steps=10, wall_ns=1_000_000_000, thread_ns=thread_ns, waited_ns=0)
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in range(3)}
+    return context(*rows, stragglers=(row,), runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("others_us", "thread_ns", "high_us"),
+    [
+        (15_000.0, 550_000_000, 100_000.0),  # may wait for the same
+        (5_000.0, 550_000_000, 74_500.0),  # waits alone
+        (15_000.0, 900_000_000, 74_500.0),  # works
+    ],
+)
+def test_who_waits_where_its_peers_wait_too_may_gain_nothing_at_their_pace(others_us, thread_ns, high_us):
+    finding = straggling_rank.evaluate(pausing(others_us, thread_ns))
+    assert finding is not None
+    assert finding.predicted_step_us is not None
+    assert (finding.predicted_step_us.mid, finding.predicted_step_us.high) == (70_000.0, high_us)
+    assert ("only the last one" in finding.action.how) == (high_us == 100_000.0)
+    assert (finding.confidence is Confidence.LOW) == (high_us == 100_000.0)
