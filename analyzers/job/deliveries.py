@@ -109,9 +109,9 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     pace_ns = fetched_ns / workers if fetched_ns is not None and workers else None
     # Workers that do not set the pace would where the training were quicker than they are.
     unseen = replace(_NONE, batch_ns=pace_ns)
-    if loads_itself or len(start) < 2:
+    if loads_itself or len(start) == 0:
         return unseen
-    every_ns = (end[-1] - end[0]) / (len(end) - 1)
+    every_ns = (end[-1] - end[0]) / (len(end) - 1) if len(end) > 1 else float(_recorded_ns(partial))
     waited = end - start
     stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited))
     busy = sure = _busy(stalled, waited, workers)
@@ -200,6 +200,8 @@ def _own_cost_ns(waited_ns: Int64) -> int:
     apart from the long ones, or all there are; 0 where they are not.
     """
     ascending = np.sort(waited_ns)
+    if len(ascending) == 1:
+        return int(ascending[0]) if ascending[0] <= _TAKEN_NS else 0
     times = ascending[1:] / np.maximum(ascending[:-1], 1)
     widest = int(times.argmax())
     apart = times[widest] >= _APART and ascending[widest] <= _OWN_COST_NS

@@ -15,8 +15,9 @@ A step has two windows, because the device lags behind the host:
 A profiler often begins with an idle device, in a loop in which the device would still work on the step before. Where
 nothing of that is recorded, a device that is behind its host at the first step's end counts as idle before the step's
 first kernel for as long as it usually is in steps whose first launch comes as late; without any, as so far behind as it
-is at the end, or at that of the last step if that is more: such a step may come again after it. Where the first work of
-a stream was queued, or a blocking call waits, the device was busy until then.
+is at the end, or at that of the last step if that is more: such a step may come again after it. It is so at most until
+other work on that kernel's stream begins, a copy of the batch say. Where the first work of a stream was queued, or a
+blocking call waits, the device was busy until then.
 
 Example: host windows [0, 100), [100, 200) with kernels launched at 10, 60, 110 that run in [30, 50), [80, 140),
 [150, 220) give the device windows [30, 140), [140, 220): at 100 the device is 40 behind, so the first step begins with
@@ -213,7 +214,8 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
         late = int(max(lag[place], lag[ends[np.searchsorted(ends, place)]])) if lag[place] else 0
         if late and alike.any():
             late = int(opening[place] - start[place] - np.median(idle[alike]))
-        assumed[place] = max(0, min(opening[place], start[place] + late) - begin[place])
+        free = launched.stream_free_ns(int(start[place]), int(until[place]))
+        assumed[place] = max(0, min(opening[place], free, start[place] + late) - begin[place])
     begin += assumed
     begin = np.maximum.accumulate(begin)
     stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))
@@ -229,6 +231,7 @@ class _Launched:
     start_ns: Int64
     end_ns: Int64
     is_kernel: Bool
+    stream: Int64
 
     @classmethod
     def of(cls, trace: Trace, work: DeviceWork) -> _Launched:
@@ -246,7 +249,13 @@ class _Launched:
         chosen = np.flatnonzero(counted)
         chosen = chosen[np.argsort(called[chosen], kind="stable")]
         kernel = trace.category[work.row] == Category.KERNEL
-        return cls(called[chosen], work.start_ns[chosen], work.end_ns[chosen], (kernel | ~kernel.any())[chosen])
+        return cls(
+            called[chosen],
+            work.start_ns[chosen],
+            work.end_ns[chosen],
+            (kernel | ~kernel.any())[chosen],
+            trace.stream[work.row[chosen]],
+        )
 
     def opening_ns(self, begin_ns: Int64, until_ns: Int64) -> Int64:
         """Start of the kernel launched first in each host window; ``_NEVER`` where none is."""
@@ -255,6 +264,17 @@ class _Launched:
     def first_ns(self, begin_ns: Int64, until_ns: Int64) -> Int64:
         """When that kernel was launched."""
         return self._of_first(self.called_ns, begin_ns, until_ns)
+
+    def stream_free_ns(self, begin_ns: int, until_ns: int) -> int:
+        """Start of what is launched first in a host window, a copy say, on the stream of the first kernel launched in
+        it: what came before on that stream was done by then. ``_NEVER`` without any kernel.
+        """
+        first, last = np.searchsorted(self.called_ns, (begin_ns, until_ns))
+        kernels = np.flatnonzero(self.is_kernel[first:last])
+        if len(kernels) == 0:
+            return int(_NEVER)
+        stream = self.stream[first:last]
+        return int(self.start_ns[first + np.flatnonzero(stream == stream[kernels[0]])[0]])
 
     def _of_first(self, column: Int64, begin_ns: Int64, until_ns: Int64) -> Int64:
         called = self.called_ns[self.is_kernel]

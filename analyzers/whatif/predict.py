@@ -44,6 +44,9 @@ _VARIES: Final = 0.02
 _PAIR: Final = 2
 """Of so many steps neither is the odd one."""
 
+_BATCH_VARIES: Final = 0.1
+"""Standard deviation of what a batch takes to load, as a share."""
+
 _UNDECIDED: Final = 0.10
 """Share of a prediction that an assumed latency may make of it, either way; above, there is none."""
 
@@ -211,10 +214,18 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
 
 
 def _turns(context: Context) -> Uncertainty:
-    """Where loader workers set the pace, as many steps may hold more or less of their waits: half a wait."""
-    stalls = [found.longest_ns for found in context.recorded.deliveries.values()]
-    one = max(stalls, default=0) / 2 / max(len(context.result.steps), 1)
-    return Uncertainty(0.0, 0.0, slower_ns=one, faster_ns=one)
+    """Where loader workers set the pace, as many steps may hold more or less of their waits: half a wait. Of a single
+    worker each step holds one, which is as long as its batch takes. Where it is not sure that they set the pace, their
+    waits make a step shorter by what they are left out for.
+    """
+    steps = max(len(context.result.steps), 1)
+    varies = _BATCH_VARIES * context.result.step_ns / math.sqrt(steps)
+    slower, faster = 0.0, 0.0
+    for found in context.recorded.deliveries.values():
+        one = found.longest_ns / 2 / steps
+        one = min(one, varies) if found.workers == 1 else one
+        slower, faster = max(slower, one), max(faster, one if found.sure else 0.0)
+    return Uncertainty(0.0, 0.0, slower_ns=slower, faster_ns=faster)
 
 
 def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predict | None:

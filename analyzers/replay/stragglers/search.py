@@ -65,6 +65,8 @@ CAUSES: Final = {
 }
 """Category of a rank's own time -> cause as the summary names it."""
 
+_LOADING: Final = CAUSES[TimeCategory.DATALOADER]
+
 _OWN: Final = np.array([int(category) for category in CAUSES])
 
 _CANDIDATES: Final = 24
@@ -273,9 +275,13 @@ class _Search:
         alone = [other.lost_ns for other in stragglers if members.issuperset(other.ranks)]
         if hidden.lost_ns < _HIDDEN * max(alone, default=0.0):
             return stragglers
+        together = self._straggler_of(hidden, per_step, behind)
+        loading = [rank for rank, cause in zip(together.ranks, together.causes, strict=True) if cause == _LOADING]
+        if loading and self._by_one_batch(loading):
+            return stragglers
         return [
             *(other for other in stragglers if not members.intersection(other.ranks)),
-            self._straggler_of(hidden, per_step, behind),
+            together,
         ]
 
     def _units(self, hosts: Sequence[Unit]) -> list[Unit]:
@@ -289,7 +295,7 @@ class _Search:
             for rank, over in usual.items()
             if rank not in on_hosts
             and over >= self._noise
-            and (self._cause((rank,)) != CAUSES[TimeCategory.DATALOADER] or self._load_longer((rank,), over))
+            and (self._cause((rank,)) != _LOADING or self._load_longer((rank,), over))
         ]
         by_excess = sorted([*hosts, *units], key=lambda unit: -max(float(self._excess[rank].mean()) for rank in unit))
         chosen: list[Unit] = []
@@ -319,7 +325,7 @@ class _Search:
         ranks = tuple(sorted(rank for unit in hidden.units for rank in unit))
         part = {}
         for unit, alone, adds in zip(hidden.units, hidden.alone_ns, hidden.adds_ns, strict=True):
-            cause = CAUSES[TimeCategory.DATALOADER] if unit in loaders else self._cause(unit)
+            cause = _LOADING if unit in loaders else self._cause(unit)
             part.update({rank: (cause, alone, adds / len(unit)) for rank in unit})
         causes, alone_ns, adds_ns = zip(*(part[rank] for rank in ranks), strict=True)
         by_cause = grouped(zip(causes, adds_ns, strict=True))
@@ -382,12 +388,21 @@ class _Search:
         cause: str | None = self._cause(ranks)
         lost_ns = float(saved.mean())
         slow_loader = self._load_longer(ranks, lost_ns) and not self._as_slow_in_operators(ranks)
-        if cause == CAUSES[TimeCategory.DATALOADER] and not slow_loader:
+        if cause == _LOADING and not slow_loader:
             cause = self._cause_on_host(ranks, lost_ns) or self._cause_by_draining(ranks)
-        if cause is None:
+        if cause is None or (cause == _LOADING and self._by_one_batch(ranks)):
             return None
         worst = max(ranks, key=lambda rank: (float(self._excess[rank].sum()), -rank))
         return Straggler(worst, tuple(sorted(ranks)), scope, cause, lost_ns, saved)
+
+    def _by_one_batch(self, ranks: Collection[int]) -> bool:
+        """Is there a single step, and are these ranks no farther above the others in it than those are apart? What one
+        batch takes to load varies: that of a rank may have been the largest by chance.
+        """
+        others = [waited for rank, waited in self._in_loader_ns.items() if waited and rank not in ranks]
+        if self._recorded.used.sum() > 1 or len(others) < 2:
+            return False
+        return min(self._in_loader_ns[rank] for rank in ranks) - max(others) < max(others) - min(others)
 
     def _as_slow_in_operators(self, ranks: Sequence[int]) -> bool:
         """Do the hosts of these ranks take as many times as long as their peers' for operators as in the loader?"""

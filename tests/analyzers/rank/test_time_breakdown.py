@@ -189,6 +189,19 @@ def test_a_lone_step_whose_host_waits_for_its_device_is_the_host_s():
     assert (rows["COMPUTE"], rows["DATALOADER"], sum(rows.values())) == (125, 100, 300)
 
 
+def test_a_copy_that_begins_at_once_shows_that_the_device_was_idle_before_a_lone_step():
+    """The device ends 100 behind its host. It had begun the copy of the batch 5 after its launch, so it was not behind
+    at the step's begin; a copy on another stream does not show that::
+
+        host      [0  copy 10                 120 a          300)
+        stream 7          [15         115)     [125                    400)
+    """
+    for stream, begin in ((7, 15), (21, 100)):
+        builder = TraceBuilder().step(1, 0, 300).launched("a", 120, 125, 400)
+        builder.launched("Memcpy HtoD", 10, 15, 115, Category.MEMCPY, stream=stream)
+        assert windows_of(builder) == [(1, begin, 400)]
+
+
 def test_a_device_that_is_busy_all_the_time_has_windows_from_first_kernel_to_first_kernel():
     """The host launches a step in 30, the device takes 100 for it; a copy of step 1 runs into step 2."""
     builder = TraceBuilder()

@@ -161,6 +161,8 @@ def test_taking_a_batch_that_is_there_is_no_wait() -> None:
     # So short, or so many, and so even: no workers deliver like that.
     assert _own_cost_ns(np.array([120_000, 121_000])) == 121_000
     assert _own_cost_ns(np.array([480_000, 490_000, 440_000])) == 490_000
+    # Of one batch as little as of two.
+    assert (_own_cost_ns(np.array([120_000])), _own_cost_ns(np.array([480_000]))) == (120_000, 0)
 
 
 def test_one_rank_s_workers_set_the_pace_of_all(tmp_path: Path) -> None:
@@ -284,6 +286,29 @@ def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_
     found = predict(context, {"compute": "1.5x"})
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.high_ns > context.result.step_ns
+
+
+@pytest.mark.parametrize("run", [True, False], ids=["by run", "a trace alone"])
+def test_in_a_recording_of_one_step_a_wait_for_workers_holds_where_training_is_quicker(
+    run: bool, tmp_path: Path
+) -> None:
+    """On the second simulator: one worker that takes 1.6 steps for a batch; one that is quick enough."""
+    job = Job(ranks=2, ranks_per_host=2, item_every=1, noise=0.0, model=Model(blocks=4))
+    job = replace(job, recording=replace(job.recording, steps=1, run=run))
+    for pace, waits in ((1.6, True), (0.5, False)):
+        loader = Loader(workers=1, load_ns=round(pace * emulate(job).step_ns), jitter=0.0)
+        slow, folder = replace(job, loader=loader), tmp_path / str(pace)
+        folder.mkdir()
+        emulate(slow).write(folder)
+        context = context_of(folder, workers=1)
+        assert any(len(found) for found in context.recorded.deliveries.values()) is waits
+        for settings in ({"compute": "1.5x"}, *([{"dataloader.num_workers": "8"}] if run and waits else [])):
+            changed = apply(slow, settings)
+            assert changed is not None
+            found, truth = predict(context, settings), emulate(changed.job).step_ns
+            assert found.mid_ns == pytest.approx(truth, rel=0.05)
+            assert found.low_ns <= truth <= found.high_ns
+            assert found.high_ns < 1.3 * found.measured_ns
 
 
 def test_metadata_shows_workers_where_the_names_of_ranges_do_not(tmp_path: Path) -> None:
