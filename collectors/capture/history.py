@@ -12,7 +12,7 @@ from struct import Struct
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
-from perfscope.collectors.phases.clock import PhaseClock
+from perfscope.collectors.phases.clock import FIRST_WAIT, PhaseClock
 from perfscope.collectors.phases.core import CoreWaits
 from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, WAITS, Block, pack
 
@@ -32,6 +32,8 @@ MOST_WAITING: Final = 1 << 16
 """Steps held in memory while the file system does not answer; beyond, the oldest are lost."""
 
 _CORE: Final = WAITS.index(CORE)
+_CORE_TIME: Final = FIRST_WAIT + _CORE
+"""Its place among the clock's times."""
 
 Stages = Sequence[int]
 """Time of one step in each of ``STAGES``, ns."""
@@ -52,8 +54,8 @@ class Step(NamedTuple):
     """Of that, waiting for each of ``WAITS``."""
 
 
-_ROW: Final = Struct(f"=qqq?{len(STAGES) + 1}q{len(WAITS)}q")
-"""A step in memory: number, began, duration, disturbed; ns in each of ``STAGES`` and in none, waiting for ``WAITS``."""
+_ROW: Final = Struct(f"=qqq?{len(STAGES)}q{len(WAITS)}q")
+"""A step in memory: number, began, duration, disturbed; ns in each of ``STAGES``, waiting for each of ``WAITS``."""
 _PACK: Final = _ROW.pack
 
 
@@ -83,7 +85,7 @@ class StepHistory:
     def add(self, step: Step) -> None:
         """A step has ended."""
         head = step.number, step.began, step.duration, step.disturbed
-        self.append(_ROW.pack(*head, *step.stages, 0, *step.waits))
+        self.append(_ROW.pack(*head, *step.stages, *step.waits))
 
     def due(self) -> bool:
         """Is it time to write?"""
@@ -96,7 +98,7 @@ class StepHistory:
         self._written_at = time.monotonic()
         rows = b"".join([self._waiting.popleft() for _ in range(len(self._waiting))])
         steps = [
-            Step(number, began, duration, values[: len(STAGES)], disturbed, values[len(STAGES) + 1 :])
+            Step(number, began, duration, values[: len(STAGES)], disturbed, values[len(STAGES) :])
             for number, began, duration, disturbed, *values in _ROW.iter_unpack(rows)
         ]
         # Numbers that follow one another share a block; so number - place is the same within one.
@@ -177,7 +179,7 @@ class StepTimer:
         """Step ``number`` has ended and the next begins, with nothing of ours at work; how long it took (ns), 0 where
         its beginning was not seen.
 
-        As :meth:`step_ends` and :meth:`step_begins`, in one call.
+        As :meth:`step_ends` and :meth:`step_begins`, in one call; :attr:`unprofiled` is left to the caller.
         """
         now, began, clock, duration = perf_counter_ns(), self._began, self._clock, 0
         if began is not None:
@@ -186,10 +188,8 @@ class StepTimer:
             if core.skip and duration < core.long_ns:
                 core.skip -= 1
             else:
-                clock.waiting[_CORE] = core.of_step(duration)
-            self._append(_PACK(number, began, duration, self.disturbed, *clock.totals, *clock.waiting))
-            if len(self.unprofiled) < UNPROFILED_STEPS and not self.disturbed:
-                self.unprofiled.append(duration)
+                clock.times[_CORE_TIME] = core.of_step(duration)
+            self._append(_PACK(number, began, duration, self.disturbed, *clock.times))
         clock.clear()
         self.disturbed = False
         self._began = perf_counter_ns()

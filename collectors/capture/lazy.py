@@ -30,10 +30,6 @@ class LazyCapturer:
         """Does anything of it disturb the training at the moment?"""
         return self._made is not None and self._made.busy
 
-    def wants(self, completed: int) -> bool:
-        """Is there anything to do after ``completed`` steps: a capture to begin, or one under way?"""
-        return self.schedule.wants(completed) or (self._made is not None and self._made.busy)
-
     def made(self) -> Capturer | Marker:
         """It, made if it was not."""
         if self._made is None:

@@ -41,30 +41,30 @@ class CaptureSchedule:
         self._made = 0
         self._next_planned: float = config.wait if self._planned else math.inf
         self._early = self._planned > 0
-        self._plans: deque[CapturePlan] = deque()
+        self.plans: deque[CapturePlan] = deque()
+        """Captures that have been agreed upon and have not begun."""
         self._off = False
 
     def agree(self, plan: CapturePlan) -> None:
         """All ranks make this capture."""
         if not self._off:
-            self._plans.append(plan)
-
-    @property
-    def pending(self) -> bool:
-        """Has a capture been agreed upon that has not begun?"""
-        return bool(self._plans)
+            self.plans.append(plan)
 
     def wants(self, completed: int) -> bool:
         """Does a capture begin after ``completed`` steps?"""
         if self._early or completed >= self._next_planned:
             return True
-        return bool(self._plans) and completed >= self._plans[0].start
+        return bool(self.plans) and completed >= self.plans[0].start
+
+    def quiet_until(self) -> float:
+        """Completed steps up to which no capture begins but one that is agreed upon."""
+        return 0 if self._early else self._next_planned
 
     def due(self, completed: int) -> tuple[Due | None, list[str]]:
         """The capture that begins after ``completed`` steps, and a problem for each agreed one that was missed."""
         missed: list[str] = []
-        while self._plans and completed >= self._plans[0].start:
-            plan = self._plans.popleft()
+        while self.plans and completed >= self.plans[0].start:
+            plan = self.plans.popleft()
             if plan.start == completed:
                 return Due(self._planned + plan.number, plan.active, plan.reason, agreed=True), missed
             missed.append(
@@ -101,4 +101,4 @@ class CaptureSchedule:
         self._next_planned = math.inf
         self._planned = 0
         self._early = False
-        self._plans.clear()
+        self.plans.clear()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Final
 
 from perfscope.collectors.capture.lazy import LazyCapturer
@@ -46,7 +47,7 @@ class Session:
 
     def __init__(self, config: CollectorConfig, problems: Problems, phases: StepPhases) -> None:
         self._pid = os.getpid()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._config = config = make_way(config, os.environ, problems)
         self._problems = problems
         self._detector = StepDetector()
@@ -56,8 +57,8 @@ class Session:
         """The optimizer that stepped last, while it lives."""
         self._last_key = 0
         self._skipped = 0
-        self._plain = config.mode not in FOR_ANOTHER and not config.stop_after
-        """Is there nothing to do between steps outside captures?"""
+        self._quiet_until: float = 0
+        """Completed steps up to which there is nothing to do between two, unless something comes up."""
         self._role = stated_role()
         self._identity = identify_with_role(self._role)
         place = self._place()
@@ -74,31 +75,28 @@ class Session:
             return
         context = RankContext(config, self._identity, self._run_file, phases, problems)
         self._capturer = LazyCapturer(context)
+        self._agreed = self._capturer.schedule.plans
         self._watch = StepWatch(context, attempt(), self._capturer)
         self._watch.start()
         self._sampler = problems.guard("starting the system sampler", start_sampler, config, self._identity)
 
     def optimizer_stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
         """An outermost optimizer step has ended, or was skipped by a gradient scaler that met an overflow."""
-        if self._counts() and (capturer := self._capturer) is not None:
-            self._skipped += skipped
+        if self._counts():
+            if skipped:
+                self._skipped += 1
             if optimizer is not self._last():
-                key = self._optimizers.get(optimizer)
-                if key is None:
-                    self._optimizers_met += 1
-                    key = self._optimizers[optimizer] = self._optimizers_met
-                self._last, self._last_key = weakref.ref(optimizer), key
-            detector, watch = self._detector, self._watch
-            verdict = detector.optimizer_step(self._last_key)
+                self._meet(optimizer)
+            detector = self._detector
+            verdict, completed = detector.optimizer_step(self._last_key), detector.completed
             # Nearly all steps end here. Every call that is not made is a µs of somebody's step.
             if (
                 verdict is _STEP
-                and self._plain
-                and watch.hooked_for == self._optimizers_met
+                and completed < self._quiet_until
                 and not self._run_file.unsaved
-                and not capturer.wants(detector.completed)
+                and not self._agreed
             ):
-                watch.step_passes(detector.completed)
+                self._watch.step_passes(completed)
             elif verdict is not _NOTHING:
                 self._act(verdict)
 
@@ -161,9 +159,9 @@ class Session:
         """Do this thread's steps count?"""
         if self._capturer is None:
             return False
-        if threading.get_ident() == self._thread:
-            if hang.watches:
-                hang.progress()
+        if get_ident() == self._thread:
+            for watch in hang.watches:
+                watch.progress()
             return True
         self._problems.add(
             "optimizers step on several threads, and only the first thread's steps are counted; "
@@ -171,12 +169,22 @@ class Session:
         )
         return False
 
+    def _meet(self, optimizer: Any) -> None:
+        """This optimizer has stepped, not the one before."""
+        key = self._optimizers.get(optimizer)
+        if key is None:
+            self._optimizers_met += 1
+            self._quiet_until = 0
+            key = self._optimizers[optimizer] = self._optimizers_met
+        self._last, self._last_key = weakref.ref(optimizer), key
+
     def _act(self, verdict: StepVerdict) -> None:
         capturer = self._capturer
         assert capturer is not None
         if verdict is StepVerdict.STEP:
             self._between_steps(capturer, self._detector.completed)
         elif verdict is StepVerdict.RESTART:
+            self._quiet_until = 0
             self._watch.restart()
             capturer.restart()
 
@@ -191,6 +199,9 @@ class Session:
         if self._run_file.unsaved:
             self._problems.guard("writing the run's metadata", self._save, "running")
         busy = capturer.busy
+        plain = self._config.mode not in FOR_ANOTHER and not self._config.stop_after
+        quiet = plain and not busy and self._watch.hooked_for == self._optimizers_met
+        self._quiet_until = capturer.schedule.quiet_until() if quiet else 0
         self._watch.step_begins(completed, busy=busy, disturbed=busy or was_busy or hooked)
         if 0 < self._config.stop_after <= completed:
             end_training(self._config.folder, self._identity.rank, self._identity.world_size)
@@ -234,7 +245,8 @@ class Collector:
     """The process's one way to its session: makes it at the first step, guards every call, closes it at the end."""
 
     def __init__(self, config: CollectorConfig, hooks: RecordingHooks | None = None) -> None:
-        self._depth = threading.local()
+        self._depth: defaultdict[int, int] = defaultdict(int)
+        """Thread -> steps of optimizers and engines that it is inside."""
         self._parent_captured = False
         """Was this process forked while its parent's profiler ran?"""
         self.record(config, hooks)
@@ -264,15 +276,15 @@ class Collector:
 
     def enter(self) -> bool:
         """An optimizer's or engine's step begins; hand what is returned to :meth:`leave`."""
-        local = self._depth
-        depth = local.value = getattr(local, "value", 0) + 1
-        return depth == 1 and self._phases.begin(OPTIMIZER)
+        depth, thread = self._depth, get_ident()
+        depth[thread] = now = depth[thread] + 1
+        return now == 1 and self._phases.begin(OPTIMIZER)
 
     def enter_without_phase(self) -> bool:
         """A step begins that :meth:`begin` will be called for later. Is it the outermost, which is the phase?"""
-        depth: int = getattr(self._depth, "value", 0)
-        self._depth.value = depth + 1
-        return not depth
+        depth, thread = self._depth, get_ident()
+        depth[thread] = now = depth[thread] + 1
+        return now == 1
 
     def begin(self) -> bool:
         """The outermost step's phase begins; hand what is returned to :meth:`end` or :meth:`leave`."""
@@ -287,10 +299,11 @@ class Collector:
         """It has ended. ``stepped`` is called with the session and ``subject``, unless the step failed or was part of
         another.
         """
-        depth = self._depth.value = self._depth.value - 1
+        depth, thread = self._depth, get_ident()
+        depth[thread] = now = depth[thread] - 1
         if begun:
             self._phases.end(OPTIMIZER)
-        if stepped is not None and not depth:
+        if stepped is not None and not now:
             self.report(stepped, *subject)
 
     def report(self, stepped: Callable[..., None], *subject: Any) -> None:
@@ -325,6 +338,7 @@ class Collector:
             from perfscope.collectors.capture.capture import end_inherited
 
             self.problems.guard("ending a copied profiler", end_inherited)
+        hang.begin()  # a rank that was forked is watched from here on
         if self._hooks is not None:
             config = self._hooks.prepare(config)
         self._session = Session(config, self.problems, self._phases)
@@ -340,7 +354,10 @@ class Collector:
         self._phases.remove()
         if self._config is not None:
             self.record(self._config, self._hooks)
-        self._depth = threading.local()
+        thread = get_ident()  # the only one left; it may be inside a step
+        inside = self._depth[thread]
+        self._depth.clear()
+        self._depth[thread] = inside
         if session is not None:
             self._parent_captured |= session.capturing
             self.problems.guard("restoring a forked process", session.forget)

@@ -57,6 +57,8 @@ class StepVerdict(enum.Enum):
     """What had been taken for steps may not have been; wait until a step ends again."""
 
 
+_STEP: Final = StepVerdict.STEP
+
 SOURCES: Final = ("gradients", "backward", "optimizer", "deepspeed", "explicit")
 """What training steps are told by, better ones later: once a better one speaks, it alone counts."""
 
@@ -82,7 +84,9 @@ class StepDetector:
         self._restarts = 0
         self._last: Hashable = None
         self._lone: Hashable = None
-        """The only optimizer that there ever was, each of whose steps ends a training step."""
+        """The only optimizer that is left, each of whose steps ends a training step: they are counted alone."""
+        self._counted_at = 0
+        """Training steps when what is counted of optimizers was last complete."""
         self._in_a_row = 0
         self._replaced: dict[Hashable, tuple[int, Counter[Hashable]]] = {}
         """Optimizers that were replaced, in order -> what had been counted when they were, in case one comes back."""
@@ -103,23 +107,29 @@ class StepDetector:
 
     def optimizer_step(self, key: Hashable) -> StepVerdict:
         """An outermost optimizer step has ended; ``key`` identifies the optimizer."""
+        if key == self._lone:  # as at nearly all steps of a training
+            self.completed += 1
+            return _STEP
         if self.source not in ("", "optimizer"):
             if SOURCES.index(self.source) > SOURCES.index("optimizer"):
                 return StepVerdict.NOTHING
             self.source, self.completed = "optimizer", 0
             self._step_of(key)
             return StepVerdict.RESTART
-        if key == self._lone:  # as at nearly all steps of a training
-            self._in_a_row += 1
-            self._history.append(key)
-            self._total[key] += 1
-            self.completed += 1
-            return StepVerdict.STEP
         self.source = "optimizer"
+        if self._lone is not None:
+            self._catch_up(self._lone, self.completed - self._counted_at)
         verdict = self._step_of(key)
-        alone = len(self._order) == 1 and not self._replaced and self._learning is None
+        alone = len(self._order) == 1 and self._learning is None
         self._lone = key if alone and self._end == key and not self._since_end else None
+        self._counted_at = self.completed
         return verdict
+
+    def _catch_up(self, key: Hashable, steps: int) -> None:
+        """Count what was not while ``key`` was the only optimizer."""
+        self._in_a_row += steps
+        self._total[key] += steps
+        self._history.extend([key] * min(steps, HISTORY))
 
     def _step_of(self, key: Hashable) -> StepVerdict:
         """What the step of an optimizer means that may be new, or one of several."""
@@ -171,7 +181,7 @@ class StepDetector:
         if self.source and SOURCES.index(self.source) > SOURCES.index(source):
             return StepVerdict.NOTHING
         took_over = self.source not in ("", source)
-        self.source = source
+        self.source, self._lone = source, None
         self.completed = 1 if took_over else self.completed + 1
         return StepVerdict.RESTART if took_over else StepVerdict.STEP
 

@@ -87,7 +87,7 @@ class Trigger:
             self._schedule.agree(plan)
             self._asked = False  # whoever proposed it, here it is
         proposal, self._proposal = self._proposal, None
-        if self.busy or self._schedule.pending:
+        if self.busy or self._schedule.plans:
             return
         request = self._board.open_request()
         if request is not None:

@@ -60,6 +60,8 @@ class StepWatch:
         self._phase_ns = self._wait_ns = self._phases_before = 0
         self._between: list[int] = []
         """Of the first steps that passed: from the end of the optimizer's step to the begin of the next step, ns."""
+        self._measures = True
+        """Are the steps that pass among those first ones still?"""
         self._cost_known = False
         self._lost = False
         self._hooks = 0
@@ -103,9 +105,8 @@ class StepWatch:
         """``completed`` training steps have ended and the next begins, with nothing of ours at work: as
         :meth:`step_ends` and :meth:`step_begins` in one.
         """
-        between, since = self._between, self._clock.since
         pace, trigger = self._pace, self._trigger
-        disturbed = pace.disturbed
+        disturbed, since = pace.disturbed, self._clock.since
         duration = pace.step_passes(completed - 1)
         if duration and trigger is not None:
             if not (trigger.watches or disturbed or trigger.busy):
@@ -113,8 +114,17 @@ class StepWatch:
                 trigger.note(duration)
             elif trigger.step_passed(completed, duration, disturbed=disturbed):
                 self._background.wake()
+        if self._measures:
+            self._measure(duration, since, disturbed=disturbed)
+
+    def _measure(self, duration: int, since: int, *, disturbed: bool) -> None:
+        """One of the first steps has passed: what it took, and what came between it and the next."""
+        between, unprofiled = self._between, self._pace.unprofiled
+        if duration and not disturbed and len(unprofiled) < UNPROFILED_STEPS:
+            unprofiled.append(duration)
         if len(between) < UNPROFILED_STEPS:
             between.append(perf_counter_ns() - since)
+        self._measures = len(between) < UNPROFILED_STEPS or len(unprofiled) < UNPROFILED_STEPS
 
     def hook(self, completed: int, optimizers: Callable[[], Iterable[Any]], optimizers_met: int) -> bool:
         """Between two steps: begin to time the phases, look again where there are new optimizers, describe the run.
@@ -156,6 +166,7 @@ class StepWatch:
     def restart(self) -> None:
         """What was taken for steps may not have been."""
         self._pace.restart()
+        self._measures = True
 
     def forget(self) -> None:
         """In a forked child, which has no thread of ours: put everything back and store nothing."""

@@ -8,6 +8,7 @@ What a collective takes is in the phase that waits for it, and how much of the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -17,10 +18,14 @@ FORWARD: Final = STAGES.index("forward")
 BACKWARD: Final = STAGES.index("backward")
 EVALUATION: Final = STAGES.index("evaluation")
 
-_OUTSIDE: Final = len(STAGES)
-"""Place of the time in no phase among the totals, which is that of other in ``WAITS``."""
-_NO_TIMES: Final = (0,) * (_OUTSIDE + 1)
-_NO_WAITS: Final = (0,) * len(WAITS)
+FIRST_WAIT: Final = len(STAGES)
+"""Place of the first of ``WAITS`` among the times of a step, after those of ``STAGES``."""
+_OUTSIDE: Final = WAITS.index("other")
+"""The stage of what is in no phase, in which nothing is timed but waiting."""
+_NOTHING: Final = (0,) * (len(STAGES) + len(WAITS))
+
+_Open = tuple[int, int, "_Open | None"]
+"""A phase under way: which, the stage that time counts for when it has ended, the phase around it."""
 
 
 class PhaseClock:
@@ -33,12 +38,10 @@ class PhaseClock:
     what = "timing the phases"
 
     def __init__(self) -> None:
-        self.totals = [*_NO_TIMES]
-        """Time in each of ``STAGES``, and last in none, since :meth:`clear`, ns."""
-        self.waiting = [*_NO_WAITS]
-        """Of that, waiting for each of ``WAITS``."""
-        self._open: list[tuple[int, int]] = []
-        """Phases under way, innermost last: which, and the stage that time counts for when it has ended."""
+        self.times = [*_NOTHING]
+        """Since :meth:`clear`, ns: the time in each of ``STAGES``, and of that, waiting for each of ``WAITS``."""
+        self._open: _Open | None = None
+        """The innermost phase under way."""
         self._stage = _OUTSIDE
         """The stage that time counts for now."""
         self.since = 0
@@ -49,61 +52,64 @@ class PhaseClock:
         """Phases timed during the run, for what recording costs."""
         self.waits = 0
         """Waits timed during the run."""
+        self._with_gradients: Callable[[], bool] = self._find_with_gradients
+
+    def _find_with_gradients(self) -> bool:
+        import torch
+
+        self._with_gradients = torch.is_grad_enabled
+        return self._with_gradients()
 
     def begin(self, phase: int, subject: Any = None) -> None:
         """A phase begins; ``subject``: the module of a forward."""
-        stage = EVALUATION if phase == FORWARD and subject is not None and evaluates(subject) else phase
-        now = perf_counter_ns()
-        self.totals[self._stage] += now - self.since
-        self._open.append((phase, self._stage))
+        stage = phase
+        if subject is not None and phase == FORWARD and not self._with_gradients() and evaluates(subject):
+            stage = EVALUATION
+        now, around, outer = perf_counter_ns(), self._open, self._stage
+        if around is not None:
+            self.times[outer] += now - self.since
+        self._open = phase, outer, around
         self._stage, self.since = stage, now
 
     def end(self, phase: int) -> None:
         """It has ended. Phases within it that never ended, because an exception went through them, end with it."""
-        if not self._open:
+        ending = self._open
+        if ending is None:
             return
         now = perf_counter_ns()
         self.phases += 1
-        self.totals[self._stage] += now - self.since
-        self.since = now
-        innermost = -1
-        while innermost != phase and self._open:
-            innermost, self._stage = self._open.pop()
-        if phase == BACKWARD == innermost and self.reducing:
-            self.waiting[BACKWARD] += now - self.reducing
+        self.times[self._stage] += now - self.since
+        innermost, stage, ending = ending
+        while innermost != phase and ending is not None:
+            innermost, stage, ending = ending
+        self._open, self._stage, self.since = ending, stage, now
+        if self.reducing and phase == BACKWARD == innermost:
+            self.times[FIRST_WAIT + BACKWARD] += now - self.reducing
             self.waits += 1
             self.reducing = 0
 
     def waited(self, ns: int) -> None:
         """The phase under way waited so long for other ranks."""
         self.waits += 1
-        self.waiting[self._stage] += ns
+        self.times[FIRST_WAIT + self._stage] += ns
 
     def take(self) -> tuple[list[int], list[int]]:
         """The times since the last call, ns: of the stages, as in ``STAGES``, and of waiting, as in ``WAITS``.
 
         Called between steps, outside any phase.
         """
-        stages, waits = self.totals[:_OUTSIDE], [*self.waiting]
+        stages, waits = self.times[:FIRST_WAIT], self.times[FIRST_WAIT:]
         self.clear()
         return stages, waits
 
     def clear(self) -> None:
         """Begin anew, between steps. In place: what each step allocates anew costs more than all looks at the clock."""
-        self.totals[:] = _NO_TIMES
-        self.waiting[:] = _NO_WAITS
-        if self._open:
-            self._open.clear()
-        self._stage = _OUTSIDE
-        self.reducing = 0
+        self.times[:] = _NOTHING
+        self._open, self._stage, self.reducing = None, _OUTSIDE, 0
 
 
 def evaluates(module: Any) -> bool:
-    """Is a forward of this module, which begins now, in evaluation mode and without gradients: not training?"""
-    import torch
-
-    if torch.is_grad_enabled():
-        return False
+    """Is a forward of this module, which begins now and without gradients, in evaluation mode: not training?"""
     # DeepSpeed's engine puts what it holds into evaluation mode. A module's truth value is its length: an empty
     # one's is False, and a compiled one of no length raises.
     held = module._modules.get("module")

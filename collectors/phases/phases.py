@@ -59,6 +59,7 @@ class StepPhases:
         self._thread = get_ident()
         self._sinks: list[tuple[Sink, ...]] = [() for _ in ALL]
         """Sinks of each phase, outermost first."""
+        self._inner_first = list(self._sinks)
         self._patches = {phase: Patches() for phase in (DATALOADER, FORWARD, BACKWARD)}
         self._handles: list[Any] = []
         self._postponed: deque[Callable[[], None]] = deque(maxlen=MOST_POSTPONED)
@@ -84,11 +85,12 @@ class StepPhases:
         """Have ``sink`` hear of these phases, around all other sinks or within them."""
         for phase in phases:
             others = tuple(each for each in self._sinks[phase] if each is not sink)
-            self._sinks[phase] = (*others, sink) if innermost else (sink, *others)
+            self._set_sinks(phase, (*others, sink) if innermost else (sink, *others))
 
     def detach(self, sink: Sink) -> None:
         """``sink`` hears of no phase any more. A phase that nobody listens to is the original again."""
-        self._sinks[:] = [tuple(each for each in sinks if each is not sink) for sinks in self._sinks]
+        for phase, sinks in enumerate(self._sinks):
+            self._set_sinks(phase, tuple(each for each in sinks if each is not sink))
         for phase in self._patches:
             if not self._sinks[phase]:
                 self._restore(phase)
@@ -119,7 +121,7 @@ class StepPhases:
 
     def end(self, phase: int) -> None:
         """It has ended."""
-        for sink in reversed(self._sinks[phase]):
+        for sink in self._inner_first[phase]:
             try:
                 sink.end(phase)
             except Exception as error:
@@ -145,11 +147,15 @@ class StepPhases:
 
     def remove(self) -> None:
         """Put everything back. What was postponed is forgotten."""
-        self._sinks[:] = [() for _ in ALL]
+        for phase in ALL:
+            self._set_sinks(phase, ())
         self._postponed.clear()
         self._postpones = False
         for phase in self._patches:
             self._restore(phase)
+
+    def _set_sinks(self, phase: int, sinks: tuple[Sink, ...]) -> None:
+        self._sinks[phase], self._inner_first[phase] = sinks, sinks[::-1]
 
     def _switch_off(self, sink: Sink, error: Exception) -> None:
         self._problems.failed(sink.what, error)
@@ -206,7 +212,7 @@ class StepPhases:
 
     def _timed_call(self, kind: type[Any], modules: list[Any]) -> Call:
         """The call of a class that has none of its own, with the forwards of ``modules`` timed."""
-        is_compiling, sinks = _is_compiling(), self._sinks
+        is_compiling, sinks, begin, end = _is_compiling(), self._sinks, self.begin, self.end
         inherited: Any = super
         held = {id(module): weakref.ref(module) for module in modules}
 
@@ -216,30 +222,21 @@ class StepPhases:
             if is_compiling() or id(module) not in held or held[id(module)]() is not module:
                 return inherited(kind, module).__call__(*args, **kwargs)
             # For the clock alone what a wrapper holds is a part of its forward.
-            listening, before = sinks[FORWARD], self._in_forward
-            if (before and len(listening) == 1) or get_ident() != self._thread:
+            before = self._in_forward
+            if (before and len(sinks[FORWARD]) == 1) or not begin(FORWARD, module):
                 return inherited(kind, module).__call__(*args, **kwargs)
-            for sink in listening:
-                try:
-                    sink.begin(FORWARD, module)
-                except Exception as error:
-                    self._switch_off(sink, error)
             self._in_forward = True
             try:
                 return inherited(kind, module).__call__(*args, **kwargs)
             finally:
                 self._in_forward = before
-                for sink in reversed(sinks[FORWARD]):
-                    try:
-                        sink.end(FORWARD)
-                    except Exception as error:
-                        self._switch_off(sink, error)
+                end(FORWARD)
 
         return called
 
     def timed(self, original: Call, phase: int, subject: Any = None) -> Call:
         """``original``, and the sinks of ``phase`` told of each of its calls on the training thread."""
-        is_compiling, sinks = _is_compiling(), self._sinks
+        is_compiling, begin, end = _is_compiling(), self.begin, self.end
         postponed = self._postponed if phase == BACKWARD else ()
 
         @functools.wraps(original)
@@ -248,21 +245,12 @@ class StepPhases:
                 return original(*args, **kwargs)
             if postponed:
                 self._act()
-            # As begin and end, which cost a call more.
-            begun = sinks[phase] if get_ident() == self._thread else ()
-            for sink in begun:
-                try:
-                    sink.begin(phase, subject)
-                except Exception as error:
-                    self._switch_off(sink, error)
+            begun = begin(phase, subject)
             try:
                 result = original(*args, **kwargs)
             finally:
-                for sink in reversed(sinks[phase]) if begun else ():
-                    try:
-                        sink.end(phase)
-                    except Exception as error:
-                        self._switch_off(sink, error)
+                if begun:
+                    end(phase)
             if postponed:
                 self._act()
             return result
@@ -276,25 +264,16 @@ class StepPhases:
 
     def _timed_draw(self, draw: Call) -> Call:
         """``draw``, which takes a batch from an iterator: timed, and the loader that it came from described."""
-        loaders, sinks = self.loaders, self._sinks
+        loaders, begin, end = self.loaders, self.begin, self.end
 
         @functools.wraps(draw)
         def drawn(iterator: Any) -> Any:
-            training = get_ident() == self._thread
-            begun = sinks[DATALOADER] if training else ()
-            for sink in begun:
-                try:
-                    sink.begin(DATALOADER, None)
-                except Exception as error:
-                    self._switch_off(sink, error)
+            training = begin(DATALOADER)
             try:
                 batch = draw(iterator)
             finally:
-                for sink in reversed(sinks[DATALOADER]) if begun else ():
-                    try:
-                        sink.end(DATALOADER)
-                    except Exception as error:
-                        self._switch_off(sink, error)
+                if training:
+                    end(DATALOADER)
             if self._to_describe or (loaders.took is not None and training):
                 self._to_describe = max(self._to_describe - 1, 0)
                 self._problems.guard("describing the data loader", loaders.drew, iterator, batch)

@@ -178,7 +178,9 @@ class Ranges:
         return ranged
 
     def _begin_forward(self, module: Any) -> Any:
-        if evaluates(module):
+        import torch
+
+        if not torch.is_grad_enabled() and evaluates(module):
             # A framework's whole evaluation may have its range already.
             return None if getattr(self._depth, EVALUATION, False) else self._begin(EVALUATION)
         self.accumulation.forward_begins(module)

@@ -143,3 +143,13 @@ def test_an_engine_that_counts_no_steps_is_left_to_its_optimizers(edges: Any, li
     optimizer = attach.counted_step(edges, optimizer_step(listener))
     attach._counted_engine_step(edges, optimizer)(object())
     assert listener.events == ["begin", "end", "stepped"]
+
+
+def test_a_child_that_was_forked_within_a_step_ends_it_and_counts_the_next(edges: Any) -> None:
+    collector = edges.collector
+    assert collector.enter_without_phase()
+    collector._session = None
+    collector._forked()
+    collector.leave(False, None)
+    assert collector.enter_without_phase()
+    assert not collector.enter_without_phase()

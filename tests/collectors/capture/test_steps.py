@@ -149,3 +149,13 @@ def test_whatever_steps_it_never_falls_silent(keys: list[int]) -> None:
     _, ends = boundaries([str(key) for key in keys] + ["last"] * (RARE * 8 + 400))
     assert ends
     assert ends[-1] == len(keys) + RARE * 8 + 400 - 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 30)), max_size=12))
+def test_steps_of_an_optimizer_that_is_left_alone_count_as_any(runs: list[tuple[str, int]]) -> None:
+    """They are counted together, when another one steps; here beside a detector that counts each as it comes."""
+    together, each = StepDetector(), StepDetector()
+    for key in (key for key, run in runs for _ in range(run)):
+        each._lone = None
+        assert together.optimizer_step(key) is each.optimizer_step(key)
+        assert together.completed == each.completed

@@ -147,7 +147,7 @@ class TestSchedule:
     def test_an_agreed_capture_begins_at_its_step_or_not_at_all(self, folder: Path) -> None:
         schedule = CaptureSchedule(config(folder, mode="steps"))
         schedule.agree(CapturePlan(0, 30, 4, 0, "why"))
-        assert schedule.pending
+        assert schedule.plans
         assert not schedule.wants(29)
         assert schedule.due(30) == (Due(0, 4, "why", agreed=True), [])
         schedule.agree(CapturePlan(1, 20, 4, 0, "too late"))
@@ -192,7 +192,7 @@ class Rank:
     def look(self) -> list[int]:
         """Look; the steps that captures are agreed upon for."""
         self.trigger.look()
-        return [plan.start for plan in self.schedule._plans]
+        return [plan.start for plan in self.schedule.plans]
 
 
 class TestTrigger:
@@ -236,7 +236,7 @@ class TestTrigger:
         rank.steps(1, ms=30)
         rank.look()
         assert len(rank.look()) == 1
-        rank.schedule._plans.clear()
+        rank.schedule.plans.clear()
         rank.steps(40)
         rank.steps(1, ms=30)
         rank.look()
@@ -244,7 +244,7 @@ class TestTrigger:
         ask(folder, 7)
         rank.look()
         rank.look()
-        assert [plan.active for plan in rank.schedule._plans] == [7]
+        assert [plan.active for plan in rank.schedule.plans] == [7]
 
     def test_a_request_waits_until_it_is_known_what_a_step_takes(self, folder: Path) -> None:
         rank = Rank(folder)
@@ -262,7 +262,7 @@ class TestTrigger:
         ask(folder, None, seconds)
         rank.look()
         rank.look()
-        assert [plan.active for plan in rank.schedule._plans] == [steps]
+        assert [plan.active for plan in rank.schedule.plans] == [steps]
 
     def test_one_signal_is_one_capture_whoever_proposes_it(self, folder: Path) -> None:
         ranks = [Rank(folder, number) for number in range(2)]
@@ -273,5 +273,5 @@ class TestTrigger:
             agreed = [rank.look() for rank in ranks]
         assert agreed[0] == agreed[1]
         for rank in ranks:
-            rank.schedule._plans.clear()
+            rank.schedule.plans.clear()
         assert [rank.look() for rank in ranks] == [[], []]
