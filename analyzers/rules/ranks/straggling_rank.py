@@ -115,7 +115,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         prediction = replace(prediction, high=job.step_time_us)
     return job.finding(
         RULE,
-        f"{_who(worst)} {job.share(worst.lost_us):.0%} of each step",
+        f"{_who(worst)}{_cost(job, worst)}",
         worst.lost_us,
         evidence=_evidence(job, worst),
         action=Action(
@@ -163,10 +163,18 @@ def _who(row: StragglerRow) -> str:
     """The beginning of the title: who the straggler is, and by what."""
     why = _causes(row)
     if row.scope == "job":
-        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): waiting for them costs"
+        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): waiting for them"
     if row.scope == "ranks":
-        return f"{subject(row)} are stragglers ({why}): waiting for them costs"
-    return f"{subject(row)} is a straggler ({why}): waiting for it costs"
+        return f"{subject(row)} are stragglers ({why}): waiting for them"
+    return f"{subject(row)} is a straggler ({why}): waiting for it"
+
+
+def _cost(job: RuleContext, row: StragglerRow) -> str:
+    """The end of the title: what that costs, and in which part of the steps where it does not in all."""
+    share, late, used = job.share(row.lost_us), len(row.steps), len(job.summary.job.steps)
+    if 0 < late < used:
+        return f" in {late} of {used} steps costs {share:.0%} of the time"
+    return f" costs {share:.0%} of each step"
 
 
 def _causes(row: StragglerRow) -> str:

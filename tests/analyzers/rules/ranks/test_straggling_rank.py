@@ -53,6 +53,22 @@ def test_a_job_of_one_straggler_that_collects_has_one_finding():
     assert straggling_rank.evaluate(changed(job(20_000.0), stragglers=(PAUSES,))) is None
 
 
+def test_a_straggler_of_some_steps_is_not_said_to_cost_a_part_of_each():
+    """The cost is a mean of all used steps, which says nothing of one of them where most have none of it."""
+    case = changed(job(20_000.0), stragglers=(replace(SLOW, pattern="intermittent", steps=(11, 14)),))
+    used = len(case.summary.job.steps)
+    finding = straggling_rank.evaluate(case)
+    assert finding is not None
+    assert finding.title == (
+        f"Rank 1 is a straggler (slower compute): waiting for it in 2 of {used} steps costs 15% of the time"
+    )
+    in_turn = replace(SLOW, scope="job", pattern="rotating", ranks=(0, 1), steps=(11, 12, 14))
+    finding = straggling_rank.evaluate(changed(case, stragglers=(in_turn,)))
+    assert finding is not None
+    assert finding.title.startswith("Ranks 0, 1 are stragglers in turn")
+    assert finding.title.endswith(f"waiting for them in 3 of {used} steps costs 15% of the time")
+
+
 def late(lost_us: float, next_us: float = 0.0, share: float = 0.6) -> RuleContext:
     rows = [
         StragglerRow(rank=3, cause="compute", lost_us=lost_us, confidence="high", host="node7", share_of_steps=share)
