@@ -1,13 +1,15 @@
 """Finds the job's models, wrappers and profilers once, among the objects that the garbage collector knows.
 
-Nothing of the training has to be patched for it, and objects made before the collector came are found too.
+Nothing of the training has to be patched for it, and objects made before the collector came are found too. Other
+threads may be making theirs meanwhile: one without any attribute yet is none, and a model that changes while it is
+looked at is not the one that has just been trained.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -122,13 +124,25 @@ def discover(optimizers: Iterable[Any]) -> JobObjects:
             if issubclass(kind, torch.nn.Module):
                 lists += (modules_made,)
             wanted[kind] = lists
-        for each in lists:
-            each.append(thing)
+        if lists and getattr(thing, "__dict__", True):
+            for each in lists:
+                each.append(thing)
     modules = {id(module): module for module in modules_made if "_modules" in vars(module)}
     objects.roots = _roots(modules, optimizers)
-    seen = {id(module): module for root in objects.roots for module in root.modules()}
-    objects.modules = list(seen.values())
+    objects.modules = _modules_below(objects.roots)
     return objects
+
+
+def _modules_below(roots: list[Any]) -> list[Any]:
+    """The roots and all below them, each once, in the order of torch's ``modules()``."""
+    seen: dict[int, Any] = {}
+    waiting = roots[::-1]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in seen:
+            seen[id(module)] = module
+            waiting.extend(reversed(tuple(vars(module).get("_modules", {}).values())))
+    return list(seen.values())
 
 
 def _roots(modules: dict[int, Any], optimizers: Iterable[Any]) -> list[Any]:
@@ -137,7 +151,7 @@ def _roots(modules: dict[int, Any], optimizers: Iterable[Any]) -> list[Any]:
     Where no module does (an engine may give its optimizer flat copies instead), outermost wrappers, else outermost
     modules with anything to train.
     """
-    below = {id(child) for module in modules.values() for child in module._modules.values() if child is not None}
+    below = {id(child) for module in modules.values() for child in tuple(module._modules.values())}
     outermost = [module for key, module in modules.items() if key not in below]
     trained = {
         id(parameter)
@@ -145,14 +159,20 @@ def _roots(modules: dict[int, Any], optimizers: Iterable[Any]) -> list[Any]:
         for group in getattr(optimizer, "param_groups", ())
         for parameter in group["params"]
     }
-    roots = [module for module in outermost if any(id(parameter) in trained for parameter in module.parameters())]
+    roots = [module for module in outermost if _any_parameter(module, lambda each: id(each) in trained)]
     if roots:
         return roots
     wrappers = loaded(_WRAPPERS)
     wrapped = [module for module in outermost if wrappers and isinstance(module, wrappers)]
-    return wrapped or [
-        module for module in outermost if any(parameter.requires_grad for parameter in module.parameters())
-    ]
+    return wrapped or [module for module in outermost if _any_parameter(module, lambda each: each.requires_grad)]
+
+
+def _any_parameter(module: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Has the module such a parameter? No, where another thread makes or changes it at the moment."""
+    try:
+        return any(map(wanted, module.parameters()))
+    except Exception:  # its parameters() may be the script's own
+        return False
 
 
 def is_compiled(module: Any) -> bool:

@@ -42,6 +42,7 @@ class HangWatch:
         """Idle time at which to write, or to write anew."""
         self._written = False
         self._background: Background | None = None
+        self._heeds_forks = False
         self._interpreter = StuckInterpreter(config.folder)
         self._log = CollectiveLog(self._problems)
 
@@ -52,11 +53,13 @@ class HangWatch:
             self._progress_at = time.monotonic()
             self._background = Background(self._look, min(PERIOD_S, self._patience_s / LOOKS))
             self._problems.guard("watching for hangs", self._background.start)
-            os.register_at_fork(
-                before=self._interpreter.before_fork,
-                after_in_parent=self._interpreter.after_fork,
-                after_in_child=self._forked,
-            )
+            if not self._heeds_forks:
+                self._heeds_forks = True
+                os.register_at_fork(
+                    before=self._interpreter.before_fork,
+                    after_in_parent=self._interpreter.after_fork,
+                    after_in_child=self._forked,
+                )
             at_end(self._end)
 
     def groups_made(self) -> None:
@@ -147,10 +150,13 @@ class HangWatch:
             self._remove()
 
     def _forked(self) -> None:
+        """In the child, which is watched from its own first process group or step on: it may be no rank at all."""
         self._interpreter.forget()
         self._log.forget()
-        self._background = None
-        watches.clear()
+        self._background = self._identity = self._said_rank = None
+        self._steps = self._steps_seen = 0
+        self._written = False
+        self._next_s = self._patience_s
 
 
 watches: list[HangWatch] = []
@@ -167,12 +173,6 @@ def begin() -> None:
     """This process trains: watch it, where that is wanted."""
     for watch in watches:
         watch.begin()
-
-
-def progress() -> None:
-    """An optimizer step has ended."""
-    for watch in watches:
-        watch.progress()
 
 
 def end() -> None:

@@ -217,6 +217,39 @@ elif sys.argv[1] == "lock":
 """
 
 
+FORKED = """
+import os, sys, time, torch
+def steps(n):
+    for _ in range(n):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        time.sleep(0.2)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+steps(3)
+child = os.fork()
+if not child:
+    os.environ["RANK"] = "1"
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    steps(20)
+    time.sleep(12)  # HERE
+    os._exit(0)
+while not os.waitpid(child, os.WNOHANG)[0]:
+    steps(1)
+"""
+
+
+def test_a_rank_that_was_forked_is_watched_by_itself(tmp_path: Path) -> None:
+    """It goes on for longer than it may stand still, and then stands still; its parent trains all the time."""
+    ranks = {"RANK": "0", "WORLD_SIZE": "2"}
+    recording = record(tmp_path / "r", sys.executable, "-c", FORKED, options=OPTIONS, environment=ranks)
+    assert recording.exit_code == 0, recording.err
+    assert [name for name in files(recording.folder) if name.endswith("stacks.txt")] == ["rank-00001.stacks.txt"]
+    line = FORKED.splitlines().index("    time.sleep(12)  # HERE") + 1
+    assert f'File "<string>", line {line} in <module>' in stacks_file(recording.folder, 1).read_text()
+
+
 OPTIONS = ("--steps-only", "--hang-timeout", "2", "--no-sampler")
 
 
