@@ -90,12 +90,7 @@ class Session:
             detector = self._detector
             verdict, completed = detector.optimizer_step(self._last_key), detector.completed
             # Nearly all steps end here. Every call that is not made is a µs of somebody's step.
-            if (
-                verdict is _STEP
-                and completed < self._quiet_until
-                and not self._run_file.unsaved
-                and not self._agreed
-            ):
+            if verdict is _STEP and completed < self._quiet_until and not self._run_file.unsaved and not self._agreed:
                 self._watch.step_passes(completed)
             elif verdict is not _NOTHING:
                 self._act(verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -28,16 +29,15 @@ class Small(nn.Module):
 model = Small()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 batches = iter(DataLoader(TensorDataset(torch.ones(SETTLED + COUNTED, 1))))
-codes = 0
+codes: Counter[str] = Counter()
 
 
 def step() -> int:
     """The bytecodes that ran in it."""
-    global codes
-    before, (x,) = codes, next(batches)
+    before, (x,) = codes.total(), next(batches)
     model(x).backward()
     optimizer.step()
-    return codes - before
+    return codes.total() - before
 
 
 def traced(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
@@ -49,8 +49,7 @@ def traced(frame: FrameType, _event: str, _argument: object) -> Callable[..., An
 
 
 def count(_frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
-    global codes
-    codes += event == "opcode"
+    codes[event] += event == "opcode"
     return count
 
 
@@ -59,4 +58,4 @@ for _ in range(SETTLED):
 sys.settrace(traced)
 counted = sorted(step() for _ in range(COUNTED))
 sys.settrace(None)
-print(counted[COUNTED // 2])
+sys.stdout.write(f"{counted[COUNTED // 2]}\n")
