@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TRUSTED: Final = 0.05
 """Error of the unchanged replay above which nothing is predicted (``docs/metrics.md``)."""
 
+_AS_LONG: Final = 0.1
+"""Share of a step's time by which another one may differ that took as long."""
+
 _FEW_STEPS: Final = 2
 """Of no more recorded steps, each counts as it is replayed."""
 
@@ -72,10 +75,13 @@ def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult) -> tuple[floa
 
 
 def _as_the_others(changed_ns: Float64, recorded_ns: Float64) -> Float64:
-    """The steps with the first one changed as the others are. How far hosts are ahead of their devices where it
+    """The steps with the first one changed as the others are that took as long, or all, where none did: of steps of
+    which every other one pauses a change may make only those shorter. How far hosts are ahead of their devices where it
     begins is recorded, not replayed: where the change makes that more or less, it does so in this step.
     """
     if len(changed_ns) <= _FEW_STEPS:
         return changed_ns
-    first = recorded_ns[0] * np.median(changed_ns[1:] / recorded_ns[1:])
+    times = changed_ns[1:] / recorded_ns[1:]
+    as_long = np.abs(recorded_ns[1:] / recorded_ns[0] - 1) <= _AS_LONG
+    first = recorded_ns[0] * np.median(times[as_long] if as_long.any() else times)
     return np.append(first, changed_ns[1:])

@@ -1,8 +1,11 @@
 """Host synchronization: fires when the host waits for the device in every step, and the device then for the host.
 
 ``.item()``, tensors whose size depends on values (``nonzero``, boolean masks) and ``synchronize()`` block the host
-until the device is done; nothing is queued by then, and the device becomes idle. The finding names what the trace
-shows: the runtime call, the operator that made it, the range around it. One rank alone that blocks is a straggler.
+until the device is done; nothing is queued by then, and the device becomes idle. Little idle time may follow the waits
+themselves, and much may follow from them: a host that waits in every step cannot run ahead, so its pauses, its loader
+and the ranks that are late keep devices waiting in steps to come. There the replay without the waits tells. The finding
+names what the trace shows: the runtime call, the operator that made it, the range around it. One rank alone that blocks
+is a straggler.
 Waits for FSDP's limit on gathered units are not the script's.
 Source: PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
@@ -85,12 +88,13 @@ def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: little idle time after synchronizations, or launches that are set to block."""
     copies = sum(row.idle_us for row in blocking_copies(job))
     idle = job.typical_us("idle_sync") - copies - sum(row.idle_us for row in job.syncs if row.inside == LIMIT)
-    if idle < SHARE * job.step_time_us or launches_block(job):
+    if launches_block(job):
         return None
     rows = tuple(row for row in job.syncs if row not in blocking_copies(job) and row.inside != LIMIT)
+    if idle < SHARE * job.step_time_us:
+        return None if copies else _cannot_run_ahead(job, rows)
     note = job.median_note("idle_sync")
     longest = f", most of it in {_place(rows[0])}" if rows else ""
-    setting = _kind(rows[0]).setting.format(operator=_operator(rows[0])) if rows else "synchronizing calls"
     return job.finding(
         RULE,
         f"Host synchronization leaves the devices idle for {job.share(idle):.0%} of the step{note}{longest}",
@@ -99,11 +103,47 @@ def evaluate(job: RuleContext) -> Finding | None:
             Evidence("device idle after host synchronization (median)", idle, "us", job.ranks),
             *(_evidence(row) for row in rows[:NAMED]),
         ),
-        action=Action(setting=setting, old=None, new=None, how=_how(job, rows)),
+        action=_action(job, rows),
         confidence=_confidence(job),
         # The copies' share of the idle time is another rule's, and cannot be replayed apart.
         whatif={} if copies else {"host.sync": "0"},
     )
+
+
+def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | None:
+    """The finding where most ranks wait, and the replay without the waits is so much shorter, also than one without the
+    hosts' pauses, which have findings of their own; else None.
+    """
+    waiting = {rank for row in rows for rank in row.ranks}
+    if job.predict is None or 2 * len(waiting) <= len(job.ranks):
+        return None
+    change = {"host.sync": "0"}
+    prediction = job.predict(change)
+    saved = job.step_time_us - prediction.mid if prediction is not None else 0.0
+    if prediction is None or saved < SHARE * job.step_time_us:
+        return None
+    unpaused = job.predict({"host.pauses": "0"})
+    if unpaused is not None and unpaused.mid - prediction.mid < SHARE * job.step_time_us:
+        return None
+    return job.finding(
+        RULE,
+        f"Hosts that wait for their devices cannot run ahead: a step takes {job.share(saved):.0%} less without these "
+        f"waits, most of them in {_place(rows[0])}",
+        saved,
+        evidence=(
+            Evidence("step without waits of hosts for devices, replayed", prediction.mid, "us", job.ranks),
+            *(_evidence(row, "device idle right after the wait in") for row in rows[:NAMED]),
+        ),
+        action=_action(job, rows),
+        confidence=Confidence.LOW if _confidence(job) is Confidence.LOW else Confidence.MEDIUM,
+        predicted=prediction,
+        whatif=change,
+    )
+
+
+def _action(job: RuleContext, rows: tuple[SyncRow, ...]) -> Action:
+    setting = _kind(rows[0]).setting.format(operator=_operator(rows[0])) if rows else "synchronizing calls"
+    return Action(setting=setting, old=None, new=None, how=_how(job, rows))
 
 
 def _confidence(job: RuleContext) -> Confidence:
@@ -119,10 +159,8 @@ def _place(row: SyncRow) -> str:
     return f"{what} in {row.inside}" if row.inside else what
 
 
-def _evidence(row: SyncRow) -> Evidence:
-    return Evidence(
-        f"of that in {_place(row)} ({row.call}, {row.count_per_step:.3g} times)", row.idle_us, "us", row.ranks
-    )
+def _evidence(row: SyncRow, of: str = "of that in") -> Evidence:
+    return Evidence(f"{of} {_place(row)} ({row.call}, {row.count_per_step:.3g} times)", row.idle_us, "us", row.ranks)
 
 
 def _operator(row: SyncRow) -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import perfscope
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.host import host_syncs
+from perfscope.results.findings import Prediction
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, context, runs
+from tests.emulator.changes import apply
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import Cause, Job, Model
 from tests.generator import US, HostSpec, HostSync, simulate
 
 LATE_RETURN = HostSpec(sync_return_ns=500 * US)
@@ -133,3 +139,42 @@ def test_memory_that_is_freed_in_the_step_is_not_the_operator_s_doing():
     assert finding is not None
     assert finding.action.setting == "memory freed in the step"
     assert "empty_cache" in finding.action.how
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize(("loads", "fires"), [(0.12, True), (0.01, False)])
+def test_waits_that_keep_hosts_from_running_ahead_are_told_by_what_the_step_takes_without(
+    loads: float, fires: bool, tmp_path: Path
+) -> None:
+    """On the second simulator: every loss is read; one host pauses in every other step, and all load their batches,
+    which hosts that run ahead of their devices make up for. Right after the waits devices hardly idle. Where the pauses
+    are all there is to make up for, they are what is told.
+    """
+    job = Job(ranks=2, ranks_per_host=2, item_every=1, noise=0.0, model=Model(blocks=6, tokens=4096))
+    step_ns = emulate(job).step_ns
+    loader = replace(job.loader, workers=0, load_ns=round(loads * step_ns), jitter=0.0)
+    pause = Cause("pause", 0.3 * step_ns, (1,), every=2, how="log")
+    job = replace(job, causes=(pause,), loader=loader, recording=replace(job.recording, steps=4))
+    emulate(job).write(tmp_path)
+    summary = perfscope.analyze(tmp_path, workers=1)
+    assert all(row.idle_sync_us < 0.05 * summary.job.step_time_us for row in summary.time_breakdown)
+    found = [finding for finding in summary.findings if finding.rule == host_syncs.RULE]
+    assert len(found) == fires
+    changed = apply(job, {"host.sync": "0"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns / 1e3
+    for finding in found:
+        assert finding.whatif == {"host.sync": "0"}
+        assert finding.predicted_step_us.mid == pytest.approx(truth, rel=0.02)
+
+
+def test_one_rank_that_waits_is_no_reason_why_hosts_cannot_run_ahead(synced):
+    quick = Prediction(low=1.0, mid=0.5 * synced.context.step_time_us, high=2e9)
+    rows = (sync("aten::item", 10.0),)
+    job = replace(synced.context, predict=lambda settings: quick if "host.sync" in settings else None)
+    assert host_syncs._cannot_run_ahead(job, rows) is None
+    everywhere = (replace(rows[0], ranks=(0, 1, 2, 3)),)
+    finding = host_syncs._cannot_run_ahead(job, everywhere)
+    assert finding is not None
+    assert "50% less" in finding.title
+    assert host_syncs._cannot_run_ahead(replace(synced.context, predict=lambda _: None), everywhere) is None
