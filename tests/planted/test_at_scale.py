@@ -1,4 +1,4 @@
-"""Every strategy with every cause planted on 8 ranks, some on 64: the straggler, its cost, and nothing else."""
+"""Strategies with causes planted on 8 ranks, some on 64: the straggler, its cost, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,10 +22,18 @@ EVERYWHERE = (
     "loader stalls on one rank",
     "collector pauses in turn",
 )
+IN_STAGES = (*EVERYWHERE, "slow rank", "slow stage", "slow rank and pauses on another")
+"""Pipelines take several seconds each."""
 ON_64 = ("ddp on 64: slow host", "ddp on 64: clocks apart")
 """The whole table, with pipelines of 64 ranks, takes minutes: ``python -m tests.benchmarks.planted``."""
 
-SMALL = tuple(job for job in jobs(8) if job.name.startswith(("ddp", "1f1b")) or job.name.split(": ")[1] in EVERYWHERE)
+
+def _is_small(job: Planted) -> bool:
+    layout, cause = job.name.split(": ")
+    return layout == "ddp on 8" or cause in (IN_STAGES if layout == "1f1b on 8" else EVERYWHERE)
+
+
+SMALL = tuple(job for job in jobs(8) if _is_small(job))
 LARGE = tuple(job for job in jobs(64) if job.name in ON_64)
 
 

@@ -70,7 +70,7 @@ def test_workers_of_every_kind_count_and_deliver_what_they_would(tmp_path: Path)
         if "stream" in kind:  # worker 0 has the even samples, worker 1 the odd ones, and they deliver in turn
             expected = [0, 1, 4, 5, 8, 9]
             samples = 2
-        assert numbers == [*expected, *expected], kind
+        assert numbers == expected * (1 if kind in ("spawn", "forkserver") else 2), kind
         assert 0 < batches <= len(numbers), kind
         assert fetch_ns >= batches * samples * SLEEP_S * 1e9, kind
     assert not (folder / BOOTSTRAP_FOLDER / "failures.txt").exists()

@@ -45,10 +45,14 @@ KINDS = {
 }
 
 
-def drawn(loader):
-    """Two epochs: the first number of every batch, and what the workers fetched since the first look at them."""
+ONE_EPOCH = ("spawn", "forkserver")
+"""Of the other kinds two: the workers of these import torch anew in each."""
+
+
+def drawn(loader, epochs=2):
+    """The first number of every batch, and what the workers fetched since the first look at them."""
     numbers, batches, fetch_ns = [], 0, 0
-    for _ in range(2):
+    for _ in range(epochs):
         iterator = iter(loader)
         workers = Workers(tuple(worker.pid for worker in iterator._workers))
         for batch in iterator:
@@ -62,7 +66,9 @@ def drawn(loader):
 
 def main():
     found = {
-        kind: drawn(DataLoader(Slow(), **{"batch_size": 2, "num_workers": 2, **options}))
+        kind: drawn(
+            DataLoader(Slow(), **{"batch_size": 2, "num_workers": 2, **options}), epochs=1 if kind in ONE_EPOCH else 2
+        )
         for kind, options in KINDS.items()
     }
     found["stream"] = drawn(DataLoader(Stream(), batch_size=2, num_workers=2))
