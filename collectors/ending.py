@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import dis
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 
 
 def at_end(call: Callable[[], None]) -> None:
@@ -28,3 +31,34 @@ def outcome() -> str:
     if isinstance(error, SystemExit):
         return "finished" if error.code in (None, 0) else "exception"
     return "finished" if error is None else "exception"
+
+
+def program_frame() -> FrameType | None:
+    """The frame of the whole program, asked while it runs; None on other threads and where lines are typed in."""
+    if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
+        return None
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def exit_code(program: FrameType | None) -> int | None:
+    """The code with which the process ends, asked at its end; None where it is not known.
+
+    ``program``: its frame. Python does not keep the code that was given to ``sys.exit``. But a frame keeps the
+    instruction that it was left at, and one that was not left by its return was left by an exception.
+    """
+    error = uncaught()
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if error is not None:
+        return 1 if isinstance(error, Exception) else None  # interrupts end it by their signal
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return 0  # there an exception would be known
+    return 0 if program is not None and _returned(program) else None
+
+
+def _returned(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

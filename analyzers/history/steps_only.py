@@ -144,7 +144,7 @@ def _first_action(job: Job) -> str | None:
     modes = {run.mode for run in job.runs.values()}
     if modes & {"nvtx", "nsys"}:
         return "Open the report of the profiler that recorded this run; PerfScope's ranges in it are named perfscope::."
-    if job.launch is not None and job.launch.exit_code is None and modes:
+    if job.launch is not None and not job.launch.has_ended and modes:
         return f"Record a few steps to see why: perfscope trigger {job.path}."
     if modes & {"trigger"}:
         return "No step was slow enough to start a capture: give --trigger a smaller factor, or leave it out."

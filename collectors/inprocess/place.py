@@ -88,11 +88,13 @@ def settle(config: CollectorConfig, name: str, *, overwrite: bool) -> tuple[Coll
     return config, first
 
 
-def finish(folder: Path, exit_code: int) -> None:
-    """The process that opened the recording says that it has ended. Raises OSError."""
+def finish(folder: Path, exit_code: int | None) -> None:
+    """The process that opened the recording says that it has ended; with its exit code, where that is known. Raises
+    OSError.
+    """
     with suppress(ValueError):
         record = load_launch(folder / LAUNCH_FILE)
-        save(LaunchMetadata(**{**vars(record), "exit_code": exit_code}), folder / LAUNCH_FILE)
+        save(LaunchMetadata(**{**vars(record), "exit_code": exit_code, "ended": True}), folder / LAUNCH_FILE)
 
 
 def _open(wanted: Path, mine: Opened, rank: int, *, overwrite: bool) -> tuple[Path, bool]:

@@ -7,12 +7,12 @@ import sys
 from collections import Counter
 from contextlib import ContextDecorator, suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final
 
 from perfscope.collectors.capture.session import VARIABLE_MODULE, Collector, RecordingHooks, attach_within
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.ending import at_end, outcome
+from perfscope.collectors.ending import at_end, exit_code, outcome, program_frame
 from perfscope.collectors.hang import watch as hang
 from perfscope.collectors.hang.prepare import prepare_late
 from perfscope.collectors.identity import identify
@@ -104,8 +104,9 @@ class _Recording:
         self._settled: CollectorConfig | None = None
         self._rank = 0
         self._opened = False
+        self._program: FrameType | None = None
         self._exit_code: int | None = None
-        """Once the process ends; which one it gave to sys.exit is not known."""
+        """Once the process ends, where it is known."""
         self._collector: Collector | None = None
         self._pid = os.getpid()
 
@@ -124,15 +125,15 @@ class _Recording:
 
     def _end_with_process(self) -> None:
         def ends() -> None:
-            how = outcome()
-            self._exit_code = 0 if how == "finished" else 1
-            self.stop(how)
+            self._exit_code = exit_code(self._program)
+            self.stop(outcome())
 
         at_end(ends)
 
     def _prepare(self, config: CollectorConfig) -> CollectorConfig:
         """At the first step, when it is known which rank this process is."""
         self._rank = identify().rank
+        self._program = program_frame()
         if self._pid != os.getpid():  # forked since it began
             self._pid = os.getpid()
             self._end_with_process()
@@ -148,10 +149,9 @@ class _Recording:
         _current[:] = [each for each in _current if each is not self]
         hang.end()
         config = self._settled
-        code = 0 if outcome == "finished" else self._exit_code
-        if config is not None and self._opened and code is not None:
+        if config is not None and self._opened:
             with suppress(OSError):
-                finish(config.folder, code)
+                finish(config.folder, self._exit_code)
         for line in self._lines():
             _say(line)
 

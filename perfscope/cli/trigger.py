@@ -63,8 +63,9 @@ def _config_of_running_job(folder: Path) -> CollectorConfig:
         raise UnusableInput(
             f"{folder}: no recording under way ({error}); name the folder that perfscope run was given with --output"
         ) from error
-    if launch.exit_code is not None:
-        raise UnusableInput(f"{folder}: the job has ended (exit code {launch.exit_code}); nothing can be recorded")
+    if launch.has_ended:
+        code = "" if launch.exit_code is None else f" (exit code {launch.exit_code})"
+        raise UnusableInput(f"{folder}: the job has ended{code}; nothing can be recorded")
     if config.mode in FOR_ANOTHER:
         raise UnusableInput(f"{folder}: the job runs with --with {config.mode}, where another profiler records")
     return config

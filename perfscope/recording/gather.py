@@ -201,6 +201,7 @@ def _merged_launch(nodes: Sequence[_Node]) -> LaunchMetadata | None:
         ordered[0][1],
         started_at=min(launch.started_at for _, launch in ordered),
         exit_code=failed if failed is not None else (None if None in codes else 0),
+        ended=all(launch.has_ended for _, launch in ordered),
         nodes=tuple(
             NodeLaunch(
                 host=launch.host,

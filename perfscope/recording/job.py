@@ -267,7 +267,7 @@ def _choose_capture(folder: Path, captures: dict[int, dict[int, Path]], wanted: 
 def _nothing_recorded(folder: Path, launch: LaunchMetadata | None, runs: dict[int, RunMetadata]) -> str:
     """Why a recording holds no trace, from what its ranks wrote, and what to do."""
     running = all(run.outcome == "running" for run in runs.values())
-    if launch is not None and launch.exit_code is None and running:
+    if launch is not None and not launch.has_ended and running:
         return (
             f"{folder}: nothing is recorded yet, and the command has not ended: analyze again later. Where it was "
             "killed, record again, with an earlier capture (--wait, --warmup)"

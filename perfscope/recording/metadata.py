@@ -294,11 +294,20 @@ class LaunchMetadata:
     host: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     exit_code: int | None = field(default=None, metadata=SIGNED)
-    """The command's own; negative: the signal that ended it. None while it runs or when the launcher was killed."""
+    """The command's own; negative: the signal that ended it. None while it runs, when the launcher was killed, and
+    where the program started the recording itself and its code is not known.
+    """
+    ended: bool = False
+    """Has a recording that the program started itself ended?"""
     nodes: tuple[NodeLaunch, ...] = ()
     """Of a gathered recording: every node's own launch."""
     problems: tuple[str, ...] = ()
     """What of the file could not be used, one sentence each; empty as it is written."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Is nothing more recorded?"""
+        return self.ended or self.exit_code is not None
 
 
 _LARGEST_FILE: Final = 64 << 20
