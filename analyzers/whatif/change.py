@@ -24,7 +24,7 @@ from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
-from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_cost
+from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_costs
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
@@ -75,9 +75,21 @@ class Context:
     @functools.cached_property
     def profiler(self) -> ProfilerCost | None:
         """What the profiler adds, to be taken out of what is replayed; None where the recorded step is predicted."""
+        return self._profiler_costs[0] if self._profiler_costs else None
+
+    @property
+    def with_other_costs(self) -> list[Context]:
+        """The same with what else the profiler may have cost, the likely one first; empty on devices."""
+        others = [replace(self, unsure={}) for _ in self._profiler_costs[1:]]
+        for other, cost in zip(others, self._profiler_costs[1:], strict=True):
+            other.__dict__.update(_profiler_costs=(cost,), unchanged=self.unchanged, latencies=self.latencies)
+        return others
+
+    @functools.cached_property
+    def _profiler_costs(self) -> tuple[ProfilerCost, ...]:
         if self.unprofiled_ns is None:
-            return None
-        return profiler_cost(self.result, self.recorded, self.unprofiled_ns, with_hosts=self.with_hosts)
+            return ()
+        return profiler_costs(self.result, self.recorded, self.unprofiled_ns, with_hosts=self.with_hosts)
 
     @property
     def replayed_unchanged(self) -> ReplayResult:

@@ -12,7 +12,17 @@ from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.unprofiled import _solve
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.generator import US, HostSpec, JobSpec, ModelSpec, NetworkSpec, SlowCompute, cpu_job, simulate
+from tests.generator import (
+    US,
+    HostSpec,
+    JobSpec,
+    ModelSpec,
+    NetworkSpec,
+    ReduceEachMicrobatch,
+    SlowCompute,
+    cpu_job,
+    simulate,
+)
 
 PER_EVENT_NS = 4 * US
 
@@ -69,6 +79,49 @@ def test_predictions_hold_for_the_job_without_the_profiler(
     found = predict(recorded(spec, tmp_path), {setting: value})
     assert found.mid_ns == pytest.approx(truth, rel=0.03)
     assert found.low_ns <= truth <= found.high_ns
+
+
+WAITING = cpu_job(
+    ranks=2, steps=6, microbatches=4, causes=(ReduceEachMicrobatch(),),
+    model=replace(CPUS.model, tokens=128), network=replace(CPUS.network, alpha_ns=1000 * US),
+)  # fmt: skip
+"""Ranks wait for transfers, and some of what their operators take is hidden behind those."""
+
+
+def slowed_alike(spec: JobSpec, transfers: float) -> JobSpec:
+    """Under a profiler that makes every operator and launch 20 µs longer, and transfers by this share."""
+    host, network = spec.host, spec.network
+    return replace(
+        spec,
+        host=replace(host, operator_ns=host.operator_ns + 20 * US, launch_ns=host.launch_ns + 20 * US),
+        network=replace(
+            network,
+            alpha_ns=round(network.alpha_ns * (1 + transfers)),
+            busbw_gbps=network.busbw_gbps / (1 + transfers),
+        ),
+    )
+
+
+@pytest.mark.parametrize("transfers", [0.0, 0.2, 0.4])
+def test_on_cpus_the_profiler_may_have_slowed_down_transfers_too(transfers: float, tmp_path: Path) -> None:
+    simulate(slowed_alike(WAITING, transfers)).write(tmp_path)
+    job = replace(context_of(tmp_path), unprofiled_ns=simulate(WAITING).truth.step_time_ns)
+    truth = simulate(replace(WAITING, causes=())).truth.step_time_ns
+    found = predict(job, {"ddp.no_sync": "true"})
+    assert found.low_ns <= truth <= found.high_ns
+    # The likely cost: what the step became longer by, over the events in it.
+    assert job.profiler is not None
+    likely, none = (each.profiler for each in job.with_other_costs)
+    assert likely is not None
+    assert none is not None
+    assert job.profiler.event_ns >= likely.event_ns > none.event_ns == 0
+    events = likely.of_step(job.result, 0) / likely.event_ns
+    most = float(found.profiled_ns or 0) - found.measured_ns
+    assert likely.event_ns * events == pytest.approx(min(most, job.profiler.event_ns * events), rel=0.02)
+
+
+def test_on_devices_nothing_else_is_slowed_down(tmp_path: Path) -> None:
+    assert recorded(LAUNCHING, tmp_path).with_other_costs == []
 
 
 def test_the_cost_of_an_event_is_the_profilers(tmp_path: Path) -> None:
