@@ -15,6 +15,7 @@ from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
 from perfscope.analyzers.whatif import by_hand, ddp, extra_work, loader, microbatches, sharding, speed, threads
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
+from perfscope.analyzers.whatif.freed_cores import freed_ns, transfers_ns
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
@@ -52,6 +53,9 @@ _UNDECIDED: Final = 0.10
 
 _HOST_PACE: Final = 1.15
 """How much longer than what it does a host may take for a step that it limits."""
+
+_SENDING: Final = 1
+"""Order of the settings of what is sent; those after it are of how fast."""
 
 _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
@@ -166,16 +170,20 @@ def _predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
         ends = [_replay_changed(context, settings, leaning).step_ns * context.correction for leaning in (-1, 1)]
         _refuse_undecided(changed, mid, ends)
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
+    freed = min(changed.freed_ns * context.correction, mid)
+    low, mid = low - freed, mid - freed / 2
     return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, changed.assumed, profiled)
 
 
 @dataclass(frozen=True)
 class _ChangedStep:
-    """What a step takes with settings changed, ns, and each one as replayed; how sure that is, whether latencies are
+    """What a step takes with settings changed, ns, how much less it may take as cores are freed, and each one as
+    replayed; how sure that is, whether latencies are
     uncertain, or anything else is that makes a range (``doubtful``), and what was assumed.
     """
 
     step_ns: float
+    freed_ns: float
     steps_ns: Int64
     sure: Uncertainty
     unsure: bool
@@ -212,7 +220,14 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         # What is sent, and how fast, does not change when they come.
         schedules.free_of_absent(never_late=leaning < 0 and bool(asked) and asked[0][0].order <= 0)
     question = context.for_question(paced, leaning)
-    applied = [setting.apply(schedules, question, name, value) for setting, name, value in asked]
+    sent = transfers_ns(schedules)
+    applied = [
+        setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING
+    ]
+    freed = freed_ns(context, sent, transfers_ns(schedules))
+    applied += [
+        setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order > _SENDING
+    ]
     sure = Uncertainty.worst([*applied, _turns(context)])
     schedules.lift_holds()
     replayed = replay(schedules.compiled())
@@ -222,7 +237,9 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         )
     predicted = schedules.step_ns(replayed, context.replayed_unchanged)
     steps_ns = context.recorded.steps_ns(replayed)
-    return _ChangedStep(predicted, steps_ns, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions())
+    return _ChangedStep(
+        predicted, freed, steps_ns, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions()
+    )
 
 
 def _turns(context: Context) -> Uncertainty:
