@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dis
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,25 @@ def at_end(call: Callable[[], None]) -> None:
         from multiprocessing.util import Finalize
 
         Finalize(None, call, exitpriority=100)
+
+
+def at_end_of_thread(call: Callable[[], None]) -> object:
+    """Call when the thread that asks ends, or when what is returned is freed. It has to do little, such as wake another
+    thread: Python has begun to take its thread apart.
+    """
+    local = threading.local()
+    local.held = _CallsWhenFreed(call)
+    return local
+
+
+class _CallsWhenFreed:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() == self._pid:  # a forked child frees what its parent's other threads held
+            self._call()
 
 
 def uncaught() -> BaseException | None:

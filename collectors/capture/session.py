@@ -78,6 +78,7 @@ class Session:
         self._agreed = self._capturer.schedule.plans
         self._watch = StepWatch(context, attempt(), self._capturer)
         self._watch.start()
+        self._watch.save_at_end_of_thread(self._save_running)
         self._sampler = problems.guard("starting the system sampler", start_sampler, config, self._identity)
 
     def optimizer_stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
@@ -192,7 +193,7 @@ class Session:
         capturer.boundary(completed, self._trained)
         hooked = not was_busy and self._watch.hook(completed, self._trained, self._optimizers_met)
         if self._run_file.unsaved:
-            self._problems.guard("writing the run's metadata", self._save, "running")
+            self._save_running()
         busy = capturer.busy
         plain = self._config.mode not in FOR_ANOTHER and not self._config.stop_after
         quiet = plain and not busy and self._watch.hooked_for == self._optimizers_met
@@ -203,6 +204,9 @@ class Session:
 
     def _trained(self) -> list[Any]:
         return list(self._optimizers)
+
+    def _save_running(self) -> None:
+        self._problems.guard("writing the run's metadata", self._save, "running")
 
     def _save(self, outcome: str) -> None:
         if self._earlier is not None and not self._run_file.captures:

@@ -16,6 +16,7 @@ from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext
 from perfscope.collectors.capture.trigger import Trigger
 from perfscope.collectors.config import ALWAYS_ON, FOR_ANOTHER
+from perfscope.collectors.ending import at_end_of_thread
 from perfscope.collectors.phases.checkpoints import Checkpoints
 from perfscope.collectors.phases.clock import PhaseClock
 from perfscope.collectors.phases.cost import median_ns, phase_ns, wait_ns
@@ -55,6 +56,9 @@ class StepWatch:
             self._trigger = Trigger(config, context.identity.rank, Board(config.folder, attempt), capturer.schedule)
         self._signal = SignalHandler(config.signal if self._always_on else "none", self._asked)
         self._background = Background(self._look)
+        self._save_at_end: Callable[[], None] | None = None
+        self._thread: object = None
+        self._thread_ended = False
         self._ended_at = 0
         self._objects: JobObjects | None = None
         self._phase_ns = self._wait_ns = self._phases_before = 0
@@ -84,6 +88,18 @@ class StepWatch:
         self._problems.guard("measuring what recording costs", self._measure_cost)
         self._problems.guard("the background thread", self._background.start)
         self._problems.guard("listening for a signal", self._signal.install)
+
+    def save_at_end_of_thread(self, save: Callable[[], None]) -> None:
+        """Where the training has a thread of its own: when that ends, write what there is, as frameworks may then end
+        the process without its exit handlers. ``save`` writes the metadata.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self._save_at_end = save
+            self._thread = at_end_of_thread(self._end_of_thread)
+
+    def _end_of_thread(self) -> None:
+        self._thread_ended = True
+        self._background.wake()
 
     def step_ends(self, completed: int, *, busy: bool) -> None:
         """``completed`` training steps have ended."""
@@ -220,8 +236,11 @@ class StepWatch:
 
     def _look(self) -> None:
         """On the background thread, every now and then."""
-        if self._history.due():
+        if self._history.due() or self._thread_ended:
             self._write()
+        if self._thread_ended and self._save_at_end is not None:
+            self._thread_ended = False
+            self._save_at_end()
         if self._trigger is not None:
             self._problems.guard("agreeing on captures", self._trigger.look)
         if not self._cost_known and len(self._between) >= UNPROFILED_STEPS:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from perfscope.collectors.ending import at_end_of_thread
 from tests.waiting import PATIENCE_S
 
 BEGIN = """
@@ -63,3 +65,26 @@ def test_a_program_knows_its_exit_code_or_none(end: str, known: str, tmp_path: P
 def test_a_process_of_multiprocessing_knows_its_exit_code(end: str, code: str, tmp_path: Path) -> None:
     done = ended(tmp_path, FORKING.format(end=end))
     assert done.stdout.split() == ["known:", code, "code:", code], done.stderr
+
+
+def test_the_end_of_a_thread_calls_once_and_in_its_process_alone() -> None:
+    called: list[int] = []
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        held.append(at_end_of_thread(lambda: called.append(os.getpid())))
+        begun.set()
+        goes_on.wait(PATIENCE_S)
+
+    held: list[object] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait(PATIENCE_S)
+    if not (child := os.fork()):
+        os._exit(len(called))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert called == []
+    goes_on.set()
+    thread.join(PATIENCE_S)
+    held.clear()
+    assert called == [os.getpid()]

@@ -11,6 +11,7 @@ import pytest
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.history.rank_history import read
+from perfscope.recording.metadata import load_run
 from perfscope.recording.paths import steps_file
 from tests.collectors.harness import SCRIPTS, Running, needs_torch
 
@@ -60,3 +61,20 @@ def test_a_process_that_is_stopped_for_a_while_costs_that_time_alone(tmp_path: P
     assert steps.number.tolist() == list(range(1, len(steps.number) + 1))
     assert steps.step_us.max() > 1e6 * STOPPED_S or what != "rank"
     assert analyze(recording.folder).history is not None
+
+
+def test_a_training_on_a_thread_of_its_own_is_written_when_that_ends(tmp_path: Path) -> None:
+    """As in Ray Train, which then ends its workers without their exit handlers."""
+    folder = tmp_path / "r"
+    command = (sys.executable, str(SCRIPTS / "on_a_thread.py"), "30", str(Running.stop_file(folder)))
+
+    def written() -> tuple[int, int]:
+        runs = [load_run(file) for file in folder.glob("*.run.json")]
+        files = [file for file in folder.glob("*.steps.bin") if file.stat().st_size]
+        return max((run.steps.seen for run in runs), default=0), max((read(f).number[-1] for f in files), default=0)
+
+    with Running(folder, *command, options=("--wait", "1", "--warmup", "1", "--active", "2")) as training:
+        training.until(lambda: written() == (30, 29), "all steps are written")
+        recording = training.stop()
+    assert (recording.exit_code, recording.run().problems) == (0, ()), recording.err
+    assert [(each.first_step, each.last_step) for each in recording.run().captures] == [(2, 3)]

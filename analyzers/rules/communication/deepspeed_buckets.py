@@ -141,7 +141,7 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
         return None  # the bucket does not limit their size
     else:
         # A parameter larger than the bucket is reduced by itself.
-        new = int(float(f"{times * max(old, mean / _element(moved)):.1e}"))
+        new = _rounded_up(times * max(old, mean / _element(moved)))
         costs = f"A bucket of {byte_size(new * _element(moved))} per rank."
     what = "gradients" if key == "reduce_bucket_size" else "parameters"
     return _ZeroSetting(
@@ -155,6 +155,12 @@ def _times(moved: CollectiveTraffic) -> int:
     mean = moved.bytes / moved.count
     wanted = TIMES * (moved.alpha_us or 0.0) / moved.us_per_byte if moved.us_per_byte > 0 else moved.bytes
     return max(TIMES, ceil(min(wanted, moved.bytes) / mean))
+
+
+def _rounded_up(elements: float) -> int:
+    """To two digits: with a little less than all of them, what is left over is sent by itself."""
+    unit: int = 10 ** max(len(str(ceil(elements))) - 2, 0)
+    return ceil(elements / unit) * unit
 
 
 def _element(moved: CollectiveTraffic) -> int:

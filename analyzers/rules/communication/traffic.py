@@ -28,7 +28,7 @@ class CollectiveTraffic:
     transfer_us: float
     """Sum over the collectives, overlapped or exposed."""
     alpha_us: float | None
-    """Fitted latency of one collective; None where there is no fit."""
+    """Latency of one collective: fitted, or between CPUs what those without load take; None where neither is known."""
     across_hosts: bool | None
 
     @property
@@ -68,9 +68,22 @@ def traffic(job: RuleContext, *kinds: str) -> CollectiveTraffic | None:
         bytes=sum(map(_moved, mine)) / job.steps,
         largest=max(row.bytes or 0 for row in mine),
         transfer_us=sum(row.transfer_us * row.count for row in mine) / job.steps,
-        alpha_us=None if cost is None else cost.alpha_us,
+        alpha_us=_latency_us(job, group, kind, None if cost is None else cost.alpha_us),
         across_hosts=next((row.across_hosts for row in job.summary.groups if row.name == group), None),
     )
+
+
+def _latency_us(job: RuleContext, group: str, kind: str, fitted_us: float | None) -> float | None:
+    """Latency of one collective. A fit is of medians, which leave out that a collective may find its cores taken: the
+    smallest collectives show what that costs on average, and on CPUs each one may, however little it sends.
+    """
+    rows = [row for row in job.summary.collectives if (row.group, row.kind) == (group, kind)]
+    count = sum(row.count for row in rows if 0 < (row.bytes or 0) < SMALLEST)
+    if job.on_devices or fitted_us is None or not count:
+        return fitted_us
+    tiny_us = sum(row.transfer_us * row.count for row in rows if 0 < (row.bytes or 0) < SMALLEST) / count
+    larger_us = [row.transfer_us for row in rows if (row.bytes or 0) >= SMALLEST]
+    return max(fitted_us, min(tiny_us, *larger_us))
 
 
 def _moved(row: CollectiveRow) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,11 +90,27 @@ def test_small_reductions_need_a_larger_bucket() -> None:
     # Five pieces become one; all of them are larger than the bucket.
     few = deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 5, 2_000.0, stage=2, reduce_bucket_size=2_000))
     assert few is not None
-    assert few.action.new == "2600000"
+    assert few.action.new == "2700000"  # 2,621,440 elements
     # The bucket holds far more than what is sent: something else keeps it small. Or moving it is what takes time.
     assert deepspeed_buckets.evaluate(moving("reduce_scatter", MIB, 150, 80.0, stage=2, reduce_bucket_size=5e8)) is None
     slow = moving("reduce_scatter", MIB, 150, 40.0, stage=2, reduce_bucket_size=500_000)
     assert deepspeed_buckets.evaluate(slow) is None
+
+
+def test_what_small_ones_take_between_cpus_is_latency() -> None:
+    """Medians leave out that each of them may find its cores taken; on average even the smallest do."""
+    case = moving("all_reduce", MIB, 150, 20.0, stage=2, reduce_bucket_size=500_000)
+    biases = replace(case.summary.collectives[0], bytes=1024, transfer_us=90.0)
+    case = changed(case, collectives=(*case.summary.collectives, biases))
+    assert deepspeed_buckets.evaluate(case) is None  # on devices the fit holds
+    on_cpus = changed(case, devices=("CPU", "CPU"))
+    finding = deepspeed_buckets.evaluate(on_cpus)
+    assert finding is not None
+    shares = {one.what: one.value for one in finding.evidence}
+    assert shares["latency as a share of the all_reduce time"] == pytest.approx(0.9)
+    # Those that grow with their bytes do not become latency.
+    quick = replace(biases, transfer_us=30.0)
+    assert deepspeed_buckets.evaluate(changed(on_cpus, collectives=(on_cpus.summary.collectives[0], quick))) is None
 
 
 def test_small_parameters_stay_on_every_rank() -> None:
