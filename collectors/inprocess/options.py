@@ -118,6 +118,12 @@ OPTIONS: Final = tuple(Options.__annotations__)
 _DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(CollectorConfig)}
 
 
+_INSTEAD: Final = {
+    "inspector": ": NCCL reads its variables when it starts; set them for the job yourself (docs/inspector.md)",
+}
+"""What else does it, where something does."""
+
+
 class _VariableParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -132,11 +138,14 @@ def parse(words: str) -> tuple[str | None, Options]:
     parser.add_argument("--output", "-o", dest="folder")
     for name in OPTIONS:
         _add(parser, name)
-    parser.add_argument("--with", choices=("nvtx",), dest="other")
+    parser.add_argument("--with", dest="other")
     parser.add_argument("--no-sampler", action="store_const", const=0.0, dest="sample_every")
     given = vars(parser.parse_args(_words(words)))
     folder = given.pop("folder", None)
-    if given.pop("other", None):
+    other = given.pop("other", None)
+    if other is not None:
+        if other != "nvtx":
+            raise ValueError(f"--with {other} works with `perfscope run` alone{_INSTEAD.get(other, '')}")
         given["ranges_only"] = True
     options: Options = given  # type: ignore[assignment]
     return (None if folder in (None, "1") else str(folder)), options

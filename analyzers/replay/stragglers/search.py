@@ -163,6 +163,7 @@ class _Search:
             rank: partial.loading.waited_ns[partial.steps.indices_of(result.steps)]
             for rank, partial in result.partials.items()
         }
+        self._in_loader_per_step_ns = waited
         self._in_loader_ns = {rank: float(ns.mean()) for rank, ns in waited.items()}
         self._loading_ns = recorded.loading_step_ns(result)
         # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
@@ -387,7 +388,8 @@ class _Search:
             return None
         cause: str | None = self._cause(ranks)
         lost_ns = float(saved.mean())
-        slow_loader = self._load_longer(ranks, lost_ns) and not self._as_slow_in_operators(ranks)
+        loads_longer = self._load_longer_in_turn if scope == "job" else self._load_longer
+        slow_loader = loads_longer(ranks, lost_ns) and not self._as_slow_in_operators(ranks)
         if cause == _LOADING and not slow_loader:
             cause = self._cause_on_host(ranks, lost_ns) or self._cause_by_draining(ranks)
         if cause is None or (cause == _LOADING and self._by_one_batch(ranks)):
@@ -455,6 +457,15 @@ class _Search:
         others = [waited for rank, waited in self._in_loader_ns.items() if rank not in ranks]
         usual = float(np.median(others)) if others else 0.0
         return max(self._in_loader_ns[rank] for rank in ranks) - usual >= lost_ns / 2
+
+    def _load_longer_in_turn(self, ranks: Collection[int], lost_ns: float) -> bool:
+        """Is in each step one of these ranks in the loader for so much longer than usual in that step? Of ranks that
+        take turns each is so in few steps, and over all steps none much longer than the others.
+        """
+        per_step = self._in_loader_per_step_ns
+        usual = np.median(np.stack(list(per_step.values())), axis=0)
+        longest = np.stack([per_step[rank] for rank in ranks]).max(axis=0)
+        return float((longest - usual).mean()) >= lost_ns / 2
 
     def saved_at_pace(self, ranks: Collection[int], *, even: bool = False) -> Int64 | None:
         """``saved`` with these ranks at their peers' pace."""

@@ -82,3 +82,11 @@ def test_the_variable_is_read_as_the_command_line(words: str, folder: str | None
 def test_a_variable_that_cannot_be_read(words: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse(words)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"), [("inspector", r"set them for the job yourself \(docs/inspector\.md\)"), ("nsys", "run` alone$")]
+)
+def test_a_tool_that_only_the_command_starts_is_named_with_what_to_do_instead(other: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse(f"rec --with {other}")
