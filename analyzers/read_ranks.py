@@ -15,7 +15,7 @@ import numpy.ma  # noqa: F401  # numpy.isin and others import it: here, and not 
 from perfscope.analyzers import cached, readers
 from perfscope.analyzers.job.identify import IdentifiedRanks, identify
 from perfscope.analyzers.rank.partial import RankPartial
-from perfscope.errors import TraceError, UnusableInput
+from perfscope.errors import TooLittleMemory, TraceError, UnusableInput
 from perfscope.execution import engine, machine
 from perfscope.execution.cache import Cache
 from perfscope.recording import remote
@@ -28,8 +28,8 @@ Progress = Callable[[int, int], None]
 
 _WORKER_BYTES: Final = 100 << 20
 """Resident memory of a worker that has read nothing."""
-_MEMORY_PER_BYTE: Final = 0.8
-"""Peak memory per byte of unpacked trace; 0.5 to 0.65 was measured."""
+_MEMORY_PER_BYTE: Final = 0.6
+"""Peak memory per byte of unpacked trace; 0.35 to 0.5 was measured."""
 _PACKED: Final = (".gz", ".zip", ".zst", ".nsys-rep", ".qdrep")
 _PACKING: Final = 25
 """Times that a packed trace grows when unpacked; 14 to 21 was measured."""
@@ -200,4 +200,12 @@ def _absolute(source: TraceSource) -> TraceSource:
 
 
 def _analyze(source: TraceSource, *, use_cache: bool, flops: CustomFlops | None) -> RankPartial:
-    return cached.analyze_file(source.path, source.part, use_cache=use_cache, flops=flops, execution=source.execution)
+    try:
+        return cached.analyze_file(
+            source.path, source.part, use_cache=use_cache, flops=flops, execution=source.execution
+        )
+    except MemoryError:
+        raise TooLittleMemory(
+            f"{source.path}: needs more memory than this process may take; allow it more (ulimit -v), analyze the file "
+            "on a larger machine, or record fewer steps (perfscope run --active 3)"
+        ) from None

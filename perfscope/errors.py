@@ -17,6 +17,10 @@ class TraceError(PerfscopeError):
     """One file cannot be read as a trace. It costs its rank, not the job."""
 
 
+class TooLittleMemory(TraceError):
+    """A trace has more events than memory holds now. It is tried again when no other is read beside it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean num_workers?)`` where one of the ``known`` names is similar to ``name``, else an empty
     string.

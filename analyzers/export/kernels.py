@@ -75,7 +75,7 @@ def _of_host(trace: Trace, work: DeviceWork, attribution: Attribution) -> Comput
 
 def _in_turn(trace: Trace, rows: Int64, flops: Float64, size: Float64, stream: Int64) -> Computation:
     """Each of the events at ``rows`` from the end of those that began before it, if that is not its own."""
-    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    start, end = trace.start_ns[rows], trace.ends_ns(rows)
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     until = np.maximum.accumulate(end) if len(end) else end

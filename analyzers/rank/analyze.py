@@ -124,12 +124,13 @@ def _tables(
     trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution, host: HostActivity, timeline: Timeline
 ) -> RankTables:
     """One rank's part of every table. ``timeline`` is its time breakdown before the ranks are compared."""
+    launches = launch_times(trace, work, steps)
     classed = classed_work(trace, work, attribution)
     return RankTables(
         kernels=kernel_times(trace, work, steps, attribution, classed),
         operators=operator_times(trace, work, steps, attribution, classed),
         modules=module_times(trace, work, steps),
-        launches=launch_times(trace, work, steps),
+        launches=launches,
         compiled=compiled_times(trace, work, steps, attribution),
         syncs=sync_times(trace, work, steps, host, timeline, attribution),
         quickest=quickest_times(trace, attribution.operators, steps, host.loading, on_device=len(work) > 0),
@@ -151,7 +152,7 @@ def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
     single = {"_SingleProcess" in name for name in names if "Process" in name}
     return Loading(
         start_ns=trace.start_ns[rows],
-        end_ns=trace.end_ns[rows],
+        end_ns=trace.ends_ns(rows),
         waited_ns=host.loading.within(steps.host_start_ns, steps.host_end_ns),
         batches=steps.count(steps.of_host_time(trace.start_ns[rows])),
         single_process=single.pop() if len(single) == 1 else None,

@@ -79,7 +79,7 @@ def optimizer_loops(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     begin, until = work.end_ns[kernels[places - 1]], work.start_ns[kernels[places]] + shortest[of[places]]
     step = steps.of_host_time(trace.start_ns[calls[places]])
     return ExtraWork(
-        Intervals.of(trace.end_ns[calls[places - 1]], trace.end_ns[calls[places]]),
+        Intervals.of(trace.ends_ns(calls[places - 1]), trace.ends_ns(calls[places])),
         Intervals.of(np.minimum(begin, until), until),
         steps.count(step),
     )

@@ -110,7 +110,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         loading=loading,
         operators=operators,
         blocked_start_ns=trace.start_ns[blocked],
-        blocked_end_ns=trace.end_ns[blocked],
+        blocked_end_ns=trace.ends_ns(blocked),
         blocked_row=blocked,
         pauses=pauses.union(*short),
         named={**{name: part.subtract(Intervals.empty().union(*short)) for name, part in functions.items()}, **named},
@@ -122,7 +122,7 @@ def _between(trace: Trace, threads: Int64) -> Intervals:
     """From each end of the optimizer's step to the next forward; from the trace's begin to a forward that is first."""
     forward = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=_FORWARD.match, threads=threads)])
     rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=OPTIMIZER_RANGE.match, threads=threads)
-    stepped = np.sort(np.append(trace.end_ns[rows], trace.start_ns[0]))
+    stepped = np.sort(np.append(trace.ends_ns(rows), trace.start_ns[0]))
     last = stepped[np.searchsorted(stepped, forward, side="right") - 1]
     # Of forwards without a step between them, the first one counts.
     first = np.diff(last, prepend=last[:1] - 1) > 0

@@ -25,11 +25,14 @@ class Intervals:
     def of(cls, start_ns: Int64, end_ns: Int64) -> Intervals:
         """The union of any intervals, in any order; empty and reversed ones are left out."""
         keep = end_ns > start_ns
-        start, end = start_ns[keep], end_ns[keep]
+        # Most often there is nothing to leave out and nothing to sort: large arrays are not copied for it.
+        start, end = (start_ns, end_ns) if keep.all() else (start_ns[keep], end_ns[keep])
         if len(start) == 0:
             return cls.empty()
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], np.maximum.accumulate(end[order])
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable")
+            start, end = start[order], end[order]
+        end = np.maximum.accumulate(end)
         first = np.concatenate(([True], start[1:] > end[:-1]))
         last = np.concatenate((first[1:], [True]))
         return cls(start[first], end[last])
@@ -37,7 +40,8 @@ class Intervals:
     @classmethod
     def of_rows(cls, trace: Trace, rows: Int64) -> Intervals:
         """The time of some events of a trace."""
-        return cls.of(trace.start_ns[rows], trace.end_ns[rows])
+        start_ns = trace.start_ns[rows]
+        return cls.of(start_ns, start_ns + trace.duration_ns[rows])
 
     @classmethod
     def empty(cls) -> Intervals:

@@ -127,7 +127,7 @@ def _host(trace: Trace, work: DeviceWork, attribution: Attribution, host: HostAc
 
     def events(chosen: Int64) -> _Events:
         names = trace.name[chosen].astype(np.int64)
-        return _Events(trace.start_ns[chosen], trace.end_ns[chosen], names, np.full(len(chosen), NONE, dtype=np.int64))
+        return _Events(trace.start_ns[chosen], trace.ends_ns(chosen), names, np.full(len(chosen), NONE, dtype=np.int64))
 
     loading = host.loading
     nameless = np.full(len(loading), NONE, dtype=np.int64)
@@ -170,7 +170,7 @@ def _outermost(trace: Trace, rows: Int64) -> _Events:
     nested = Nested.of(trace, rows)
     rows = nested.row[nested.parent == NONE]
     nameless = np.full(len(rows), NONE, dtype=np.int64)
-    return _Events(trace.start_ns[rows], trace.end_ns[rows], trace.name[rows].astype(np.int64), nameless)
+    return _Events(trace.start_ns[rows], trace.ends_ns(rows), trace.name[rows].astype(np.int64), nameless)
 
 
 def _phases(trace: Trace, work: DeviceWork, attribution: Attribution, host: HostActivity) -> _Events:

@@ -77,7 +77,7 @@ class _Builder:
         chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
         known = work.launch[chosen] != NONE
         self._issued = np.where(known, trace.start_ns[work.launch[chosen]], NONE)
-        self._called = np.where(known, trace.end_ns[work.launch[chosen]], NONE)
+        self._called = np.where(known, trace.ends_ns(work.launch[chosen]), NONE)
         self._cost = _cost_of_issuing(trace, host, self._issued, self._called)
 
     def lane(self) -> HostLane:
@@ -135,7 +135,7 @@ class _Builder:
         inside = (self._start > own.start_ns[0]) & (self._start <= own.end_ns) & self._gap
         # A gap may be the host's in one part and wait for something else in another.
         begin = np.minimum(np.append(self._start[:1], self._ended[:-1]), self._start)
-        idle = inside & (own.totals(begin, self._start)[:, OF_HOST].sum(axis=1) > 0)
+        idle = inside & (own.where(*OF_HOST).within(begin, self._start) > 0)
         last = np.searchsorted(blocked.end_ns, self._start, side="right") - 1
         until = np.where(last >= 0, np.append(blocked.end_ns, NEVER)[last], NEVER)
         behind = until > np.maximum(begin, self._launched)
@@ -160,7 +160,7 @@ class _Builder:
         waited for or came nearest to.
         """
         own = self._own
-        passed = own.totals(np.full(len(self._start), own.start_ns[0]), self._start)[:, OF_DEVICE].sum(axis=1)
+        passed = own.where(*OF_DEVICE).before(self._start)
         slack = host_ns + (arrived - self._at) - passed
         cut = np.searchsorted(cuts, self._at, side="right")
         block = self._block(self._start)

@@ -92,7 +92,7 @@ def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
         return Intervals.of(calls, calls)
     usual = float(np.quantile(trace.duration_ns[calls], 0.1))  # where the queue is full, most of them wait
     waits = calls[trace.duration_ns[calls] > max(_WAITS_TIMES * usual, _WAITS_NS)]
-    return Intervals.of(trace.start_ns[waits], trace.end_ns[waits])
+    return Intervals.of(trace.start_ns[waits], trace.ends_ns(waits))
 
 
 def graph_launches(trace: Trace) -> Int64:
@@ -140,7 +140,7 @@ def blocking_calls(trace: Trace, work: DeviceWork, threads: Int64) -> Int64:
     pageable = trace.names_where(_TO_OR_FROM_HOST.match, work.row) & (trace.category[work.row] == Category.MEMCPY)
     copies = np.flatnonzero(pageable & (work.launch != NONE))
     calls = work.launch[copies]
-    waited = (work.start_ns[copies] < trace.end_ns[calls]) & trace.names_where(_ASYNCHRONOUS.match, calls)
+    waited = (work.start_ns[copies] < trace.ends_ns(calls)) & trace.names_where(_ASYNCHRONOUS.match, calls)
     waited &= np.isin(trace.thread[calls], threads)
     return np.union1d(named, calls[waited])
 
@@ -161,13 +161,14 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     first = known[np.unique(trace.stream[work.row[known]], return_index=True)[1]]
     start, call = work.start_ns[first], work.launch[first]
     # A call that returns after its work has begun, as a copy of pageable memory does, may have been at work itself.
-    since = np.where(trace.end_ns[call] <= start, trace.end_ns[call], trace.start_ns[call])
-    queued = start - since >= np.where(since == trace.end_ns[call], _QUEUED_NS, _LONG_WAIT_NS)
+    returned = trace.ends_ns(call)
+    since = np.where(returned <= start, returned, trace.start_ns[call])
+    queued = start - since >= np.where(since == returned, _QUEUED_NS, _LONG_WAIT_NS)
     calls = blocking_calls(trace, work, distinct(trace.thread).astype(np.int64))
     calls = calls[(trace.start_ns[calls] <= called.min()) & ~np.isin(calls, work.launch[known])]
     waited = trace.duration_ns[calls] >= _LONG_WAIT_NS
     since = np.concatenate((since[queued], trace.start_ns[calls[waited]]))
-    done = np.concatenate((start[queued], trace.end_ns[calls[waited]]))
+    done = np.concatenate((start[queued], trace.ends_ns(calls[waited])))
     ends = np.sort(work.end_ns)
     recorded = np.searchsorted(ends, done, side="right") > np.searchsorted(ends, since, side="right")
     return int(done[~recorded].max(initial=never))

@@ -50,7 +50,7 @@ def _read(trace: Trace, work: DeviceWork, steps: Steps, rows: Int64, by_name: di
     marks = [
         (_PHASES[match["phase"]], int(match.groupdict().get("stage", NONE)), int(match["number"])) for match in matches
     ]
-    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    start, end = trace.start_ns[rows], trace.ends_ns(rows)
     phase, stage, number = np.array(marks, dtype=np.int64).T
     step = steps.of_host_time(start)
     if len(work) == 0:

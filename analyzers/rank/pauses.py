@@ -38,7 +38,7 @@ def by_function(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, In
     for index in range(len(pauses) if len(rows) else 0):
         start, end = int(pauses.start_ns[index]), int(pauses.end_ns[index])
         slack = int(_WITHIN * (end - start))
-        around = rows[(trace.start_ns[rows] <= start + slack) & (trace.end_ns[rows] >= end - slack)]
+        around = rows[(trace.start_ns[rows] <= start + slack) & (trace.ends_ns(rows) >= end - slack)]
         if len(around):
             found[trace.name_of(int(around[np.argmin(trace.duration_ns[around])]))].append(index)
     parts = {name: Intervals(pauses.start_ns[which], pauses.end_ns[which]) for name, which in found.items()}

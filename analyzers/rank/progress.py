@@ -134,7 +134,7 @@ def _issued_at(trace: Trace, host: HostActivity, collectives: Collectives) -> In
     rows = trace.rows(Category.CPU_OP, named=_COLLECTIVE_OPERATOR.match, threads=host.threads)
     if len(rows) != len(collectives):
         return _queued_behind(collectives)
-    return np.minimum(trace.end_ns[rows], collectives.start_ns)
+    return np.minimum(trace.ends_ns(rows), collectives.start_ns)
 
 
 def _queued_behind(collectives: Collectives) -> Int64:
@@ -213,7 +213,7 @@ def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: 
     chosen = np.flatnonzero(is_communication)
     chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
     launch = work.launch[chosen]
-    called = np.where(launch == NONE, work.start_ns[chosen], trace.end_ns[launch])
+    called = np.where(launch == NONE, work.start_ns[chosen], trace.ends_ns(launch))
     ready = np.minimum(called, work.start_ns[chosen])
     kernels = np.flatnonzero(~is_communication & (work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
     if len(kernels):

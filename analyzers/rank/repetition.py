@@ -55,7 +55,7 @@ def _before_batches(stepped_ns: Int64, taken_ns: Int64) -> Int64:
 
 def _loop_end_ns(trace: Trace, work: DeviceWork, threads: Int64) -> int:
     """The end of the last operator or range, or where the profiler begins to wait after it."""
-    ended = int(trace.end_ns[trace.rows(Category.CPU_OP, Category.ANNOTATION, threads=threads)].max())
+    ended = int(trace.ends_ns(trace.rows(Category.CPU_OP, Category.ANNOTATION, threads=threads)).max())
     waits = trace.start_ns[blocking_calls(trace, work, threads)]
     after = waits[waits >= ended]
     return int(after[0]) if len(after) else ended
@@ -76,7 +76,7 @@ def edges_by_repetition(trace: Trace, work: DeviceWork) -> Int64:
     period = _period(trace.name[work.row[launched[order]]])
     if period is None:
         return nothing
-    called, returned = called[order], trace.end_ns[work.launch[launched]][order]
+    called, returned = called[order], trace.ends_ns(work.launch[launched])[order]
     pause = called[period:] - returned[period - 1 : -1]
     whole = len(pause) // period
     usual = np.median(pause[: whole * period].reshape(whole, period), axis=0)

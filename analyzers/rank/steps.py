@@ -151,7 +151,7 @@ def _by_annotation(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
     rows = rows[first]
     order = np.argsort(trace.start_ns[rows], kind="stable")
     rows, number = rows[order], number[order]
-    return number, trace.start_ns[rows], trace.end_ns[rows], MARKED
+    return number, trace.start_ns[rows], trace.ends_ns(rows), MARKED
 
 
 def _step_number(name: str) -> int:
@@ -163,8 +163,8 @@ def _step_number(name: str) -> int:
 def _by_optimizer(trace: Trace, work: DeviceWork, batches: EdgesByBatches | None) -> tuple[Int64, Int64, Int64, str]:
     """By the outermost optimizer steps, each step with the number of its own; without the first where it is cut."""
     rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_OPTIMIZER_STEP.match)  # kineto wrote both
-    ended = np.append(0, np.maximum.accumulate(trace.end_ns[rows]))
-    stepped = trace.end_ns[_last_of_steps(trace, rows[trace.start_ns[rows] >= ended[: len(rows)]])]
+    ended = np.append(0, np.maximum.accumulate(trace.ends_ns(rows)))
+    stepped = trace.ends_ns(_last_of_steps(trace, rows[trace.start_ns[rows] >= ended[: len(rows)]]))
     first, edges = batches(trace, work, stepped) if batches is not None else (1, stepped[:0])
     if len(edges) == 0:
         edges = stepped
@@ -178,7 +178,7 @@ def _last_of_steps(trace: Trace, rows: Int64) -> Int64:
     names, which, count = np.unique(trace.name[rows], return_inverse=True, return_counts=True)
     if len(names) < 2 or count.max() - count.min() > 1:
         return rows
-    until_next = trace.start_ns[rows[1:]] - trace.end_ns[rows[:-1]]
+    until_next = trace.start_ns[rows[1:]] - trace.ends_ns(rows[:-1])
     apart = [float(np.median(until_next[which[:-1] == name])) for name in range(len(names))]
     last = which == int(np.argmax(apart))
     return np.asarray(rows[last], dtype=np.int64)
@@ -297,13 +297,13 @@ def _extent(trace: Trace, work: DeviceWork, threads: Int64) -> tuple[int, int, i
     """
     host = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.PYTHON if len(work) else Category.RUNTIME)
     if len(work) == 0:
-        if len(host) == 0 or trace.end_ns[host].max() <= trace.start_ns[host].min():
+        if len(host) == 0 or trace.ends_ns(host).max() <= trace.start_ns[host].min():
             raise ValueError("no operator, kernel or annotation has a duration, so there is no time to break down")
-        return int(trace.start_ns[host].min()), int(trace.end_ns[host].max()), 0
+        return int(trace.start_ns[host].min()), int(trace.ends_ns(host).max()), 0
     first, last = int(work.start_ns.min()), int(work.end_ns.max())
     host = host[np.isin(trace.thread[host], threads)]
     if not np.isin(trace.category[host], (Category.CPU_OP, Category.PYTHON)).any():
         return first, last, 0
-    begun, ended = int(trace.start_ns[host].min()), int(trace.end_ns[host].max())
+    begun, ended = int(trace.start_ns[host].min()), int(trace.ends_ns(host).max())
     begin = min(first, max(begun + max(last - ended, 0), earlier_work_done_ns(trace, work)))
     return begin, max(ended, last), max(begin - begun, 0)

@@ -91,7 +91,7 @@ def computing_rows(trace: Trace, host: HostActivity) -> Int64:
     holds = np.zeros(len(rows), dtype=np.bool_)
     if len(rows) > 1:
         same_thread = trace.thread[rows][1:] == trace.thread[rows][:-1]
-        holds[:-1] = same_thread & (trace.start_ns[rows][1:] < trace.end_ns[rows][:-1])
+        holds[:-1] = same_thread & (trace.start_ns[rows][1:] < trace.ends_ns(rows)[:-1])
     namespaced = trace.names_where(lambda name: "::" in name, rows)
     excluded = trace.names_where(_NOT_COMPUTE.match, rows)
     return rows[~excluded & (namespaced | ~holds)]

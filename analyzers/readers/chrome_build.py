@@ -26,6 +26,8 @@ from perfscope.analyzers.readers.chrome_events import (
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
 from perfscope.analyzers.readers.chrome_scan import ScannedBatch, ScannedColumns
+from perfscope.analyzers.readers.columns import by_start_longer_first, put_in_order
+from perfscope.analyzers.readers.memory_bound import MemoryBound
 from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.redact import redact_names
@@ -65,6 +67,7 @@ class Builder:
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns = ChromeColumns()
+        self._memory_bound = MemoryBound(source)
         self._scanned = ScannedColumns(self._columns)
         self._ranges = _SplitRanges()
         self._thread_names: dict[tuple[str, str], list[str]] = {}
@@ -77,7 +80,11 @@ class Builder:
         self._unread: Counter[str] = Counter()
 
     def take(self, batch: EventBatch) -> bool:
-        """Add a batch of events. False, and nothing added, where they must be decoded with their times as text."""
+        """Add a batch of events. False, and nothing added, where they must be decoded with their times as text.
+
+        Raises TooLittleMemory where there are more events than memory holds.
+        """
+        self._memory_bound.check(self._columns.rows)
         events = batch.events
         kinds = set(map(type, events))
         count = len(events)
@@ -172,8 +179,7 @@ class Builder:
         rows = self._rows_in_order(columns, base_ns)
         if not len(rows):
             raise TraceError(f"{self._source}: no event can be read ({self._dropped} were dropped); record it again")
-        for name in columns:  # one after the other: a large trace is never there twice
-            columns[name] = columns[name][rows]
+        put_in_order(columns, rows)
         if truncated and metadata.base_ns is None and columns["start_ns"][0] < _EARLIEST_EPOCH_NS:
             self.note("the file ends before its time base: this rank's clock cannot be aligned with other ranks'")
         columns["start_ns"] += base_ns
@@ -220,8 +226,9 @@ class Builder:
         in_time &= start_ns >= max(-_LATEST_NS, -_LATEST_NS - base_ns)
         in_time &= duration_ns <= _LONGEST_NS
         self._dropped += int((keep & ~in_time).sum())
-        rows = np.flatnonzero(keep & in_time)
-        return rows[_by_start_longer_first(start_ns[rows], duration_ns[rows])]
+        keep &= in_time
+        order = by_start_longer_first(start_ns, duration_ns)
+        return order if keep.all() else order[keep[order]]
 
     def _join_ranges(self, duration_ns: Int64) -> Bool:
         durations, endless, unopened = self._ranges.join()
@@ -249,17 +256,6 @@ class Builder:
 
 def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:
     return str(event.pid), str(event.tid)
-
-
-def _by_start_longer_first(start_ns: Int64, duration_ns: Int64) -> Int64:
-    """The order of events. Few events share a start, so only those are sorted by duration too."""
-    order: Int64 = np.argsort(start_ns, kind="stable")
-    ordered = start_ns[order]
-    equal = ordered[1:] == ordered[:-1]
-    shared = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
-    tied = order[shared]
-    order[shared] = tied[np.lexsort((-duration_ns[tied], start_ns[tied]))]
-    return order
 
 
 class _SplitRanges:

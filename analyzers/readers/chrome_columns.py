@@ -15,6 +15,7 @@ import numpy as np
 from perfscope.analyzers.readers.chrome_events import NOTHING, Args, Number
 from perfscope.analyzers.readers.chrome_metadata import text_of
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
+from perfscope.analyzers.readers.columns import TYPES, GrowingColumns
 from perfscope.trace.trace import NONE, Category, Int64, MemoryCounter
 
 _K = TypeVar("_K")
@@ -47,6 +48,7 @@ DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL
 ANNOTATED = ("name", "said", "annotation", "module_fqn", "autograd_phase")
 """Arguments of a graph's kernel in which the program says what it is."""
 
+_SHAPES = list(TYPES).index("shapes")
 _LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
 _LONGEST_NUMBER = 100
 """Digits; Python refuses to turn thousands of them into a number."""
@@ -102,10 +104,6 @@ class ChromeStrings:
 class ChromeColumns:
     """Grows by batches; ``finish`` gives each column as one array."""
 
-    NAMES = (
-        "category", "name", "start_ns", "duration_ns", "thread", "device", "stream", "correlation", "external_id",
-        "shapes", "types", "inputs",
-    )  # fmt: skip
     COLLECTIVE_NAMES = (
         "row", "kind", "group", "description", "ranks", "dtype", "elements_in", "elements_out", "group_size",
         "sequence", "peer",
@@ -118,13 +116,17 @@ class ChromeColumns:
         self._tracks: Numbering[tuple[Any, Any]] = Numbering(lambda track: self.threads[str(track[0]), str(track[1])])
         """(pid, tid) as written to the thread."""
         self._category_of: Numbering[str] = Numbering(category_of)
-        self._parts: dict[str, list[Any]] = {name: [] for name in self.NAMES}
+        self._events = GrowingColumns()
         self._collectives: list[tuple[int, ...]] = []
         self._graph_nodes: list[tuple[int, int, int]] = []
         self.step_numbers: dict[int, int] = {}
         """Row in the file -> step number, for events without a category that have one."""
-        self.rows = 0
         self.has_shapes = False
+
+    @property
+    def rows(self) -> int:
+        """Events so far."""
+        return len(self._events)
 
     def add(self, events: Sequence[Any], start_ns: Int64, duration_ns: Int64) -> None:
         """Append complete events with their times; ``start_ns`` still counts from the file's base.
@@ -143,15 +145,15 @@ class ChromeColumns:
         shapes, types, inputs = self._described(args, category)
         self._note_steps(args, category)
         batch = (
-            category, name.astype(np.int32), start_ns, duration_ns, thread.astype(np.int32), device, stream,
+            category, name, start_ns, duration_ns, thread, device, stream,
             _ids([a.correlation for a in args]), _external_ids(args, category), shapes, types, inputs,
         )  # fmt: skip
-        self._append(batch, count)
+        self._events.append(batch)
 
     def append(
         self, batch: Sequence[Any], described: Sequence[tuple[int, Args]], steps: Sequence[tuple[int, int]]
     ) -> None:
-        """Append columns in the order of ``NAMES``, all ids the trace's own.
+        """Append columns in the order of ``TYPES``, all ids the trace's own.
 
         ``described`` are collectives and nodes of graphs (row in the batch, arguments), ``steps`` (row in the batch,
         number of the step).
@@ -163,13 +165,8 @@ class ChromeColumns:
             if args.graph_node != NONE and batch[0][row] == Category.KERNEL:
                 self._add_graph_node(self.rows + row, args)
         self.step_numbers.update((self.rows + row, number) for row, number in steps)
-        self.has_shapes = self.has_shapes or bool((batch[self.NAMES.index("shapes")] != NONE).any())
-        self._append(batch, len(batch[0]))
-
-    def _append(self, batch: Sequence[Any], count: int) -> None:
-        for parts, column in zip(self._parts.values(), batch, strict=True):
-            parts.append(column)
-        self.rows += count
+        self.has_shapes = self.has_shapes or bool((batch[_SHAPES] != NONE).any())
+        self._events.append(batch)
 
     def track(self, process: Number, thread: Number) -> int:
         """The number of a thread, from its process's and its own id as written."""
@@ -246,12 +243,8 @@ class ChromeColumns:
         self._graph_nodes.append((row, node, text))
 
     def finish(self) -> dict[str, Any]:
-        """Every column, in the order of the file. The parts are released: a large trace is in memory once."""
-        finished: dict[str, Any] = {}
-        for name, parts in self._parts.items():
-            finished[name] = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-            parts.clear()
-        return finished
+        """Every column, in the order of the file; no event can be added any more."""
+        return self._events.finish()
 
     def finish_collectives(self) -> dict[str, Int64]:
         """Every column of the collectives, in the order of the file; ``row`` counts the events in that order."""

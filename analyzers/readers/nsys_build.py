@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from perfscope.analyzers.readers import nsys_processes
+from perfscope.analyzers.readers.memory_bound import MemoryBound
 from perfscope.analyzers.readers.nsys_columns import (
     MEMORY_COLUMNS,
     MEMORY_EVENTS,
@@ -60,6 +61,8 @@ class _NsysBuilder:
         self._process = process
         self._source = source
         self._columns = NsysColumns()
+        self._memory_bound = MemoryBound(source)
+        self._rows = 0
         self._names: dict[int, str] = {}
         self._notes: list[str] = []
 
@@ -91,7 +94,11 @@ class _NsysBuilder:
             self._notes.append(f"{missing} names are not in the report; events with them are called [name N]")
 
     def _table(self, table: str, columns: Sequence[str], owner: str) -> Table:
-        chunks = list(self._tables.read(table, columns, only=Owner(owner, self._process.key)))
+        chunks = []
+        for chunk in self._tables.read(table, columns, only=Owner(owner, self._process.key)):
+            chunks.append(chunk)
+            self._rows += len(chunk.integers[columns[0]])
+            self._memory_bound.check(self._rows)
         return {
             name: np.concatenate([np.empty(0, np.int64), *(chunk.integers[name] for chunk in chunks)])
             for name in columns

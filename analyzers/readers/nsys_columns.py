@@ -7,16 +7,11 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from perfscope.analyzers.readers.columns import TYPES, by_start_longer_first, narrowed, put_in_order
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
 
 _K = TypeVar("_K")
-
-_TYPES: Final = {
-    "category": np.int8, "name": np.int32, "start_ns": np.int64, "duration_ns": np.int64, "thread": np.int32,
-    "device": np.int32, "stream": np.int64, "correlation": np.int64, "external_id": np.int64, "shapes": np.int32,
-    "types": np.int32, "inputs": np.int32,
-}  # fmt: skip
 
 MEMORY_EVENTS: Final = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 """Table of reports that were recorded with ``--cuda-memory-usage=true``."""
@@ -67,19 +62,19 @@ class NsysColumns:
         }  # fmt: skip
         batch = {
             column: None if values.get(column) is None else values[column][kept].astype(kind)
-            for column, kind in _TYPES.items()
+            for column, kind in TYPES.items()
         }
         self._batches.append((int(kept.sum()), batch))
 
     def finish(self) -> dict[str, Any]:
         """Every column, by start, and at one start the longer first."""
         # Column by column, each batch's part is released once it is copied: the peak is one column above the sum.
-        joined = {column: self._join(column) for column in _TYPES}
-        order = np.lexsort((-joined["duration_ns"], joined["start_ns"]))
-        return {column: joined.pop(column)[order] for column in _TYPES}
+        joined = {column: narrowed(column, self._join(column)) for column in TYPES}
+        put_in_order(joined, by_start_longer_first(joined["start_ns"], joined["duration_ns"]))
+        return joined
 
     def _join(self, column: str) -> Any:
-        whole = np.full(sum(rows for rows, _ in self._batches), NONE, dtype=_TYPES[column])
+        whole = np.full(sum(rows for rows, _ in self._batches), NONE, dtype=TYPES[column])
         at = 0
         for rows, batch in self._batches:
             part = batch.pop(column)

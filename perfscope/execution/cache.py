@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Final, TypeVar
 
 from perfscope._version import __version__
-from perfscope.errors import PerfscopeError
+from perfscope.execution.machine import size_of
 from perfscope.frozen import dataclass
 
 FOLDER_VARIABLE: Final = "PERFSCOPE_CACHE"
@@ -32,8 +32,6 @@ SIZE_VARIABLE: Final = "PERFSCOPE_CACHE_SIZE"
 OFF: Final = "off"
 DEFAULT_BYTES: Final = 5 * 1000**3
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
-_UNITS: Final = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _SUBFOLDER: Final = "perfscope-1"
 """Inside whatever folder the user names, so that nothing but entries is ever removed; the number is the layout's."""
 _KEY_BYTES: Final = 20
@@ -262,10 +260,5 @@ def _default_folder() -> Path:
 
 
 def _limit() -> int:
-    text = os.environ.get(SIZE_VARIABLE, "").strip()
-    if not text:
-        return DEFAULT_BYTES
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise PerfscopeError(f"{SIZE_VARIABLE}={text}: not a size; write 500MB or 20GB, for example")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    limit = size_of(SIZE_VARIABLE)
+    return DEFAULT_BYTES if limit is None else limit

@@ -27,8 +27,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from perfscope._version import __version__
-from perfscope.errors import PerfscopeError
-from perfscope.execution.machine import available_cores, available_memory
+from perfscope.errors import PerfscopeError, TooLittleMemory
+from perfscope.execution.machine import available_cores, available_memory, memory_limit
 from perfscope.frozen import dataclass
 
 Item = TypeVar("Item")
@@ -197,7 +197,8 @@ def map_items(
     ``meanwhile`` is called once, in the caller's process, when every worker has something to do.
 
     An exception costs its item only. When a worker dies, the items in flight are suspects: each is tried once
-    more by itself after all others, so that only the one that kills its worker is lost.
+    more by itself after all others, so that only the one that kills its worker is lost. So is an item for which there
+    was too little memory beside others.
     """
     waiting = deque(items)
     suspects: list[Item] = []
@@ -209,7 +210,7 @@ def map_items(
             current = own or executor
             for item, future in _until_broken(function, waiting, current, width, meanwhile):
                 meanwhile = None
-                if _worker_died(future):
+                if _worker_died(future) or (width > 1 and _lacked_memory(future)):
                     suspects.append(item)
                 else:
                     yield _outcome(item, future)
@@ -299,6 +300,10 @@ def _worker_died(future: Future[Result]) -> bool:
     return not future.cancelled() and (_is_broken_pool(future) or type(future.exception()).__name__ == "KilledWorker")
 
 
+def _lacked_memory(future: Future[Result]) -> bool:
+    return not future.cancelled() and isinstance(future.exception(), TooLittleMemory)
+
+
 def _is_broken_pool(future: Future[Result]) -> bool:
     return not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
 
@@ -312,7 +317,9 @@ def _alone(function: Callable[[Item], Result], item: Item, executor: Executor) -
 
 def _workers_that_fit(memory_bytes: Sequence[int]) -> int:
     """As many workers as there are cores, as long as the largest items fit into memory side by side."""
+    limit = memory_limit()
     budget = available_memory() * _MEMORY_SHARE
+    budget = budget if limit is None else min(budget, limit)
     largest = sorted(memory_bytes, reverse=True)[: available_cores()]
     total = 0.0
     for fitting, needed in enumerate(largest):

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from perfscope.errors import PerfscopeError
+
+MEMORY_VARIABLE: Final = "PERFSCOPE_MEMORY"
+"""The most memory that reading traces may take, such as ``16GB``; without it, what is free."""
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _ROOT: Final = Path("/")
 _UNKNOWN_MEMORY: Final = 8 << 30
 """Assumed where the system does not report it."""
@@ -33,6 +41,25 @@ def available_memory(root: Path = _ROOT) -> int:
     for group in _groups(root, "memory"):
         free = min(free, _left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", free))
     return max(free, 0)
+
+
+def memory_limit() -> int | None:
+    """Bytes that reading traces may take, where the user says so. Raises PerfscopeError where that is no size."""
+    return size_of(MEMORY_VARIABLE)
+
+
+def size_of(variable: str) -> int | None:
+    """Bytes that an environment variable names, such as ``20GB``; None where it is not set.
+
+    Raises PerfscopeError where it is no size.
+    """
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise PerfscopeError(f"{variable}={text}: not a size; write 500MB or 20GB, for example")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def _machine_memory(root: Path) -> int:

@@ -15,6 +15,8 @@ from perfscope.frozen import dataclass
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
+Ids = Int32 | Int64
+"""64 bits where a writer's ids need them."""
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -169,9 +171,9 @@ class Trace:
     """Device index of device work; NONE on the host."""
     stream: Int64
     """Stream of device work; NONE on the host."""
-    correlation: Int64
+    correlation: Ids
     """Links device work to the runtime call that launched it; NONE if not recorded."""
-    external_id: Int64
+    external_id: Ids
     """Links device work and runtime calls to the operator above them; NONE if not recorded."""
     shapes: Int32
     """Index into ``strings`` of the JSON text of the operator's input dimensions; NONE if not recorded."""
@@ -202,6 +204,10 @@ class Trace:
     def end_ns(self) -> Int64:
         """First ns after each event."""
         return self.start_ns + self.duration_ns
+
+    def ends_ns(self, rows: Int64) -> Int64:
+        """First ns after each of some events: the column of all ends is not stored."""
+        return self.start_ns[rows] + self.duration_ns[rows]
 
     def rows(
         self, *categories: Category, named: Callable[[str], object] | None = None, threads: Int64 | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.errors import PerfscopeError, TraceError
+from perfscope.errors import PerfscopeError, TooLittleMemory, TraceError
 from perfscope.execution import engine
 from tests.clusters import dask_cluster
 from tests.waiting import PATIENCE_S, until
@@ -40,6 +40,16 @@ def double_or_die_twice(item: int) -> int:
     time.sleep(0.05)
     if item in (3, 9):
         os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item
+
+
+def double_or_lack_memory(marker: Path, item: int) -> int:
+    """The first call for item 3 lacks memory, and each for item 9."""
+    if item == 3 and not marker.exists():
+        marker.touch()
+        raise TooLittleMemory("rank3.json: too little memory")
+    if item == 9:
+        raise TooLittleMemory("rank9.json: too little memory")
     return 2 * item
 
 
@@ -108,6 +118,15 @@ def test_errors_of_other_kinds_carry_their_type():
     assert engine.describe(TraceError("x")) == "x"
 
 
+def test_what_lacks_memory_beside_others_is_tried_alone(tmp_path):
+    work = functools.partial(double_or_lack_memory, tmp_path / "marker")
+    with ProcessPoolExecutor(3) as executor:
+        found = {outcome.item: (outcome.result, outcome.error) for outcome in engine.map_items(work, ITEMS, executor)}
+    assert found == {
+        **{item: (2 * item, None) for item in ITEMS}, 9: (None, "rank9.json: too little memory")
+    }  # fmt: skip
+
+
 class TestLocalExecutor:
     @pytest.fixture(autouse=True)
     def machine(self, monkeypatch):
@@ -129,6 +148,15 @@ class TestLocalExecutor:
     def test_the_largest_items_fit_into_memory_side_by_side(self):
         assert self.width([10] * 50 + [300] * 3) == 2
         assert self.width([2000] * 3) == 1
+
+    def test_the_users_bound_counts_where_it_is_less(self, monkeypatch):
+        monkeypatch.setenv("PERFSCOPE_MEMORY", "500")
+        assert self.width([10] * 50 + [300] * 3) == 1
+        monkeypatch.setenv("PERFSCOPE_MEMORY", "5GB")
+        assert self.width([10] * 50 + [300] * 3) == 2
+        monkeypatch.setenv("PERFSCOPE_MEMORY", "much")
+        with pytest.raises(PerfscopeError, match="PERFSCOPE_MEMORY=much: not a size"):
+            self.width([10] * 50)
 
     def test_small_work_stays_in_the_caller_s_process(self):
         assert self.width([10] * 8, input_bytes=1000) == 0

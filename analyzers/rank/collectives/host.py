@@ -88,7 +88,7 @@ def on_host(trace: Trace) -> raw.RawCollectives:
     return raw.RawCollectives(
         # gloo's range around a message begins only when its operator returns, which may already wait for the network.
         start_ns=np.where(is_one_way, issued_ns, trace.start_ns[rows]),
-        end_ns=trace.end_ns[rows],
+        end_ns=trace.ends_ns(rows),
         stream=trace.thread[rows].astype(np.int64),
         issued_ns=issued_ns,
         key=_column([place[key] for key in every]),

@@ -90,7 +90,7 @@ def _in_frames(trace: Trace) -> _Columns:
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing, nothing
     frames = trace.rows(Category.PYTHON, named=_FRAME.match)
-    return trace.thread[frames].astype(np.int64), trace.start_ns[frames], trace.end_ns[frames]
+    return trace.thread[frames].astype(np.int64), trace.start_ns[frames], trace.ends_ns(frames)
 
 
 def _in_checkpoints(trace: Trace, operators: Nested) -> _Columns:

@@ -7,15 +7,16 @@ import numpy as np
 from perfscope.analyzers.rank.launches import DeviceWork, unlisted_graphs
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.tables import SHORT_NS, LaunchTimes
-from perfscope.trace.trace import NONE, Category, Float64, Int64, Trace
+from perfscope.trace.trace import NONE, Category, Float64, Int32, Int64, Trace
 
 
 def launch_times(trace: Trace, work: DeviceWork, steps: Steps) -> LaunchTimes:
     """Launches that begin in each step's host window; the queue over the step's device window."""
+    depth = _depth(trace, work, steps)  # needs the most memory: nothing else is there yet
     # Work is in order of its start: a call's delay ends with its first piece.
     calls, first = np.unique(work.launch, return_index=True)
     calls, first = calls[calls != NONE], first[calls != NONE]
-    start, end = trace.start_ns[calls], trace.end_ns[calls]
+    start, end = trace.start_ns[calls], trace.ends_ns(calls)
     step = steps.of_host_time(start)
     here = np.flatnonzero(step >= 0)
     delay = np.maximum(work.start_ns[first] - end, 0)
@@ -29,7 +30,7 @@ def launch_times(trace: Trace, work: DeviceWork, steps: Steps) -> LaunchTimes:
         call_ns=steps.count(step, trace.duration_ns[calls]),
         delay_median_ns=median,
         delay_p95_ns=p95,
-        depth_median=_depth(trace, work, steps),
+        depth_median=depth,
         starved=steps.count(step[_starved(work, calls, start)]),
         kernels=steps.count(kernel_step[is_kernel]),
         short=steps.count(kernel_step[is_kernel & (length < SHORT_NS)]),
@@ -56,11 +57,13 @@ def _depth(trace: Trace, work: DeviceWork, steps: Steps) -> Float64:
         return np.full(len(steps), np.nan)
     begun = work.start_ns[known]
     # Work may begin before its call returns; it was launched then.
-    launched = np.minimum(trace.end_ns[work.launch[known]], begun)
+    launched = np.minimum(trace.ends_ns(work.launch[known]), begun)
     edges = np.concatenate((launched, begun, steps.start_ns, steps.end_ns))
-    change = np.concatenate((np.ones(len(known)), -np.ones(len(known)), np.zeros(2 * len(steps))))
+    change = np.repeat(np.array([1, -1, 0], dtype=np.int8), (len(known), len(known), 2 * len(steps)))
+    del known, begun, launched
     order = np.argsort(edges, kind="stable")
-    edges, depth = edges[order], np.cumsum(change[order])
+    edges, depth = edges[order], np.cumsum(change[order], dtype=np.int32)
+    del order, change
     length = np.diff(edges)
     stretch = np.flatnonzero(length > 0)
     step = steps.of_device_time(edges[stretch])
@@ -68,7 +71,7 @@ def _depth(trace: Trace, work: DeviceWork, steps: Steps) -> Float64:
     return _weighted_median(step, depth[stretch], length[stretch], len(steps))
 
 
-def _weighted_median(group: Int64, value: Float64, weight: Int64, groups: int) -> Float64:
+def _weighted_median(group: Int64, value: Int32, weight: Int64, groups: int) -> Float64:
     order = np.lexsort((value, group))
     group, value, weight = group[order], value[order], weight[order]
     total = np.bincount(group, weights=weight, minlength=groups)

@@ -10,7 +10,7 @@ from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.kernel_times import ClassedWork
-from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
+from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums, where
 from perfscope.analyzers.rank.work.tables import CLASSES, OTHER_OPERATORS, OperatorTimes
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Float64, Int64, Trace
@@ -38,22 +38,22 @@ def operator_times(
     host_step = steps.of_host_time(trace.start_ns[operators.row])
     launcher = attribution.operator[classed.index]
     launched = np.flatnonzero(launcher != NONE)
-    launches, device_ns = (
-        np.bincount(launcher[launched], weights=weights, minlength=len(operators)).astype(np.int64)
-        for weights in (None, classed.length_ns[launched])
-    )
     in_step = host_step >= 0
     # Work launched in one step may run in the next: an operator is listed in both cases.
-    listed = np.flatnonzero(in_step | (launches > 0))
+    is_listed = in_step.copy()
+    is_listed[launcher[launched]] = True
+    listed, here = where(is_listed), where(in_step)
     line = np.full(len(operators), NONE, dtype=np.int64)
-    cost = np.where(in_step, own, 0) + device_ns
-    keys = trace.name[operators.row[listed]].astype(np.int64)
-    names, line[listed] = lines_of(keys, cost[listed], trace.strings.__getitem__, OTHER_OPERATORS)
+    cost = np.bincount(launcher[launched], weights=classed.length_ns[launched], minlength=len(operators))
+    cost[here] += own[here]
+    names, line[listed] = lines_of(
+        trace.name[operators.row[listed]], cost[listed], trace.strings.__getitem__, OTHER_OPERATORS
+    )
+    del cost
     lines = len(names)
     counted = _counted(trace, work, attribution, classed, host_step)
     flops_line, position = np.unique(line[counted.place], return_inverse=True)
     size = (lines, len(steps))
-    here = np.flatnonzero(in_step)
     on_device = (line[launcher[launched]], classed.step[launched], *size)
     types = heaviest(line[counted.place], counted.kind, counted.flops, lines)
     return OperatorTimes(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from perfscope.trace.trace import Float64, Int64
+from perfscope.trace.trace import Bool, Float64, Int32, Int64
 
 KEPT: Final = 200
 """Most names of one table, the heaviest; the rest is added up under one name."""
 
 _DENSE: Final = 1 << 22
 
+_BLOCK: Final = 1 << 18
+"""Events that are added up at once: what that needs besides them stays small."""
+
 
 def sums(line: Int64, step: Int64, lines: int, steps: int, weights: Int64 | None = None) -> Int64:
     """``[lines, steps]``: sums of the events' weights (their number, without weights). Exact below 2^53."""
-    total = np.bincount(line * steps + step, weights=weights, minlength=lines * steps)
-    return total.astype(np.int64).reshape(lines, steps)
+    total = np.zeros(lines * steps, dtype=np.int64)
+    for at in range(0, len(line), _BLOCK):
+        part = slice(at, at + _BLOCK)
+        own = weights[part] if weights is not None else None
+        total += np.bincount(line[part] * steps + step[part], weights=own, minlength=len(total)).astype(np.int64)
+    return total.reshape(lines, steps)
 
 
 def amounts(line: Int64, step: Int64, lines: int, steps: int, weights: Float64) -> Float64:
@@ -27,7 +34,9 @@ def amounts(line: Int64, step: Int64, lines: int, steps: int, weights: Float64) 
     return total.reshape(lines, steps)
 
 
-def lines_of(keys: Int64, weights: Int64, name_of: Callable[[int], str], others: str) -> tuple[list[str], Int64]:
+def lines_of(
+    keys: Int64 | Int32, weights: Int64 | Float64, name_of: Callable[[int], str], others: str
+) -> tuple[list[str], Int64]:
     """(names of the lines, line of each event): one line for each of the ``KEPT`` heaviest keys, one for all others."""
     distinct, line = _unique(keys)
     total = np.bincount(line, weights=weights, minlength=len(distinct))
@@ -38,7 +47,7 @@ def lines_of(keys: Int64, weights: Int64, name_of: Callable[[int], str], others:
     return names + [others] * (len(distinct) > KEPT), place[line]
 
 
-def _unique(keys: Int64) -> tuple[Int64, Int64]:
+def _unique(keys: Int64 | Int32) -> tuple[Any, Int64]:
     """``numpy.unique`` with its inverse, for keys of 0 or more; without sorting where they are small."""
     if len(keys) == 0 or int(keys.max()) > _DENSE:
         return np.unique(keys, return_inverse=True)
@@ -46,6 +55,11 @@ def _unique(keys: Int64) -> tuple[Int64, Int64]:
     place = np.zeros(int(keys.max()) + 1, dtype=np.int64)
     place[distinct] = np.arange(len(distinct))
     return distinct, place[keys]
+
+
+def where(chosen: Bool) -> Any:
+    """An index of what is chosen; with it, all of an array is the array itself and no copy."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def heaviest(line: Int64, value: Int64, weights: Float64 | Int64, lines: int) -> Int64:
