@@ -15,7 +15,7 @@ from perfscope.frozen import dataclass
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
-Ids = Int32 | Int64
+Ids = NDArray[np.int32 | np.int64]
 """64 bits where a writer's ids need them."""
 Bool = NDArray[np.bool_]
 Float32 = NDArray[np.float32]
