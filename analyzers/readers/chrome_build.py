@@ -26,11 +26,11 @@ from perfscope.analyzers.readers.chrome_events import (
 )
 from perfscope.analyzers.readers.chrome_metadata import FileMetadata
 from perfscope.analyzers.readers.chrome_scan import ScannedBatch, ScannedColumns
-from perfscope.analyzers.readers.columns import by_start_longer_first, put_in_order
-from perfscope.analyzers.readers.memory_bound import MemoryBound
 from perfscope.errors import TraceError
+from perfscope.execution.memory_bound import MemoryBound
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.redact import redact_names
+from perfscope.trace.columns import by_start_longer_first, put_in_order
 from perfscope.trace.trace import (
     NEVER,
     NONE,

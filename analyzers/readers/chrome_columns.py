@@ -15,7 +15,7 @@ import numpy as np
 from perfscope.analyzers.readers.chrome_events import NOTHING, Args, Number
 from perfscope.analyzers.readers.chrome_metadata import text_of
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
-from perfscope.analyzers.readers.columns import TYPES, GrowingColumns
+from perfscope.trace.columns import TYPES, GrowingColumns
 from perfscope.trace.trace import NONE, Category, Int64, MemoryCounter
 
 _K = TypeVar("_K")

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from perfscope.analyzers.readers import nsys_processes
-from perfscope.analyzers.readers.memory_bound import MemoryBound
 from perfscope.analyzers.readers.nsys_columns import (
     MEMORY_COLUMNS,
     MEMORY_EVENTS,
@@ -19,6 +18,7 @@ from perfscope.analyzers.readers.nsys_columns import (
 from perfscope.analyzers.readers.nsys_names import Range, call_of, copy_of, fill_of, range_of, sync_of
 from perfscope.analyzers.readers.nsys_tables import Owner, Tables, read_rows, read_strings, tid_of
 from perfscope.errors import TraceError
+from perfscope.execution.memory_bound import MemoryBound
 from perfscope.redact import redact_names
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import (

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from perfscope.analyzers.readers.columns import TYPES, by_start_longer_first, narrowed, put_in_order
+from perfscope.trace.columns import TYPES, by_start_longer_first, narrowed, put_in_order
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.analyzers import readers
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.analyzers.readers.columns import TYPES, GrowingColumns, by_start_longer_first, put_in_order
+from perfscope.trace.columns import TYPES, GrowingColumns, by_start_longer_first, put_in_order
 from tests.benchmarks import generate
 
 READING, ANALYZING = 105, 110

@@ -9,9 +9,10 @@ import pytest
 
 import perfscope
 from perfscope.analyzers import readers
-from perfscope.analyzers.readers import chrome_build, memory_bound, nsys_build
-from perfscope.analyzers.readers.memory_bound import MemoryBound
+from perfscope.analyzers.readers import chrome_build, nsys_build
 from perfscope.errors import TooLittleMemory, UnusableInput
+from perfscope.execution import memory_bound
+from perfscope.execution.memory_bound import MemoryBound
 from tests.analyzers.readers.nsys_exports import Export
 from tests.benchmarks import generate
 
