@@ -13,6 +13,8 @@ BESIDE: Final = Path(sys.executable).parent
 
 ASSETS: Final = "{assets}"
 """In a command: the folder that ``programs/assets.py`` wrote."""
+PORT: Final = "{port}"
+"""In a command: a port that is free."""
 ADVISED: Final = "{advised}"
 """In a command that follows advice: the advised value."""
 
@@ -67,7 +69,7 @@ def _accelerate(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 def _deepspeed(name: str, *arguments: str) -> tuple[str, ...]:
-    return (str(BESIDE / "deepspeed"), "--num_accelerators", "2", *_script(name, *arguments))
+    return (str(BESIDE / "deepspeed"), "--num_accelerators", "2", "--master_port", PORT, *_script(name, *arguments))
 
 
 def _trl(what: str, data: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -17,7 +18,7 @@ from statistics import median
 
 import psutil
 
-from tests.codebases.catalog import ASSETS, Program
+from tests.codebases.catalog import ASSETS, PORT, Program
 from tests.collectors.harness import kill_all
 
 LIMIT_S = 300.0
@@ -25,7 +26,7 @@ STARTING = 5
 """Steps that are not timed: what is allocated, connected and loaded at the start takes longer."""
 TURN, TURN_S = 8, 1.0
 """A turn lasts so many steps, and at least so long."""
-STEPS_IN_TURNS = 100
+STEPS_IN_TURNS = 1000
 _POLL_S = 0.005
 
 
@@ -68,7 +69,7 @@ class _Running:
             "TORCH_EXTENSIONS_DIR": str(_extensions(assets)), **variables,
         }  # fmt: skip
         self._process = subprocess.Popen(
-            tuple(word.replace(ASSETS, str(assets)) for word in command),
+            tuple(word.replace(ASSETS, str(assets)).replace(PORT, str(_free_port())) for word in command),
             stdout=self._log, stderr=subprocess.STDOUT, cwd=self._folder.name, env=environment, start_new_session=True,
         )  # fmt: skip
 
@@ -168,6 +169,11 @@ def run_in_turns(
 def _extensions(assets: Path) -> Path:
     """Where DeepSpeed puts what it compiles at its first start."""
     return assets.parent / "extensions"
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _used_s() -> float:
