@@ -8,6 +8,7 @@ Sources: PyTorch performance tuning guide; Lightning issue 18591 on why "as many
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from statistics import median
 from typing import Final
@@ -68,7 +69,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"Data loading blocks {job.share(stall_us):.0%} of the step on {_ranks(waiting, job)}{limited}",
         recoverable,
         evidence=_evidence(job, worst, stall_us, tuple(row.rank for row in waiting), need),
-        action=_action(job.framework, worst, need),
+        action=replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)),
         confidence=_confidence(job, worst, need),
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
         severity_us=stall_us,
@@ -180,6 +181,18 @@ def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
                 "make a batch cheaper too."
             )
     return Action(setting="DataLoader(num_workers=…)", old=old, new=new, how=how)
+
+
+def _costs(job: RuleContext, row: DataLoaderRow, need: _Need | None) -> str | None:
+    """Of a stream every worker delivers all, unless the script divides it: that changes what is trained on."""
+    run = job.runs.get(row.rank)
+    loader = run.dataloaders[0] if run is not None and run.dataloaders else None
+    if loader is None or not loader.iterable or need is None or need.workers <= max(row.num_workers or 0, 1):
+        return None
+    return (
+        "The dataset is iterable: each worker delivers all of it, so samples come several times, unless its __iter__ "
+        "divides them by torch.utils.data.get_worker_info()."
+    )
 
 
 def _limit(need: _Need) -> str:

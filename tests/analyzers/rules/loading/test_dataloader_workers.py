@@ -29,6 +29,18 @@ def test_recommends_the_smallest_number_that_keeps_up():
     assert finding.confidence is Confidence.HIGH
 
 
+def test_workers_of_an_iterable_dataset_each_deliver_all_of_it():
+    def costs(iterable: bool, load_us: int) -> str | None:
+        loader = DataLoaderMetadata(num_workers=0, iterable=iterable)
+        finding = dataloader_workers.evaluate(changed(starved(load_us), runs=runs(1, loader)))
+        assert finding is not None
+        return finding.action.costs
+
+    assert "get_worker_info" in (costs(True, 80_000) or "")
+    assert costs(True, 40_000) is None  # one worker
+    assert costs(False, 80_000) is None
+
+
 def test_fires_from_five_percent():
     assert dataloader_workers.evaluate(starved(5_000)) is not None
     assert dataloader_workers.evaluate(starved(4_900)) is None
