@@ -17,6 +17,7 @@ from perfscope.execution.engine import Outcome
 from perfscope.frozen import dataclass
 from perfscope.recording.job import Job, RoleJob
 from perfscope.recording.role_jobs import unnamed_jobs
+from perfscope.redact import redact_value
 from perfscope.results.rows import Failure
 from perfscope.results.summary import Summary
 from perfscope.trace.custom_flops import CustomFlops
@@ -46,7 +47,7 @@ def with_other_roles(job: Job, ranks: IdentifiedRanks, summary: Summary, reader:
         mine = next(each for each in job.roles if each.name == job.role)
         main = AnalyzedJob(replace(mine, job=job), ranks, summary)
         jobs, failures = _analyzed([each for each in job.roles if each is not mine], reader)
-        summary = with_roles(main, [main, *jobs], stated=True, source=str(job.path))
+        summary = with_roles(main, [main, *jobs], stated=True, source=redact_value(str(job.path)))
         return _with_failures(summary, failures)
     if ranks.apart:
         return _told_apart(job, ranks, summary)
@@ -55,7 +56,7 @@ def with_other_roles(job: Job, ranks: IdentifiedRanks, summary: Summary, reader:
         others = [each for each in unnamed_jobs(job.path) if each.name != "job-0"]
         jobs, _ = _analyzed([replace(each, role=each.name) for each in others], reader)
         beside = [each for each in jobs if ran_together(main, each)]
-        return with_roles(main, [main, *beside], stated=False, source=str(job.path))
+        return with_roles(main, [main, *beside], stated=False, source=redact_value(str(job.path)))
     return summary
 
 
@@ -69,7 +70,7 @@ def unnamed_roles(folder: Path, capture: int | None, reader: RoleReader) -> Summ
         return None
     main = max(jobs, key=lambda each: len(each.ranks.partials))
     beside = [each for each in jobs if each is main or ran_together(main, each)]
-    return with_roles(main, beside, stated=False, source=str(folder)) if len(beside) > 1 else None
+    return with_roles(main, beside, stated=False, source=redact_value(str(folder))) if len(beside) > 1 else None
 
 
 def _told_apart(job: Job, ranks: IdentifiedRanks, summary: Summary) -> Summary:

@@ -60,9 +60,9 @@ _NAMES_PAIR: Final = re.compile(
 )
 """A pair whose name may name a secret."""
 
-_NAMED: Final = (b'user_annotation"', b'Process Group Description"', b'pg_desc"')
-"""In a line of a trace that holds a name of the user's, or that is above one. Looked for one by one, which is quicker
-than at once."""
+_NAMED: Final = (b'user_annotation"', b'Process Group Description"', b'pg_desc"', b'traceName"')
+"""In a line of a trace that holds a name of the user's, or that is above one; that of the trace is its path. Looked for
+one by one, which is quicker than at once."""
 
 _STRING: Final = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
 """A JSON string within a line."""

@@ -57,6 +57,14 @@ def test_pairs_in_names(name: str, shown: str | None) -> None:
     assert b"".join(redacted_trace(io.BytesIO(line), 64)) == line.replace(name.encode(), (shown or name).encode())
 
 
+@pytest.mark.parametrize("secret", ["hf_AbCdEfGhIjKlMnOpQrSt", "token=AbCdEfGhIjKl"])
+def test_the_path_of_a_trace_is_its_name(secret: str) -> None:
+    written = f'{{"traceEvents": [\n  {{"ph": "X", "name": "a"}}\n],"traceName": "/home/{secret}/rank0.json"\n}}\n'
+    found = b"".join(redacted_trace(io.BytesIO(written.encode()), 64))
+    assert secret[-12:].encode() not in found
+    assert REDACTED in json.loads(found)["traceName"]
+
+
 def test_the_value_after_a_secret_option_is_redacted() -> None:
     assert redact_command(["train.py", "--api-key", "abc", "--lr", "0.1"]) == (
         "train.py", "--api-key", REDACTED, "--lr", "0.1",

@@ -15,6 +15,8 @@ import pytest
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.recording.paths import trace_file
+from perfscope.reports import terminal
+from perfscope.reports.page import page
 from tests.collectors.harness import PERFSCOPE, SCRIPTS, SHORT, needs_torch, record
 
 pytestmark = [pytest.mark.training, needs_torch]
@@ -43,6 +45,16 @@ FORMS = (
     '{"api_key": "{}"}', "Authorization: Bearer {}", "--password={}", "token={}",
 )  # fmt: skip
 """What a secret stands in, wherever there is a text."""
+TRAINING = """
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(20):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 _PACKED = re.compile(rb"[A-Za-z0-9+/]{60,}={0,2}")
 
 
@@ -96,4 +108,27 @@ def test_no_secret_of_a_job_is_written_or_shown(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran.stderr
         assert CANARY not in ran.stdout + ran.stderr
     assert len(list(written.iterdir())) >= 3
+    assert where(written) == []
+
+
+def test_secrets_in_paths_and_in_a_framework_s_file_are_neither(tmp_path: Path) -> None:
+    code = tmp_path / f"code-hf_{CANARY}" / f"token={CANARY}"
+    code.mkdir(parents=True)
+    script = code / "train.py"
+    script.write_text(TRAINING)
+    settings = code / "ds_config.json"
+    settings.write_text(json.dumps({"train_batch_size": 4, "wandb": {"api_key": CANARY, "project": f"hf_{CANARY}"}}))
+    folder = tmp_path / f"out-hf_{CANARY}" / f"api_key={CANARY}" / "recording"
+    folder.parent.mkdir(parents=True)
+    deepspeed = ("--deepspeed", str(settings), f"--config_file={settings}")
+    recording = record(folder, sys.executable, str(script), *deepspeed, options=(*SHORT, "--stacks"))
+    assert b"traceName" in gzip.decompress(trace_file(recording.folder, 0, 0).read_bytes())
+    (folder / ".bootstrap" / "config.json").unlink()  # where the ranks are told the path
+    assert where(folder) == []
+    found = analyze(folder)
+    written = tmp_path / "written"
+    written.mkdir()
+    (written / "page.html").write_text(page.render(found))
+    (written / "summary.json").write_text(json.dumps(found.to_dict()))
+    (written / "text.txt").write_text(terminal.verdict(found))
     assert where(written) == []
