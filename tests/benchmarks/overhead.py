@@ -42,6 +42,24 @@ print(json.dumps({"make": made - began, "steps": time.process_time() - made}))
 Torch's first optimizer imports the compiler, which is none of ours and so comes before."""
 
 
+WHOLE: Final = """
+import sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+data = torch.utils.data.TensorDataset(torch.randn(8 * int(sys.argv[1]), 32, 64))
+for x, in torch.utils.data.DataLoader(data, batch_size=8):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A training from its start to its end, with as many steps as it is told."""
+
+
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Median, and the order statistics between which it lies with 95 % confidence (normal approximation)."""
     ordered = sorted(values)
@@ -156,6 +174,41 @@ def start_table(rounds: int) -> list[str]:
     return rows
 
 
+def whole_s(options: Sequence[str] | None, steps: int, scratch: Path) -> float:
+    """CPU time of a training from its start to its end, s, all processes of the command; bare without options."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(scratch / "compiled")}
+    command = [sys.executable, "-c", WHOLE, str(steps)]
+    if options is not None:
+        command = [*PERFSCOPE, "run", "--output", str(scratch / "whole"), "--overwrite", *options, "--", *command]
+    before = os.times()
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def whole_table(rounds: int, steps: int) -> list[str]:
+    """What a whole training of so many steps takes longer, in turn with bare ones."""
+    modes: dict[str, Sequence[str]] = {
+        "default: one capture of 8 steps": (), "--steps-only": ("--steps-only",),
+        "--steps-only, no samples": ("--steps-only", "--no-sampler"),
+    }  # fmt: skip
+    bare: list[float] = []
+    more: dict[str, list[float]] = {name: [] for name in modes}
+    with tempfile.TemporaryDirectory() as scratch:
+        for turn in range(rounds + 1):  # the first compiles
+            without = whole_s(None, steps, Path(scratch))
+            took = {name: whole_s(options, steps, Path(scratch)) for name, options in modes.items()}
+            if turn:
+                bare.append(without)
+                for name, seconds in took.items():
+                    more[name].append(seconds - without)
+    rows = ["| | CPU s | share of bare |", "|---|---|---|", f"| bare | {median(bare):.2f} | |"]
+    for name, values in more.items():
+        rows.append(f"| {name} | +{median(values):.2f} | {median(values) / median(bare):.1%} |")
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,7 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=10, help="in a block")
     parser.add_argument("--rounds", type=int, default=300, help="blocks of each contender, a fifth with a profiler")
     parser.add_argument("--starts", type=int, default=7, help="processes started of each kind")
+    parser.add_argument("--whole", type=int, default=0, help="only compare whole trainings of so many steps")
     options = parser.parse_args(arguments)
+    if options.whole:
+        print(f"Whole trainings of {options.whole} steps, from start to end, {options.starts} of each kind\n")
+        print("\n".join(whole_table(options.starts, options.whole)))
+        return
     found = measure(options.ranks, options.layers, options.steps, options.rounds)
     print(f"{options.rounds} rounds, blocks of {options.steps} steps, {options.ranks} rank(s)\n")
     print("\n".join(table(found["blocks"])))

@@ -138,6 +138,18 @@ def test_what_recording_costs_can_be_measured(capsys: pytest.CaptureFixture[str]
     assert "µs per step" in printed
 
 
+@pytest.mark.frameworks
+@needs_torch
+def test_what_recording_costs_a_whole_training_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    overhead.main(["--whole", "8", "--starts", "1"])
+
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[0].strip() for row in rows[2:]] == [
+        "bare", "default: one capture of 8 steps", "--steps-only", "--steps-only, no samples",
+    ]  # fmt: skip
+    assert all(row[2].strip().endswith("%") for row in rows[3:])
+
+
 def test_the_interval_of_a_median_widens_with_what_is_not_known() -> None:
     assert overhead.interval([3.0]) == (3.0, 3.0, 3.0)
     middle, low, high = overhead.interval([float(value) for value in range(101)])
