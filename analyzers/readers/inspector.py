@@ -27,6 +27,8 @@ MAX_RECORDS: Final = 2_000_000
 _PERFORMANCE: Final = ("coll_perf", "p2p_perf")
 """A line without either is about a communicator alone, and is nothing that is lost."""
 _PIECE: Final = 1 << 20
+_SHORTEST_US: Final = 1e-3
+"""No kernel takes less than a nanosecond; the bandwidth of a number near 0 has no end."""
 
 
 class Operation(NamedTuple):
@@ -116,7 +118,7 @@ def _operation(record: Any) -> Operation | None:
     prefix, header = ("p2p" if p2p else "coll"), mapping(document.get("header"))
     done, process = mapping(document.get(f"{prefix}_perf")), mapping(document.get("metadata"))
     us, size = done.get(f"{prefix}_exec_time_us"), whole(header.get("n_ranks"))
-    if not isinstance(us, (int, float)) or not 0 < us < 1e12 or not 1 <= size <= MOST_RANKS:
+    if not isinstance(us, (int, float)) or not _SHORTEST_US <= us < 1e12 or not 1 <= size <= MOST_RANKS:
         return None
     name, rank = text(header.get("comm_name")), whole(header.get("rank"), -1)
     return Operation(

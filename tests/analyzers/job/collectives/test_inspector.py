@@ -129,6 +129,14 @@ def test_names_are_replaced_where_that_is_asked_and_markup_is_text(tmp_path: Pat
     assert "node-a" not in json.dumps(anonymous(analyze(tmp_path)).to_dict())
 
 
+@pytest.mark.parametrize("us", [0, -1.0, 1e-320, 9e-4, 1e12, None, "5"])
+def test_a_time_that_no_kernel_takes_is_damage(us: Any, tmp_path: Path) -> None:
+    write(tmp_path, {0: [line(0, number, time, operation="Send") for number, time in enumerate((5.0, us))]})
+    log = reader.read(tmp_path / "node-a-pid100.log")
+    assert [each.us for each in log.operations] == [5.0]
+    assert log.damaged == 1
+
+
 def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
     write(tmp_path, {rank: [line(rank, at, 5) for at in range(3)] for rank in range(2)})
     path = tmp_path / "node-a-pid100.log"
