@@ -111,8 +111,8 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | None:
-    """The finding where most ranks wait, and the replay without the waits is so much shorter, also than one without the
-    hosts' pauses, which have findings of their own; else None.
+    """The finding where most ranks wait, and the replay without the waits is so much shorter, also than without the
+    hosts' pauses and without the time in which devices wait for batches, which have findings of their own; else None.
     """
     waiting = {rank for row in rows for rank in row.ranks}
     if job.predict is None or 2 * len(waiting) <= len(job.ranks):
@@ -120,7 +120,7 @@ def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | 
     change = {"host.sync": "0"}
     prediction = job.predict(change)
     saved = job.step_time_us - prediction.mid if prediction is not None else 0.0
-    if prediction is None or saved < SHARE * job.step_time_us:
+    if prediction is None or saved - job.typical_us("idle_dataloader") < SHARE * job.step_time_us:
         return None
     unpaused = job.predict({"host.pauses": "0"})
     if unpaused is not None and unpaused.mid - prediction.mid < SHARE * job.step_time_us:
