@@ -135,7 +135,9 @@ def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
     name, _ = _most_over_others(job, worst) if worst.cause == "host" else ("", 0.0)
     named = {row.rank: row.named_host_us.get(name, 0.0) for row in job.summary.time_breakdown}
     others = [us for rank, us in named.items() if rank not in (worst.ranks or (worst.rank,))]
-    if name != BETWEEN or not others or median(others) < _ALSO * named[worst.rank]:
+    if name != BETWEEN or named[worst.rank] < worst.lost_us / 2:
+        return False  # it pauses elsewhere
+    if not others or median(others) < _ALSO * named[worst.rank]:
         return False
     cpu = job.runs[worst.rank].cpu if worst.rank in job.runs else None
     if cpu is None or not cpu.steps:

@@ -121,11 +121,13 @@ def test_host_work_with_a_name_is_evidence():
     assert found["its host time in train.py(70): log over the others'"] == 18_000.0
 
 
-def pausing(others_us: float, thread_ns: int) -> RuleContext:
-    """Rank 0 pauses for 40 ms of 100 in its loop, the others for so long; of its time its thread ran ``thread_ns``."""
+def pausing(others_us: float, thread_ns: int, elsewhere_us: float = 0.0) -> RuleContext:
+    """Rank 0 pauses for 40 ms of 100, all but ``elsewhere_us`` in its loop, where the others do for so long; of its
+    time its thread ran ``thread_ns``.
+    """
     rows = [
         replace(breakdown(rank, idle_host=us), named_host_us={BETWEEN: us})
-        for rank, us in enumerate((40_000.0, others_us, others_us))
+        for rank, us in enumerate((40_000.0 - elsewhere_us, others_us, others_us))
     ]
     row = StragglerRow(rank=0, cause="host", lost_us=30_000.0, confidence="high", ranks=(0,))
     cpu = CpuMetadata(steps=10, wall_ns=1_000_000_000, thread_ns=thread_ns, waited_ns=0)
@@ -134,15 +136,16 @@ def pausing(others_us: float, thread_ns: int) -> RuleContext:
 
 
 @pytest.mark.parametrize(
-    ("others_us", "thread_ns", "high_us"),
+    ("job", "high_us"),
     [
-        (15_000.0, 550_000_000, 100_000.0),  # may wait for the same
-        (5_000.0, 550_000_000, 74_500.0),  # waits alone
-        (15_000.0, 900_000_000, 74_500.0),  # works
+        (pausing(15_000.0, 550_000_000), 100_000.0),  # may wait for the same
+        (pausing(5_000.0, 550_000_000), 74_500.0),  # waits alone
+        (pausing(15_000.0, 900_000_000), 74_500.0),  # works
+        (pausing(300.0, 550_000_000, elsewhere_us=39_500.0), 74_500.0),  # waits elsewhere
     ],
 )
-def test_who_waits_where_its_peers_wait_too_may_gain_nothing_at_their_pace(others_us, thread_ns, high_us):
-    finding = straggling_rank.evaluate(pausing(others_us, thread_ns))
+def test_who_waits_where_its_peers_wait_too_may_gain_nothing_at_their_pace(job, high_us):
+    finding = straggling_rank.evaluate(job)
     assert finding is not None
     assert finding.predicted_step_us is not None
     assert (finding.predicted_step_us.mid, finding.predicted_step_us.high) == (70_000.0, high_us)
