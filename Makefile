@@ -26,9 +26,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 DEMO := demo-recording
 # What is planted in the demo, for the verdict to find: each batch takes 120 ms to load, in the training process.
 DEMO_ARGS ?= --load-ms 120
-# A process for each of two cores; twice as many where most of the time tests wait for trainings and browsers.
+# A process for each of two cores; twice as many where most of the time tests wait for trainings and browsers, and where one
+# that has no test left takes some of another's: one process alone would be waited for, for minutes.
 PYTEST_ARGS ?= -n 2
-WAITING_ARGS ?= -n 4
+WAITING_ARGS ?= -n 4 --dist worksteal
 WHOLE := training or browser or scale
 
 .PHONY: demo test frameworks codebases gpu lint check samples site pictures campaign clean
