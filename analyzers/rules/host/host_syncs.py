@@ -113,9 +113,10 @@ def evaluate(job: RuleContext) -> Finding | None:
 def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | None:
     """The finding where most ranks wait, and the replay without the waits is so much shorter, also than without the
     hosts' pauses and without the time in which devices wait for batches, which have findings of their own; else None.
+    A lone step shows nothing that a host could run ahead of.
     """
     waiting = {rank for row in rows for rank in row.ranks}
-    if job.predict is None or 2 * len(waiting) <= len(job.ranks):
+    if job.predict is None or len(job.info.steps) < 2 or 2 * len(waiting) <= len(job.ranks):
         return None
     change = {"host.sync": "0"}
     prediction = job.predict(change)

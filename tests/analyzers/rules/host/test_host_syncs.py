@@ -11,7 +11,7 @@ import perfscope
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules.host import host_syncs
 from perfscope.results.findings import Prediction
-from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, context, runs
+from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, changed, context, runs
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import Cause, Job, Model
@@ -160,9 +160,9 @@ def test_waits_that_keep_hosts_from_running_ahead_are_told_by_what_the_step_take
     assert all(row.idle_sync_us < 0.05 * summary.job.step_time_us for row in summary.time_breakdown)
     found = [finding for finding in summary.findings if finding.rule == host_syncs.RULE]
     assert len(found) == fires
-    changed = apply(job, {"host.sync": "0"})
-    assert changed is not None
-    truth = emulate(changed.job).step_ns / 1e3
+    applied = apply(job, {"host.sync": "0"})
+    assert applied is not None
+    truth = emulate(applied.job).step_ns / 1e3
     for finding in found:
         assert finding.whatif == {"host.sync": "0"}
         assert finding.predicted_step_us.mid == pytest.approx(truth, rel=0.02)
@@ -178,3 +178,4 @@ def test_one_rank_that_waits_is_no_reason_why_hosts_cannot_run_ahead(synced):
     assert finding is not None
     assert "50% less" in finding.title
     assert host_syncs._cannot_run_ahead(replace(synced.context, predict=lambda _: None), everywhere) is None
+    assert host_syncs._cannot_run_ahead(changed(job, steps=(10,)), everywhere) is None
