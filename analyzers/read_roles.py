@@ -47,7 +47,7 @@ def with_other_roles(job: Job, ranks: IdentifiedRanks, summary: Summary, reader:
         mine = next(each for each in job.roles if each.name == job.role)
         main = AnalyzedJob(replace(mine, job=job), ranks, summary)
         jobs, failures = _analyzed([each for each in job.roles if each is not mine], reader)
-        summary = with_roles(main, [main, *jobs], stated=True, source=redact_value(str(job.path)))
+        summary = with_roles(main, [main, *jobs], stated=True, source=job.shown_path)
         return _with_failures(summary, failures)
     if ranks.apart:
         return _told_apart(job, ranks, summary)
@@ -56,7 +56,7 @@ def with_other_roles(job: Job, ranks: IdentifiedRanks, summary: Summary, reader:
         others = [each for each in unnamed_jobs(job.path) if each.name != "job-0"]
         jobs, _ = _analyzed([replace(each, role=each.name) for each in others], reader)
         beside = [each for each in jobs if ran_together(main, each)]
-        return with_roles(main, [main, *beside], stated=False, source=redact_value(str(job.path)))
+        return with_roles(main, [main, *beside], stated=False, source=job.shown_path)
     return summary
 
 

@@ -47,7 +47,6 @@ from perfscope.analyzers.whatif.predict import predictor
 from perfscope.analyzers.whatif.stage_balance import balanced_step_us
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
-from perfscope.redact import redact_value
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.findings import Finding
 from perfscope.results.memory.snapshots import MemorySnapshots
@@ -128,7 +127,7 @@ def summarize(
         pipeline=pipeline,
         system=machines,
         perfscope_version=__version__,
-        source=redact_value(str(job.path)),
+        source=job.shown_path,
         capture=job.capture if len(job.captures) > 1 else None,
     )
     summary.self_check()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -106,6 +106,18 @@ def loaded(classes: Iterable[tuple[str, str]]) -> tuple[type[Any], ...]:
     """The classes, given as (module, name), of modules that somebody has imported."""
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in classes)
     return tuple(kind for kind in kinds if isinstance(kind, type))
+
+
+def subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    """A class and all that are derived from it, each once."""
+    waiting, seen = [base], {base}
+    while waiting:
+        kind = waiting.pop()
+        yield kind
+        for below in type.__subclasses__(kind):
+            if below not in seen:
+                seen.add(below)
+                waiting.append(below)
 
 
 def discover(optimizers: Iterable[Any]) -> JobObjects:

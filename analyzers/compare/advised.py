@@ -124,10 +124,7 @@ def replayable(summary: Summary) -> dict[str, str]:
     if summary.pipeline is not None and summary.pipeline.microbatches is not None:
         present["pipeline.microbatches"] = str(summary.pipeline.microbatches)
     slow = {
-        rank
-        for row in summary.stragglers
-        if row.lost_us >= AT_PACE * summary.job.step_time_us
-        for rank in (row.ranks or (row.rank,))
+        rank for row in summary.stragglers if row.lost_us >= AT_PACE * summary.job.step_time_us for rank in row.members
     }
     # Without a time breakdown, as in a recording of step times only, stragglers are not known.
     if summary.time_breakdown:

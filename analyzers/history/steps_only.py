@@ -12,7 +12,6 @@ from typing import Final
 
 from perfscope._version import __version__
 from perfscope.recording.job import Job
-from perfscope.redact import redact_value
 from perfscope.results.hang import Hang
 from perfscope.results.history import STAGE_WORDS, History, RankHistory
 from perfscope.results.notes import Note, collector_problems, ended, note
@@ -80,7 +79,7 @@ def untraced_summary(
         history=history,
         hang=hang,
         perfscope_version=__version__,
-        source=redact_value(str(job.path)),
+        source=job.shown_path,
     )  # fmt: skip
 
 

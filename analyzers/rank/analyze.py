@@ -124,7 +124,7 @@ def _tables(
     trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution, host: HostActivity, timeline: Timeline
 ) -> RankTables:
     """One rank's part of every table. ``timeline`` is its time breakdown before the ranks are compared."""
-    launches = launch_times(trace, work, steps)
+    launches = launch_times(trace, work, steps)  # first: it needs the most memory
     classed = classed_work(trace, work, attribution)
     return RankTables(
         kernels=kernel_times(trace, work, steps, attribution, classed),

@@ -82,7 +82,7 @@ class Context:
         """Is all that the profiler made longer taken out of the hosts' events?"""
         return self.profiler is not None and self.profiler.whole and self.profiler.event_ns > 0
 
-    @property
+    @functools.cached_property
     def with_other_costs(self) -> list[Context]:
         """The same with what else the profiler may have cost, the likely one first; empty on devices."""
         others = [replace(self, unsure={}) for _ in self._profiler_costs[1:]]

@@ -178,8 +178,8 @@ def _predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
 @dataclass(frozen=True)
 class _ChangedStep:
     """What a step takes with settings changed, ns, how much less it may take as cores are freed, and each one as
-    replayed; how sure that is, whether latencies are
-    uncertain, or anything else is that makes a range (``doubtful``), and what was assumed.
+    replayed; how sure that is, whether latencies are uncertain, or anything else is that makes a range (``doubtful``),
+    and what was assumed.
     """
 
     step_ns: float

@@ -16,7 +16,7 @@ from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.cpu import StepTimes
 from perfscope.collectors.describe.flops import FlopCount
 from perfscope.collectors.device import DeviceProbe, device_types, devices
-from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.discovery import JobObjects, subclasses
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.ranges.gc_ranges import GcRanges
@@ -291,15 +291,10 @@ def _end_open_ranges() -> None:
     from torch.autograd.profiler import record_function
 
     # By type: an isinstance() may run code of the object's own. A job has millions of objects, and few types of ranges.
-    kinds = _with_subclasses(record_function)
+    kinds = set(subclasses(record_function))
     for each in [thing for thing in gc.get_objects() if type(thing) in kinds]:
         if getattr(each, "record", None) is not None:
             record_function.__exit__(each, None, None, None)
-
-
-def _with_subclasses(kind: type[Any]) -> set[type[Any]]:
-    """A class and all that are derived from it."""
-    return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 from perfscope.collectors.capture import attach
 from perfscope.collectors.capture.attach import Edges, counted_step
 from perfscope.collectors.capture.session import Collector
+from perfscope.collectors.discovery import subclasses
 from perfscope.collectors.launch.bootstrap import WATCHED, Watch, wait_for_backwards, wait_for_fetchers
 from perfscope.collectors.phases.fetching import time_fetches
 
@@ -66,15 +67,7 @@ def _count_backwards(collector: Collector) -> None:
 
 def _made(base: type[Any]) -> Iterator[type[Any]]:
     """Classes of optimizers of which one has been made."""
-    waiting, seen = [base], {base}
-    while waiting:
-        kind = waiting.pop()
-        if getattr(vars(kind).get("step"), "hooked", False):
-            yield kind
-        for below in kind.__subclasses__():
-            if below not in seen:
-                seen.add(below)
-                waiting.append(below)
+    return (kind for kind in subclasses(base) if getattr(vars(kind).get("step"), "hooked", False))
 
 
 def _replaced(base: type[Any]) -> list[Any]:

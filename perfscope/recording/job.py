@@ -29,6 +29,7 @@ from perfscope.recording.captures import (
     rank_in_name,
 )
 from perfscope.recording.metadata import LaunchMetadata, RunMetadata
+from perfscope.redact import redact_value
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zip", ".zip", ".gz", ".zst")
 NSYS_REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".qdstrm")
@@ -92,6 +93,11 @@ class Job:
     """Which of the ``roles`` this is, by name; empty where there are none."""
     roles: tuple[RoleJob, ...] = ()
     """All jobs of a folder that holds several roles (``role_jobs``); this is one of them."""
+
+    @property
+    def shown_path(self) -> str:
+        """Its path as results name it: without secrets."""
+        return redact_value(str(self.path))
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,13 @@ class CpuMetadata:
     waited_ns: int | None = None
     """Time for which the training thread was ready to run and waited for a core; None where not known."""
 
+    @property
+    def blocked_ns(self) -> float:
+        """Per step: for which time the training thread neither ran nor waited for a core, as far as that is known; 0
+        without steps.
+        """
+        return (self.wall_ns - self.thread_ns - (self.waited_ns or 0)) / self.steps if self.steps else 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunMetadata:

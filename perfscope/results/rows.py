@@ -220,6 +220,11 @@ class StragglerRow:
         "what is lost where only it stays slow, scaled to add up.",
     ] = ()
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that are this straggler, also where only one is named."""
+        return self.ranks or (self.rank,)
+
     def step_without(self, step_time_us: float) -> Prediction:
         """The step (µs) without this straggler's cost. That cost was replayed, so this is a prediction.
 

@@ -130,9 +130,7 @@ class RankTools(Tools):
             over_median=this.over_median,
             categories_us=this.categories_us,
             beyond_mean_us={name: us - means[name] for name, us in this.categories_us.items()},
-            late_ranks=tuple(
-                sorted({rank for row in found.stragglers if step in row.steps for rank in row.ranks or (row.rank,)})
-            ),
+            late_ranks=tuple(sorted({rank for row in found.stragglers if step in row.steps for rank in row.members})),
         )
         own = {
             row.rank: row.own_us_per_step[at] for row in found.time_breakdown if len(row.own_us_per_step) == len(rows)

@@ -58,8 +58,7 @@ class _OnCores:
         if cpu is None or not cpu.steps or cpu.waited_ns is None or run.rank not in result.totals:
             return None
         elsewhere_ns = float(result.totals[run.rank][:, _BLOCKING].sum(axis=1).mean())
-        blocked_ns = (cpu.wall_ns - cpu.thread_ns - cpu.waited_ns) / cpu.steps - elsewhere_ns
-        return cls(cpu.thread_ns / cpu.steps, cpu.waited_ns / cpu.steps, max(blocked_ns, 0.0))
+        return cls(cpu.thread_ns / cpu.steps, cpu.waited_ns / cpu.steps, max(cpu.blocked_ns - elsewhere_ns, 0.0))
 
 
 def without_contention(
@@ -75,13 +74,13 @@ def contention_notes(rows: Collection[StragglerRow], step_us: float) -> Iterator
     """That nobody is named for these: stragglers that ``without_contention`` leaves out."""
     if rows:
         worst = max(rows, key=lambda row: row.lost_us)
-        yield note("machines", "waited_for_cores", worst.ranks or (worst.rank,), share=worst.lost_us / step_us)
+        yield note("machines", "waited_for_cores", worst.members, share=worst.lost_us / step_us)
 
 
 def _is_contention(
     row: StragglerRow, result: AlignedJob, on_cores: Mapping[int, _OnCores], stolen: Mapping[int, float]
 ) -> bool:
-    mine = set(row.ranks or (row.rank,))
+    mine = set(row.members)
     devices = any(result.partials[rank].has_device_work for rank in mine)
     if row.cause not in _ON_CORES or (devices and row.cause == "compute"):
         return False

@@ -25,6 +25,7 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding, co
 
 RULE: Final = "host-syncs"
 _NO_BREAKDOWN: Final = '{"wall_clock_breakdown": false}'
+_CHANGE: Final = {"host.sync": "0"}
 SHARE: Final = 0.05
 """Least share of the step in which devices are idle; a loss printed at a step's end costs less."""
 NAMED: Final = 4
@@ -106,7 +107,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         action=_action(job, rows),
         confidence=_confidence(job),
         # The copies' share of the idle time is another rule's, and cannot be replayed apart.
-        whatif={} if copies else {"host.sync": "0"},
+        whatif={} if copies else _CHANGE,
     )
 
 
@@ -116,15 +117,16 @@ def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | 
     A lone step shows nothing that a host could run ahead of.
     """
     waiting = {rank for row in rows for rank in row.ranks}
-    if job.predict is None or len(job.info.steps) < 2 or 2 * len(waiting) <= len(job.ranks):
+    if len(job.info.steps) < 2 or 2 * len(waiting) <= len(job.ranks):
         return None
-    change = {"host.sync": "0"}
-    prediction = job.predict(change)
-    saved = job.step_time_us - prediction.mid if prediction is not None else 0.0
-    if prediction is None or saved - job.typical_us("idle_dataloader") < SHARE * job.step_time_us:
+    step = job.replayed(_CHANGE, SHARE)
+    if step is None:
         return None
-    unpaused = job.predict({"host.pauses": "0"})
-    if unpaused is not None and unpaused.mid - prediction.mid < SHARE * job.step_time_us:
+    prediction, saved = step
+    others = [job.typical_us("idle_dataloader")]
+    if (unpaused := job.replayed({"host.pauses": "0"}, 0.0)) is not None:
+        others.append(unpaused[1])
+    if saved - max(others) < SHARE * job.step_time_us:
         return None
     return job.finding(
         RULE,
@@ -138,7 +140,7 @@ def _cannot_run_ahead(job: RuleContext, rows: tuple[SyncRow, ...]) -> Finding | 
         action=_action(job, rows),
         confidence=Confidence.LOW if _confidence(job) is Confidence.LOW else Confidence.MEDIUM,
         predicted=prediction,
-        whatif=change,
+        whatif=_CHANGE,
     )
 
 

@@ -91,7 +91,7 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
     on its workers as on those of the others; where that is not known, it waited in one step only, and its host not
     much longer than theirs.
     """
-    mine = row.ranks or (row.rank,)
+    mine = row.members
     if row.cause != "dataloader" or row.scope == "job" or not any(each.rank in mine for each in _waiting(job)):
         return False
     took = {loader.rank: loader.batch_us for loader in job.summary.dataloader}

@@ -134,7 +134,7 @@ def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
     """
     name, _ = _most_over_others(job, worst) if worst.cause == "host" else ("", 0.0)
     named = {row.rank: row.named_host_us.get(name, 0.0) for row in job.summary.time_breakdown}
-    others = [us for rank, us in named.items() if rank not in (worst.ranks or (worst.rank,))]
+    others = [us for rank, us in named.items() if rank not in worst.members]
     if name != BETWEEN or named[worst.rank] < worst.lost_us / 2:
         return False  # it pauses elsewhere
     if not others or median(others) < _ALSO * named[worst.rank]:
@@ -144,8 +144,7 @@ def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
         return True
     (mine,) = (row for row in job.summary.time_breakdown if row.rank == worst.rank)
     elsewhere_us = mine.exposed_comm_wait_us + mine.exposed_comm_transfer_us + mine.idle_dataloader_us
-    blocked_us = (cpu.wall_ns - cpu.thread_ns - (cpu.waited_ns or 0)) / cpu.steps / 1e3 - elsewhere_us
-    return blocked_us >= named[worst.rank] / 2
+    return cpu.blocked_ns / 1e3 - elsewhere_us >= named[worst.rank] / 2
 
 
 def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
@@ -230,7 +229,7 @@ def _template(job: RuleContext, worst: StragglerRow, work: float) -> str:
 
 
 def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
-    mine = worst.ranks or (worst.rank,)
+    mine = worst.members
     others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
     work = _work_over_peers(job, worst)
     return (
@@ -257,7 +256,7 @@ def _named_host(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) ->
 
 def _most_over_others(job: RuleContext, worst: StragglerRow) -> tuple[str, float]:
     """The named host work in which these ranks spend the most time over the others, and how much, µs; 0 for none."""
-    mine = worst.ranks or (worst.rank,)
+    mine = worst.members
     others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
     named = {row.rank: row.named_host_us for row in job.summary.time_breakdown}
     over = {
