@@ -30,7 +30,7 @@ from perfscope.errors import TraceError
 from perfscope.execution.memory_bound import MemoryBound
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.redact import redact_names
-from perfscope.trace.columns import by_start_longer_first, put_in_order
+from perfscope.trace.columns import by_start_longer_first, near_in_time, put_in_order
 from perfscope.trace.trace import (
     NEVER,
     NONE,
@@ -52,8 +52,6 @@ _THREAD_NAME = "thread_name"
 _PROCESS_NAME = "process_name"
 _LATEST_NS = -NEVER - 1
 """Of times, the base added: those beyond are damage."""
-_LONGEST_NS = 30 * 86_400 * 10**9
-"""No recorded event takes longer; sums of many such still have 64 bits."""
 _EARLIEST_EPOCH_NS = 10**18
 """2001. Times before it count from a base, not from the epoch."""
 
@@ -224,7 +222,7 @@ class Builder:
         keep = self._join_ranges(duration_ns)
         in_time = start_ns <= min(_LATEST_NS, _LATEST_NS - base_ns) - duration_ns
         in_time &= start_ns >= max(-_LATEST_NS, -_LATEST_NS - base_ns)
-        in_time &= duration_ns <= _LONGEST_NS
+        in_time &= near_in_time(start_ns, duration_ns)
         self._dropped += int((keep & ~in_time).sum())
         keep &= in_time
         order = by_start_longer_first(start_ns, duration_ns)

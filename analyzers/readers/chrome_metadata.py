@@ -116,13 +116,14 @@ def text_of(raw: bytes) -> str:
 
 
 def integer(value: Any) -> int | None:
-    """An integer, also one written as a string; None for anything else."""
+    """An integer of 64 bits, also one written as a string; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
     try:
-        return int(value)
+        number = int(value)
     except ValueError:
         return None
+    return number if abs(number) < 1 << 63 else None
 
 
 def _rank(value: Any) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from perfscope.trace.columns import TYPES, by_start_longer_first, narrowed, put_in_order
+from perfscope.trace.columns import TYPES, by_start_longer_first, narrowed, near_in_time, put_in_order
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
 
@@ -70,7 +70,10 @@ class NsysColumns:
         """Every column, by start, and at one start the longer first."""
         # Column by column, each batch's part is released once it is copied: the peak is one column above the sum.
         joined = {column: narrowed(column, self._join(column)) for column in TYPES}
-        put_in_order(joined, by_start_longer_first(joined["start_ns"], joined["duration_ns"]))
+        order = by_start_longer_first(joined["start_ns"], joined["duration_ns"])
+        near = near_in_time(joined["start_ns"], joined["duration_ns"])
+        self.dropped += int((~near).sum())
+        put_in_order(joined, order if near.all() else order[near[order]])
         return joined
 
     def _join(self, column: str) -> Any:

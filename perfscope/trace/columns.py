@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import Bool, Int64
 
 TYPES: Final = {
     "category": np.int8, "name": np.int32, "start_ns": np.int64, "duration_ns": np.int64, "thread": np.int32,
@@ -15,6 +15,10 @@ TYPES: Final = {
     "types": np.int32, "inputs": np.int32,
 }  # fmt: skip
 """Every column of the events, by name."""
+LONGEST_NS: Final = 30 * 86_400 * 10**9
+"""No recorded event takes longer, nor is one further from the middle of its trace: sums of a trace's times stay below
+2^53 ns, where they are exact as float64.
+"""
 _IDS: Final = ("correlation", "external_id")
 """Columns that have 64 bits for the few writers whose ids need them."""
 _NARROW: Final = np.iinfo(np.int32)
@@ -56,6 +60,17 @@ def put_in_order(columns: dict[str, Any], rows: Int64) -> None:
     """Replace every column by its values at ``rows``."""
     for name in columns:  # one after the other: a large trace is never there twice
         columns[name] = columns[name][rows]
+
+
+def near_in_time(start_ns: Int64, duration_ns: Int64) -> Bool:
+    """Which events can be of one trace: a time far from nearly all others is damage."""
+    short: Bool = duration_ns <= LONGEST_NS
+    # Differences of times that cannot be would not fit into 64 bits.
+    if not len(start_ns) or int(start_ns.max()) - int(start_ns.min()) <= LONGEST_NS:
+        return short
+    half = (len(start_ns) - 1) // 2
+    middle = int(np.partition(start_ns, half)[half])  # one of them, so that not all are far from it
+    return short & (start_ns >= middle - LONGEST_NS) & (start_ns <= middle + LONGEST_NS)
 
 
 def by_start_longer_first(start_ns: Int64, duration_ns: Int64) -> Int64:

@@ -226,3 +226,19 @@ def test_an_event_of_more_than_a_month_is_dropped_and_counted(tmp_path: Path) ->
     trace = read(tmp_path, around(f'{{"ph": "X", "cat": "cpu_op", "name": "long", "ts": 5, "dur": {month_us + 1}}}'))
     assert names(trace) == ["before", "after"]
     assert trace.parse_report.dropped_events == 1
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_event_years_from_all_others_is_dropped_and_counted(tmp_path: Path, sign: int) -> None:
+    """Sums of so long a trace's times were not exact, and no analysis of the job was left."""
+    years_us = sign * 10 * 365 * 86_400 * 10**6
+    trace = read(tmp_path, around(f'{{"ph": "X", "cat": "cpu_op", "name": "far", "ts": {years_us + 1}, "dur": 2}}'))
+    assert names(trace) == ["before", "after"]
+    assert trace.parse_report.dropped_events == 1
+
+
+@pytest.mark.parametrize("memory", ["9" * 400, 10**30, "85094825984"])
+def test_a_device_memory_that_cannot_be_is_not_known(tmp_path: Path, memory: object) -> None:
+    device = json.dumps({"id": 0, "name": "A100", "totalGlobalMem": memory})
+    trace = read(tmp_path, f'{{"deviceProperties": [{device}], "traceEvents": [{GOOD}]}}')
+    assert [each.memory_bytes for each in trace.devices] == [85094825984 if memory == "85094825984" else None]

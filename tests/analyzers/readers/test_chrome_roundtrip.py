@@ -124,7 +124,7 @@ MIXED = json.dumps(
             {"ph": "b", "name": "asynchronous"},
             {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "worker"}},
             event("BROKEN", ts=6),
-            event("last", ts=1661203462598738.25, cat="gpu_memcpy"),
+            event("last", ts=1203462598738.25, cat="gpu_memcpy"),
         ],
         "tail": [{"name": 1}, {"name": 2}],
         "baseTimeNanoseconds": 77,

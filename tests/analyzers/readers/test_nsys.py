@@ -287,6 +287,14 @@ class TestWhatIsNotThere:
         assert trace.parse_report.dropped_events == 1
         assert trace.parse_report.notes == ("1 NVTX ranges never end: the recording stopped inside them",)
 
+    def test_a_row_years_from_all_others_is_dropped_and_counted(self, tmp_path: Path) -> None:
+        export = write(tmp_path / "a.sqlite")
+        years_ns = 10 * 365 * 86_400 * 10**9
+        export.kernel(PID, "k", years_ns, years_ns + 40)
+        trace = nsys.read(export.close())
+        assert rows(trace) == EXPECTED
+        assert trace.parse_report.dropped_events == 1
+
     def test_one_process_on_two_devices_is_reported(self, tmp_path: Path) -> None:
         export = write(tmp_path / "a.sqlite")
         export.kernel(PID, "k", 10, 40, (0, 7))
