@@ -60,6 +60,12 @@ _NAMES_PAIR: Final = re.compile(
 )
 """A pair whose name may name a secret."""
 
+_PAIR_SIGN: Final = re.compile(r"=|:\s?[\\/]?\"")
+"""In every pair, after its name."""
+
+_BEFORE_SIGN: Final = max(map(len, _SECRET_WORDS)) + len('\\" ')
+"""Characters of a pair before that sign, at most: a word, a slash, a quotation mark, a space."""
+
 _NAMED: Final = (b'user_annotation"', b'Process Group Description"', b'pg_desc"', b'traceName"')
 """In a line of a trace that holds a name of the user's, or that is above one; that of the trace is its path. Looked for
 one by one, which is quicker than at once."""
@@ -128,7 +134,10 @@ def _redact_name(name: str) -> str:
 
 
 def _has_pair(text: str) -> bool:
-    return ("=" in text or ('"' in text and ":" in text)) and _NAMES_PAIR.search(text) is not None
+    """Whether the text has a pair whose name may name a secret; looks for the signs, which few names have, first."""
+    return any(
+        _NAMES_PAIR.search(text, max(sign.start() - _BEFORE_SIGN, 0), sign.end()) for sign in _PAIR_SIGN.finditer(text)
+    )
 
 
 def redacted_trace(trace: IO[bytes], size: int) -> Iterator[bytes]:

@@ -47,6 +47,7 @@ def test_secrets_are_redacted(argument: str, recorded: str) -> None:
         ('get {"api_key": "hunter2hunter2"}', f'get {{"api_key": "{REDACTED}"}}'),
         ('get {/"api_key/": /"hunter2hunter2/"}', f'get {{/"api_key/": /"{REDACTED}"}}'),  # as kineto makes it
         ("name=token=hunter2hunter2", f"name=token={REDACTED}"),
+        ('{/"Authorization/" : /"hunter2hunter2/"}', f'{{/"Authorization/" : /"{REDACTED}"}}'),
         ("void kernel<Key=uint64_t, token=3>(float*)", None),
         ("pass 3: key=4, tokens=1000000000", None),
     ],
