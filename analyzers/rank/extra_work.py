@@ -48,9 +48,9 @@ def conversions(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     Nothing where more are written the other way: there the tensors have their channels last already, and the
     convolutions want them first.
     """
-    kernels = trace.category[work.row] == Category.KERNEL
-    to_last, to_first = (trace.names_where(each.search, work.row) & kernels for each in (TO_LAST, TO_FIRST))
-    chosen = np.flatnonzero(to_last | to_first)
+    kernels = np.flatnonzero(trace.category[work.row] == Category.KERNEL)
+    to_last, to_first = (trace.names_where(each.search, work.row[kernels]) for each in (TO_LAST, TO_FIRST))
+    chosen = kernels[to_last | to_first]
     # A convolution's input and weight are written one way, its output the other.
     if to_last.sum() <= to_first.sum():
         chosen = chosen[:0]

@@ -32,5 +32,5 @@ def host_events(trace: Trace, threads: Int64) -> HostEvents:
         Category.CPU_OP, Category.ANNOTATION, Category.PYTHON, Category.RUNTIME, threads=threads
     )  # fmt: skip
     stride = max(-(-len(rows) // _POINTS), 1)
-    at_ns = np.sort(trace.start_ns[rows])[stride // 2 :: stride]
+    at_ns = trace.start_ns[rows[stride // 2 :: stride]]  # rows are in the order of their starts
     return HostEvents(at_ns.astype(np.int64), len(rows) / len(at_ns) if len(at_ns) else 0.0)

@@ -105,10 +105,11 @@ class Intervals:
 
     def covers(self, time_ns: Int64) -> Bool:
         """For each time: whether it is in this set."""
-        index = np.searchsorted(self.start_ns, time_ns, side="right") - 1
-        after_first = index >= 0
-        covered = np.zeros(len(time_ns), dtype=np.bool_)
-        covered[after_first] = time_ns[after_first] < self.end_ns[index[after_first]]
+        if len(self) == 0:
+            return np.zeros(len(time_ns), dtype=np.bool_)
+        before = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        # A time before all of them has the last one's end for the place -1, and lies before the first one's start.
+        covered: Bool = (time_ns < self.end_ns[before]) & (time_ns >= self.start_ns[0])
         return covered
 
 

@@ -103,6 +103,8 @@ def graph_launches(trace: Trace) -> Int64:
 def unlisted_graphs(trace: Trace) -> Int64:
     """Rows of those graph launches whose correlation id no device work has."""
     graphs = graph_launches(trace)
+    if len(graphs) == 0:
+        return graphs
     return graphs[~np.isin(trace.correlation[graphs], trace.correlation[trace.rows(*DEVICE_WORK)])]
 
 
@@ -137,8 +139,8 @@ def blocking_calls(trace: Trace, work: DeviceWork, threads: Int64) -> Int64:
     it blocked where it began before its call returned.
     """
     named = trace.rows(Category.RUNTIME, named=_BLOCKS.match, threads=threads)
-    pageable = trace.names_where(_TO_OR_FROM_HOST.match, work.row) & (trace.category[work.row] == Category.MEMCPY)
-    copies = np.flatnonzero(pageable & (work.launch != NONE))
+    copies = np.flatnonzero((trace.category[work.row] == Category.MEMCPY) & (work.launch != NONE))
+    copies = copies[trace.names_where(_TO_OR_FROM_HOST.match, work.row[copies])]
     calls = work.launch[copies]
     waited = (work.start_ns[copies] < trace.ends_ns(calls)) & trace.names_where(_ASYNCHRONOUS.match, calls)
     waited &= np.isin(trace.thread[calls], threads)

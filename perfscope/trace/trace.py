@@ -216,18 +216,26 @@ class Trace:
 
         Where given, only those whose name makes ``named`` true, and those on ``threads``.
         """
-        chosen = np.zeros(len(Category), dtype=np.bool_)
-        chosen[list(categories)] = True
-        if named is None:
-            one = len(categories) == 1
-            rows = np.flatnonzero(self.category == categories[0] if one else chosen[self.category])
-        else:
-            hit = self._hits(named, np.flatnonzero(self._named_in[chosen].any(axis=0)).tolist())
+        rows = self._rows_of(categories, named) if named else self._rows_of(categories)
+        if threads is None:
+            return rows
+        wanted = np.zeros(len(self.threads) + 1, dtype=np.bool_)  # the last is for NONE
+        wanted[threads] = True
+        return rows[wanted[self.thread[rows]]]
+
+    def _rows_of(self, categories: tuple[Category, ...], named: Callable[[str], object] | None = None) -> Int64:
+        order, begin = self._by_category
+        if named is None and len(categories) > 1:
+            chosen = np.zeros(len(Category), dtype=np.bool_)
+            chosen[list(categories)] = True
+            return np.flatnonzero(chosen[self.category])
+        parts = [order[begin[category] : begin[category + 1]].astype(np.int64) for category in categories]
+        if named is not None:
+            hit = self._hits(named, np.flatnonzero(self._named_in[list(categories)].any(axis=0)).tolist())
             if not hit.any():
                 return np.empty(0, dtype=np.int64)
-            rows = np.flatnonzero(hit[self.name])
-            rows = rows[chosen[self.category[rows]]]
-        return rows if threads is None else rows[np.isin(self.thread[rows], threads)]
+            parts = [part[hit[self.name[part]]] for part in parts]
+        return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
     def names_where(self, predicate: Callable[[str], object], rows: Int64 | None = None) -> Bool:
         """For each event, or each of these rows: whether its name satisfies ``predicate``, which runs once per distinct
@@ -243,6 +251,14 @@ class Trace:
         hit = np.zeros(len(self.strings), dtype=np.bool_)
         hit[[name for name in names if predicate(self.strings[name])]] = True
         return hit
+
+    @functools.cached_property
+    def _by_category(self) -> tuple[Ids, Int64]:
+        """Rows by category, ascending in each; where each category's begin, then where the last one's end."""
+        order = np.argsort(self.category, kind="stable")
+        begin = np.zeros(len(Category) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(self.category, minlength=len(Category)), out=begin[1:])
+        return (order if len(order) > np.iinfo(np.int32).max else order.astype(np.int32)), begin
 
     @functools.cached_property
     def _named_in(self) -> Bool:

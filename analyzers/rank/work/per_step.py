@@ -12,7 +12,8 @@ from perfscope.trace.trace import Bool, Float64, Int32, Int64
 KEPT: Final = 200
 """Most names of one table, the heaviest; the rest is added up under one name."""
 
-_DENSE: Final = 1 << 22
+_DENSE: Final = 1 << 20
+"""Keys up to this, or up to twice the number of events, are counted in one array that has a place for each."""
 
 _BLOCK: Final = 1 << 18
 """Events that are added up at once: what that needs besides them stays small."""
@@ -48,12 +49,13 @@ def lines_of(
 
 
 def _unique(keys: Int64 | Int32) -> tuple[Any, Int64]:
-    """``numpy.unique`` with its inverse, for keys of 0 or more; without sorting where they are small."""
-    if len(keys) == 0 or int(keys.max()) > _DENSE:
+    """``numpy.unique`` with its inverse; without sorting where the keys are small."""
+    if len(keys) == 0 or keys.min() < 0 or keys.max() > max(_DENSE, 2 * len(keys)):
         return np.unique(keys, return_inverse=True)
-    distinct = np.flatnonzero(np.bincount(keys))
-    place = np.zeros(int(keys.max()) + 1, dtype=np.int64)
-    place[distinct] = np.arange(len(distinct))
+    used = np.zeros(int(keys.max()) + 1, dtype=np.bool_)
+    used[keys] = True
+    distinct = np.flatnonzero(used)
+    place = np.cumsum(used, dtype=np.int32) - np.int32(1)
     return distinct, place[keys]
 
 
@@ -65,7 +67,7 @@ def where(chosen: Bool) -> Any:
 def heaviest(line: Int64, value: Int64, weights: Float64 | Int64, lines: int) -> Int64:
     """For each line, the value (-1 or more) whose events weigh most; -1 for lines without events."""
     values = int(value.max()) + 2 if len(value) else 1
-    pairs, pair = np.unique(line * values + value + 1, return_inverse=True)
+    pairs, pair = _unique(line * values + value + 1)
     total = np.bincount(pair, weights=weights, minlength=len(pairs))
     best = np.full(lines, -1, dtype=np.int64)
     # Ascending by weight: the last one written remains. Among equals that is the smallest value.
