@@ -118,11 +118,16 @@ def own_times(steps: RankStepTimes, every: int = 1) -> OwnTimes | None:
 
 
 def without_waits(step_us: Float64, stages_us: Float64, waits_us: Float64, core_us: Float64) -> tuple[Float64, Float64]:
-    """What a rank did itself in each stage of each step, and what of its own time it waited for a core."""
-    own = np.maximum(stages_us - waits_us, 0)
-    # Where in the step a thread waited for a core is not known: as much of it in own time as that is of the step.
-    share = np.minimum(core_us / np.maximum(step_us, 1), 1)
-    return own * (1 - share[:, None]), own.sum(axis=1) * share
+    """What a rank did itself in each stage of each step, and what of its own time it waited for a core.
+
+    ``core_us`` has a column for each stage, and one for what may lie anywhere in the step.
+    """
+    not_waiting = np.maximum(stages_us - waits_us, 0)
+    own = np.maximum(not_waiting - core_us[:, :-1], 0)
+    # Of what may lie anywhere, as much in own time as that is of the step.
+    share = np.minimum(core_us[:, -1] / np.maximum(step_us, 1), 1)
+    own *= 1 - share[:, None]
+    return own, (not_waiting - own).sum(axis=1)
 
 
 def common_steps(ranks: Mapping[int, OwnTimes]) -> JobOwnTimes | None:

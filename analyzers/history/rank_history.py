@@ -12,7 +12,7 @@ import numpy.typing as npt
 from perfscope.errors import TraceError
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
-from perfscope.recording.history import CORE, DISTURBED, OCCASIONAL, STAGES, VALUE_BYTES, PackedBlock, unpack
+from perfscope.recording.history import CORE, CORE_IN, DISTURBED, OCCASIONAL, STAGES, VALUE_BYTES, PackedBlock, unpack
 from perfscope.results.history import OTHER, RankHistory
 from perfscope.trace.trace import Bool, Int64
 
@@ -62,7 +62,8 @@ class RankStepTimes:
     waits_us: Float64 | None
     """What of ``stages_us`` was waiting for other ranks; None where that was not measured."""
     core_us: Float64
-    """Waiting for a core, in each step; 0 where it was not measured."""
+    """Waiting for a core: a column for each stage, as in ``stages_us``, and one for what may lie anywhere in the step;
+    0 where it was not measured."""
     began_ns: Int64
     """When each step began, ns since the epoch; within a block as the sum of the steps before."""
 
@@ -141,12 +142,18 @@ def _steps_of(mine: list[PackedBlock], earlier: int) -> RankStepTimes:
     now_and_then = {name for block in mine for name in block.stages if name in OCCASIONAL}
     stages = tuple(name for name in STAGES if name in always | now_and_then)
     numbers = np.concatenate([block.first_step + np.arange(block.steps, dtype=np.int64) for block in mine])
-    columns = np.concatenate([np.hstack((block_columns(block, stages), block_waits(block, stages))) for block in mine])
+    columns = np.concatenate(
+        [
+            np.hstack((block_columns(block, stages), block_waits(block, stages), block_core(block, stages)))
+            for block in mine
+        ]
+    )
     flags = np.concatenate([np.frombuffer(block.flags, np.uint8) for block in mine])
     began = np.concatenate([block.began_ns + _before(block_columns(block, ())[:, 0]) for block in mine])
     # Steps may have been renumbered: of two with one number, the later one is right.
     numbers, last = np.unique(numbers[::-1], return_index=True)
     columns, flags, began = columns[::-1][last], flags[::-1][last], began[::-1][last]
+    first_core = 1 + 2 * len(stages) + 1
     step_us, stages_us = columns[:, 0], columns[:, 1 : 1 + len(stages)]
     other = step_us - stages_us.sum(axis=1)
     return RankStepTimes(
@@ -157,8 +164,8 @@ def _steps_of(mine: list[PackedBlock], earlier: int) -> RankStepTimes:
         step_us=step_us,
         stages_us=np.column_stack((stages_us, other)),
         disturbed=flags & DISTURBED != 0,
-        waits_us=None if mine[-1].waits is None else columns[:, 1 + len(stages) : -1],
-        core_us=columns[:, -1],
+        waits_us=None if mine[-1].waits is None else columns[:, 1 + len(stages) : first_core],
+        core_us=columns[:, first_core:],
         began_ns=began,
     )
 
@@ -203,9 +210,16 @@ def block_columns(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
 
 
 def block_waits(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
-    """A row for each step of a block; columns are the waits in each of these stages, in other and for a core, µs."""
+    """A row for each step of a block; columns are the waits for ranks in each of these stages and in other, µs."""
     first = 1 + len(block.stages)
-    return _columns(block, [_place(block.waits or (), first, name) for name in (*stages, OTHER, CORE)])
+    return _columns(block, [_place(block.waits or (), first, name) for name in (*stages, OTHER)])
+
+
+def block_core(block: PackedBlock, stages: tuple[str, ...]) -> Float64:
+    """The same of waiting for a core; the last column is what may lie anywhere in the step."""
+    first = 1 + len(block.stages)
+    names = (*(CORE_IN[name] for name in (*stages, OTHER)), CORE)
+    return _columns(block, [_place(block.waits or (), first, name) for name in names])
 
 
 def _place(names: tuple[str, ...], first: int, name: str) -> int | None:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.history.own_times import without_waits
-from perfscope.analyzers.history.rank_history import Float64, block_columns, block_waits
+from perfscope.analyzers.history.rank_history import Float64, block_columns, block_core, block_waits
 from perfscope.analyzers.live.ring import COLUMNS, WAITING, StepRing
 from perfscope.analyzers.live.source import Entry, Source, Tail, read_all
 from perfscope.frozen import dataclass
@@ -206,6 +206,7 @@ def _rows(block: PackedBlock) -> Float64:
         rows[:, places] = stages_us
         return rows
     waits = block_waits(block, stages)
-    rows[:, places], rows[:, COLUMNS.index(CORE)] = without_waits(step_us, stages_us, waits[:, :-1], waits[:, -1])
-    rows[:, COLUMNS.index(WAITING)] = waits[:, :-1].sum(axis=1)
+    core = block_core(block, stages)
+    rows[:, places], rows[:, COLUMNS.index(CORE)] = without_waits(step_us, stages_us, waits, core)
+    rows[:, COLUMNS.index(WAITING)] = waits.sum(axis=1)
     return rows

@@ -31,8 +31,7 @@ _LEAST_BLOCK_S: Final = 2.0
 MOST_WAITING: Final = 1 << 16
 """Steps held in memory while the file system does not answer; beyond, the oldest are lost."""
 
-_CORE: Final = WAITS.index(CORE)
-_CORE_TIME: Final = FIRST_WAIT + _CORE
+_CORE: Final = FIRST_WAIT + WAITS.index(CORE)
 """Its place among the clock's times."""
 
 Stages = Sequence[int]
@@ -165,10 +164,11 @@ class StepTimer:
         ``busy``: something of ours is at work.
         """
         now = perf_counter_ns()
+        if self._began is not None:
+            self._ask_core(now - self._began)
         stages, waits = self._clock.take()
         if self._began is None:
             return None
-        waits[_CORE] = self.core.of_step(now - self._began)
         step = Step(number, self._began, now - self._began, stages, self.disturbed or busy, waits)
         self._history.add(step)
         if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
@@ -188,12 +188,19 @@ class StepTimer:
             if core.skip and duration < core.long_ns:
                 core.skip -= 1
             else:
-                clock.times[_CORE_TIME] = core.of_step(duration)
+                self._ask_core(duration)
             self._append(_PACK(number, began, duration, self.disturbed, *clock.times))
         clock.clear()
         self.disturbed = False
         self._began = perf_counter_ns()
         return duration
+
+    def _ask_core(self, duration: int) -> None:
+        """Count what the thread waited for a core in the step that has just ended, which took so long (ns)."""
+        core, clock = self.core, self._clock
+        clock.ask_core()
+        clock.times[_CORE] = core.of_step(duration)
+        clock.core = core if core.in_stages else None
 
     def step_begins(self, *, disturbed: bool) -> int:
         """The next step begins now; the time. ``disturbed``: something of ours is at work, or was just before."""

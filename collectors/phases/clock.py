@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from perfscope.recording.history import STAGES, WAITS
+from perfscope.recording.history import CORE_IN, STAGES, WAITS
+
+if TYPE_CHECKING:
+    from perfscope.collectors.phases.core import CoreWaits
 
 FORWARD: Final = STAGES.index("forward")
 BACKWARD: Final = STAGES.index("backward")
@@ -20,6 +23,7 @@ EVALUATION: Final = STAGES.index("evaluation")
 
 FIRST_WAIT: Final = len(STAGES)
 """Place of the first of ``WAITS`` among the times of a step, after those of ``STAGES``."""
+_FIRST_CORE: Final = FIRST_WAIT + WAITS.index(CORE_IN["dataloader"])
 _OUTSIDE: Final = WAITS.index("other")
 """The stage of what is in no phase, in which nothing is timed but waiting."""
 _NOTHING: Final = (0,) * (len(STAGES) + len(WAITS))
@@ -48,6 +52,8 @@ class PhaseClock:
         """When it began to, which is when this was last called."""
         self.reducing = 0
         """When the backward under way began to wait for the gradients of other ranks; 0 before."""
+        self.core: CoreWaits | None = None
+        """Where the stages of the step under way are to be asked about, what counts the thread's waits for a core."""
         self.phases = 0
         """Phases timed during the run, for what recording costs."""
         self.waits = 0
@@ -65,6 +71,8 @@ class PhaseClock:
         stage = phase
         if subject is not None and phase == FORWARD and not self._with_gradients() and evaluates(subject):
             stage = EVALUATION
+        if self.core is not None:
+            self.ask_core()
         now, around, outer = perf_counter_ns(), self._open, self._stage
         if around is not None:
             self.times[outer] += now - self.since
@@ -76,6 +84,8 @@ class PhaseClock:
         ending = self._open
         if ending is None:
             return
+        if self.core is not None:
+            self.ask_core()
         now = perf_counter_ns()
         self.phases += 1
         self.times[self._stage] += now - self.since
@@ -92,6 +102,15 @@ class PhaseClock:
         """The phase under way waited so long for other ranks."""
         self.waits += 1
         self.times[FIRST_WAIT + self._stage] += ns
+        if self.core is not None:
+            self.core.since()  # what waits for ranks anyhow loses nothing by it
+
+    def ask_core(self) -> None:
+        """What the thread waited for a core since it was last asked about was in the stage under way."""
+        if self.core is not None:
+            waited = self.core.since()
+            if not self.reducing:
+                self.times[_FIRST_CORE + self._stage] += waited
 
     def take(self) -> tuple[list[int], list[int]]:
         """The times since the last call, ns: of the stages, as in ``STAGES``, and of waiting, as in ``WAITS``.

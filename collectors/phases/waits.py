@@ -87,6 +87,8 @@ class RankWaits:
             if is_compiling() or inside or clock.reducing or get_ident() != thread:
                 return original(first, *args, **kwargs)
             inside = True
+            if clock.core is not None:
+                clock.ask_core()
             began = perf_counter_ns()
             try:
                 return original(first, *args, **kwargs)
@@ -118,6 +120,7 @@ class RankWaits:
         """The backward in which the engine has been asked already."""
 
         def computed() -> None:
+            clock.ask_core()
             clock.reducing = perf_counter_ns()
 
         def accumulated(_: Any) -> None:

@@ -31,10 +31,13 @@ OCCASIONAL: Final = frozenset({"evaluation", "checkpoint"})
 CORE: Final = "core"
 """The wait of a thread that could run for a core that is free."""
 
-WAITS: Final = (*STAGES, "other", CORE)
+CORE_IN: Final = {name: f"{CORE} in {name}" for name in (*STAGES, "other")}
+"""Stage -> the same where it is known to be in that stage, and not while the thread waited for other ranks."""
+
+WAITS: Final = (*STAGES, "other", CORE, *CORE_IN.values())
 """What a step waits for, in the order of the columns and of the bits. With the name of a stage: the time in it in which
-the training thread waited for a collective or a message to complete, a part of the stage's time; and :data:`CORE`,
-which may lie anywhere in the step."""
+the training thread waited for a collective or a message to complete, a part of the stage's time; :data:`CORE`,
+which may lie anywhere in the step; and those of :data:`CORE_IN`, parts of stages and of none of the other waits."""
 
 DISTURBED: Final = 1
 """Flag of a step during which this project itself was at work (profiler, compression): not to be compared."""

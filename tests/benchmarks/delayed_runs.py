@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.recording.history import Block, pack
+from perfscope.recording.history import CORE_IN, Block, pack
 from perfscope.recording.metadata import RunMetadata, save
 from perfscope.recording.paths import run_file, steps_file
 
@@ -59,6 +59,8 @@ class RunPlan:
     """Communication that nothing overlaps, as a share of the step."""
     replicas: int = 1
     """Of a pipeline."""
+    put_off: float = 0.0
+    """Time in which a rank's thread waits for a core, while it works, as a share of the step; it comes in bursts."""
     cause: PlantedDelay | None = None
     seed: int = 0
 
@@ -118,11 +120,15 @@ def simulate(plan: RunPlan, *, without_cause: bool = False) -> SeenSteps:
     extra = _extra(plan, np.random.default_rng([plan.seed, 8]))
     if plan.cause is not None and not without_cause:
         work[plan.cause.stage] += extra
+    put_off = _put_off(plan, np.random.default_rng([plan.seed, 10]))
+    for name in WORK:
+        work[name] += put_off[name]
     clock = np.zeros(plan.ranks)
     recorded = SeenSteps(
         np.zeros((plan.steps, plan.ranks)), {name: np.zeros((plan.steps, plan.ranks)) for name in WORK}
     )
     recorded.waits = {name: np.zeros((plan.steps, plan.ranks)) for name in WORK}
+    recorded.waits |= {CORE_IN[name]: put_off[name].copy() for name in WORK}
     for step in range(plan.steps):
         began = clock.copy()
         for name, duration, waited in _advance(plan, {name: work[name][step] for name in WORK}, clock):
@@ -131,9 +137,8 @@ def simulate(plan: RunPlan, *, without_cause: bool = False) -> SeenSteps:
         recorded.step[step] = clock - began
     drift = 1 + np.random.default_rng([plan.seed, 9]).normal(0, 3e-5, plan.ranks)
     recorded.step *= drift
-    for name in WORK:
-        recorded.stages[name] *= drift
-        recorded.waits[name] *= drift
+    for times in (*recorded.stages.values(), *recorded.waits.values()):
+        times *= drift
     return recorded
 
 
@@ -144,7 +149,7 @@ def write(recorded: SeenSteps, plan: RunPlan, folder: Path) -> None:
     for rank in range(plan.ranks):
         offset_ns = 1_700_000_000_000_000_000 + rank * 3_000_000_000
         columns = {name: recorded.stages[name][:, rank].round().astype(int).tolist() for name in WORK[1:]}
-        waits = {name: recorded.waits[name][:, rank].round().astype(int).tolist() for name in WORK}
+        waits = {name: times[:, rank].round().astype(int).tolist() for name, times in recorded.waits.items()}
         step = recorded.step[:, rank].round().astype(int) + len(WORK)  # stages that are rounded up must fit
         block = Block(0, 0, offset_ns, step.tolist(), columns, bytes(plan.steps), waits)
         steps_file(folder, rank).write_bytes(pack(block))
@@ -171,6 +176,14 @@ def _work(plan: RunPlan, rng: np.random.Generator) -> dict[str, Array]:
     if plan.strategy == "pipeline":
         work["other"][:, 0] += 0.01 * whole
     return {name: np.maximum(values, 1.0) for name, values in work.items()}
+
+
+def _put_off(plan: RunPlan, rng: np.random.Generator) -> dict[str, Array]:
+    """What each stage takes longer without a core, µs: most of it in one stage of a step, or in none."""
+    shape = (plan.steps, plan.ranks)
+    bursts = rng.exponential(plan.put_off * plan.step_ms * MS, shape)
+    where = rng.choice(["forward", "backward", "optimizer"], shape)
+    return {name: bursts * (where == name) for name in WORK}
 
 
 def _extra(plan: RunPlan, rng: np.random.Generator) -> Array:

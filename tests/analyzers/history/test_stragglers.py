@@ -192,6 +192,17 @@ def test_planted_delays_are_found_and_healthy_jobs_have_none(strategy: str, stag
     assert is_right(cause, rows), rows
 
 
+@pytest.mark.parametrize("pattern", ["steady", "intermittent", "rotating"])
+@pytest.mark.parametrize("stage", ["forward", "backward", "optimizer"])
+def test_what_threads_wait_for_a_core_in_a_stage_hides_no_delay_there(stage: str, pattern: str) -> None:
+    """Threads are put off for 6 ms of 50, here or there; the delay is one of 6 ms."""
+    plan = RunPlan("fsdp", ranks=3, steps=120, step_ms=50, noise=0.01, unlike=0.003, transfer=0.1, put_off=0.12, seed=5)
+    cause = PlantedDelay(stage, pattern, (1,), 0.12)
+    assert reported(plan) == ()
+    rows = reported(dataclasses.replace(plan, cause=cause))
+    assert is_right(cause, rows), rows
+
+
 def test_a_slow_host_is_one_straggler(tmp_path: Path) -> None:
     plan = RunPlan(strategy="fsdp", ranks=32, steps=80, step_ms=50, noise=0.01, unlike=0.003, transfer=0.1, seed=4)
     cause = PlantedDelay("forward", "steady", tuple(range(8, 16)), 0.1)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfscope.analyzers.history.rank_history import _columns
+from perfscope.collectors.capture import history as history_module
+from perfscope.collectors.capture.history import StepHistory, StepTimer
 from perfscope.collectors.discovery import JobObjects
+from perfscope.collectors.phases import clock as clock_module
 from perfscope.collectors.phases import core
+from perfscope.collectors.phases import waits as waits_module
 from perfscope.collectors.phases.clock import BACKWARD, FORWARD, PhaseClock
 from perfscope.collectors.phases.waits import RankWaits
-from perfscope.recording.history import WAITS
+from perfscope.recording.history import WAITS, PackedBlock, unpack
 from tests.collectors.harness import needs_torch
 
 pytestmark = needs_torch
@@ -126,7 +132,10 @@ class Kernel:
 
 
 def test_core_waits_are_asked_for_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 10 ms: 40 quiet ones, 10 that wait for 4 ms of 14, 41 quiet ones, 16 that wait and are no longer."""
+    """Steps of 10 ms: 40 quiet ones, 10 that wait for 4 ms of 14, 39 quiet ones, 16 that wait and are no longer.
+
+    Of the quiet ones those after 1, 3, 7, 7, ... are asked about.
+    """
     kernel = Kernel(tmp_path / "schedstat", monkeypatch)
     waits = core.CoreWaits()
     waits.begin()
@@ -140,11 +149,89 @@ def test_core_waits_are_asked_for_where_there_are_any(tmp_path: Path, monkeypatc
         return seen
 
     assert steps(40, 10, 0) == [0] * 40
-    assert kernel.reads == 5
+    assert kernel.reads == 7
     assert steps(10, 14, 4) == [4] * 10
-    assert steps(41, 10, 0) == [0] * 41
-    assert kernel.reads == 5 + 10 + 6
+    assert steps(39, 10, 0) == [0] * 39
+    assert kernel.reads == 7 + 10 + 7
     # Waiting that makes no step longer is noticed at the next read.
     assert [*steps(7, 10, 2), *steps(9, 10, 2)] == [0] * 7 + [2] * 9
     waits.end()
     assert steps(3, 10, 2) == [0] * 3
+
+
+@pytest.fixture
+def timed_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedSteps]:
+    steps = TimedSteps(Kernel(tmp_path / "schedstat", monkeypatch), tmp_path)
+    for module in (clock_module, history_module, waits_module):
+        monkeypatch.setattr(module, "perf_counter_ns", steps.time)
+    steps.timer.core.begin()
+    steps.timer.step_begins(disturbed=False)
+    yield steps
+    steps.timer.core.end()
+
+
+class TimedSteps:
+    """Steps on a clock and with a kernel that are moved by hand."""
+
+    def __init__(self, kernel: Kernel, folder: Path) -> None:
+        self.kernel, self.now = kernel, 0
+        self.clock = PhaseClock()
+        self.history = StepHistory(folder / "steps.bin", 0)
+        self.history.waits_measured = True
+        self.timer = StepTimer(self.history, self.clock)
+        self.wait = RankWaits(self.clock).timed(self.passes, "wait")
+        """Of a collective."""
+
+    def time(self) -> int:
+        return self.now
+
+    def passes(self, ms: int, put_off_ms: int = 0) -> None:
+        """So much time, in that much of which the thread could run and does not."""
+        self.now += ms * 1_000_000
+        self.kernel.waited += put_off_ms * 1_000_000
+
+    def step(self, number: int, ms: int) -> None:
+        """A tenth of it between the stages and in each, a half waiting for other ranks. It could run in a tenth of that
+        time, in half of the forward and in a quarter of the rest.
+        """
+        tenth = ms // 10
+        self.passes(tenth)
+        self.clock.begin(FORWARD)
+        self.passes(2 * tenth, tenth)
+        self.wait(5 * tenth, tenth // 2)
+        self.clock.end(FORWARD)
+        self.clock.begin(BACKWARD)
+        self.passes(tenth, tenth // 4)
+        self.clock.end(BACKWARD)
+        self.passes(tenth, tenth // 4)
+        self.timer.step_passes(number)
+
+    def waits_ms(self) -> dict[str, list[int]]:
+        """By the history that is written."""
+        self.history.write()
+        (block,) = unpack((self.history._path).read_bytes())
+        return {name: (block_column(block, name) // 1000).tolist() for name in block.waits or ()}
+
+
+def block_column(block: PackedBlock, name: str) -> Any:
+    return _columns(block, [1 + len(block.stages) + (block.waits or ()).index(name)])[:, 0].astype(int)
+
+
+def test_waits_for_a_core_are_counted_in_the_stages_of_long_steps(timed_steps: TimedSteps) -> None:
+    """The first step is asked about as a whole. What the thread could run while it waits for ranks counts nowhere."""
+    for number in range(3):
+        timed_steps.step(number, 40)
+    assert timed_steps.waits_ms() == {
+        "forward": [20] * 3, "core": [8, 0, 0],
+        "core in forward": [0, 4, 4], "core in backward": [0, 1, 1], "core in other": [0, 1, 1],
+    }  # fmt: skip
+
+
+def test_stages_of_short_steps_are_not_asked_about(timed_steps: TimedSteps) -> None:
+    """Of 10 ms, for each of which there may be one read; steps of 20 ms may have those 8 that they take."""
+    for number in range(4):
+        timed_steps.step(number, 10)
+    assert timed_steps.kernel.reads == 1 + 4
+    for number in range(4, 8):
+        timed_steps.step(number, 20)
+    assert timed_steps.kernel.reads == 1 + 4 + 1 + 3 * 8
