@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
-from perfscope.analyzers.rank.host_activity import COLLECTING, DDP_FORWARD
+from perfscope.analyzers.rank.host_activity import COLLECTING, DDP_FORWARD, LOADER_STARTING
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
@@ -23,6 +23,8 @@ class RankSteps:
     loading_us: tuple[float, ...]
     """The category idle_dataloader."""
     compute_us: tuple[float, ...]
+    starting_us: tuple[float, ...]
+    """Data loaders that start, in idle_host."""
     collecting_us: tuple[float, ...]
     """Garbage collection in idle_host."""
     pausing_us: tuple[float, ...]
@@ -45,6 +47,7 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
     return RankSteps(
         loading_us=us(totals[:, TimeCategory.DATALOADER]),
         compute_us=us(totals[:, TimeCategory.COMPUTE]),
+        starting_us=us(_named(result, rank, LOADER_STARTING).within(*result.windows[rank])),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
         pausing_us=us(pausing(result, rank).within(*result.windows[rank])),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,
@@ -54,7 +57,11 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
 
 def collecting(result: AlignedJob, rank: int) -> Intervals:
     """Garbage collection in one rank's idle_host."""
-    named = result.partials[rank].named_host.get(COLLECTING, Intervals.empty())
+    return _named(result, rank, COLLECTING)
+
+
+def _named(result: AlignedJob, rank: int, name: str) -> Intervals:
+    named = result.partials[rank].named_host.get(name, Intervals.empty())
     return named.intersect(result.timelines[rank].where(TimeCategory.HOST)) if len(named) else named
 
 

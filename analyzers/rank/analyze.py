@@ -15,6 +15,7 @@ from perfscope.analyzers.rank.extra_work import conversions, optimizer_loops, re
 from perfscope.analyzers.rank.host_activity import (
     DDP_FORWARD,
     EVALUATING,
+    LOADER_STARTING,
     HostActivity,
     host_activity,
     loader_rows,
@@ -43,7 +44,7 @@ from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import FORWARD
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Category, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 _OF_DEVICES: Final = re.compile(
     r"aten::_?(cudnn_(?!is_acceptable)|miopen_|(scaled_dot_product_)?(flash|efficient)_attention(_forward|_backward)?$)"
@@ -150,10 +151,26 @@ def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
     rows = loader_rows(trace, host.threads)
     names = {trace.name_of(row) for row in rows}
     single = {"_SingleProcess" in name for name in names if "Process" in name}
+    delivers = _delivers(trace, host, rows)
     return Loading(
         start_ns=trace.start_ns[rows],
         end_ns=trace.ends_ns(rows),
         waited_ns=host.loading.within(steps.host_start_ns, steps.host_end_ns),
-        batches=steps.count(steps.of_host_time(trace.start_ns[rows])),
+        batches=steps.count(steps.of_host_time(trace.start_ns[rows[delivers]])),
         single_process=single.pop() if len(single) == 1 else None,
     )
+
+
+def _delivers(trace: Trace, host: HostActivity, rows: Int64) -> Bool:
+    """Which calls of ``__next__`` return a batch, as far as that is known: the loader that ends an epoch starts anew
+    before anything is done with what its last call returned.
+    """
+    never = np.iinfo(np.int64).max
+    forwards = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=FORWARD.__eq__, threads=host.threads)])
+    starting = host.named[LOADER_STARTING].start_ns
+    if not len(forwards):
+        return np.ones(len(rows), dtype=np.bool_)
+    ended = trace.ends_ns(rows)
+    following = [np.append(times, never)[np.searchsorted(times, ended)] for times in (starting, forwards)]
+    restarted, used = following
+    return ~(restarted < np.minimum(used, np.append(trace.start_ns[rows[1:]], never)))

@@ -13,6 +13,7 @@ from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
     DATALOADER,
+    DATALOADER_START,
     EVALUATION,
     FORWARD,
     NVTX_STEP_PREFIX,
@@ -31,6 +32,9 @@ COLLECTING: Final = "garbage collection"
 EVALUATING: Final = "evaluation"
 """Host work: the model is evaluated."""
 
+LOADER_STARTING: Final = "the start of the data loader's workers"
+"""Host work: a data loader makes an iterator."""
+
 LIMIT: Final = "FullyShardedDataParallel.rate_limiter"
 """Name of the range in which FSDP's host waits before it gathers more parameters."""
 
@@ -47,6 +51,7 @@ DDP_FORWARD: Final = "DistributedDataParallel.forward"
 _NAMED_HOST: Final = {
     COLLECTING: re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
     EVALUATING: re.compile(rf"^{re.escape(EVALUATION)}$"),
+    LOADER_STARTING: re.compile(rf"^{re.escape(DATALOADER_START)}$|torch/utils/data/dataloader\.py\(\d+\): __iter__$"),
     "checkpoint": re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
 }
 """Host work that annotations or Python calls name."""
@@ -63,7 +68,8 @@ class HostActivity:
 
     ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
     ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
-    has host work by its name (``COLLECTING``, ``EVALUATING``, ``checkpoint``, Python functions, ``BETWEEN``).
+    has host work by its name (``COLLECTING``, ``EVALUATING``, ``LOADER_STARTING``, ``checkpoint``, Python functions,
+    ``BETWEEN``).
     """
 
     loading: Intervals

@@ -33,7 +33,7 @@ class Loading:
     waited_ns: Int64
     """Time inside ``__next__`` in the step's host window."""
     batches: Int64
-    """Calls of ``__next__`` begun in the step's host window."""
+    """Calls of ``__next__`` begun in the step's host window, without those that are known to have ended an epoch."""
     single_process: bool | None
     """The iterator loads in the training process itself (no workers); None when the name does not show it."""
 

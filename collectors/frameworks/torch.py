@@ -1,4 +1,6 @@
-"""torch itself: ranges of its collectives, its pipelines' micro-batches and ``torch.save``; its pipelines' settings."""
+"""torch itself: ranges of its collectives, of micro-batches, of ``torch.save`` and of data loaders that start; settings
+of its pipelines.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from typing import Any, Final
 
 from perfscope.collectors.discovery import JobObjects
 from perfscope.collectors.frameworks.hooks import Hooks, RangedFunction, owner_of, range_collectives
-from perfscope.recording.vocabulary import CHECKPOINT, COMMUNICATION, PIPELINE_PREFIX
+from perfscope.recording.vocabulary import CHECKPOINT, COMMUNICATION, DATALOADER_START, PIPELINE_PREFIX
 
 PHASES: Final = (
+    RangedFunction("torch.utils.data", "DataLoader", "__iter__", DATALOADER_START),
     RangedFunction("torch", "", "save", CHECKPOINT),
     RangedFunction("torch.distributed.checkpoint", "", "save", CHECKPOINT),
     RangedFunction("torch.distributed.checkpoint", "", "async_save", CHECKPOINT),

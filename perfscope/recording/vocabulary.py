@@ -11,6 +11,9 @@ from typing import Final
 DATALOADER: Final = "perfscope::dataloader"
 """The training loop is inside a data loader's ``__next__``."""
 
+DATALOADER_START: Final = "perfscope::dataloader_start"
+"""A data loader makes an iterator: it starts its workers, or gives those that persist a new epoch."""
+
 FORWARD: Final = "perfscope::forward"
 """The outermost module's forward."""
 
@@ -29,7 +32,7 @@ OPTIMIZER: Final = "perfscope::optimizer"
 GARBAGE_COLLECTION: Final = "perfscope::gc"
 """The interpreter collects garbage, on whichever thread's turn it was; not its youngest generation's collections."""
 
-RANGES: Final = (DATALOADER, FORWARD, EVALUATION, BACKWARD, COMMUNICATION, OPTIMIZER)
+RANGES: Final = (DATALOADER, DATALOADER_START, FORWARD, EVALUATION, BACKWARD, COMMUNICATION, OPTIMIZER)
 
 COLLECTIVE_PREFIX: Final = "perfscope::collective#"
 """Range around the operator ``c10d::*`` that issues a collective or message of a job without accelerators, on the

@@ -52,7 +52,8 @@ class _Need:
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
     waiting = _waiting(job)
-    if not waiting or _is_one_straggler(job, waiting) or find_stalls(job) is not None:
+    stalls = find_stalls(job)
+    if not waiting or _is_one_straggler(job, waiting) or (stalls is not None and stalls.is_all):
         return None
     worst = max(waiting, key=lambda row: row.blocking_us)
     stall_us = median(row.blocking_us for row in waiting)

@@ -41,6 +41,10 @@ class Stalls:
     """Of each of them, median over the ranks."""
     epoch_starts: bool
     loader: DataLoaderMetadata
+    recorded: bool = False
+    """Is the start of the loader recorded? Else it is inferred from the number of the step."""
+    is_all: bool = True
+    """Do the other steps hardly wait?"""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -50,10 +54,11 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     recorded = sum(stalls.wait_us) / job.steps
     lost = _lost_us(job, stalls)
+    for_what = "the data loader's workers" if stalls.recorded else "batches"
     when = "at the start of an epoch" if stalls.epoch_starts else "in a few steps"
     return job.finding(
         RULE,
-        f"All ranks wait for batches {when}: {job.share(recorded):.0%} of the recorded time",
+        f"All ranks wait for {for_what} {when}: {job.share(recorded):.0%} of the recorded time",
         lost,
         evidence=(
             Evidence("steps with a stall", len(stalls.steps), ranks=job.ranks),
@@ -76,6 +81,8 @@ def find_stalls(job: RuleContext) -> Stalls | None:
     per_rank = [steps.loading_us for steps in job.per_step.values()]
     if loader is None or loader.num_workers == 0 or not per_rank or not job.steps:
         return None
+    if (recorded := _recorded_starts(job, loader)) is not None:
+        return recorded
     waits = [median(step) for step in zip(*per_rank, strict=True)]
     step = job.step_time_us
     hit = [index for index, wait in enumerate(waits) if wait >= STALL * step]
@@ -90,6 +97,30 @@ def find_stalls(job: RuleContext) -> Stalls | None:
     return Stalls(steps, tuple(waits[index] for index in hit), starts, loader)
 
 
+def _recorded_starts(job: RuleContext, loader: DataLoaderMetadata) -> Stalls | None:
+    """Steps in which a loader starts its workers, which costs at least ``SHARE``; None without.
+
+    They are started, and load their first batches, while the ranks wait.
+    """
+    starting = [median(step) for step in zip(*(each.starting_us for each in job.per_step.values()), strict=True)]
+    hit = [index for index, us in enumerate(starting) if us > 0]
+    if not hit or loader.persistent_workers:
+        return None
+    loading = [median(step) for step in zip(*(each.loading_us for each in job.per_step.values()), strict=True)]
+    usual = median([us for index, us in enumerate(loading) if index not in hit] or [0.0])
+    cost = tuple(starting[index] + max(loading[index] - usual, 0.0) for index in hit)
+    if sum(cost) < SHARE * job.step_time_us * len(starting):
+        return None
+    return Stalls(
+        tuple(job.info.steps[index] for index in hit),
+        cost,
+        epoch_starts=True,
+        loader=loader,
+        recorded=True,
+        is_all=usual <= CLEAR * job.step_time_us,
+    )
+
+
 def _at_epoch_starts(steps: tuple[int, ...], loader: DataLoaderMetadata) -> bool:
     """Are all stalls where the loader started again, or one step later? Steps count from 0, with one batch each."""
     length = loader.batches_per_epoch
@@ -100,8 +131,13 @@ def _at_epoch_starts(steps: tuple[int, ...], loader: DataLoaderMetadata) -> bool
 
 def _lost_us(job: RuleContext, stalls: Stalls) -> float:
     """Mean per step of the whole run: an epoch's start counts once per epoch, however many were recorded."""
+    if stalls.recorded and len(stalls.steps) > 1:
+        apart = (stalls.steps[-1] - stalls.steps[0]) / (len(stalls.steps) - 1)
+        return sum(stalls.wait_us) / len(stalls.wait_us) / apart
     if stalls.epoch_starts and stalls.loader.batches_per_epoch:
-        return sum(stalls.wait_us) / len(stalls.wait_us) / stalls.loader.batches_per_epoch
+        taken = max((int(row.batches_per_step) for row in job.summary.dataloader), default=1)
+        batches = max(taken, 1) if stalls.recorded else 1  # inferred starts are of steps that take one batch each
+        return sum(stalls.wait_us) / len(stalls.wait_us) * batches / stalls.loader.batches_per_epoch
     return sum(stalls.wait_us) / job.steps
 
 

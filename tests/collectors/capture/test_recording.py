@@ -12,7 +12,15 @@ import pytest
 from perfscope import analyze
 from perfscope.recording.metadata import CaptureMetadata, load_launch, load_run
 from perfscope.recording.paths import LAUNCH_FILE, run_file, samples_file
-from perfscope.recording.vocabulary import BACKWARD, COLLECTIVE_PREFIX, COMMUNICATION, DATALOADER, FORWARD, OPTIMIZER
+from perfscope.recording.vocabulary import (
+    BACKWARD,
+    COLLECTIVE_PREFIX,
+    COMMUNICATION,
+    DATALOADER,
+    DATALOADER_START,
+    FORWARD,
+    OPTIMIZER,
+)
 from tests.collectors.harness import SCRIPTS, SHORT, Recording, needs_torch, record, train
 
 pytestmark = [pytest.mark.training, needs_torch]
@@ -177,6 +185,20 @@ def test_a_plain_loop_is_recorded_and_everything_patched_is_put_back(tmp_path: P
     assert run.settings["gradient_accumulation"] == {"backwards_per_step": 2}
     assert run.model is not None
     assert run.model.name == "Tiny"
+
+
+EPOCHS = ("--wait", "3", "--warmup", "2", "--active", "8")
+"""Options that record two epochs of four steps."""
+
+
+def test_loaders_that_start_for_each_epoch_are_told_and_what_ends_one_is_no_batch(tmp_path: Path) -> None:
+    recording = record(tmp_path / "r", sys.executable, str(SCRIPTS / "short_epochs.py"), options=EPOCHS)
+    assert recording.exit_code == 0, recording.err
+    assert recording.trace(0).ranges()[DATALOADER_START] == 2
+    summary = analyze(recording.folder)
+    assert [row.batches_per_step for row in summary.dataloader] == [1.0]
+    assert summary.findings[0].rule == "loader-stalls"
+    assert summary.findings[0].action.setting == "DataLoader(persistent_workers=…)"
 
 
 def test_a_critics_steps_are_part_of_the_generators(tmp_path: Path) -> None:

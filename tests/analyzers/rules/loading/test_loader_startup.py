@@ -80,6 +80,63 @@ def test_workers_that_stay_already_are_not_asked_for(stalled):
     assert finding.action.setting == "DataLoader(prefetch_factor=…)"
 
 
+def starting(job: Analyzed, at: dict[int, float], **loader: object) -> RuleContext:
+    """The job with data loaders that start in these steps (index: µs), and wait for a batch only there."""
+    steps = job.context.steps
+    own = tuple(at.get(index, 0.0) for index in range(steps))
+    per_step = {
+        rank: replace(each, starting_us=own, loading_us=tuple(us / 2 for us in own))
+        for rank, each in job.context.per_step.items()
+    }
+    return changed(loaded_with(job, **loader), per_step=per_step)
+
+
+def test_loaders_that_are_seen_to_start_need_no_long_epoch(stalled):
+    steps = stalled.context.info.steps
+    context = starting(stalled, {1: 4_000.0, 5: 5_000.0, 9: 3_000.0}, batches_per_epoch=4)
+    finding = loader_startup.evaluate(context)
+    assert finding is not None
+    assert "the data loader's workers at the start of an epoch" in finding.title
+    assert (finding.action.setting, finding.action.new) == ("DataLoader(persistent_workers=…)", "True")
+    assert loader_startup.find_stalls(context).steps == (steps[1], steps[5], steps[9])
+    # 4 ms of starting and 2 ms of loading, every fourth step.
+    lost = 6_000.0 / 4
+    assert finding.ceiling == pytest.approx(context.step_time_us / (context.step_time_us - lost) - 1)
+
+
+@pytest.mark.parametrize(
+    ("at", "loader"),
+    [
+        ({1: 20_000.0, 5: 20_000.0}, {"persistent_workers": True}),
+        ({1: 20_000.0, 5: 20_000.0}, {"num_workers": 0}),
+        ({1: 200.0, 5: 200.0}, {}),
+        ({}, {}),
+    ],
+    ids=["workers stay", "no workers", "quick", "none"],
+)
+def test_loaders_that_cost_little_to_start_or_cannot_be_helped(stalled, at, loader):
+    stalls = loader_startup.find_stalls(starting(stalled, at, **loader))
+    assert stalls is None or not stalls.recorded
+
+
+def test_a_single_start_counts_once_in_an_epoch(stalled):
+    context = starting(stalled, {2: 40_000.0}, batches_per_epoch=100)
+    (loader,) = {row.batches_per_step for row in context.summary.dataloader}
+    assert loader == 1
+    finding = loader_startup.evaluate(context)
+    assert finding is not None
+    assert finding.ceiling == pytest.approx(context.step_time_us / (context.step_time_us - 60_000.0 / 100) - 1)
+
+
+def test_slow_loading_throughout_is_told_as_well(starved):
+    context = starting(starved, {1: 20_000.0, 5: 20_000.0})
+    slow = {rank: replace(each, loading_us=(7_000.0,) * 12) for rank, each in context.per_step.items()}
+    stalls = loader_startup.find_stalls(changed(context, per_step=slow))
+    assert stalls is not None
+    assert not stalls.is_all
+    assert dataloader_workers.evaluate(changed(context, per_step=slow)) is not None
+
+
 def test_workers_that_are_too_slow_stall_in_rounds_and_need_company(starved):
     assert loader_startup.evaluate(loaded_with(starved)) is None
     assert dataloader_workers.evaluate(loaded_with(starved)) is not None
