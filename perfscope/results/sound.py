@@ -18,6 +18,10 @@ _ROUNDING: Final = 1e-3
 """How far below 0 a difference of two measured times may be by rounding alone."""
 
 
+_UNLIKE: Final = 1e-6
+"""Share of the step by which sums of the same times may differ by rounding."""
+
+
 def check(summary: Summary) -> None:
     """Raise ValueError, naming the field, where a summary cannot be one that was made of a recording."""
     _check(summary, "$")
@@ -25,6 +29,19 @@ def check(summary: Summary) -> None:
         if not len(strip.categories) == len(strip.start_us) == len(strip.duration_us):
             raise ValueError(f"the step timeline of rank {strip.rank} has arrays of unlike lengths")
     summary.self_check()
+    _check_steps(summary)
+
+
+def _check_steps(summary: Summary) -> None:
+    """The job's step time is the mean of its steps, and a category's of its parts: comparisons rest on either."""
+    job, rows = summary.job, summary.time_breakdown
+    means = {"step_time_us": (job.step_time_us_per_step, job.step_time_us)} if job.steps else {}
+    for name in rows[0].categories() if rows else ():
+        whole = sum(row.categories()[name] for row in rows) / len(rows)
+        means[f"time_breakdown.{name}"] = (job.time_breakdown_us_per_step.get(name, ()), whole)
+    for name, (per_step, mean) in means.items():
+        if per_step and abs(sum(per_step) / len(per_step) - mean) > _UNLIKE * job.step_time_us + _ROUNDING:
+            raise ValueError(f"the steps' times do not have the mean that is given - at `$.{name}`")
 
 
 def _check(owner: Any, place: str) -> None:

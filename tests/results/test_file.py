@@ -113,6 +113,7 @@ def test_errors_name_the_file(tmp_path: Path, document: dict[str, Any]) -> None:
         ),
         (("time_breakdown", 0, "compute_us"), 9e17, "is no number of µs that can be true"),
         (("time_breakdown", 0, "compute_us"), 1.0, "categories add up to"),
+        (("job", "step_time_us"), 0.5, r"do not have the mean that is given - at `\$.step_time_us"),
         (("step_timeline", 0, "duration_us"), [], "arrays of unlike lengths"),
         (("lanes", 0, "name"), [], "arrays of a lane are not equally long"),
         (("lanes", 0, "texts"), [], "a lane names a text that it does not have"),
