@@ -173,4 +173,5 @@ def _delivers(trace: Trace, host: HostActivity, rows: Int64) -> Bool:
     ended = trace.ends_ns(rows)
     following = [np.append(times, never)[np.searchsorted(times, ended)] for times in (starting, forwards)]
     restarted, used = following
-    return ~(restarted < np.minimum(used, np.append(trace.start_ns[rows[1:]], never)))
+    delivers: Bool = restarted >= np.minimum(used, np.append(trace.start_ns[rows[1:]], never))
+    return delivers

@@ -22,6 +22,7 @@ from perfscope.execution.memory_bound import MemoryBound
 from perfscope.redact import redact_names
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import (
+    NEVER,
     NONE,
     WHOLE_GRAPH,
     Category,
@@ -266,7 +267,7 @@ class _NsysBuilder:
         if last > _EARLIEST_EPOCH_NS:
             return 0
         for (start,) in read_rows(self._tables, "TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"]):
-            if start != NONE:
+            if start != NONE and NEVER < start < -NEVER:
                 return int(start)
         self._notes.append("the report has no start time: this rank's clock cannot be aligned with other ranks'")
         return 0

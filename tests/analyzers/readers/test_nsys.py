@@ -287,6 +287,16 @@ class TestWhatIsNotThere:
         assert trace.parse_report.dropped_events == 1
         assert trace.parse_report.notes == ("1 NVTX ranges never end: the recording stopped inside them",)
 
+    @pytest.mark.parametrize("epoch_ns", [2**63 - 1, -(2**63)])
+    def test_a_start_of_the_session_that_cannot_be_is_not_known(self, tmp_path: Path, epoch_ns: int) -> None:
+        path = write(tmp_path / "a.sqlite").close()
+        with sqlite3.connect(path) as database:
+            database.execute("UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = ?", (epoch_ns,))
+        database.close()
+        trace = nsys.read(path)
+        assert 0 <= int(trace.start_ns[0]) <= int(trace.end_ns.max()) < 10**9
+        assert "clock cannot be aligned" in trace.parse_report.notes[0]
+
     def test_a_row_years_from_all_others_is_dropped_and_counted(self, tmp_path: Path) -> None:
         export = write(tmp_path / "a.sqlite")
         years_ns = 10 * 365 * 86_400 * 10**9
