@@ -54,6 +54,9 @@ _SLACK: Final = 0.75
 _SOME: Final = 0.3
 """Share of them below which they are not."""
 
+_EVEN: Final = 0.4
+"""Least time between two batches of a lone worker, as a share of their mean: several workers deliver unevenly."""
+
 
 @dataclass(frozen=True, eq=False)
 class Deliveries:
@@ -114,14 +117,14 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     every_ns = (end[-1] - end[0]) / (len(end) - 1) if len(end) > 1 else float(_recorded_ns(partial))
     waited = end - start
     stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited))
-    busy = sure = _busy(stalled, waited, workers)
+    turns = _turns(stalled, waited, end)
+    busy = sure = _busy(stalled, waited, workers, turns)
     if pace_ns is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
         taken = pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
         sure = True if taken >= _NO_SLACK else None if taken < _SLACK else sure
     if sure is None:
         return unseen
-    turns = _turns(stalled, waited)
     hit = np.flatnonzero(stalled)
     batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None
     if pace_ns is not None:
@@ -130,7 +133,7 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     idle = pace_ns is None and batch_ns is not None and _same_place(hit, loading.batches)
     if idle and batch_ns is not None:
         sure, batch_ns = False, _quickest_ns(hit, end[hit], batch_ns)
-    seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit], round(_STALL * every_ns))
+    seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit])
     begun, launched = _under_work(partial, end[hit[~seen]])
     order = np.argsort(np.concatenate((on_ns, begun)), kind="stable")
     return Deliveries(
@@ -150,24 +153,26 @@ def _recorded_ns(partial: RankPartial) -> int:
     return int(partial.steps.end_ns[-1] - partial.steps.start_ns[0])
 
 
-def _busy(stalled: Bool, waited_ns: Int64, workers: int | None) -> bool | None:
+def _busy(stalled: Bool, waited_ns: Int64, workers: int | None, turns: int | None) -> bool | None:
     """Are the workers always busy? False: the batches for which the training waited only suggest it; None: no."""
     hit = np.flatnonzero(stalled)
     if len(hit) == 0:
         return None
     if workers is not None:
         return _share_of_rounds(stalled, workers)
-    turns = _turns(stalled, waited_ns)
-    if turns is not None:
-        return turns > 1 or bool(np.median(waited_ns[hit]) >= _OWN_COST_NS)
+    if turns is not None and turns > 1:
+        return True
+    if len(stalled) >= _SEVERAL and stalled.mean() >= _NEARLY_ALL:
+        return bool(np.median(waited_ns[hit]) >= _OWN_COST_NS)
     return None if np.diff(hit, prepend=-1, append=len(stalled)).max() > _MOST_WORKERS else False
 
 
-def _turns(stalled: Bool, waited_ns: Int64) -> int | None:
+def _turns(stalled: Bool, waited_ns: Int64, end_ns: Int64) -> int | None:
     """Every how many batches the training waits: workers that begin together deliver together, one batch each. None
-    where it does not wait so regularly. Where batches take unequally long, only the long waits are regular.
+    where it does not wait so regularly. Where batches take unequally long, only the long waits are regular. ``end_ns``
+    are when the waits end: a lone worker delivers one batch after the other, not several at about the same time.
     """
-    if len(stalled) < 3:
+    if len(stalled) < _SEVERAL:
         return None
     # Of a few long waits among others three may be regular by chance.
     for hit, least in ((np.flatnonzero(stalled), 3), (np.flatnonzero(waited_ns >= waited_ns.max() / 2), 4)):
@@ -175,7 +180,9 @@ def _turns(stalled: Bool, waited_ns: Int64) -> int | None:
         regular = len(hit) >= least and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1]
         if regular and 1 < apart[1] <= _MOST_WORKERS:
             return int(apart[1])
-    return 1 if stalled.mean() >= _NEARLY_ALL else None
+    delivered = np.diff(end_ns[stalled])
+    one = stalled.mean() >= _NEARLY_ALL and delivered.min() >= _EVEN * delivered.mean()
+    return 1 if one else None
 
 
 def _same_place(hit: Int64, batches: Int64) -> bool:
@@ -219,15 +226,16 @@ def _share_of_rounds(stalled: Bool, workers: int) -> bool | None:
     return None if with_stall < _SOME else bool(with_stall >= _NEARLY_ALL and rounds > 1)
 
 
-def _seen(partial: RankPartial, start_ns: Int64, end_ns: Int64, least_ns: int) -> tuple[Bool, Int64, Int64]:
-    """(which of these waits the rank's own progress shows as stalls, where those end, how long they are)."""
+def _seen(partial: RankPartial, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64, Int64]:
+    """(which of these waits the rank's own progress shows as stalls, where those end, how long they are). A device that
+    was behind its host notices the end of a wait only; as little as that, the batch came too late for it.
+    """
     stalls = partial.progress.own.where(TimeCategory.DATALOADER)
     last = np.searchsorted(stalls.start_ns, end_ns, side="left") - 1
     some = (last >= 0) & (stalls.end_ns[last] > start_ns) if len(stalls) else np.zeros(len(end_ns), dtype=np.bool_)
     length = np.zeros(len(end_ns), dtype=np.int64)
     length[some] = (stalls.end_ns - stalls.start_ns)[last[some]]
-    seen = some & (length >= least_ns)
-    return seen, stalls.end_ns[last[seen]] if len(stalls) else length[:0], length[seen]
+    return some, stalls.end_ns[last[some]] if len(stalls) else length[:0], length[some]
 
 
 def _under_work(partial: RankPartial, end_ns: Int64) -> tuple[Int64, Int64]:

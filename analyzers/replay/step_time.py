@@ -56,11 +56,12 @@ def predicted_step_ns(
 
 
 def _host_paced_ns(recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult) -> float:
-    """What a step takes the slowest host that never waits, less what its device was quicker before the change. A
-    device that has come behind its host is quicker than its host only until it has caught up.
+    """What a step takes the slowest host that never waits, less what its device, or the job, was quicker before the
+    change. A device that has come behind its host is quicker than its host only until it has caught up; and ranks that
+    begin apart end the first step sooner than the host that is behind makes the others.
     """
     (host, _), (before, device) = _paces_ns(recorded, replayed), _paces_ns(recorded, unchanged)
-    return host - max(before - device, 0.0)
+    return host - max(before - device, before - recorded.step_time_ns(unchanged), 0.0)
 
 
 def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult) -> tuple[float, float]:

@@ -80,6 +80,8 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         if rank not in rows:
             continue
         row, batch_us = rows[rank], rows[rank].batch_us
+        if row.num_workers == workers:
+            continue  # nothing changes
         if batch_us is None:
             if not len(context.recorded.deliveries[rank]) and workers >= _had(context, row, rows):
                 continue  # they are quick enough already, and more of them change nothing

@@ -51,6 +51,14 @@ _BATCH_VARIES: Final = 0.1
 _UNDECIDED: Final = 0.10
 """Share of a prediction that an assumed latency may make of it, either way; above, there is none."""
 
+_WORTH_SAYING: Final = 0.05
+"""Share of a prediction that what the waits for loader workers leave open makes of it, from which that is said."""
+
+_FEW_WAITS: Final = (
+    "the recorded waits for loader workers do not show how fast these are: low and high hold that they set the pace, "
+    "and that they do not; perfscope run records what a batch takes them"
+)
+
 _HOST_PACE: Final = 1.15
 """How much longer than what it does a host may take for a step that it limits."""
 
@@ -166,13 +174,16 @@ def _predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     low, high = _range(measured, mid, share, changed.sure)
     least, most = _by_hosts(context, settings, measured, mid)
     low, high = min(low, least * (1 - share)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
+    assumed = changed.assumed
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * context.correction for leaning in (-1, 1)]
         _refuse_undecided(changed, mid, ends)
+        if changed.of_loading and max(abs(end - mid) for end in ends) > _WORTH_SAYING * mid:
+            assumed += (_FEW_WAITS,)
         low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
-    return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, changed.assumed, profiled)
+    return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, assumed, profiled)
 
 
 @dataclass(frozen=True)
@@ -188,6 +199,8 @@ class _ChangedStep:
     sure: Uncertainty
     unsure: bool
     doubtful: bool
+    of_loading: bool
+    """Waits for loader workers leave open whether these set the pace."""
     assumed: tuple[str, ...]
 
 
@@ -207,10 +220,13 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
     if leaning <= 0:
         schedules.free_hidden_loading()
+    else:
+        schedules.hold_by_hidden_loading(context.result.step_ns)
     loader.keep_workers_pace(schedules, context)
     if context.profiler is not None:
         context.profiler.remove_from(schedules, context.result)
-    doubtful = schedules.has_doubtful_loading or schedules.waits_for_absent
+    of_loading = schedules.has_doubtful_loading
+    doubtful = of_loading or schedules.waits_for_absent
     if leaning < 0:
         schedules.free_loading(schedules.ops, doubtful=True)
     ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
@@ -238,7 +254,14 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     predicted = schedules.step_ns(replayed, context.replayed_unchanged)
     steps_ns = context.recorded.steps_ns(replayed)
     return _ChangedStep(
-        predicted, freed, steps_ns, sure, bool(question.unsure) or doubtful, doubtful, question.assumptions()
+        predicted,
+        freed,
+        steps_ns,
+        sure,
+        bool(question.unsure) or doubtful,
+        doubtful,
+        of_loading,
+        question.assumptions(),
     )
 
 

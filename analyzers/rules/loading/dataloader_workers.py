@@ -90,7 +90,8 @@ def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:
 def explains(job: RuleContext, row: StragglerRow) -> bool:
     """Is this straggler only the one whose batch came last, of loaders that may all be too slow? A batch takes as long
     on its workers as on those of the others; where that is not known, it waited in one step only, and its host not
-    much longer than theirs.
+    much longer than theirs. Or several wait, each as long as the others: of loaders that are all as slow some wait, and
+    the others, whose batches were ready, are no quicker. More workers help in either case, on these ranks too.
     """
     mine = row.members
     if row.cause != "dataloader" or row.scope == "job" or not any(each.rank in mine for each in _waiting(job)):
@@ -100,6 +101,8 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
     own = [us for rank in mine if (us := took.get(rank)) is not None]
     if own and others:
         return max(own) <= AS_SLOW * median(others)
+    if len(mine) > 1 and row.scope == "ranks":
+        return set(row.causes) == {row.cause}
     waits = {loader.rank: loader.wait_us for loader in job.summary.dataloader}
     theirs = [us for rank, us in waits.items() if rank not in mine]
     mine_us = max(waits.get(rank, 0.0) for rank in mine)

@@ -238,6 +238,14 @@ class EditableSchedules:
         if 2 * len(hidden) > len(every) and mean(hidden.values()) < _OFTEN:
             self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
 
+    def hold_by_hidden_loading(self, step_ns: float) -> None:
+        """A step takes as long as recorded, ``step_ns``, where hosts that are ahead of their devices waited for workers
+        once: how fast these are is not known, and they may be no faster.
+        """
+        for rank, found in self.recorded.deliveries.items():
+            if found.is_hidden and found.batch_ns is None:
+                self.loading_step_ns[rank] = step_ns
+
     def lift_holds(self) -> None:
         """No rank waits where workers that set the pace held it up: ``loading_step_ns`` bounds the step in their place.
         As many steps may hold more or fewer of the workers' turns; it does not matter then which of them.

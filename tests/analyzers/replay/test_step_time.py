@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from perfscope.analyzers.replay.step_time import _as_the_others
+from perfscope.analyzers.replay.step_time import _as_the_others, _host_paced_ns
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,29 @@ def test_the_first_step_changes_as_those_that_took_as_long(
 ) -> None:
     found = _as_the_others(np.array(changed, dtype=np.float64), np.array(recorded, dtype=np.float64))
     assert found.tolist() == pytest.approx([first, *changed[1:]])
+
+
+@pytest.mark.parametrize(
+    ("recorded_ns", "host_ns", "least_ns"),
+    [
+        # A host that the change makes slower.
+        (100.0, 110.0, 110.0),
+        # Ranks that begin 30 apart take that less in all three steps: what changes nothing makes them no longer.
+        (90.0, 100.0, 90.0),
+        (90.0, 110.0, 100.0),
+        # No less for steps that took longer than their host.
+        (120.0, 110.0, 110.0),
+    ],
+)
+def test_a_host_limits_a_step_by_what_it_takes_more_than_before(
+    recorded_ns: float, host_ns: float, least_ns: float
+) -> None:
+    """Three steps of a host and a device that took 100 from one to the next."""
+    begin = np.array([[0, 1, 2]])
+
+    def replayed(pace_ns: float) -> Any:
+        marks = (begin[0] * pace_ns).astype(np.int64)
+        return SimpleNamespace(host_mark_ns=marks, mark_ns=marks)
+
+    recorded: Any = SimpleNamespace(begin=begin, used=np.ones(3, dtype=np.bool_), step_time_ns=lambda _: recorded_ns)
+    assert _host_paced_ns(recorded, replayed(host_ns), replayed(100.0)) == pytest.approx(least_ns)

@@ -125,6 +125,8 @@ def test_loading_in_the_training_process_is_work_like_any_other(tmp_path: Path) 
         ([0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0], 2, None),
         ([0] * 20 + [9] + [0] * 20, None, None),
         ([0, 0, 0, 0], None, None),
+        # So many are, though of how many workers is not known.
+        ([26, 0, 517, 11, 4], None, True),
         # Less than a millisecond for every batch may be what taking one costs.
         ([0.8, 0.8, 0.8, 0.8], None, False),
     ],
@@ -133,7 +135,7 @@ def test_which_waits_show_that_workers_are_always_busy(
     waits_ms: list[float], workers: int | None, busy: bool | None
 ) -> None:
     waited = (np.array(waits_ms) * MS).astype(np.int64)
-    assert _busy(waited > 0, waited, workers) is busy
+    assert _busy(waited > 0, waited, workers, _turns(waited > 0, waited, np.cumsum(waited))) is busy
 
 
 @pytest.mark.parametrize(
@@ -144,13 +146,16 @@ def test_which_waits_show_that_workers_are_always_busy(
         # Batches that take unequally long: the long waits are regular.
         ([9, 1, 12, 2, 8, 1, 10, 0], 2),
         ([9, 0, 0, 9, 9, 0], None),
+        # Nearly each batch is waited for, but the last three come at about the same time: no lone worker's.
+        ([26, 0, 517, 11, 4], None),
+        ([120, 70, 150, 130], 1),
         ([3, 2, 9, 2, 0, 4, 8, 0, 3, 1, 9, 0], None),
         ([9, 0], None),
     ],
 )
 def test_turns_show_how_many_workers_there_are(waits_ms: list[float], workers: int | None) -> None:
     waited = (np.array(waits_ms) * MS).astype(np.int64)
-    assert _turns(waited > 0, waited) == workers
+    assert _turns(waited > 0, waited, np.cumsum(waited)) == workers
 
 
 def test_taking_a_batch_that_is_there_is_no_wait() -> None:
@@ -286,6 +291,43 @@ def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_
     found = predict(context, {"compute": "1.5x"})
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.high_ns > context.result.step_ns
+
+
+def test_a_wait_of_which_the_device_notices_only_the_end_holds_the_step(tmp_path: Path) -> None:
+    """On the second simulator: the host waits 2.3 ms of a step of 5 for a batch, of which its device idles 0.2."""
+    drawn = draw(13030)
+    emulate(drawn.job).write(tmp_path)
+    context = context_of(tmp_path)
+    (held,) = (found for found in context.recorded.deliveries.values() if len(found))
+    assert held.longest_ns > 10 * held.stall_ns.max() > 0
+    changed = apply(drawn.job, {"compute": "1.5x"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    found = predict(context, {"compute": "1.5x"})
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+def test_one_wait_of_a_host_ahead_of_its_device_leaves_the_pace_open_and_says_so(tmp_path: Path) -> None:
+    """On the second simulator: hosts come out of a pause ahead of their devices and empty loaders that are slow."""
+    drawn = draw(12138)
+    emulate(drawn.job).write(tmp_path)
+    context = context_of(tmp_path)
+    assert all(found.is_hidden and found.batch_ns is None for found in context.recorded.deliveries.values())
+    changed = apply(drawn.job, {"compute": "1.5x"})
+    assert changed is not None
+    found = predict(context, {"compute": "1.5x"})
+    assert found.low_ns <= emulate(changed.job).step_ns <= found.high_ns
+    assert any("loader workers" in words for words in found.assumed)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_as_many_workers_as_there_are_change_nothing(workers: int, tmp_path: Path) -> None:
+    loader = Loader(workers=workers, load_ns=3 * MS)
+    job = Job(ranks=2, ranks_per_host=2, item_every=3, model=Model(blocks=3), loader=loader)
+    emulate(replace(job, recording=replace(job.recording, run=True))).write(tmp_path)
+    found = predict(context_of(tmp_path), {"dataloader.num_workers": str(workers)})
+    assert found.mid_ns == pytest.approx(found.measured_ns, rel=0.005)
 
 
 @pytest.mark.parametrize("run", [True, False], ids=["by run", "a trace alone"])

@@ -118,6 +118,34 @@ def test_of_loaders_that_are_all_as_slow_the_last_one_is_no_straggler(
 
 
 @pytest.mark.parametrize(
+    ("others_us", "causes", "rule"),
+    [
+        (None, ("dataloader", "dataloader"), dataloader_workers.RULE),
+        (49e3, ("dataloader", "dataloader"), dataloader_workers.RULE),
+        (20e3, ("dataloader", "dataloader"), straggling_rank.RULE),
+        (None, ("dataloader", "compute"), straggling_rank.RULE),
+    ],
+    ids=["not known", "as slow", "quicker", "one computes"],
+)
+def test_several_that_wait_for_their_loaders_are_no_stragglers_where_the_others_may_be_as_slow(
+    others_us: float | None, causes: tuple[str, ...], rule: str
+) -> None:
+    """Ranks 0 and 2 wait 20 ms of each step of 100 for their batches, and the others for them."""
+    late = StragglerRow(
+        rank=0, cause="dataloader", lost_us=20_000, confidence="low", steps=(1, 2, 3), share_of_steps=1.0,
+        scope="ranks", ranks=(0, 2), causes=causes, alone_us=(0.0, 0.0), adds_us=(10_000.0, 10_000.0),
+    )  # fmt: skip
+    waits = [20_000.0 if rank in (0, 2) else 0.0 for rank in range(4)]
+    ranks = [breakdown(rank, idle_dataloader=us) for rank, us in enumerate(waits)]
+    rows = tuple(
+        DataLoaderRow(rank=rank, wait_us=us, blocking_us=us, batch_us=50e3 if us else others_us, num_workers=None)
+        for rank, us in enumerate(waits)
+    )
+    found = evaluate(context(*ranks, dataloader=rows, stragglers=(late,)))
+    assert found[0].rule == rule
+
+
+@pytest.mark.parametrize(
     ("settings", "typed"),
     [
         ({}, "DataLoader(dataset, num_workers=4, persistent_workers=True)"),
