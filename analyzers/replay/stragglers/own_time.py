@@ -25,6 +25,15 @@ _IN_TURN: Final = 4.0
 """How many times the usual distance the slowest rank of a step must be above the median to count as slow: the slowest
 of many ranks is always above the median, but only pauses are of that size."""
 
+_NOTICEABLE: Final = 0.05
+"""Share of the step from which a loader is late."""
+_OFTEN: Final = 0.25
+"""Share of the steps in which some loader must be late."""
+_AGAIN: Final = 3
+"""Steps in which each of them must be."""
+_MAIN: Final = 0.5
+"""Part of what it loads for longer, at least, by which a rank's whole own time must be longer."""
+
 _WAITED_FOR: Final = 0.05
 """A rank's host limits it where its device waits for launches for this share of the step: a host whose queue is full is
 busy all the time too, inside its launches."""
@@ -123,10 +132,42 @@ def _from_step_to_step(values: Int64 | Float64) -> Float64:
 
 def slow_once(peers: Peers, own: Int64) -> list[int]:
     """Ranks that were the slowest of some used step, and far slower than ranks usually differ."""
-    distance = own - np.median(own, axis=0)
+    return [peers.ranks[line] for line in np.flatnonzero(_slow(own, NOISE * float(np.median(own))).any(axis=1))]
+
+
+def late_loaders(peers: Peers, own: Int64, used: Bool, step_ns: float) -> list[int]:
+    """Ranks whose loading is the longest now and then, plainly beside its own noise, where computing may vary by more:
+    two or more of them, in many steps (of ``step_ns``) together.
+    """
+    loading = peers.rows_ns[:, used, TimeCategory.DATALOADER]
+    slow = _slow(loading, _NOTICEABLE * step_ns)
+    late = [
+        line
+        for line in np.flatnonzero(slow.sum(axis=1) >= _AGAIN).tolist()
+        if _is_later(slow[line], line, own, loading)
+    ]
+    if slow[late].any(axis=0).mean() < _OFTEN or len(late) < 2:
+        return []
+    return [peers.ranks[line] for line in late]
+
+
+def _slow(times: Int64, least: float) -> Bool:
+    """Where a rank (line) is the slowest of its step (column), and far slower than ranks usually differ."""
+    distance = times - np.median(times, axis=0)
     usual = float(np.median(np.abs(distance))) * SIGMA_OF_MAD
-    hit = (distance > _IN_TURN * usual) & (distance > NOISE * float(np.median(own)))
-    return [peers.ranks[index] for index in np.unique(own.argmax(axis=0)[hit.any(axis=0)])]
+    far = (distance > _IN_TURN * usual) & (distance > least)
+    return np.asarray(far & (times == times.max(axis=0)), dtype=np.bool_)
+
+
+def _is_later(slow: Bool, line: int, own: Int64, loading: Int64) -> bool:
+    """Is a rank's whole own time longer in its slow steps, and not only something else shorter?"""
+    if slow.all():
+        return False
+    whole, of_loading = (
+        (times[line] - np.median(times, axis=0))[slow].mean() - (times[line] - np.median(times, axis=0))[~slow].mean()
+        for times in (own, loading)
+    )
+    return bool(whole >= _MAIN * of_loading)
 
 
 @dataclass(frozen=True, eq=False)

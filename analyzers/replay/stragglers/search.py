@@ -40,6 +40,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     excess_apart,
     flops_per_step,
     flops_vary,
+    late_loaders,
     most_apart,
     own_in_step,
     slow_once,
@@ -175,6 +176,8 @@ class _Search:
         over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self._excess.items()}
         self._slow = [rank for rank in sorted(over, key=lambda rank: -over[rank]) if over[rank] >= self._noise]
         self._slow_once = {rank for peers, own in self._own for rank in slow_once(peers, own)}
+        for peers, own in self._own:
+            self._slow_once.update(late_loaders(peers, own, recorded.used, result.step_ns))
 
     @property
     def schedules(self) -> Schedules:

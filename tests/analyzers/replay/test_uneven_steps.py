@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import perfscope
-from perfscope.analyzers.replay.stragglers.own_time import steadiness, varies_by
+from perfscope.analyzers.replay.peers import Peers
+from perfscope.analyzers.replay.stragglers.own_time import late_loaders, steadiness, varies_by
+from perfscope.results.categories import TimeCategory
 from tests.emulator import Cause, Job, Model, Recording, emulate
 from tests.emulator.draw import draw
 
@@ -23,6 +25,23 @@ def test_variance_between_ranks_and_from_step_to_step() -> None:
     assert varies_by(own.astype(np.float64)) == pytest.approx(np.sqrt(4 / 6) / 2)
     assert steadiness(np.array([[4, 4], [2, 2]])) == np.inf
     assert (steadiness(own[:, :1]), varies_by(own[:, :1].astype(np.float64))) == (np.inf, 0.0)
+
+
+@pytest.mark.parametrize("late", ["in turn", "one of them", "and computes for less", "never"])
+def test_loaders_that_are_late_in_turn_are_plain_beside_computing_that_varies(late: str) -> None:
+    """Three ranks compute for 30, 40 and 50 ms, one of them the least in turn, and load for 1 ms, a late one for 21."""
+    rows = np.zeros((3, 24, len(TimeCategory)), dtype=np.int64)
+    for step in range(24):
+        for rank in range(3):
+            rows[rank, step, TimeCategory.COMPUTE] = 30 + 10 * ((step // 3 + rank) % 3)
+            late_rank = {"in turn": step % 3, "one of them": 1, "and computes for less": step % 3, "never": -1}[late]
+            rows[rank, step, TimeCategory.DATALOADER] = 21 if rank == late_rank else 1
+            if late == "and computes for less" and rank == late_rank:
+                rows[rank, step, TimeCategory.COMPUTE] -= 20
+    own = rows.sum(axis=2)
+    every = np.ones(24, dtype=bool)
+    peers = Peers((0, 1, 2), np.zeros((3, 25), np.int64), own, rows, np.arange(24))
+    assert late_loaders(peers, own, every, 100.0) == ([0, 1, 2] if late == "in turn" else [])
 
 
 def test_two_ranks_whose_batches_vary_are_slow_in_turn(tmp_path: Path) -> None:
