@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
+import sys
 import threading
 import time
 import traceback
@@ -20,6 +21,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, stacks_file
+
+_JOINED: Final = tuple(str(Path("multiprocessing", name)) for name in ("process.py", "spawn.py"))
+"""Ends of the files whose ``join`` waits for processes."""
+_WAITED_IN: Final = "/proc/self/task/{}/wchan"
+"""Where in the kernel a thread waits, by name."""
+_DO_WAIT: Final = "do_wait"
 
 LOCKED: Final = "stacks-"
 """In the bootstrap folder, before a rank's number: stacks that were written while its interpreter was locked."""
@@ -41,6 +48,18 @@ def write_stacks(path: Path, error: BaseException | None) -> None:
             file.write(f"Thread 0x{threading.main_thread().ident or 0:016x} (most recent call first):\n")
             for frame in reversed(traceback.extract_tb(error.__traceback__)):
                 file.write(f'  File "{frame.filename}", line {frame.lineno} in {frame.name}\n')
+
+
+def waits_for_processes() -> bool:
+    """Whether the main thread waits for other processes to end, in Python's or torch's ways, or (on Linux) in any."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "join" and frame.f_code.co_filename.endswith(_JOINED):
+            return True
+        frame = frame.f_back
+    with suppress(OSError):
+        return Path(_WAITED_IN.format(os.getpid())).read_text() == _DO_WAIT
+    return False
 
 
 _users: list[bool] = []

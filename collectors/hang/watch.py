@@ -13,7 +13,7 @@ from perfscope.collectors.config import CollectorConfig, RankSelection
 from perfscope.collectors.ending import at_end, outcome, uncaught
 from perfscope.collectors.hang import flight
 from perfscope.collectors.hang.log import CollectiveLog
-from perfscope.collectors.hang.stacks import StuckInterpreter, write_stacks
+from perfscope.collectors.hang.stacks import StuckInterpreter, waits_for_processes, write_stacks
 from perfscope.collectors.identity import Identity, identify
 from perfscope.collectors.problems import Problems
 from perfscope.recording.paths import flight_file, partial, stacks_file
@@ -90,6 +90,9 @@ class HangWatch:
             self._moves_on(first=self._steps_seen == 0)
             self._steps_seen = steps
         if idle_s >= self._next_s:
+            if not steps and not self._place().backend and waits_for_processes():
+                self._progress_at = time.monotonic()  # for ranks that it has started, and that are watched themselves
+                return
             self._next_s = 2 * idle_s
             self._problems.guard("writing where a rank stands still", self._write, None)
         place = self._place()

@@ -250,6 +250,42 @@ def test_a_rank_that_was_forked_is_watched_by_itself(tmp_path: Path) -> None:
     assert f'File "<string>", line {line} in <module>' in stacks_file(recording.folder, 1).read_text()
 
 
+PARENT = """
+import os, sys, time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+def rank(number):
+    os.environ["RANK"] = str(number)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(60):
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        time.sleep(0.15)
+if sys.argv[1] == "fork":
+    child = os.fork()
+    if not child:
+        rank(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+elif sys.argv[1] == "join":
+    torch.multiprocessing.start_processes(rank, nprocs=1, start_method="fork")
+else:
+    time.sleep(9)
+print(os.path.exists(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "join", "sleep"])
+def test_a_process_that_waits_for_its_ranks_is_none_that_stands_still(tmp_path: Path, how: str) -> None:
+    """It makes an optimizer and no step. Where it sleeps instead, it does stand still."""
+    file = stacks_file(tmp_path / "r", 0)
+    recording = record(
+        tmp_path / "r", sys.executable, "-c", PARENT, how, str(file), options=(*OPTIONS, "--hang-timeout", "4")
+    )
+    assert recording.exit_code == 0, recording.err
+    assert recording.out.split() == [str(how == "sleep")]
+
+
 OPTIONS = ("--steps-only", "--hang-timeout", "2", "--no-sampler")
 
 
