@@ -101,7 +101,7 @@ class Context:
         """What a changed replay is compared with."""
         return self.unchanged if self.profiler is None else self.profiler.replayed
 
-    @property
+    @functools.cached_property
     def correction(self) -> float:
         """The measured step over the unchanged replay, which predictions are multiplied by: the replay misses both in
         the same direction. Where steps without the profiler took longer than the recorded ones, it is that difference.

@@ -111,8 +111,37 @@ class HostOfRank:
         return median(self.issuing_ns.values()) if self.issuing_ns else 0.0
 
 
-def host_of(progress: Progress, side: RankLane, issuing_ns: Mapping[int, float]) -> HostOfRank:
-    """That of one rank as recorded."""
+@dataclass(frozen=True, eq=False)
+class RecordedHost:
+    """A rank's ops as recorded, of which any number of ``HostOfRank`` are made to be edited. ``launches`` are those of
+    all parts, one part's from its entry in ``bounds`` to the next one; the other columns have one entry per op.
+    """
+
+    work_ns: Float64
+    host_ns: Float64
+    launches: Float64
+    bounds: Sequence[int]
+    host_lag_ns: Sequence[int]
+    waited_ns: Sequence[int]
+    device_lag_ns: Sequence[int]
+    lead_ns: int
+    issuing_ns: Mapping[int, float]
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory."""
+        return self.work_ns.nbytes + self.host_ns.nbytes + self.launches.nbytes
+
+    def editable(self) -> HostOfRank:
+        """A copy."""
+        launches, begins, ends = self.launches.copy(), self.bounds[:-1], self.bounds[1:]
+        columns = zip(self.host_ns.copy(), begins, ends, self.host_lag_ns, self.waited_ns, strict=True)
+        parts = [HostPart(own, launches[begin:end], lag, waited) for own, begin, end, lag, waited in columns]
+        return HostOfRank(self.work_ns.copy(), self.device_lag_ns, parts, self.lead_ns, self.issuing_ns)
+
+
+def recorded_host(progress: Progress, side: RankLane, issuing_ns: Mapping[int, float]) -> RecordedHost:
+    """That of one rank."""
     lane = progress.host
     assert lane is not None
     points, own = side.points, progress.own
@@ -124,13 +153,16 @@ def host_of(progress: Progress, side: RankLane, issuing_ns: Mapping[int, float])
     done = side.done_ns[points.op + 1]
     launches[:, OF_DEVICE_ROWS:] = _of_device(own.totals(np.minimum(lane.start_ns[points.listed], done), done))
     bounds = np.searchsorted(points.op, np.arange(len(side.lanes.host_ns) + 1))
-    host = side.rows_ns.astype(np.float64)
-    parts = [
-        HostPart(host[op], launches[bounds[op] : bounds[op + 1]], lag, waited)
-        for op, (lag, waited) in enumerate(zip(side.lanes.host_lag_ns.tolist(), side.waited_ns.tolist(), strict=True))
-    ]
-    return HostOfRank(
-        np.diff(worked, axis=0), side.lanes.device_lag_ns.tolist(), parts, int(side.lanes.lead_ns[0]), issuing_ns
+    return RecordedHost(
+        work_ns=np.diff(worked, axis=0),
+        host_ns=side.rows_ns.astype(np.float64),
+        launches=launches,
+        bounds=bounds.tolist(),
+        host_lag_ns=side.lanes.host_lag_ns.tolist(),
+        waited_ns=side.waited_ns.tolist(),
+        device_lag_ns=side.lanes.device_lag_ns.tolist(),
+        lead_ns=int(side.lanes.lead_ns[0]),
+        issuing_ns=issuing_ns,
     )
 
 
@@ -144,11 +176,10 @@ def _of_device(rows: Int64) -> Float64:
 def lanes_of(work: Sequence[Float64], lags: Sequence[float], parts: Sequence[HostPart | None], lead_ns: int) -> Lanes:
     """Lanes of one rank's ops."""
     hosts = [HostPart.none() if part is None else part for part in parts]
-    reach = [round(float(part.launches.sum(axis=1).max())) if len(part.launches) else NEVER for part in hosts]
     return Lanes(
         host_ns=in_whole_ns([part.own_ns for part in hosts]),
         work_ns=in_whole_ns(work),
-        reach_ns=np.array(reach, dtype=np.int64),
+        reach_ns=_reach_ns([part.launches for part in hosts]),
         host_lag_ns=np.array([round(part.lag_ns) for part in hosts], dtype=np.int64),
         device_lag_ns=np.array([round(lag) for lag in lags], dtype=np.int64),
         hold_ns=np.empty(0, dtype=np.int64),
@@ -156,9 +187,23 @@ def lanes_of(work: Sequence[Float64], lags: Sequence[float], parts: Sequence[Hos
     )
 
 
+def _reach_ns(launches: Sequence[Float64]) -> Int64:
+    """For each op, when the last of the pieces of work launched before it can have ended, from the op before on; NEVER
+    without any.
+    """
+    reach = np.full(len(launches), NEVER, dtype=np.int64)
+    pieces = np.array([len(of_op) for of_op in launches], dtype=np.int64)
+    some = np.flatnonzero(pieces)
+    if len(some):
+        ends = np.concatenate(launches).sum(axis=1)
+        reach[some] = np.round(np.maximum.reduceat(ends, (np.cumsum(pieces) - pieces)[some])).astype(np.int64)
+    return reach
+
+
 def in_whole_ns(rows: Sequence[Float64]) -> Int64:
     """Time before each op in whole ns; rounding errors do not add up."""
-    progress = np.round(np.cumsum(np.array(rows).sum(axis=1) if len(rows) else []))
+    # Joined and cut again: numpy takes several times as long to stack them.
+    progress = np.round(np.cumsum(np.concatenate(rows).reshape(len(rows), -1).sum(axis=1) if len(rows) else []))
     return np.diff(progress, prepend=0).astype(np.int64)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -12,47 +14,44 @@ from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.hosts import HostOfRank, host_of
+from perfscope.analyzers.whatif.schedules.hosts import RecordedHost, recorded_host
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
-from perfscope.trace.trace import NONE, Int64
+from perfscope.frozen import dataclass
+from perfscope.trace.trace import NONE, Float64, Int64
+
+_MOST_KEPT: Final = 32 << 20
+"""Bytes of a job's ops that are kept between two questions about it."""
 
 
 def editable_schedules(
     result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool = False
 ) -> EditableSchedules:
     """The recorded schedules, ready to be edited; ``with_hosts``: hosts beside their devices, where they are known."""
-    schedules, hosts = recorded.schedules, dict[int, HostOfRank]()
-    if with_hosts and recorded.with_hosts is not None:
-        schedules = recorded.with_hosts
-        sides = zip(schedules.ranks, recorded.lanes, strict=True)
-        issuing = _issuing_ns(result, recorded)
-        hosts = {rank: host_of(result.partials[rank].progress, side, issuing[rank]) for rank, side in sides}
+    known = _known_of(result, recorded, with_hosts=with_hosts and recorded.with_hosts is not None)
+    schedules = known.schedules
+    hosts = {rank: host.editable() for rank, host in known.hosts.items()}
     holds = schedules.hold_ns if schedules.lanes is None else schedules.lanes.hold_ns
     collectives = _collectives(result, schedules)
-    lanes = _lanes(schedules)
-    backward = _backward(result, recorded)
-    late = _late_ns(result, schedules)
     rank_ops: dict[int, RankOp] = {}
     ops: dict[int, list[ScheduleOp]] = {}
     for index, rank in enumerate(schedules.ranks):
         span = schedules.slice_of(rank)
-        progress = np.concatenate(([0], np.cumsum(schedules.own_ns[span])))
         host = hosts.get(rank)
-        own = recorded.rows_between(result, rank, progress).astype(np.float64) if host is None else host.work_ns
+        own = known.own_ns[rank].copy() if host is None else host.work_ns
         begins = {int(mark): int(step) for mark, step in zip(recorded.begin[index], recorded.steps, strict=True)}
         step = None
         ops[rank] = []
-        for place, at in enumerate(range(span.start, span.stop)):
-            kind, operand = OpKind(int(schedules.kind[at])), int(schedules.operand[at])
-            op = ScheduleOp(kind, own[place], lag_ns=int(schedules.lag_ns[at]))
+        columns = zip(known.kinds[span], known.operands[span], known.lags_ns[span], strict=True)
+        for place, (kind, operand, lag) in enumerate(columns):
+            op = ScheduleOp(kind, own[place], lag_ns=lag)
             if host is not None:
                 op.lag_ns, op.host = host.device_lag_ns[place], host.parts[place]
-            if kind in (OpKind.ISSUE, OpKind.WAIT, OpKind.JOIN):
+            if kind in _OF_RANK_OPS:
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
-                        rank, collectives[int(schedules.instance[operand])], lanes[operand],
-                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand] - late[operand]),
-                        int(late[operand]), backward[operand],
+                        rank, collectives[int(schedules.instance[operand])], known.lanes[operand],
+                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand] - known.late_ns[operand]),
+                        int(known.late_ns[operand]), known.backward[operand],
                         host_ns=None if host is None else host.issuing_ns.get(operand),
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
@@ -67,9 +66,73 @@ def editable_schedules(
     _wait_for_others(schedules, rank_ops)
     starts = dict(zip(schedules.ranks, (int(start) for start in schedules.start_ns), strict=True))
     return EditableSchedules(
-        recorded, ops, starts, schedules.marks, max(lanes.values(), default=-1) + 1,
+        recorded, ops, starts, schedules.marks, max(known.lanes.values(), default=-1) + 1,
         loading_step_ns=recorded.loading_step_ns(result), hosts=hosts, settling=recorded.settling,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _OpsAsRecorded:
+    """What all that is asked about a job starts from: ``kinds``, ``operands`` and ``lags_ns`` of every op, ``own_ns``
+    of each rank without a host, ``hosts`` of the others; ``lanes``, ``backward`` and ``late_ns`` of every rank op.
+    """
+
+    schedules: Schedules
+    kinds: Sequence[OpKind]
+    operands: Sequence[int]
+    lags_ns: Sequence[int]
+    own_ns: Mapping[int, Float64]
+    hosts: Mapping[int, RecordedHost]
+    lanes: Mapping[int, int]
+    backward: Sequence[bool]
+    late_ns: Int64
+
+    @property
+    def size(self) -> int:
+        """Bytes of its large parts."""
+        return sum(host.size for host in self.hosts.values()) + sum(own.nbytes for own in self.own_ns.values())
+
+
+_OF_RANK_OPS: Final = frozenset((OpKind.ISSUE, OpKind.WAIT, OpKind.JOIN))
+
+_KEPT: Final[WeakKeyDictionary[RecordedSchedules, dict[bool, _OpsAsRecorded]]] = WeakKeyDictionary()
+"""Without and with hosts, for as long as a job's recorded schedules are in use: a dozen questions are asked of them."""
+
+
+def _known_of(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) -> _OpsAsRecorded:
+    kept = _KEPT.setdefault(recorded, {})
+    known = kept.get(with_hosts)
+    if known is None:
+        known = _find(result, recorded, with_hosts=with_hosts)
+        if known.size <= _MOST_KEPT:
+            kept[with_hosts] = known
+    return known
+
+
+def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) -> _OpsAsRecorded:
+    schedules, hosts = recorded.schedules, dict[int, RecordedHost]()
+    if with_hosts and recorded.with_hosts is not None:
+        schedules = recorded.with_hosts
+        sides = zip(schedules.ranks, recorded.lanes, strict=True)
+        issuing = _issuing_ns(result, recorded)
+        hosts = {rank: recorded_host(result.partials[rank].progress, side, issuing[rank]) for rank, side in sides}
+    own = {}
+    for rank in schedules.ranks:
+        if rank not in hosts:
+            progress = np.concatenate(([0], np.cumsum(schedules.own_ns[schedules.slice_of(rank)])))
+            own[rank] = recorded.rows_between(result, rank, progress).astype(np.float64)
+    kinds = {int(kind): kind for kind in OpKind}
+    return _OpsAsRecorded(
+        schedules=schedules,
+        kinds=[kinds[kind] for kind in schedules.kind.tolist()],
+        operands=schedules.operand.tolist(),
+        lags_ns=schedules.lag_ns.tolist(),
+        own_ns=own,
+        hosts=hosts,
+        lanes=_lanes(schedules),
+        backward=_backward(result, recorded),
+        late_ns=_late_ns(result, schedules),
+    )
 
 
 def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:

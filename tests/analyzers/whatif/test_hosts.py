@@ -66,6 +66,18 @@ def test_a_change_of_the_devices_brings_what_it_brings(name: str, tmp_path: Path
     assert predict(recorded(job, tmp_path), settings).mid_ns == pytest.approx(truth, rel=0.01)
 
 
+@pytest.mark.parametrize("beside_hosts", [True, False])
+def test_a_question_changes_nothing_for_the_next_one(beside_hosts: bool, tmp_path: Path) -> None:
+    """All begin with the same recorded ops, which are found once."""
+    context = recorded(ONE_RANK_READS_THE_LOSS, tmp_path)
+    if not beside_hosts:
+        context = replace(context, recorded=replace(context.recorded, with_hosts=None))
+    questions = ({"compute": "3x"}, {"host.sync": "0"}, {"network.bandwidth": "10x"})
+    first = [predict(context, settings) for settings in questions]
+    assert len({answer.mid_ns for answer in first}) == len(questions)
+    assert [predict(context, settings) for settings in questions] == first
+
+
 def test_gathers_of_a_slow_host_would_wait_for_no_computation(tmp_path: Path) -> None:
     """It has launched nothing else by then, so its own recording does not show that: those of its peers do."""
     changed = apply(ONE_HOST_IS_SLOW, {"rank.2": "peers"})
