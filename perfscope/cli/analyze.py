@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -29,6 +30,8 @@ _OBJECTS: Final = 100_000
 def _settle_process() -> None:
     """What pays in a process that ends after one analysis; its workers begin so, too."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
+    # As it ends, Python would look through all that it has for cycles, twice: longer than writing the page takes.
+    atexit.register(gc.freeze)
     # Numpy would start a thread for each core as it is imported: for products of matrices, of which there are none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
