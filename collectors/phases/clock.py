@@ -29,7 +29,7 @@ _OUTSIDE: Final = WAITS.index("other")
 _NOTHING: Final = (0,) * (len(STAGES) + len(WAITS))
 
 _Open = tuple[int, int, "_Open | None"]
-"""A phase under way: which, the stage that time counts for when it has ended, the phase around it."""
+"""A phase under way: which, the stage that its time counts for, the phase around it."""
 
 
 class PhaseClock:
@@ -46,10 +46,8 @@ class PhaseClock:
         """Since :meth:`clear`, ns: the time in each of ``STAGES``, and of that, waiting for each of ``WAITS``."""
         self._open: _Open | None = None
         """The innermost phase under way."""
-        self._stage = _OUTSIDE
-        """The stage that time counts for now."""
         self.since = 0
-        """When it began to, which is when this was last called."""
+        """When it, or what followed the last one, began: when this was last called."""
         self.reducing = 0
         """When the backward under way began to wait for the gradients of other ranks; 0 before."""
         self.core: CoreWaits | None = None
@@ -73,11 +71,11 @@ class PhaseClock:
             stage = EVALUATION
         if self.core is not None:
             self.ask_core()
-        now, around, outer = perf_counter_ns(), self._open, self._stage
+        now, around = perf_counter_ns(), self._open
         if around is not None:
-            self.times[outer] += now - self.since
-        self._open = phase, outer, around
-        self._stage, self.since = stage, now
+            self.times[around[1]] += now - self.since
+        self._open = phase, stage, around
+        self.since = now
 
     def end(self, phase: int) -> None:
         """It has ended. Phases within it that never ended, because an exception went through them, end with it."""
@@ -86,13 +84,13 @@ class PhaseClock:
             return
         if self.core is not None:
             self.ask_core()
+        innermost, stage, around = ending
         now = perf_counter_ns()
         self.phases += 1
-        self.times[self._stage] += now - self.since
-        innermost, stage, ending = ending
-        while innermost != phase and ending is not None:
-            innermost, stage, ending = ending
-        self._open, self._stage, self.since = ending, stage, now
+        self.times[stage] += now - self.since
+        while innermost != phase and around is not None:
+            innermost, _, around = around
+        self._open, self.since = around, now
         if self.reducing and phase == BACKWARD == innermost:
             self.times[FIRST_WAIT + BACKWARD] += now - self.reducing
             self.waits += 1
@@ -101,7 +99,7 @@ class PhaseClock:
     def waited(self, ns: int) -> None:
         """The phase under way waited so long for other ranks."""
         self.waits += 1
-        self.times[FIRST_WAIT + self._stage] += ns
+        self.times[FIRST_WAIT + self._stage()] += ns
         if self.core is not None:
             self.core.since()  # what waits for ranks anyhow loses nothing by it
 
@@ -110,7 +108,11 @@ class PhaseClock:
         if self.core is not None:
             waited = self.core.since()
             if not self.reducing:
-                self.times[_FIRST_CORE + self._stage] += waited
+                self.times[_FIRST_CORE + self._stage()] += waited
+
+    def _stage(self) -> int:
+        """The stage that time counts for now."""
+        return _OUTSIDE if self._open is None else self._open[1]
 
     def take(self) -> tuple[list[int], list[int]]:
         """The times since the last call, ns: of the stages, as in ``STAGES``, and of waiting, as in ``WAITS``.
@@ -124,7 +126,7 @@ class PhaseClock:
     def clear(self) -> None:
         """Begin anew, between steps. In place: what each step allocates anew costs more than all looks at the clock."""
         self.times[:] = _NOTHING
-        self._open, self._stage, self.reducing = None, _OUTSIDE, 0
+        self._open, self.reducing = None, 0
 
 
 def evaluates(module: Any) -> bool:
