@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
-from perfscope.analyzers.rank.host_activity import COLLECTING, DDP_FORWARD, LOADER_STARTING
+from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, DDP_FORWARD, LOADER_STARTING
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
@@ -25,6 +25,8 @@ class RankSteps:
     compute_us: tuple[float, ...]
     starting_us: tuple[float, ...]
     """Data loaders that start, in idle_host."""
+    compiling_us: tuple[float, ...]
+    """``torch.compile`` compiling, in idle_host."""
     collecting_us: tuple[float, ...]
     """Garbage collection in idle_host."""
     pausing_us: tuple[float, ...]
@@ -48,6 +50,7 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
         loading_us=us(totals[:, TimeCategory.DATALOADER]),
         compute_us=us(totals[:, TimeCategory.COMPUTE]),
         starting_us=us(_named(result, rank, LOADER_STARTING).within(*result.windows[rank])),
+        compiling_us=us(_named(result, rank, COMPILING).within(*result.windows[rank])),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
         pausing_us=us(pausing(result, rank).within(*result.windows[rank])),
         flops=tuple(partial.flops.model[:, used].sum(axis=0).tolist()) if (coverage or 0.0) >= COVERED else None,

@@ -45,6 +45,14 @@ BETWEEN: Final = "the loop between optimizer and forward"
 """Host work: what the training loop does after the optimizer's step and before the next forward, where no Python
 function is known: it takes batches that no data loader hands over, logs, saves."""
 
+COMPILING: Final = "torch.compile"
+"""Host work: the compiler traces, compiles and builds guards. No part of it computes or launches anything of the
+model's, though operators are recorded in it.
+"""
+
+_COMPILING: Final = re.compile(r" \(dynamo_timed\)$|^(?:dynamo|entire_(?:frame|backward)_compile)$")
+"""What the compiler records of its own phases (torch ``_dynamo/utils.py``)."""
+
 DDP_FORWARD: Final = "DistributedDataParallel.forward"
 """Name of the range that torch records around a forward pass of a DDP module."""
 
@@ -68,8 +76,8 @@ class HostActivity:
 
     ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
     ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
-    has host work by its name (``COLLECTING``, ``EVALUATING``, ``LOADER_STARTING``, ``checkpoint``, Python functions,
-    ``BETWEEN``).
+    has host work by its name (``COLLECTING``, ``COMPILING``, ``EVALUATING``, ``LOADER_STARTING``, ``checkpoint``,
+    Python functions, ``BETWEEN``).
     """
 
     loading: Intervals
@@ -97,6 +105,10 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     blocked = blocking_calls(trace, work, threads)
     loading = Intervals.of_rows(trace, loader_rows(trace, threads))
     operators = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads))
+    compiling = Intervals.of_rows(
+        trace, trace.rows(Category.CPU_OP, Category.ANNOTATION, named=_COMPILING.search, threads=threads)
+    )
+    operators = operators.subtract(compiling)
     pauses = find_pauses(operators.union(loading))
     if len(trace.rows(Category.CPU_OP, threads=threads)) == 0 and len(operators):
         # Only calls are recorded: a host that pauses nowhere between two of them is in the operators that make them.
@@ -108,6 +120,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         )
         for name, pattern in _NAMED_HOST.items()
     }
+    named[COMPILING] = compiling
     short = [part.subtract(operators) for name, part in named.items() if name != EVALUATING]
     functions = by_function(trace, pauses, threads)
     between = _between(trace, threads).intersect(pauses).subtract(Intervals.empty().union(*functions.values()))

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.communication import device_communication, host_communication_rows
-from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.host_activity import COMPILING, HostActivity
 from perfscope.analyzers.rank.idle import idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
@@ -61,7 +61,8 @@ def _of_device(
 
 def _of_host(trace: Trace, host: HostActivity, start_ns: int, end_ns: int) -> tuple[Timeline, Intervals]:
     communication = Intervals.of_rows(trace, host_communication_rows(trace))
-    computing = Intervals.of_rows(trace, computing_rows(trace, host)).subtract(host.loading)
+    computing = Intervals.of_rows(trace, computing_rows(trace, host))
+    computing = computing.subtract(host.loading).subtract(host.named[COMPILING])
     layers = [
         (TimeCategory.COMPUTE, computing.subtract(_starting_or_waiting(trace, host))),
         (TimeCategory.COMM_TRANSFER, communication),
@@ -82,8 +83,9 @@ def _starting_or_waiting(trace: Trace, host: HostActivity) -> Intervals:
 def computing_rows(trace: Trace, host: HostActivity) -> Int64:
     """Operators on the training threads that compute.
 
-    Left out: operators that start or wait for communication, and wrappers without a namespace (autograd nodes, custom
-    functions) that contain other operators, because such a wrapper also covers the waits inside it.
+    Left out: what runs while the compiler does, operators that start or wait for communication, and wrappers
+    without a namespace (autograd nodes, custom functions) that contain other operators, because such a wrapper also
+    covers the waits inside it.
     """
     rows = trace.rows(Category.CPU_OP, threads=host.threads)
     order = np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows], trace.thread[rows]))
@@ -94,4 +96,5 @@ def computing_rows(trace: Trace, host: HostActivity) -> Int64:
         holds[:-1] = same_thread & (trace.start_ns[rows][1:] < trace.ends_ns(rows)[:-1])
     namespaced = trace.names_where(lambda name: "::" in name, rows)
     excluded = trace.names_where(_NOT_COMPUTE.match, rows)
-    return rows[~excluded & (namespaced | ~holds)]
+    compiling = host.named[COMPILING].covers(trace.start_ns[rows])
+    return rows[~excluded & ~compiling & (namespaced | ~holds)]

@@ -38,6 +38,7 @@ from perfscope.analyzers.rules.host import (
     host_syncs,
     launch_bound,
     optimizer_kernels,
+    recompilation,
 )
 from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler
 from perfscope.analyzers.rules.memory import (
@@ -89,6 +90,7 @@ RULES: Final[tuple[Rule, ...]] = (
     pinned_memory.evaluate,
     pipeline_bubble.evaluate,
     pipeline_imbalance.evaluate,
+    recompilation.evaluate,
     recomputation.evaluate,
     sampler.evaluate,
     sharding_stage.evaluate,

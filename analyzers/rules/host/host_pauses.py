@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.losses import named_host, where_to_look
-from perfscope.analyzers.rank.host_activity import BETWEEN, LOADER_STARTING
+from perfscope.analyzers.rank.host_activity import BETWEEN, COMPILING, LOADER_STARTING
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.results.findings import Action, Evidence, Finding
 from perfscope.results.rows import StragglerRow
@@ -45,6 +45,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
     name, look = named_host(job.summary), where_to_look("idle_host", job.summary)
     if name == LOADER_STARTING and find_stalls(job) is not None:
+        return None
+    if name == COMPILING and recompilation.evaluate(job) is not None:
         return None
     where = f", mostly in {name}" if name else ""
     between = "host time between operators" if job.summary.operators else "host time without a call to the devices"

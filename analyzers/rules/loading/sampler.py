@@ -44,16 +44,22 @@ def _same_samples(job: RuleContext) -> Finding | None:
         severity=Severity.INFO,
         evidence=(Evidence("compared batches, equal on all ranks", len(same), ranks=tuple(sorted(first))),),
         action=Action(
-            setting="DataLoader(sampler=…)",
-            old=loader.sampler or None,
-            new="DistributedSampler",
-            how=_HOWS.get(job.framework, _DIVIDE),
+            setting="IterableDataset.__iter__" if loader.iterable else "DataLoader(sampler=…)",
+            old=None if loader.iterable else loader.sampler or None,
+            new=None if loader.iterable else "DistributedSampler",
+            how=_how(job.framework, loader),
             costs="No time per step; an epoch has as many times fewer steps as there are ranks. Tune the learning rate "
             "again.",
         ),
         confidence=Confidence.HIGH,
         obtained=Obtained.MEASURED,
     )
+
+
+def _how(framework: str, loader: DataLoaderMetadata) -> str:
+    if loader.iterable:
+        return _HOWS["accelerate"] if framework == "accelerate" else _DIVIDE_STREAM
+    return _HOWS.get(framework, _DIVIDE)
 
 
 def _every_rank_needs_its_own(job: RuleContext) -> bool:
@@ -115,6 +121,19 @@ _DIVIDE: Final = (
         "loader = DataLoader(dataset, sampler=sampler)  # your other arguments stay, but for shuffle",
     )
     + "\nAnd sampler.set_epoch(epoch) before each epoch."
+)
+_DIVIDE_STREAM: Final = (
+    "A sampler cannot divide an iterable dataset. Give each rank, and each worker, its own part in __iter__:\n"
+    + code(
+        "python",
+        "def __iter__(self):\n"
+        "    info = torch.utils.data.get_worker_info()\n"
+        "    workers, worker = (info.num_workers, info.id) if info else (1, 0)\n"
+        "    part = torch.distributed.get_rank() * workers + worker\n"
+        "    parts = torch.distributed.get_world_size() * workers\n"
+        "    yield from itertools.islice(self.samples(), part, None, parts)  # what it yields now",
+    )
+    + "\nOf Hugging Face datasets: datasets.distributed.split_dataset_by_node."
 )
 _HOWS: Final = {
     "lightning": call("trainer = Trainer", use_distributed_sampler=True)

@@ -11,7 +11,7 @@ from typing import Final
 
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.analyzers.rules.host import garbage_collection
+from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.grouping import grouped
@@ -99,7 +99,7 @@ def evaluate(job: RuleContext) -> Finding | None:
 
     Those whose cause has a rule of its own are left to it.
     """
-    others = (garbage_collection, imbalanced_work, dataloader_workers)
+    others = (garbage_collection, recompilation, imbalanced_work, dataloader_workers)
     mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
     if not mine:
         return None

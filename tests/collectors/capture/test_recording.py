@@ -201,6 +201,17 @@ def test_loaders_that_start_for_each_epoch_are_told_and_what_ends_one_is_no_batc
     assert summary.findings[0].action.setting == "DataLoader(persistent_workers=…)"
 
 
+def test_a_model_that_is_compiled_in_each_step_is_told(tmp_path: Path) -> None:
+    options = ("--wait", "3", "--warmup", "1", "--active", "6")
+    recording = record(tmp_path / "r", sys.executable, str(SCRIPTS / "recompiles.py"), options=options)
+    assert recording.exit_code == 0, recording.err
+    summary = analyze(recording.folder)
+    (row,) = summary.time_breakdown
+    assert row.named_host_us["torch.compile"] > row.compute_us
+    assert summary.findings[0].rule == "recompilation"
+    assert "in 6 of 6 steps" in summary.findings[0].title
+
+
 def test_a_critics_steps_are_part_of_the_generators(tmp_path: Path) -> None:
     recording = train(tmp_path / "r", "--critic", "3", "--steps", "32", options=SHORT)
     run = recording.run()

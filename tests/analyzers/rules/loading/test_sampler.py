@@ -40,6 +40,15 @@ def test_an_epoch_that_is_never_set_is_reported_as_such():
     assert finding.evidence[0].ranks == (0, 1)
 
 
+def test_a_stream_is_divided_by_itself():
+    """DistributedSampler takes no iterable dataset."""
+    finding = sampler.evaluate(job(replace(DIVIDED, iterable=True, sampler="_InfiniteConstantSampler"), own=False))
+    assert finding is not None
+    assert finding.action.setting == "IterableDataset.__iter__"
+    assert "get_worker_info" in finding.action.how
+    assert "Sampler" not in f"{finding.action.old} {finding.action.new} {finding.action.how}"
+
+
 @pytest.mark.parametrize(
     ("changes", "last_step"),
     [
