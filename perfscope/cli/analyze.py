@@ -30,7 +30,7 @@ _OBJECTS: Final = 100_000
 def _settle_process() -> None:
     """What pays in a process that ends after one analysis; its workers begin so, too."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
-    # As it ends, Python would look through all that it has for cycles, twice: longer than writing the page takes.
+    # As it ends, Python would look through all that it has for cycles, twice, which takes half as long as the page.
     atexit.register(gc.freeze)
     # Numpy would start a thread for each core as it is imported: for products of matrices, of which there are none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
