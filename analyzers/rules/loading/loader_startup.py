@@ -1,13 +1,15 @@
 """Loader stalls in a few steps: at the start of epochs, or when batches take unequally long.
 
 More workers do not help where they are fast enough on average. Where workers are restarted for every epoch, all ranks
-wait for the first batches: ``persistent_workers=True``. Where batches cost unequally much, more of them must be loaded
-ahead: ``prefetch_factor``. Workers that are too slow stall the step regularly, once per round of all workers: see
-``dataloader_workers``. Source: torch ``utils/data/dataloader.py``; tuning guide.
+wait for the first batches: ``persistent_workers=True``. A script that makes an iterator for each batch pays for them
+each time. Where batches cost unequally much, more of them must be loaded ahead: ``prefetch_factor``. Workers that are
+too slow stall the step regularly, once per round of all workers: see ``dataloader_workers``. Source: torch
+``utils/data/dataloader.py``; tuning guide.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from statistics import median
 from typing import Final
@@ -16,7 +18,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import DataLoaderMetadata
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 
 RULE: Final = "loader-stalls"
 SHARE: Final = 0.05
@@ -27,6 +29,8 @@ STALL: Final = 0.25
 """A wait of at least this share of the step is a stall."""
 RARE: Final = 0.25
 """Largest share of the steps that stall."""
+OFTEN: Final = 1.5
+"""Below this many steps from one start to the next, a loader is started in each step."""
 SHORT_EPOCH: Final = 8
 """Least batches per epoch: with fewer every step is close to an epoch's start."""
 _DEFAULT_PREFETCH: Final = 2
@@ -45,6 +49,13 @@ class Stalls:
     """Is the start of the loader recorded? Else it is inferred from the number of the step."""
     is_all: bool = True
     """Do the other steps hardly wait?"""
+    abandoned: bool = False
+    """Does the script start the loader again before its epoch ends?"""
+
+    @property
+    def apart(self) -> float:
+        """Steps from one stall to the next, mean; 0 for a lone one."""
+        return (self.steps[-1] - self.steps[0]) / max(len(self.steps) - 1, 1)
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -54,11 +65,9 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     recorded = sum(stalls.wait_us) / job.steps
     lost = _lost_us(job, stalls)
-    for_what = "the data loader's workers" if stalls.recorded else "batches"
-    when = "at the start of an epoch" if stalls.epoch_starts else "in a few steps"
     return job.finding(
         RULE,
-        f"All ranks wait for {for_what} {when}: {job.share(recorded):.0%} of the recorded time",
+        f"{_what(stalls)}: {job.share(recorded):.0%} of the recorded time",
         lost,
         evidence=(
             Evidence("steps with a stall", len(stalls.steps), ranks=job.ranks),
@@ -75,14 +84,24 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
+def _what(stalls: Stalls) -> str:
+    if stalls.abandoned:
+        each = "each step" if stalls.apart < OFTEN else f"every {stalls.apart:.0f} steps"
+        return f"A data loader is started anew in {each}, before its epoch ends"
+    for_what = "the data loader's workers" if stalls.recorded else "batches"
+    return f"All ranks wait for {for_what} {'at the start of an epoch' if stalls.epoch_starts else 'in a few steps'}"
+
+
 def find_stalls(job: RuleContext) -> Stalls | None:
     """Rare stalls of most ranks; None where loading is slow throughout, fast enough, or slow on one rank only."""
     loader = job.run.dataloaders[0] if job.run and job.run.dataloaders else None
     per_rank = [steps.loading_us for steps in job.per_step.values()]
-    if loader is None or loader.num_workers == 0 or not per_rank or not job.steps:
+    if loader is None or not per_rank or not job.steps:
         return None
     if (recorded := _recorded_starts(job, loader)) is not None:
         return recorded
+    if loader.num_workers == 0:
+        return None
     waits = [median(step) for step in zip(*per_rank, strict=True)]
     step = job.step_time_us
     hit = [index for index, wait in enumerate(waits) if wait >= STALL * step]
@@ -104,21 +123,22 @@ def _recorded_starts(job: RuleContext, loader: DataLoaderMetadata) -> Stalls | N
     """
     starting = [median(step) for step in zip(*(each.starting_us for each in job.per_step.values()), strict=True)]
     hit = [index for index, us in enumerate(starting) if us > 0]
-    if not hit or loader.persistent_workers:
+    if not hit:
         return None
     loading = [median(step) for step in zip(*(each.loading_us for each in job.per_step.values()), strict=True)]
     usual = median([us for index, us in enumerate(loading) if index not in hit] or [0.0])
-    cost = tuple(starting[index] + max(loading[index] - usual, 0.0) for index in hit)
+    # Without workers the batch has to be loaded then, anyway.
+    first = [max(us - usual, 0.0) if loader.num_workers else 0.0 for us in loading]
+    cost = tuple(starting[index] + first[index] for index in hit)
     if sum(cost) < SHARE * job.step_time_us * len(starting):
         return None
-    return Stalls(
-        tuple(job.info.steps[index] for index in hit),
-        cost,
-        epoch_starts=True,
-        loader=loader,
-        recorded=True,
-        is_all=usual <= CLEAR * job.step_time_us,
-    )
+    is_all = usual <= CLEAR * job.step_time_us
+    steps = tuple(job.info.steps[index] for index in hit)
+    stalls = Stalls(steps, cost, epoch_starts=True, loader=loader, recorded=True, is_all=is_all)
+    taken = max((row.batches_per_step for row in job.summary.dataloader), default=1.0)
+    if len(hit) > 1 and loader.batches_per_epoch and stalls.apart * taken < loader.batches_per_epoch / 2:
+        return replace(stalls, abandoned=True)
+    return None if loader.persistent_workers or loader.num_workers == 0 else stalls
 
 
 def _at_epoch_starts(steps: tuple[int, ...], loader: DataLoaderMetadata) -> bool:
@@ -131,9 +151,8 @@ def _at_epoch_starts(steps: tuple[int, ...], loader: DataLoaderMetadata) -> bool
 
 def _lost_us(job: RuleContext, stalls: Stalls) -> float:
     """Mean per step of the whole run: an epoch's start counts once per epoch, however many were recorded."""
-    if stalls.recorded and len(stalls.steps) > 1:
-        apart = (stalls.steps[-1] - stalls.steps[0]) / (len(stalls.steps) - 1)
-        return sum(stalls.wait_us) / len(stalls.wait_us) / apart
+    if stalls.recorded and stalls.apart:
+        return sum(stalls.wait_us) / len(stalls.wait_us) / stalls.apart
     if stalls.epoch_starts and stalls.loader.batches_per_epoch:
         taken = max((int(row.batches_per_step) for row in job.summary.dataloader), default=1)
         batches = max(taken, 1) if stalls.recorded else 1  # inferred starts are of steps that take one batch each
@@ -143,6 +162,15 @@ def _lost_us(job: RuleContext, stalls: Stalls) -> float:
 
 def _action(job: RuleContext, stalls: Stalls) -> Action:
     used, loader = job.framework, stalls.loader
+    if stalls.abandoned:
+        return Action(
+            setting="iter(DataLoader)",
+            old=None,
+            new=None,
+            how="Make the loader and its iterator once, before the loop. next(iter(loader)) starts it each time.\n"
+            + code("python", "batches = iter(loader)  # before the loop\nbatch = next(batches)  # in each step")
+            + "\nIf it is a second loader, such as for validation, make it once, with persistent_workers=True.",
+        )
     if stalls.epoch_starts:
         return Action(
             setting="DataLoader(persistent_workers=…)",

@@ -128,6 +128,26 @@ def test_a_single_start_counts_once_in_an_epoch(stalled):
     assert finding.ceiling == pytest.approx(context.step_time_us / (context.step_time_us - 60_000.0 / 100) - 1)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterator_for_each_batch_is_told_as_such(stalled, workers):
+    each = dict.fromkeys(range(stalled.context.steps), 1_000.0)
+    finding = loader_startup.evaluate(starting(stalled, each, batches_per_epoch=100, num_workers=workers))
+    assert finding is not None
+    assert "started anew in each step, before its epoch ends" in finding.title
+    assert "next(batches)" in finding.action.how
+    # Half a millisecond of loading comes back only where workers load ahead.
+    lost = 1_500.0 if workers else 1_000.0
+    step = stalled.context.step_time_us
+    assert finding.ceiling == pytest.approx(step / (step - lost) - 1)
+
+
+def test_epochs_of_one_batch_are_no_abandoned_iterators(stalled):
+    each = dict.fromkeys(range(stalled.context.steps), 1_000.0)
+    finding = loader_startup.evaluate(starting(stalled, each, batches_per_epoch=1))
+    assert finding is not None
+    assert finding.action.setting == "DataLoader(persistent_workers=…)"
+
+
 def test_slow_loading_throughout_is_told_as_well(starved):
     context = starting(starved, {1: 20_000.0, 5: 20_000.0})
     slow = {rank: replace(each, loading_us=(7_000.0,) * 12) for rank, each in context.per_step.items()}
