@@ -43,6 +43,12 @@ _AS_LONG: Final = (
     "waits for."
 )
 
+_ONE_BATCH: Final = (
+    "It waited for one batch, and how fast the loaders of the other ranks are is not known. If they are all as slow, "
+    "this rank's batch was only the last one, and at its peers' pace nothing is gained: more workers on all ranks help "
+    "then. Record more steps, or with perfscope run, which times batches."
+)
+
 _REMEDIES: Final = {
     "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
     "PERFORMANCE,CLOCK,POWER), then the amount of work (sequence lengths, experts).",
@@ -110,7 +116,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
     if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
         return None
-    prediction, unsure = worst.step_without(job.step_time_us), _may_wait_as_long(job, worst)
+    prediction, unsure = worst.step_without(job.step_time_us), _doubts(job, worst)
     if unsure:
         prediction = replace(prediction, high=job.step_time_us)
     return job.finding(
@@ -118,13 +124,28 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"{_who(worst)}{_cost(job, worst)}",
         worst.lost_us,
         evidence=_evidence(job, worst),
-        action=Action(
-            setting=_setting(worst), old=None, new=None, how=_remedy(job, worst) + ("\n" + _AS_LONG) * unsure
-        ),
+        action=Action(setting=_setting(worst), old=None, new=None, how="\n".join((_remedy(job, worst), *unsure))),
         confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
         predicted=prediction,
         whatif={} if unsure else _whatif(job, worst),
     )
+
+
+def _doubts(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
+    """Why nothing may be gained, in words; empty where that is not so."""
+    if _may_wait_as_long(job, worst):
+        return (_AS_LONG,)
+    return (_ONE_BATCH,) if _waited_for_one_batch(job, worst) else ()
+
+
+def _waited_for_one_batch(job: RuleContext, worst: StragglerRow) -> bool:
+    """Did a rank wait for its loader's workers in one step only, where it is not known how fast the others' are?"""
+    if worst.cause != "dataloader" or worst.scope != "rank" or len(worst.steps) != 1:
+        return False
+    rows = {row.rank: row for row in job.summary.dataloader}
+    if worst.rank not in rows or rows[worst.rank].num_workers == 0:
+        return False
+    return len(rows) > 1 and all(row.batch_us is None for rank, row in rows.items() if rank != worst.rank)
 
 
 def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:

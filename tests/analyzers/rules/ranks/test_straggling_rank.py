@@ -13,7 +13,7 @@ from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.results.findings import Confidence
-from perfscope.results.rows import StragglerRow
+from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
 
 PAUSES = StragglerRow(rank=0, cause="host", lost_us=20_000.0, confidence="high", ranks=(0,))
@@ -150,3 +150,35 @@ def test_who_waits_where_its_peers_wait_too_may_gain_nothing_at_their_pace(job, 
     assert (finding.predicted_step_us.mid, finding.predicted_step_us.high) == (70_000.0, high_us)
     assert ("only the last one" in finding.action.how) == (high_us == 100_000.0)
     assert (finding.confidence is Confidence.LOW) == (high_us == 100_000.0)
+
+
+@pytest.mark.parametrize(
+    ("late_in", "workers", "others_us", "doubtful"),
+    [
+        ((3,), None, None, True),
+        ((3,), 4, None, True),
+        ((3,), 4, 20e3, False),  # theirs are quicker
+        ((3,), 0, None, False),  # it loads itself
+        ((3, 5), None, None, False),
+    ],
+)
+def test_a_rank_that_waited_for_one_batch_may_gain_nothing_at_its_peers_pace(
+    late_in: tuple[int, ...], workers: int | None, others_us: float | None, doubtful: bool
+) -> None:
+    """Rank 0 waits 150 ms for one of its batches of five steps of 100, and its peers for it."""
+    late = StragglerRow(
+        rank=0, cause="dataloader", lost_us=30_000.0, confidence="medium", ranks=(0,), steps=late_in, share_of_steps=0.2
+    )
+    loading = tuple(
+        DataLoaderRow(rank=rank, wait_us=us, blocking_us=us, batch_us=others_us, num_workers=workers)
+        for rank, us in enumerate((30_000.0, 100.0, 100.0))
+    )
+    if others_us is not None:
+        loading = (replace(loading[0], batch_us=2 * others_us), *loading[1:])
+    rows = [breakdown(rank, idle_dataloader=us) for rank, us in enumerate((30_000.0, 0.0, 0.0))]
+    finding = straggling_rank.evaluate(context(*rows, stragglers=(late,), dataloader=loading))
+    assert finding is not None
+    assert finding.predicted_step_us is not None
+    assert (finding.predicted_step_us.high == 100_000.0) == doubtful
+    assert ("only the last one" in finding.action.how) == doubtful
+    assert (finding.confidence is Confidence.LOW) == doubtful
