@@ -319,7 +319,7 @@ def test_the_clock_and_the_ranges_together(phases: StepPhases, problems: Problem
     assert [layers(each) for each in names()] == depth
     train(model)
     assert [name for name in written.names if "#" not in name] == [
-        f"perfscope::{name}" for name in ("dataloader", "dataloader", "forward", "backward")
+        f"perfscope::{name}" for name in ("dataloader_start", "dataloader", "dataloader", "forward", "backward")
     ]
     ranges.remove()
     assert written.open == 0
