@@ -124,9 +124,13 @@ def without_waits(step_us: Float64, stages_us: Float64, waits_us: Float64, core_
     """
     not_waiting = np.maximum(stages_us - waits_us, 0)
     own = np.maximum(not_waiting - core_us[:, :-1], 0)
-    # Of what may lie anywhere, as much in own time as that is of the step.
-    share = np.minimum(core_us[:, -1] / np.maximum(step_us, 1), 1)
-    own *= 1 - share[:, None]
+    # Of what may lie anywhere, as much in own time as that is of the step. More of it than usual is where the step is
+    # longer than usual.
+    anywhere = core_us[:, -1]
+    usual = np.minimum(anywhere, np.median(anywhere))
+    own *= 1 - np.minimum(usual / np.maximum(step_us, 1), 1)[:, None]
+    longer = np.maximum(own - np.median(own, axis=0), 0)
+    own -= longer * np.minimum((anywhere - usual) / np.maximum(longer.sum(axis=1), 1), 1)[:, None]
     return own, (not_waiting - own).sum(axis=1)
 
 

@@ -49,7 +49,7 @@ _USUAL: Final = 0.25
 """Quantile of a rank's steps that stands for those without a cause."""
 _WINDOWS: Final = 12
 _LARGEST_PART: Final = 2 / 3
-"""Of the steps that are delayed in turn, at most, one rank's where ranks are named otherwise."""
+"""Of what ranks are late by in turn, at most, one rank's where ranks are named otherwise."""
 _ROTATING_STEPS: Final = 0.25
 """Share of the steps, at least, that some rank delays where the delay rotates."""
 _MAIN: Final = 0.5
@@ -328,7 +328,7 @@ def _with_rotating(
 def _rotating(
     job: JobOwnTimes, excess: Excess, step_us: float, named: set[int], hosts: Mapping[int, str], largest_part: float
 ) -> HistoryStraggler | None:
-    """A delay that a different rank has each time, none of them in more than ``largest_part`` of the slow steps."""
+    """A delay that a different rank has each time, none of them more than ``largest_part`` of what all are late by."""
     others = [place for place, rank in enumerate(job.ranks) if rank not in named]
     if len(others) < 2:
         return None
@@ -340,7 +340,8 @@ def _rotating(
         taking_part = np.flatnonzero(counts >= 2)
         if slow.any(axis=1).mean() < _ROTATING_STEPS or len(taking_part) < 2:
             continue
-        if counts.max() > largest_part * counts.sum():
+        late_us = np.where(slow, view.excess[:, others], 0).sum(axis=0, dtype=np.float64)
+        if late_us.max() > largest_part * late_us.sum():
             continue
         if view.stage is not None and not all(
             _delays_steps(excess, view, slow[:, index], others[index]) for index in taking_part.tolist()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.history.excess import cost_of, measure_excess
-from perfscope.analyzers.history.own_times import COLUMNS, OwnTimes, common_steps
+from perfscope.analyzers.history.own_times import COLUMNS, OwnTimes, common_steps, without_waits
 from perfscope.analyzers.history.stragglers import find_stragglers
 from perfscope.results.history import CORE, HistoryStraggler
 from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan
@@ -139,6 +139,22 @@ def test_a_rank_that_is_late_more_often_in_turn_is_not_accused_alone() -> None:
     assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("rotating", "optimizer", (0, 1, 2))]
 
 
+def test_a_rank_that_is_late_by_much_is_no_rotation_beside_others_that_are_by_little() -> None:
+    """Rank 1 is late by 3 ms in a quarter of the steps, ranks 0 and 2 by 0.9 in an eighth each; all vary by 0.05."""
+    job = ranks(3)
+    rng = np.random.default_rng(3)
+    for each in job.values():
+        each.own_us[:, FORWARD] += rng.normal(0, 50, STEPS)
+    for step in range(STEPS):
+        late = {0: (1, 3000), 4: (1, 3000), 2: (0, 900), 6: (2, 900)}.get(step % 8)
+        if late is not None:
+            job[late[0]].own_us[step, FORWARD] += late[1]
+    found = find_stragglers(job, {})
+    assert found is not None
+    assert [(row.pattern, row.stage, row.ranks) for row in found.rows][:1] == [("intermittent", "forward", (1,))]
+    assert all(row.pattern != "rotating" for row in found.rows)
+
+
 def test_a_stage_that_takes_what_another_leaves_delays_nobody() -> None:
     """Now and then rank 1 does in its optimizer what it otherwise does in its backward."""
     job = ranks(3)
@@ -201,6 +217,28 @@ def test_what_threads_wait_for_a_core_in_a_stage_hides_no_delay_there(stage: str
     assert reported(plan) == ()
     rows = reported(dataclasses.replace(plan, cause=cause))
     assert is_right(cause, rows), rows
+
+
+def test_a_burst_of_waiting_for_a_core_is_where_a_step_is_longer() -> None:
+    """Steps of 30 ms: 10 in the forward, 20 in the backward, of which 8 wait for a rank. In one the forward takes 6 ms
+    longer, and the thread waited 5 ms for a core, nobody knows where; in another 3 ms, and nothing took longer.
+    """
+    stages = np.array([[10.0, 20, 0]] * 5)
+    waits = np.array([[0.0, 8, 0]] * 5)
+    core = np.zeros((5, 4))
+    stages[1, 0] += 6
+    core[1:3, -1] = 5, 3
+    own, waited = without_waits(stages.sum(axis=1), stages, waits, core)
+    assert own.tolist() == [[10, 12, 0], [11, 12, 0], *[[10, 12, 0]] * 3]
+    assert waited.tolist() == [0, 5, 0, 0, 0]
+
+
+def test_what_threads_wait_for_in_each_step_is_spread_evenly() -> None:
+    """10 of 40 ms, of which 20 are own time."""
+    stages, waits, core = np.array([[10.0, 30, 0]] * 3), np.array([[0.0, 20, 0]] * 3), np.array([[0.0, 0, 0, 10]] * 3)
+    own, waited = without_waits(stages.sum(axis=1), stages, waits, core)
+    assert own.tolist() == [[7.5, 7.5, 0]] * 3
+    assert waited.tolist() == [5.0] * 3
 
 
 def test_a_slow_host_is_one_straggler(tmp_path: Path) -> None:
