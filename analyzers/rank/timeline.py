@@ -40,11 +40,16 @@ class Timeline:
     @property
     def ends_ns(self) -> Int64:
         """End of every stretch."""
-        return np.append(self.start_ns[1:], self.end_ns) if len(self) else self.start_ns
+        ends = np.empty_like(self.start_ns)
+        ends[:-1] = self.start_ns[1:]
+        ends[-1:] = self.end_ns
+        return ends
 
     def where(self, *categories: TimeCategory) -> Intervals:
         """The time that belongs to any of ``categories``."""
-        hit = np.isin(self.category, np.array(categories, dtype=np.int8))
+        chosen = np.zeros(len(TimeCategory), dtype=np.bool_)
+        chosen[list(categories)] = True
+        hit = chosen[self.category]
         return Intervals.of(self.start_ns[hit], self.ends_ns[hit])
 
     def split(self, category: TimeCategory, part: Intervals, into: TimeCategory) -> Timeline:
@@ -72,18 +77,16 @@ class Timeline:
         # Sums of stretches between those, then of all before each. Times below 2^53 ns add up exactly as float64.
         cut = np.zeros(len(self) + 1, dtype=np.int64)
         cut[whole] = 1
-        between, kinds = np.cumsum(cut), len(TimeCategory)
+        between, kinds, ends_ns = np.cumsum(cut), len(TimeCategory), self.ends_ns
         sums = np.bincount(
             between[:-1] * kinds + self.category,
-            weights=self.ends_ns - self.start_ns,
+            weights=ends_ns - self.start_ns,
             minlength=(int(between[-1]) + 1) * kinds,
         )
         before = sums.reshape(-1, kinds).astype(np.int64).cumsum(axis=0)[between[whole] - 1]
         inside = np.flatnonzero(index > 0)
         holding = index[inside] - 1
-        before[inside, self.category[holding]] += (
-            np.minimum(time_ns[inside], self.ends_ns[holding]) - self.start_ns[holding]
-        )
+        before[inside, self.category[holding]] += np.minimum(time_ns[inside], ends_ns[holding]) - self.start_ns[holding]
         return np.asarray(before, dtype=np.int64)
 
 
