@@ -164,7 +164,10 @@ def command(
     try:
         launch.prepare(overwrite=overwrite, join=join)
     except FolderTakenError as error:
-        raise UnusableInput(f"{error}; choose another folder with --output, or replace it with --overwrite") from error
+        raise UnusableInput(
+            f"{error}; choose another folder with --output, replace it with --overwrite, or "
+            "add to it with --join where this is another node of the same job"
+        ) from error
     except OSError as error:
         raise UnusableInput(f"{output} cannot be written ({error}); choose another folder with --output") from error
     if option := isolated_python(command):
