@@ -231,15 +231,15 @@ def test_a_step_s_range_that_takes_no_time_is_no_step(tmp_path: Path) -> None:
     assert not found.job.failures
 
 
-def test_events_years_away_do_not_change_how_others_nest(tmp_path: Path) -> None:
-    """Their threads' parts of one axis overflowed 64 bits."""
+@pytest.mark.parametrize(("threads", "apart_us"), [(10, 4e14), (4000, 2.5e12)], ids=["years", "weeks"])
+def test_events_far_away_do_not_change_how_others_nest(tmp_path: Path, threads: int, apart_us: float) -> None:
+    """Years away they are left out; weeks away their threads' parts of one axis overflowed 64 bits."""
     made = seeds.trace()
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(made))
     before = analyze(tmp_path, workers=1)
     odd = {"ph": "X", "cat": "cpu_op", "name": "odd", "pid": 1, "dur": 1}
-    made["traceEvents"] += [{**odd, "tid": 900 + at, "ts": 4e14} for at in range(40)]
-    made["traceEvents"].append({**odd, "tid": 1, "ts": -4e14, "dur": 10})
+    made["traceEvents"] += [{**odd, "tid": 900 + at, "ts": apart_us} for at in range(threads)]
     path.write_text(json.dumps(made))
     now = analyze(tmp_path, workers=1)
     assert now.job.step_time_us == before.job.step_time_us

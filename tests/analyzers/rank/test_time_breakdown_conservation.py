@@ -118,11 +118,9 @@ def test_rows_of_simulated_jobs_are_exact(spec: JobSpec) -> None:
         totals[0]["idle_host"] += round(off_us * 1e3 * len(windows))
         _check_totals(row, totals, [window.comm_ns for window in windows], doubtful)
     # Steps that follow one another take the job as long as the rank that begins the first one last, or longer. Clocks
-    # are aligned by the ends of collectives, which may be 900 ns apart. The first step's begin may be an estimate: it
-    # was off by 4 us of 334 in a job of one rank and two steps.
-    each = [[window.duration_ns for window in mine] for mine in job.truth.windows.values()]
-    off_us = 0.02 * max(mine[0] for mine in each) / 1e3 / len(each[0])
-    assert summary.job.step_time_us >= min(map(_mean_us, each)) - 2 - off_us
+    # are aligned by the ends of collectives, which may be 900 ns apart. The ranks' own windows are those of the truth,
+    # apart from the estimate above: of a wait for the first batch alone, 11 us of 341, no other step tells.
+    assert summary.job.step_time_us >= min(row.step_time_us for row in summary.time_breakdown) - 2
 
 
 KINDS = st.sampled_from(["compute", "compute", "comm", "comm", "copy", "memset"])
