@@ -10,8 +10,10 @@ import pytest
 from perfscope.analyzers.rules.communication import deepspeed_buckets
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.recording.metadata import RunMetadata
+from perfscope.recording.vocabulary import REDUCE
 from perfscope.results.findings import Obtained
 from perfscope.results.rows import CollectiveRow, CostRow
+from perfscope.results.tables import ModuleRow
 from tests.analyzers.rules.jobs import MIB, Analyzed, analyze, breakdown, changed, context
 from tests.analyzers.whatif.fsdp_variants import gathers_late, waits_for_reductions
 from tests.generator import JobSpec, ModelSpec, NetworkSpec
@@ -111,6 +113,21 @@ def test_what_small_ones_take_between_cpus_is_latency() -> None:
     # Those that grow with their bytes do not become latency.
     quick = replace(biases, transfer_us=30.0)
     assert deepspeed_buckets.evaluate(changed(on_cpus, collectives=(on_cpus.summary.collectives[0], quick))) is None
+
+
+def test_what_hosts_do_for_each_small_reduction_is_in_the_bound_on_cpus() -> None:
+    case = moving("all_reduce", MIB, 150, 80.0, stage=2, reduce_bucket_size=500_000)
+    reducing = ModuleRow(
+        name=REDUCE, depth=1, count_per_step=150, host_us_per_step=43_000.0, device_us_per_step=0.0, kernels_per_step=0
+    )
+    case = changed(case, modules=(reducing,))
+    on_cpus = deepspeed_buckets.evaluate(changed(case, devices=("CPU", "CPU")))
+    assert on_cpus is not None
+    # 43 ms, 3 of which move the bytes; pieces 16 times as large are 15 of 16 fewer.
+    assert on_cpus.ceiling == pytest.approx(100 / (100 - 40.0 * 15 / 16) - 1)
+    on_devices = deepspeed_buckets.evaluate(case)
+    assert on_devices is not None
+    assert on_devices.ceiling == pytest.approx(100 / 88.75 - 1)
 
 
 def test_small_parameters_stay_on_every_rank() -> None:
