@@ -24,7 +24,7 @@ class RankSteps:
     """The category idle_dataloader."""
     compute_us: tuple[float, ...]
     starting_us: tuple[float, ...]
-    """Data loaders that start, in idle_host."""
+    """Data loaders that start or stop workers, in idle_host."""
     compiling_us: tuple[float, ...]
     """``torch.compile`` compiling, in idle_host."""
     collecting_us: tuple[float, ...]

@@ -15,7 +15,6 @@ from perfscope.analyzers.rank.extra_work import conversions, optimizer_loops, re
 from perfscope.analyzers.rank.host_activity import (
     DDP_FORWARD,
     EVALUATING,
-    LOADER_STARTING,
     HostActivity,
     host_activity,
     loader_rows,
@@ -41,7 +40,7 @@ from perfscope.analyzers.rank.work.quickest import quickest_times
 from perfscope.analyzers.rank.work.range_times import module_times, sync_times
 from perfscope.analyzers.rank.work.tables import RankTables
 from perfscope.errors import TraceError
-from perfscope.recording.vocabulary import FORWARD
+from perfscope.recording.vocabulary import DATALOADER_START, FORWARD
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
@@ -166,8 +165,10 @@ def _delivers(trace: Trace, host: HostActivity, rows: Int64) -> Bool:
     before anything is done with what its last call returned.
     """
     never = np.iinfo(np.int64).max
-    forwards = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=FORWARD.__eq__, threads=host.threads)])
-    starting = host.named[LOADER_STARTING].start_ns
+    forwards, starting = (
+        np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=name.__eq__, threads=host.threads)])
+        for name in (FORWARD, DATALOADER_START)
+    )
     if not len(forwards):
         return np.ones(len(rows), dtype=np.bool_)
     ended = trace.ends_ns(rows)

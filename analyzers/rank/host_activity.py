@@ -14,6 +14,7 @@ from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
     DATALOADER,
     DATALOADER_START,
+    DATALOADER_STOP,
     EVALUATION,
     FORWARD,
     NVTX_STEP_PREFIX,
@@ -32,8 +33,8 @@ COLLECTING: Final = "garbage collection"
 EVALUATING: Final = "evaluation"
 """Host work: the model is evaluated."""
 
-LOADER_STARTING: Final = "the start of the data loader's workers"
-"""Host work: a data loader makes an iterator."""
+LOADER_STARTING: Final = "starting and stopping the data loader's workers"
+"""Host work: a data loader makes an iterator, or an iterator ends."""
 
 LIMIT: Final = "FullyShardedDataParallel.rate_limiter"
 """Name of the range in which FSDP's host waits before it gathers more parameters."""
@@ -59,7 +60,10 @@ DDP_FORWARD: Final = "DistributedDataParallel.forward"
 _NAMED_HOST: Final = {
     COLLECTING: re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
     EVALUATING: re.compile(rf"^{re.escape(EVALUATION)}$"),
-    LOADER_STARTING: re.compile(rf"^{re.escape(DATALOADER_START)}$|torch/utils/data/dataloader\.py\(\d+\): __iter__$"),
+    LOADER_STARTING: re.compile(
+        rf"^{re.escape(DATALOADER_START)}$|^{re.escape(DATALOADER_STOP)}$"
+        r"|torch/utils/data/dataloader\.py\(\d+\): (?:__iter__|_shutdown_workers)$"
+    ),
     "checkpoint": re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
 }
 """Host work that annotations or Python calls name."""

@@ -14,6 +14,9 @@ DATALOADER: Final = "perfscope::dataloader"
 DATALOADER_START: Final = "perfscope::dataloader_start"
 """A data loader makes an iterator: it starts its workers, or gives those that persist a new epoch."""
 
+DATALOADER_STOP: Final = "perfscope::dataloader_stop"
+"""A data loader's iterator stops its workers: its epoch has ended, or the script has let go of it."""
+
 FORWARD: Final = "perfscope::forward"
 """The outermost module's forward."""
 
@@ -32,7 +35,7 @@ OPTIMIZER: Final = "perfscope::optimizer"
 GARBAGE_COLLECTION: Final = "perfscope::gc"
 """The interpreter collects garbage, on whichever thread's turn it was; not its youngest generation's collections."""
 
-RANGES: Final = (DATALOADER, DATALOADER_START, FORWARD, EVALUATION, BACKWARD, COMMUNICATION, OPTIMIZER)
+RANGES: Final = (DATALOADER, DATALOADER_START, DATALOADER_STOP, FORWARD, EVALUATION, BACKWARD, COMMUNICATION, OPTIMIZER)
 
 COLLECTIVE_PREFIX: Final = "perfscope::collective#"
 """Range around the operator ``c10d::*`` that issues a collective or message of a job without accelerators, on the

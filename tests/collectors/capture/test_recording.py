@@ -18,6 +18,7 @@ from perfscope.recording.vocabulary import (
     COMMUNICATION,
     DATALOADER,
     DATALOADER_START,
+    DATALOADER_STOP,
     FORWARD,
     OPTIMIZER,
 )
@@ -197,8 +198,20 @@ def test_loaders_that_start_for_each_epoch_are_told_and_what_ends_one_is_no_batc
     assert recording.trace(0).ranges()[DATALOADER_START] == 2
     summary = analyze(recording.folder)
     assert [row.batches_per_step for row in summary.dataloader] == [1.0]
-    assert summary.findings[0].rule == "loader-stalls"
-    assert summary.findings[0].action.setting == "DataLoader(persistent_workers=…)"
+    settings = {each.rule: each.action.setting for each in summary.findings}
+    assert settings["loader-stalls"] == "DataLoader(persistent_workers=…)"
+
+
+def test_an_iterator_for_each_batch_is_told_with_what_ending_it_takes(tmp_path: Path) -> None:
+    command = (sys.executable, str(SCRIPTS / "short_epochs.py"), "anew")
+    recording = record(tmp_path / "r", *command, options=EPOCHS)
+    assert recording.exit_code == 0, recording.err
+    ranges = recording.trace(0).ranges()
+    assert (ranges[DATALOADER_START], ranges[DATALOADER_STOP]) == (8, 8)
+    summary = analyze(recording.folder)
+    assert [row.batches_per_step for row in summary.dataloader] == [1.0]
+    titles = {each.rule: each.title for each in summary.findings}
+    assert "started anew in each step" in titles["loader-stalls"]
 
 
 def test_a_model_that_is_compiled_in_each_step_is_told(tmp_path: Path) -> None:
@@ -208,8 +221,8 @@ def test_a_model_that_is_compiled_in_each_step_is_told(tmp_path: Path) -> None:
     summary = analyze(recording.folder)
     (row,) = summary.time_breakdown
     assert row.named_host_us["torch.compile"] > row.compute_us
-    assert summary.findings[0].rule == "recompilation"
-    assert "in 6 of 6 steps" in summary.findings[0].title
+    titles = {each.rule: each.title for each in summary.findings}
+    assert "in 6 of 6 steps" in titles["recompilation"]
 
 
 def test_a_critics_steps_are_part_of_the_generators(tmp_path: Path) -> None:
