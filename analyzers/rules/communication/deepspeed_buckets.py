@@ -24,7 +24,9 @@ RULE: Final = "deepspeed-communication"
 SHARE: Final = 0.05
 """Share of the step that must be saved."""
 LATENCY: Final = 0.5
-"""Collectives are too small when their latency is at least this share of their transfer time."""
+"""Collectives are too small when their latency is at least this share of their transfer time; on CPUs, too, when as
+much of what the engine's code for them takes does not grow with their bytes.
+"""
 TIMES: Final = 4
 """How many times as large the advised bucket is at least: a quarter of the collectives. It is larger where moving so
 much still takes less than this many latencies.
@@ -124,12 +126,15 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
     """Fewer, larger collectives: at most their latency is saved."""
     moved = traffic(job, *kinds)
     old = zero.get(key)
-    if moved is None or (moved.latency_share or 0.0) < LATENCY or not isinstance(old, int | float):
+    if moved is None or not isinstance(old, int | float):
+        return None
+    reducing_us = _reducing_us(job) if key == "reduce_bucket_size" else 0.0
+    fixed = 1 - moved.bytes * moved.us_per_byte / reducing_us if reducing_us else 0.0
+    if max(moved.latency_share or 0.0, fixed) < LATENCY:
         return None
     times = _times(moved)
     saved_us = min(moved.count * (moved.alpha_us or 0.0) * (1 - 1 / times), job.exposed_transfer_us)
-    if key == "reduce_bucket_size":
-        saved_us = max(saved_us, _reducing_us(job, moved) * (1 - 1 / times))
+    saved_us = max(saved_us, reducing_us)
     if saved_us < SHARE * job.step_time_us:
         return None
     mean = moved.bytes / moved.count
@@ -153,14 +158,15 @@ def _larger(job: RuleContext, zero: dict[str, Any], key: str, *kinds: str) -> _Z
     )  # fmt: skip
 
 
-def _reducing_us(job: RuleContext, moved: CollectiveTraffic) -> float:
-    """What DeepSpeed's own code for the reductions takes of a step on CPUs, all that does not grow with their bytes; 0
-    where it was not recorded, and on devices, where the host may do it ahead of them.
+def _reducing_us(job: RuleContext) -> float:
+    """What DeepSpeed's own code for the reductions takes of a step on CPUs; 0 where it was not recorded.
+
+    0 on devices, too, where the host may do it ahead of them. Moving the bytes is in it: on CPUs that is little, and
+    threads that do it take cores from the training.
     """
     if job.on_devices:
         return 0.0
-    took = max((row.host_us_per_step for row in job.summary.modules if row.name == REDUCE), default=0.0)
-    return max(took - moved.bytes * moved.us_per_byte, 0.0)
+    return max((row.host_us_per_step for row in job.summary.modules if row.name == REDUCE), default=0.0)
 
 
 def _times(moved: CollectiveTraffic) -> int:
