@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -81,7 +82,9 @@ class TestStepsOnly:
         assert (steps.stages_us >= 0).all()
 
     def test_a_step_takes_a_few_bytes(self, steps_only: Recording) -> None:
-        assert steps_file(steps_only.folder, 0).stat().st_size < 16 * 149
+        """Where other processes want the cores, each wait for one is as good as random: up to 16 s in 3 bytes."""
+        path = steps_file(steps_only.folder, 0)
+        assert path.stat().st_size < 16 * 149 + 3 * np.count_nonzero(read(path).core_us)
 
     def test_the_run_is_described_without_a_capture(self, steps_only: Recording) -> None:
         run = steps_only.run(1)
