@@ -12,18 +12,11 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    CancelledError,
-    Executor,
-    Future,
-    InvalidStateError,
-    ProcessPoolExecutor,
-    wait,
-)
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from perfscope._version import __version__
@@ -240,6 +233,7 @@ def _until_broken(
 ) -> Iterator[tuple[Item, Future[Result]]]:
     """Submit everything in ``waiting``; yield done futures. When the pool breaks, it ends with items still waiting."""
     flying: dict[Future[Result], Item] = {}
+    done: SimpleQueue[Future[Result]] = SimpleQueue()
     broken = False
     while flying or (waiting and not broken):
         while waiting and len(flying) < width and not broken:
@@ -249,41 +243,36 @@ def _until_broken(
                 broken = True
             else:
                 flying[future] = waiting.popleft()
+                future.add_done_callback(done.put)
         if meanwhile is not None:
             meanwhile()
             meanwhile = None
-        for future in _some_done(flying, executor):
+        if flying:
+            future = _next_done(done, flying, executor)
             broken = broken or _is_broken_pool(future)
             yield flying.pop(future), future
 
 
-def _some_done(flying: dict[Future[Result], Item], executor: Executor) -> list[Future[Result]]:
-    """Wait for some future to be done. Where no worker is left, all of them fail; stuck ones are tried elsewhere."""
+def _next_done(
+    done: SimpleQueue[Future[Result]], flying: Iterable[Future[Result]], executor: Executor
+) -> Future[Result]:
+    """Wait for a future to be done. Where no worker is left, all of them fail; stuck ones are tried elsewhere."""
     if not isinstance(executor, Cluster):
-        return list(wait(flying, return_when=FIRST_COMPLETED).done)
+        return done.get()
     idle_s = waited_s = 0.0
     again_s = executor.stuck_s
     while True:
-        done = list(wait(flying, timeout=_POLL_S, return_when=FIRST_COMPLETED).done)
-        if done:
-            return done
+        with suppress(Empty):
+            return done.get(timeout=_POLL_S)
         waited_s += _POLL_S
         if waited_s >= again_s:
             executor.submit_again()
             again_s = 2 * waited_s + executor.stuck_s
         idle_s = 0.0 if executor.has_workers() else idle_s + _POLL_S
         if idle_s >= executor.patience_s:
-            return [_failed(future, executor, flying) for future in list(flying)]
-
-
-def _failed(future: Future[Result], executor: Cluster, flying: dict[Future[Result], Item]) -> Future[Result]:
-    """Replace a future that will never finish by a failed one."""
-    item = flying.pop(future)
-    future.cancel()
-    failed: Future[Result] = Future()
-    failed.set_exception(PerfscopeError(NO_WORKERS.format(seconds=round(executor.patience_s))))
-    flying[failed] = item
-    return failed
+            for future in flying:
+                with suppress(InvalidStateError):  # done just now
+                    future.set_exception(PerfscopeError(NO_WORKERS.format(seconds=round(executor.patience_s))))
 
 
 def _outcome(item: Item, future: Future[Result]) -> Outcome[Item, Result]:
