@@ -41,6 +41,7 @@ from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_s
 from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
+from perfscope.analyzers.samples import samples_per_batch, samples_per_step
 from perfscope.analyzers.verdict import of_snapshots, verdict
 from perfscope.analyzers.whatif.curves import curves
 from perfscope.analyzers.whatif.predict import predictor
@@ -200,8 +201,15 @@ def _job_info(
     unprofiled_median = unprofiled_median_ns(runs)
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
+    ranks_of_job = world_size(result.partials, runs)
+    batches = _batches(result)
+    samples = [
+        length * batches[rank]
+        for rank in ranks
+        if rank in runs and batches[rank] and (length := samples_per_batch(runs[rank])) is not None
+    ]
     return JobInfo(
-        world_size=world_size(result.partials, runs),
+        world_size=ranks_of_job,
         ranks=ranks,
         missing_ranks=_missing(result, runs),
         failures=tuple(identified.failures),
@@ -222,7 +230,8 @@ def _job_info(
         versions=dict(first.versions) if first and first.versions else dict(lowest.versions),
         unprofiled_step_us=unprofiled / 1e3 if unprofiled else None,
         exit_code=job.launch.exit_code if job.launch else None,
-        batches_per_step=_batches(result),
+        batches_per_step=float(np.mean(list(batches.values()))) or None,
+        samples_per_step=samples_per_step(samples, ranks_of_job, strategies),
         time_breakdown_us_per_step=breakdown_us_per_step(result) if result.is_marked else {},
     )
 
@@ -308,7 +317,9 @@ def _shown_ranks(stragglers: Sequence[StragglerRow], pipeline: Pipeline | None) 
     return (*attributed_ranks(stragglers)[:2], *(row.ranks[0] for row in stages if row.ranks))
 
 
-def _batches(result: AlignedJob) -> float | None:
-    """Batches that a rank takes in a used step, mean over ranks and steps; None without a data loader."""
-    own = [partial.loading.batches[partial.steps.indices_of(result.steps)] for partial in result.partials.values()]
-    return float(np.mean(own)) or None
+def _batches(result: AlignedJob) -> dict[int, float]:
+    """Rank -> batches that it takes from its data loader in a used step, mean over the steps."""
+    return {
+        rank: float(np.mean(partial.loading.batches[partial.steps.indices_of(result.steps)]))
+        for rank, partial in result.partials.items()
+    }

@@ -14,7 +14,6 @@ from perfscope.results.categories import CATEGORIES, EXPOSED_COMMUNICATION, IDLE
 from perfscope.results.comparison import MetricChange, Scaling, ScalingRow, StepChange
 from perfscope.results.summary import Summary
 
-_DATA_PARALLEL: Final = {"single", "ddp", "fsdp", "zero1", "zero2", "zero3"}
 """Strategies in which every rank trains on its own samples."""
 
 
@@ -37,23 +36,12 @@ class Metric:
 
 
 def samples_per_second(summary: Summary) -> float | None:
-    """Samples per second of all ranks: the recorded batch x batches per step x ranks / step time.
+    """Samples per second of all ranks; the step time is that of unprofiled steps where it is known.
 
-    The step time is that of unprofiled steps where it is known. None where ranks share samples (tensor, pipeline), or
-    where the batch is not known.
+    None where ranks share samples (tensor, pipeline), or where the batch is not known.
     """
     job = summary.job
-    strategies = set(job.strategies)
-    samples, step = samples_per_rank(summary), job.unprofiled_step_us or job.step_time_us
-    if not samples or not step > 0 or not strategies <= _DATA_PARALLEL:
-        return None
-    return samples * (job.world_size or len(job.ranks)) / step * 1e6
-
-
-def samples_per_rank(summary: Summary) -> float:
-    """Samples of one rank's step, accumulated batches included; 0 where the batch is not known."""
-    job = summary.job
-    return float(job.batch_shape[0] * job.batches_per_step) if job.batch_shape and job.batches_per_step else 0.0
+    return job.samples_per_step / job.step_us * 1e6 if job.samples_per_step and job.step_us > 0 else None
 
 
 def _step_time(summary: Summary) -> float | None:
@@ -255,7 +243,10 @@ def _work(summaries: Sequence[Summary]) -> tuple[list[float], str]:
     flops = [_flops_per_device(summary) for summary in summaries]
     if all(flops):
         return flops, "model FLOPs"
-    samples = [samples_per_rank(summary) for summary in summaries]
+    samples = [
+        (summary.job.samples_per_step or 0.0) / (summary.job.world_size or len(summary.job.ranks))
+        for summary in summaries
+    ]
     if all(samples):
         return samples, "batch"
     return [1.0] * len(summaries), "assumed equal"

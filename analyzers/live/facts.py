@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from perfscope.analyzers.live.source import Entry
+from perfscope.analyzers.samples import samples_per_batch
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import LaunchMetadata, RunMetadata, load_launch, load_run
 from perfscope.recording.paths import LAUNCH_FILE
@@ -93,10 +94,9 @@ def _stage(run: RunMetadata) -> str:
 
 def _samples(run: RunMetadata) -> float | None:
     """Samples of this rank's step: its batch times the batches that it takes."""
-    if not run.batch_shape:
-        return None
+    length = samples_per_batch(run)
     accumulated = run.settings.get("gradient_accumulation", {}).get("backwards_per_step")
     batches = accumulated or run.steps.batches_per_step
     if batches is None and run.steps.backwards_per_step == 1:
         batches = 1
-    return None if batches is None else float(run.batch_shape[0] * batches)
+    return None if batches is None or length is None else length * batches

@@ -19,6 +19,7 @@ from perfscope.analyzers.live.states import Log, job_state, patience_s, rank_sta
 from perfscope.analyzers.live.steps import JobSteps
 from perfscope.analyzers.live.stragglers import OwnTime, measured_time, own_time
 from perfscope.analyzers.live.trend import Trend
+from perfscope.analyzers.samples import samples_per_step
 from perfscope.grouping import grouped
 from perfscope.recording.history import CORE, OCCASIONAL
 from perfscope.recording.metadata import epoch_ns
@@ -26,7 +27,6 @@ from perfscope.trace.trace import Float32
 
 _SELDOM: Final = {*OCCASIONAL, CORE}
 
-_DATA_PARALLEL: Final = {"single", "ddp", "fsdp", "zero1", "zero2", "zero3"}
 """Strategies in which every rank trains on samples of its own."""
 
 
@@ -100,7 +100,8 @@ class LiveJob:
         self._log.look(now_ns, state, reason, steps, len(captures), lost, hangs)
         self._trend.add(last_step, steps.since(compared, last_step, self._trend.last))
         world = max((each.world_size for each in facts.ranks.values()), default=None)
-        samples = self._samples(world, strategies)
+        known = [each.samples for each in self._facts.ranks.values() if each.samples is not None]
+        samples = samples_per_step(known, world, strategies)
         seen = {row.rank for row in ranks}
         return LiveState(
             folder=self.name,
@@ -189,13 +190,6 @@ class LiveJob:
         found = measured_time(number, steps, ranks, hosts, list(peers.values()))
         self._own = found if found is not None else own_time(window, ranks, self._facts.strategies())
         return self._own
-
-    def _samples(self, world: int | None, strategies: set[str]) -> float | None:
-        """Samples of a step of all ranks; None where one is not known, or ranks share samples."""
-        known = [each.samples for each in self._facts.ranks.values() if each.samples is not None]
-        if not known or not world or not strategies <= _DATA_PARALLEL:
-            return None
-        return sum(known) / len(known) * world
 
     def _run_rate(self, ranks: list[int], samples: float | None) -> float | None:
         """Samples per second of wall time, from the first step that was read to the last."""

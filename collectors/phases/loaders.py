@@ -53,6 +53,10 @@ class UsedLoaders:
         record = self._uses[id(sampler)][1]
         changed = dataclasses.replace(record, batches=record.batches + 1, sampler_epoch=_epoch(sampler))
         if took is not None:
+            if shape := _first_shape(batch):
+                changed = dataclasses.replace(
+                    changed, seen_batches=record.seen_batches + 1, seen_samples=record.seen_samples + shape[0]
+                )
             if record.batches < FINGERPRINTS and (mark := fingerprint(batch)) is not None:
                 changed = dataclasses.replace(changed, fingerprints=(*record.fingerprints, mark))
             changed = self._with_times(changed, iterator, id(sampler), took)

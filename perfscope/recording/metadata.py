@@ -99,6 +99,10 @@ class DataLoaderMetadata:
     fingerprints: tuple[int, ...] = ()
     """Checksums of the first batches that were drawn while ranges were being recorded; equal on two ranks that were
     given the same samples. Empty where a batch begins with no tensor in the host's memory."""
+    seen_batches: int = 0
+    """Batches that were drawn while a capture ran and begin with a tensor; ``seen_samples`` are theirs together."""
+    seen_samples: int = 0
+    """Sum of the lengths of their first tensors' first dimension."""
     timed_batches: int = 0
     """Batches of which CPU time is known: the next three are theirs together."""
     load_ns: int = 0

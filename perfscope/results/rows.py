@@ -82,6 +82,10 @@ class JobInfo:
     batches_per_step: Annotated[
         Count | None, "Batches that one rank takes from its data loader in a used step, mean; None where none was seen."
     ] = None
+    samples_per_step: Annotated[
+        Count | None,
+        "Samples that all ranks together take in a step; None where unknown, or where ranks share samples.",
+    ] = None
     time_breakdown_us_per_step: Annotated[
         dict[str, tuple[Us, ...]],
         "Category of the time breakdown -> mean over the ranks in each used step, from which its noise is known. "

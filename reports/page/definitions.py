@@ -147,8 +147,9 @@ DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
     "throughput": (
         "Throughput",
         (
-            "Samples/s: samples of a rank's batch × batches it takes per step × ranks ÷ step time, unprofiled where "
-            "that is known. Only where every rank trains on a batch of its own (no tensor or pipeline parallelism)."
+            "Samples/s: samples of a rank's batch × batches it takes per step, of all ranks, ÷ step time, unprofiled "
+            "where that is known. Batches are those that were drawn while it was recorded. "
+            "Only where every rank trains on a batch of its own (no tensor or pipeline parallelism)."
         ),
     ),
     "cost": ("Cost", "Devices × price of a device-hour × time, of the unprofiled step where it is known."),

@@ -26,10 +26,6 @@ _VISIBLE = 0.0005
 """A smaller share counts as none."""
 
 
-_ONE_BATCH_PER_RANK = {"ddp", "fsdp", "zero1", "zero2", "zero3", "single"}
-"""Strategies in which every rank trains on a batch of its own."""
-
-
 @dataclass(frozen=True)
 class Tile:
     """One number of the first screen."""
@@ -105,16 +101,13 @@ def _recorded(job: JobInfo, detail: str) -> str:
 def _throughput_tile(summary: Summary) -> Tile | None:
     """Samples/s of the whole job; None where the batch is not known or not every rank has its own."""
     job = summary.job
-    named = set(job.strategies)
-    if not job.batch_shape or not job.batches_per_step or not named <= _ONE_BATCH_PER_RANK or not job.step_time_us > 0:
+    samples, step_us = job.samples_per_step, job.step_us
+    if not samples or not job.step_time_us > 0:
         return None
-    step_us = job.step_us
-    ranks = job.world_size or len(job.ranks)
-    samples = job.batch_shape[0] * job.batches_per_step * ranks
-    detail = f"{_whole(samples)} per step, {_whole(samples / ranks)} per rank"
+    detail = f"{_whole(samples)} per step, {_whole(samples / (job.world_size or len(job.ranks)))} per rank"
     if step_us != job.step_time_us:
         detail += ", without profiling"
-    if len(job.batch_shape) == 2:
+    if job.batch_shape and len(job.batch_shape) == 2:
         # The first tensor of a batch with two dimensions is (sequences, positions) in every language model.
         rate = count(samples * job.batch_shape[1] / step_us * 1e6)
         detail += f"; {rate} tokens/s if a sample is {job.batch_shape[1]:,} tokens"

@@ -129,6 +129,16 @@ def test_a_loader_without_a_length_is_described_all_the_same():
     assert record.batches_per_epoch is None
 
 
+def test_batches_of_different_lengths_are_counted_while_a_capture_runs():
+    uses = UsedLoaders()
+    iterator = iter(DataLoader(DATA, batch_sampler=[[0], [1, 2, 3], [4, 5]]))
+    uses.drew(iterator, next(iterator))  # not timed: no capture runs
+    for _ in range(2):
+        uses.drew(iterator, draw(uses, iterator))
+    (record,) = uses.records()
+    assert (record.batches, record.seen_batches, record.seen_samples) == (3, 2, 5)
+
+
 class Costly(Dataset[torch.Tensor]):
     """Samples that take a while, awake or asleep."""
 

@@ -1,0 +1,29 @@
+"""How many samples a step takes: what throughput is made of, for pages, comparisons and jobs that still run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from perfscope.recording.metadata import RunMetadata
+
+ONE_BATCH_PER_RANK: Final = frozenset({"single", "ddp", "fsdp", "zero1", "zero2", "zero3"})
+"""Strategies in which every rank has samples of its own. Ranks of tensor and pipeline parallelism share theirs."""
+
+
+def samples_per_batch(run: RunMetadata) -> float | None:
+    """Samples of a batch of this rank: the mean of those that captures saw, else of the first; None where unknown."""
+    seen = max(run.dataloaders, key=lambda loader: loader.batches, default=None)
+    if seen is not None and seen.seen_batches:
+        return seen.seen_samples / seen.seen_batches
+    return float(run.batch_shape[0]) if run.batch_shape else None
+
+
+def samples_per_step(known: Collection[float], ranks: int | None, strategies: Collection[str]) -> float | None:
+    """Samples of a step of so many ranks, of some of which they are known: the others are taken as their mean.
+
+    None where ranks share samples, and where nothing is known.
+    """
+    if not known or not ranks or not set(strategies) <= ONE_BATCH_PER_RANK:
+        return None
+    return sum(known) / len(known) * ranks
