@@ -44,7 +44,7 @@ class Facts:
         self.ranks: dict[int, RankFacts] = {}
         self._versions: dict[str, Entry] = {}
 
-    def read(self, folder: Path, entries: dict[str, Entry], runs: dict[str, int], budget_s: float = BUDGET_S) -> None:
+    def read(self, folder: Path, entries: dict[str, Entry], runs: dict[str, int], budget_s: float) -> None:
         """Read what has changed: the launch first, then ``runs`` (name -> rank) until the time is up."""
         until = time.monotonic() + budget_s
         self._read_launch(folder / LAUNCH_FILE, entries.get(LAUNCH_FILE))

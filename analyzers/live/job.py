@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.history.rank_history import Float64
-from perfscope.analyzers.live.facts import Facts
+from perfscope.analyzers.live.facts import BUDGET_S, Facts
 from perfscope.analyzers.live.hosts import Hosts
 from perfscope.analyzers.live.listing import Listing, listing
 from perfscope.analyzers.live.ring import COLUMNS
@@ -45,8 +46,12 @@ class LiveJob:
         """The folder's path or URL."""
         return str(self._folder)
 
-    def look(self, now_ns: int | None = None) -> LiveState:
-        """Read what is new. ``LiveState.problem`` says why the folder cannot be read; what it holds never raises."""
+    def look(self, now_ns: int | None = None, *, whole: bool = False) -> LiveState:
+        """Read what is new. ``LiveState.problem`` says why the folder cannot be read; what it holds never raises.
+
+        ``whole``: all of it, however long that takes; else what metadata of ranks are left when half a second is over
+        come with the next look.
+        """
         now_ns = time.time_ns() if now_ns is None else now_ns
         began = time.monotonic()
         problem, entries = "", self._entries
@@ -55,7 +60,7 @@ class LiveJob:
         except OSError as error:
             problem = f"the folder cannot be read ({error.strerror or error})"
         if entries is not None and not problem:
-            self._read(entries, now_ns)
+            self._read(entries, now_ns, math.inf if whole else BUDGET_S)
         elif entries is None and self._entries:
             self._begin()  # it was removed
         self._entries = entries
@@ -68,14 +73,14 @@ class LiveJob:
         self._compared = (-1, 0, 0)
         self._own = OwnTime(np.empty(0), ())
 
-    def _read(self, entries: dict[str, Entry], now_ns: int) -> None:
+    def _read(self, entries: dict[str, Entry], now_ns: int, budget_s: float) -> None:
         files = self._files = listing(entries)
-        self._facts.read(self._folder, entries, files.runs)
+        self._facts.read(self._folder, entries, files.runs, budget_s)
         started = self._facts.launch.started_at if self._facts.launch is not None else ""
         if started and self._started_at and started != self._started_at:
             self._begin()  # another run took the folder
             self._files = files
-            self._facts.read(self._folder, entries, files.runs)
+            self._facts.read(self._folder, entries, files.runs, budget_s)
         self._started_at = started or self._started_at
         self._steps.read(self._source, entries, files.steps, now_ns)
         self._hosts.read(self._source, entries, files.samples)

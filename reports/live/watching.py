@@ -60,7 +60,9 @@ def on_terminal(job: LiveJob, terminal: Terminal, view: View, seen: Seen) -> Non
 def in_lines(job: LiveJob, interval_s: float, seen: Seen, *, once: bool) -> None:
     """Hand over a state every interval, until the job has ended or after the first one."""
     while True:
-        state = job.look()
+        state = job.look(whole=once)
+        if not once and state.state in (ENDED, FAILED):
+            state = job.look(whole=True)  # no other comes
         seen(state)
         if once or state.state in (ENDED, FAILED):
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from perfscope.analyzers.live import job
 from perfscope.cli.main import main
 from tests.analyzers.live.live_jobs import Recorded
 from tests.schemas import follows
@@ -48,6 +49,16 @@ def test_json_has_every_rank(ended: Recorded) -> None:
     follows("live", values)
     assert [row["state"] for row in values["ranks"]] == ["finished"] * 2
     assert values["stragglers"][0]["ranks"] == [1]
+
+
+@pytest.mark.parametrize("option", ["--once", "--plain"])
+def test_the_only_look_and_the_last_one_read_all_ranks(
+    ended: Recorded, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a look has no time for the metadata of any."""
+    monkeypatch.setattr(job, "BUDGET_S", -1.0)
+    values = json.loads(watch(ended.folder, "--json", option).output)
+    assert [row["state"] for row in values["ranks"]] == ["finished"] * 2
 
 
 def test_a_port_that_is_taken_and_an_option_that_does_nothing_are_refused(ended: Recorded) -> None:

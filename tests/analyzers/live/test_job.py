@@ -34,7 +34,7 @@ def recorded(tmp_path: Path) -> Recorded:
 
 def after(job: LiveJob, seconds: float) -> LiveState:
     """The state so many seconds after the job began."""
-    return job.look(NOW + round(seconds * S))
+    return job.look(NOW + round(seconds * S), whole=True)
 
 
 def texts(state: LiveState) -> list[str]:
