@@ -85,14 +85,15 @@ class HangWatch:
 
     def _look(self) -> None:
         """On the thread of the watch."""
-        steps, idle_s = self._steps, time.monotonic() - self._progress_at
+        steps = self._steps
+        if not steps and not self._place().backend and waits_for_processes():
+            self._progress_at = time.monotonic()  # for ranks that it has started, and that are watched themselves
+            return
+        idle_s = time.monotonic() - self._progress_at
         if steps != self._steps_seen:
             self._moves_on(first=self._steps_seen == 0)
             self._steps_seen = steps
         if idle_s >= self._next_s:
-            if not steps and not self._place().backend and waits_for_processes():
-                self._progress_at = time.monotonic()  # for ranks that it has started, and that are watched themselves
-                return
             self._next_s = 2 * idle_s
             self._problems.guard("writing where a rank stands still", self._write, None)
         place = self._place()

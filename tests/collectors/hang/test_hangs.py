@@ -233,7 +233,8 @@ if not child:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     steps(20)
-    time.sleep(12)  # HERE
+    time.sleep(1)  # what was written before, on a busy machine, is removed
+    while not os.path.exists(sys.argv[1]): time.sleep(0.1)  # HERE
     os._exit(0)
 while not os.waitpid(child, os.WNOHANG)[0]:
     steps(1)
@@ -243,10 +244,11 @@ while not os.waitpid(child, os.WNOHANG)[0]:
 def test_a_rank_that_was_forked_is_watched_by_itself(tmp_path: Path) -> None:
     """It goes on for longer than it may stand still, and then stands still; its parent trains all the time."""
     ranks = {"RANK": "0", "WORLD_SIZE": "2"}
-    recording = record(tmp_path / "r", sys.executable, "-c", FORKED, options=OPTIONS, environment=ranks)
+    command = (sys.executable, "-c", FORKED, str(stacks_file(tmp_path / "r", 1)))
+    recording = record(tmp_path / "r", *command, options=OPTIONS, environment=ranks)
     assert recording.exit_code == 0, recording.err
     assert [name for name in files(recording.folder) if name.endswith("stacks.txt")] == ["rank-00001.stacks.txt"]
-    line = FORKED.splitlines().index("    time.sleep(12)  # HERE") + 1
+    line = next(n for n, line in enumerate(FORKED.splitlines(), 1) if line.endswith("# HERE"))
     assert f'File "<string>", line {line} in <module>' in stacks_file(recording.folder, 1).read_text()
 
 
@@ -270,7 +272,8 @@ if sys.argv[1] == "fork":
 elif sys.argv[1] == "join":
     torch.multiprocessing.start_processes(rank, nprocs=1, start_method="fork")
 else:
-    time.sleep(9)
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.1)
 print(os.path.exists(sys.argv[2]))
 """
 
