@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Busy machines are slow, which is no failure; and what CI reports on a change must not depend on luck.
-settings.register_profile("perfscope", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "perfscope",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("perfscope")
 
 # Neither the user's cache in the tests' way nor the tests' traces in the user's cache; tests of it have their own.

@@ -90,9 +90,11 @@ def test_inputs_that_hang_or_end_their_process_are_faults_and_the_others_go_on(
             os._exit(9)
         return "read"
 
+    seconds = supervise.SECONDS
     monkeypatch.setattr(supervise, "SECONDS", 1)
     monkeypatch.setitem(supervise.KINDS, "hangs", Kind(1, odd))
     assert list(supervise.run_stretch(0, 0, 3, ["hangs"])["faults"]) == ["an exception: TooLong at"]
+    monkeypatch.setattr(supervise, "SECONDS", seconds)
     monkeypatch.setitem(supervise.KINDS, "dies", Kind(1, deadly))
     file = tmp_path / "results.jsonl"
     first = supervise.Results()

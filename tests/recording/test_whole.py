@@ -65,8 +65,9 @@ def test_several_at_once_leave_one_of_theirs_whole(tmp_path: Path) -> None:
         f"for _ in range(50): write_text(pathlib.Path({str(path)!r}), sys.argv[1] * 200_000)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, letter]) for letter in "abc"]
-    seen = set()
-    while any(writer.poll() is None for writer in writers):
+    seen, running = set(), True
+    while running:
+        running = any(writer.poll() is None for writer in writers)
         if path.exists():
             text = path.read_text()
             seen.add((len(text), len(set(text))))

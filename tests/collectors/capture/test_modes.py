@@ -53,9 +53,9 @@ class Paced(Running):
 
 @pytest.fixture(scope="module")
 def steps_only(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    """Two ranks, of which rank 1 loads 40 ms longer, and takes 20 times as long in its step 60."""
+    """Two ranks, of which rank 1 loads 40 ms longer, and takes 50 times as long in its step 60."""
     folder = tmp_path_factory.mktemp("steps") / "recording"
-    arguments = ("--steps", "150", "--ms", "6", "--load-ms", "40", "--slow-at", "60", "--slow-factor", "20")
+    arguments = ("--steps", "150", "--ms", "6", "--load-ms", "40", "--slow-at", "60", "--slow-factor", "50")
     arguments += ("--slow-rank", "1")
     return paced(folder, *arguments, options=("--steps-only",))
 
@@ -113,12 +113,12 @@ class TestStepsOnly:
         # 40 ms of sleep; its peer loads too, and on a busy machine both take longer.
         peer, own = (row.stages_us for row in summary.history.ranks)
         assert 36_000 <= slow.stages_us["dataloader"] <= 1.01 * own["dataloader"]
-        # After a sleep its forward takes longer too: 0.9 ms, in every recording of an idle machine.
+        # Its forward takes longer too, in step 60 most of all: 2 ms in the mean.
         longer = own["dataloader"] + max(own["forward"] - peer["forward"], 0)
         assert slow.stages_us["dataloader"] <= slow.excess_us <= 1.01 * longer
         planted = next(row for row in summary.history.outliers if row.step == 60)
         assert (planted.rank, planted.stage) == (1, "forward")
-        assert planted.us >= 120_000
+        assert planted.us >= 300_000
         assert "rank 1 is a straggler loading data" in summary.verdict.headline
 
     def test_the_command_line_shows_it(self, steps_only: Recording, tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_planned_captures_come_with_the_history_of_all_steps(tmp_path: Path) -> 
 
 
 def test_a_slow_step_has_every_rank_record_the_same_steps(tmp_path: Path) -> None:
-    """Step 40 takes 10 s, beside which what the machine does to other steps of 20 ms is short."""
+    """Step 40 takes 20 s, beside which what the machine does to other steps of 20 ms is short."""
     options = ("--trigger", "100", "--warmup", "1", "--active", "3")
-    arguments = ("--slow-at", "40", "--slow-factor", "500", "--slow-rank", "1")
+    arguments = ("--slow-at", "40", "--slow-factor", "1000", "--slow-rank", "1")
     with Paced(tmp_path / "r", *options, arguments=arguments, ranks=2) as training:
         training.until_written(*(f"rank-0000{rank}.capture-0.trace.json.gz" for rank in (0, 1)))
         recording = training.stop()

@@ -130,9 +130,9 @@ class TestHost:
         after = dict(zip(HOST_COLUMNS, sampler.sample(), strict=True))
         spent = sum((after[name] or 0) - (before[name] or 0) for name in ("user_ms", "system_ms"))
         assert spent >= 200
-        assert all(
-            after[name] is None or after[name] >= (before[name] or 0) for name, grows in HOST_COLUMNS.items() if grows
-        )
+        # Linux does not promise it of iowait: what it has counted for a core it may count as idle afterwards.
+        counters = [name for name, grows in HOST_COLUMNS.items() if grows and name != "iowait_ms"]
+        assert all(after[name] is None or after[name] >= (before[name] or 0) for name in counters)
         described = sampler.describe()
         assert described["cores"] == os.cpu_count()
         assert 0 < (after["memory_used_bytes"] or 0) < described["memory_bytes"]
@@ -145,13 +145,19 @@ class TestPsutil:
         pytest.importorskip("psutil", reason="psutil is not installed (the sampler extra)")
         from perfscope.collectors.sampler.psutil import PsutilHost
 
-        mine = dict(zip(HOST_COLUMNS, PsutilHost().sample(), strict=True))
+        def sample() -> dict[str, int | None]:
+            return dict(zip(HOST_COLUMNS, PsutilHost().sample(), strict=True))
+
+        assert sample()["idle_ms"]
         if Path("/proc/stat").exists():
-            proc = host(Path("/"))
-            for name in ("user_ms", "idle_ms", "memory_used_bytes", "loopback_bytes"):
-                assert mine[name] == pytest.approx(proc[name], rel=0.02, abs=1000), name
+            used = []
+            for _ in range(20):  # others' memory comes and goes meanwhile; what is counted grows
+                before, mine, after = host(Path("/")), sample(), host(Path("/"))
+                for name in ("user_ms", "idle_ms", "loopback_bytes"):
+                    assert (before[name] or 0) - 1000 <= (mine[name] or 0) <= (after[name] or 0) + 1000, name
+                used.append(mine["memory_used_bytes"] == pytest.approx(after["memory_used_bytes"], rel=0.02))
+            assert any(used)
             assert PsutilHost().describe()["memory_bytes"] == ProcHost().describe()["memory_bytes"]
-        assert mine["idle_ms"]
 
     def test_processes(self) -> None:
         pytest.importorskip("psutil", reason="psutil is not installed (the sampler extra)")

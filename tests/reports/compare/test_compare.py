@@ -17,6 +17,7 @@ from perfscope.reports.compare import pictures, terminal, words
 from perfscope.results.budget import FAILED, PASSED, SKIPPED, UNKNOWN, Check, CheckRow
 from perfscope.results.comparison import Comparison
 from perfscope.results.summary import Summary
+from tests.reports.conftest import PATIENCE_MS
 from tests.reports.examples import EXAMPLES, breakdown, gpu, healthy, job, large, starved, straggler
 
 HOSTILE = "</script><script>alert(1)</script> [x](http://x) | `y` @someone 'q' \"q\" \u202egnp"
@@ -223,6 +224,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     problems: list[str] = []
     requests: list[str] = []
     context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(PATIENCE_MS)
     tab = context.new_page()
     tab.on("console", lambda message: problems.append(message.text))
     tab.on("pageerror", lambda error: problems.append(str(error)))

@@ -202,8 +202,13 @@ def test_absent_values_stay_last_in_both_directions(look_at: LookAt) -> None:
 def test_the_copy_button_copies_what_to_type(look_at: LookAt) -> None:
     tab = look_at(starved(), permissions=["clipboard-read", "clipboard-write"])
     tab.locator("#finding-1 > summary").click()
-    tab.locator("button.copy").first.click()
-    tab.locator("button.copy", has_text="Copied").wait_for()
+    button = tab.locator("button.copy").first
+    button.evaluate(
+        "(it) => { window.said = [];"
+        "new MutationObserver(() => said.push(it.textContent)).observe(it, {childList: true}) }"
+    )
+    button.click()
+    until(tab, lambda: "Copied" in tab.evaluate("said"))  # it is said for two seconds
     assert tab.evaluate("navigator.clipboard.readText()") == blocks(starved().findings[0].action.how)[0].text
 
 
@@ -307,8 +312,8 @@ def test_the_policy_stops_a_script_that_got_in(browser: Any, tmp_path: Path) -> 
     )
     tab.goto(path.as_uri())
     tab.locator("html[data-charts=drawn]").wait_for(state="attached")
+    until(tab, lambda: {"img-src", "script-src-elem"} <= set(tab.evaluate("window.refused")))
     assert tab.evaluate("window.hit") is None
-    assert {"img-src", "script-src-elem"} <= set(tab.evaluate("window.refused"))
     context.close()
 
 
