@@ -133,7 +133,7 @@ def _analyze_all(
             _report(progress, len(outcomes), len(sources))
     if not unknown:
         return outcomes
-    with executor_for(unknown, executor, workers) as chosen:
+    with executor_for(unknown, executor, workers, helped=True) as chosen:
         work = functools.partial(_analyze, use_cache=use_cache, flops=flops)
         for outcome in _on_any_machine(work, unknown, chosen, meanwhile):
             outcomes.append(outcome)
@@ -150,15 +150,22 @@ def _report(progress: Progress | None, done: int, total: int) -> None:
 
 @contextmanager
 def executor_for(
-    sources: Sequence[TraceSource], executor: Executor | None = None, workers: int | None = None
+    sources: Sequence[TraceSource],
+    executor: Executor | None = None,
+    workers: int | None = None,
+    *,
+    helped: bool = False,
 ) -> Iterator[Executor]:
-    """``executor``, else ``workers`` processes of this machine, or as many as cores and memory allow."""
+    """``executor``, else ``workers`` processes of this machine, or as many as cores and memory allow.
+
+    Where ``helped``, this process may be one of them.
+    """
     if executor is not None:
         yield executor
         return
     sizes = [_size(source.path) for source in sources]
     memory = [_memory_needed(source.path, size) for source, size in zip(sources, sizes, strict=True)]
-    with engine.local_executor(memory, sum(sizes), workers) as own:
+    with engine.local_executor(memory, sum(sizes), workers, helped=helped) as own:
         yield own
 
 

@@ -190,10 +190,6 @@ def command(
     """
     _settle_process()
     from perfscope.analyzers.analyze import analyze
-    from perfscope.reports import terminal
-    from perfscope.reports.figures.figures import check_images
-    from perfscope.reports.paint import Paint
-    from perfscope.results.anonymous import anonymous
 
     recording = _single_recording(traces)
     if workers is not None and scheduler is not None:
@@ -227,6 +223,9 @@ def command(
     _write(summary, target, json_file, markdown, figures)
     printed = "-" in (str(json_file), str(markdown))
     if not quiet and not printed:
+        from perfscope.reports import terminal
+        from perfscope.reports.paint import Paint
+
         click.echo(terminal.verdict(summary, Paint.of(sys.stdout)))
     click.echo(f"report: {target}", err=printed)
     if show:

@@ -40,6 +40,12 @@ _MEMORY_SHARE: Final = 0.8
 """Of the memory available at the start; the rest is for the caller, who holds every rank's result."""
 _PATIENCE_S: Final = 120.0
 """How long a cluster may be without a worker before its work fails: schedulers take time to start workers."""
+_HELPED: Final = 4
+"""Up to so many processes the caller's own is one of them; among more, handing out the work is enough for it."""
+_HELPER_BYTES: Final = 256 << 20
+"""It takes no part in work of which an item needs more memory: what the system ends for it must not be the caller."""
+_AHEAD: Final = 2
+"""Items that a worker has while the caller works too, and cannot hand out the next one."""
 _STUCK_S: Final = 60.0
 """When a cluster has finished nothing for so long, what is under way is given to another worker, too."""
 _WORK_OF_THREAD: Final = 2
@@ -70,6 +76,13 @@ class Serial(Executor):
             # Its traceback would keep what the call had in memory.
             future.set_exception(error.with_traceback(None))
         return future
+
+
+class HelpedPool(ProcessPoolExecutor):
+    """Worker processes beside which the caller's own process works, which it would else start one more for.
+
+    That process has imported, and keeps warm, what each worker has to warm up by itself.
+    """
 
 
 class Cluster(Executor):
@@ -164,19 +177,26 @@ def cluster(scheduler: str, *, timeout_s: float = 30.0) -> Iterator[Cluster]:
         yield Cluster(client)
 
 
-def local_executor(memory_bytes: Sequence[int], input_bytes: int, workers: int | None = None) -> Executor:
+def local_executor(
+    memory_bytes: Sequence[int], input_bytes: int, workers: int | None = None, *, helped: bool = False
+) -> Executor:
     """A process pool sized to the cores and the memory, or ``Serial`` where starting one costs more than it saves.
 
     ``memory_bytes`` is what each item is expected to need at its peak, ``input_bytes`` what all of them read together.
-    ``workers`` overrides the choice; 1 is ``Serial``.
+    ``workers`` overrides the choice; 1 is ``Serial``. Where ``helped`` and the items are small, the caller's own
+    process may be one of them.
     """
     if workers is not None:
         workers = min(workers, len(memory_bytes))
-        return _pool(workers) if workers > 1 else Serial()
-    if len(memory_bytes) < 2 or input_bytes <= _SERIAL_BELOW:
+        if workers <= 1:
+            return Serial()
+    elif len(memory_bytes) < 2 or input_bytes <= _SERIAL_BELOW:
         return Serial()
-    # One worker is worth its start too: if it is killed for memory, the job goes on.
-    return _pool(_workers_that_fit(memory_bytes))
+    else:
+        # One worker is worth its start too: if it is killed for memory, the job goes on.
+        workers = _workers_that_fit(memory_bytes)
+    helped = helped and 1 < workers <= _HELPED and max(memory_bytes) <= _HELPER_BYTES
+    return _pool(workers - 1, HelpedPool) if helped else _pool(workers)
 
 
 def map_items(
@@ -187,7 +207,8 @@ def map_items(
 ) -> Iterator[Outcome[Item, Result]]:
     """Call ``function`` on every item; yield outcomes as they are done, in any order, exactly one per item.
 
-    ``meanwhile`` is called once, in the caller's process, when every worker has something to do.
+    ``meanwhile`` is called once, in the caller's process, when every worker has something to do and the caller has
+    not: beside a ``HelpedPool`` it takes items itself.
 
     An exception costs its item only. When a worker dies, the items in flight are suspects: each is tried once
     more by itself after all others, so that only the one that kills its worker is lost. So is an item for which there
@@ -195,22 +216,24 @@ def map_items(
     """
     waiting = deque(items)
     suspects: list[Item] = []
-    # A pool has at most one item per worker in flight: when it breaks, few items are suspects.
+    # A pool has at most one item per worker in flight, or two: when it breaks, few items are suspects.
     width: int = getattr(executor, "_max_workers", len(items))
+    kind = HelpedPool if isinstance(executor, HelpedPool) else ProcessPoolExecutor
+    alone = width == 1 and kind is not HelpedPool
     own: Executor | None = None
     try:
         while waiting:
             current = own or executor
             for item, future in _until_broken(function, waiting, current, width, meanwhile):
                 meanwhile = None
-                if _worker_died(future) or (width > 1 and _lacked_memory(future)):
+                if _worker_died(future) or (not alone and _lacked_memory(future)):
                     suspects.append(item)
                 else:
                     yield _outcome(item, future)
             if waiting:
                 if own is not None:
                     own.shutdown(wait=False)
-                own = _pool(width)
+                own = _pool(width, kind)
     finally:
         if own is not None:
             own.shutdown(wait=False, cancel_futures=True)
@@ -234,6 +257,8 @@ def _until_broken(
     """Submit everything in ``waiting``; yield done futures. When the pool breaks, it ends with items still waiting."""
     flying: dict[Future[Result], Item] = {}
     done: SimpleQueue[Future[Result]] = SimpleQueue()
+    here = Serial() if isinstance(executor, HelpedPool) else None
+    width *= _AHEAD if here else 1
     broken = False
     while flying or (waiting and not broken):
         while waiting and len(flying) < width and not broken:
@@ -244,13 +269,19 @@ def _until_broken(
             else:
                 flying[future] = waiting.popleft()
                 future.add_done_callback(done.put)
-        if meanwhile is not None:
+        if here and waiting and not broken:
+            item = waiting.popleft()
+            yield item, here.submit(function, item)
+        has_more = here is not None and bool(waiting) and not broken
+        if meanwhile is not None and not has_more:
             meanwhile()
             meanwhile = None
-        if flying:
+        while flying and not (has_more and done.empty()):
             future = _next_done(done, flying, executor)
             broken = broken or _is_broken_pool(future)
             yield flying.pop(future), future
+            if not has_more:
+                break
 
 
 def _next_done(
@@ -318,12 +349,12 @@ def _workers_that_fit(memory_bytes: Sequence[int]) -> int:
     return len(largest)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
+def _pool(workers: int, kind: type[ProcessPoolExecutor] = ProcessPoolExecutor) -> ProcessPoolExecutor:
     # fork needs no importable __main__ (a notebook, a script without a guard) and is fast, but must not copy a process
     # whose other threads may hold locks.
     forkable = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
     context = multiprocessing.get_context("fork" if forkable else "spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+    return kind(workers, mp_context=context, initializer=_end_with_parent)
 
 
 def _end_with_parent() -> None:

@@ -53,6 +53,22 @@ def double_or_lack_memory(marker: Path, item: int) -> int:
     return 2 * item
 
 
+def double_or_die_in_worker(caller: int, item: int) -> int:
+    if item == 0 and os.getpid() != caller:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * item
+
+
+def double_or_lack_memory_in(caller: int, item: int) -> int:
+    if os.getpid() == caller:
+        raise TooLittleMemory(f"rank{item}.json: too little memory")
+    return 2 * item
+
+
+def process_of(_item: int) -> int:
+    return os.getpid()
+
+
 def double_slowly(item: int) -> int:
     time.sleep(0.1)
     return 2 * item
@@ -127,6 +143,48 @@ def test_what_lacks_memory_beside_others_is_tried_alone(tmp_path):
     }  # fmt: skip
 
 
+class TestHelpedPool:
+    """The caller's process takes items too."""
+
+    @pytest.fixture
+    def pool(self) -> Iterator[Executor]:
+        with engine.local_executor([1] * 12, 1, workers=2, helped=True) as executor:
+            assert isinstance(executor, engine.HelpedPool)
+            yield executor
+
+    def test_the_same_results(self, pool):
+        with engine.Serial() as serial:
+            assert outcomes(double_or_fail, pool) == outcomes(double_or_fail, serial)
+
+    def test_one_worker_less_is_started_than_processes_work(self, pool):
+        worked = {outcome.result for outcome in outcomes(process_of, pool)}
+        assert os.getpid() in worked
+        assert len(worked) == 2
+
+    def test_a_worker_that_is_killed_costs_its_item_only(self, pool):
+        found = outcomes(functools.partial(double_or_die_in_worker, os.getpid()), pool)
+        assert [outcome.result for outcome in found] == [None, *(2 * item for item in ITEMS[1:])]
+        assert found[0].error == engine.WORKER_DIED
+
+    def test_what_lacks_memory_in_the_caller_is_tried_alone(self, pool):
+        found = outcomes(functools.partial(double_or_lack_memory_in, os.getpid()), pool)
+        assert [outcome.result for outcome in found] == [2 * item for item in ITEMS]
+
+    def test_what_can_be_done_meanwhile_is_done_when_the_last_item_is_taken(self, pool):
+        said: list[int | str] = []
+        work = functools.partial(self.noted, said)
+        found = list(engine.map_items(work, ITEMS, pool, lambda: said.append("meanwhile")))
+        assert len(found) == len(ITEMS)
+        assert said.count("meanwhile") == 1
+        assert said[-1] == "meanwhile", "the caller had items left"
+
+    @staticmethod
+    def noted(said: list[int | str], item: int) -> int:
+        """Only the caller's own list is looked at."""
+        said.append(item)
+        return item
+
+
 class TestLocalExecutor:
     @pytest.fixture(autouse=True)
     def machine(self, monkeypatch):
@@ -134,9 +192,12 @@ class TestLocalExecutor:
         monkeypatch.setattr(engine, "available_memory", lambda: 1000)
 
     @staticmethod
-    def width(memory: list[int], input_bytes: int = 1 << 40, workers: int | None = None) -> int:
+    def width(
+        memory: list[int], input_bytes: int = 1 << 40, workers: int | None = None, *, helped: bool = False
+    ) -> int:
         """Worker processes; 0 is the caller's own."""
-        with engine.local_executor(memory, input_bytes, workers) as executor:
+        with engine.local_executor(memory, input_bytes, workers, helped=helped) as executor:
+            assert isinstance(executor, engine.HelpedPool) <= helped
             return 0 if isinstance(executor, engine.Serial) else executor._max_workers
 
     def test_as_many_workers_as_cores(self):
@@ -161,6 +222,18 @@ class TestLocalExecutor:
     def test_small_work_stays_in_the_caller_s_process(self):
         assert self.width([10] * 8, input_bytes=1000) == 0
         assert self.width([2000]) == 0
+
+    def test_the_caller_may_be_one_of_few_processes(self):
+        assert self.width([10] * 8, workers=2, helped=True) == 1
+        assert self.width([10] * 8, workers=4, helped=True) == 3
+        assert self.width([10] * 3, helped=True) == 2
+        assert self.width([10] * 8, helped=True) == 8, "it hands out the work"
+        assert self.width([10] * 8, workers=1, helped=True) == 0
+        assert self.width([2000] * 3, helped=True) == 1, "killed for memory, a worker costs one item"
+
+    def test_the_caller_takes_no_items_that_need_much_memory(self):
+        assert self.width([256 << 20] * 2, workers=2, helped=True) == 1
+        assert self.width([10, 257 << 20], workers=2, helped=True) == 2
 
     def test_the_user_decides(self):
         assert self.width([2000] * 8, input_bytes=1, workers=5) == 5
