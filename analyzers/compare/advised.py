@@ -129,6 +129,7 @@ def replayable(summary: Summary) -> dict[str, str]:
     # Without a time breakdown, as in a recording of step times only, stragglers are not known.
     if summary.time_breakdown:
         present.update({f"rank.{rank}": "slow" if rank in slow else "peers" for rank in summary.job.ranks})
+        present["ranks.work"] = "uneven" if slow else "even"
     return present
 
 

@@ -50,6 +50,8 @@ class Context:
     models: tuple[CostModel, ...]
     runs: Mapping[int, RunMetadata]
     paced: tuple[int, ...] = ()
+    even: bool = False
+    """Their pace is the mean of all that do the same work, not the median of the others."""
     leaning: int = 0
     unsure: dict[tuple[int, str], Latency] = field(default_factory=dict)
     unprofiled_ns: float | None = None
@@ -114,9 +116,9 @@ class Context:
         """Rank -> the ranks that do the same work, itself among them; only ranks that have peers."""
         return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
 
-    def for_question(self, paced: tuple[int, ...], leaning: int = 0) -> Context:
+    def for_question(self, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False) -> Context:
         """The same for another question; peers and latencies are found once."""
-        other = replace(self, paced=paced, leaning=leaning, unsure={})
+        other = replace(self, paced=paced, even=even, leaning=leaning, unsure={})
         other.__dict__["peers"] = self.peers if paced else {}
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["profiler"] = self.profiler
@@ -126,7 +128,7 @@ class Context:
     def pace_of(self, rank: int) -> Pace:
         """One of the ``paced`` ranks at its peers' pace. It must have peers."""
         paced = [rank for rank in self.paced if rank in self.peers]
-        return pace_of(self.recorded, self.peers[rank], rank, paced, with_hosts=self.with_hosts)
+        return pace_of(self.recorded, self.peers[rank], rank, paced, even=self.even, with_hosts=self.with_hosts)
 
     @property
     def on_devices(self) -> bool:

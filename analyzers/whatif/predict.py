@@ -17,6 +17,7 @@ from perfscope.analyzers.whatif import by_hand, ddp, extra_work, loader, microba
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.freed_cores import freed_ns, transfers_ns
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.analyzers.whatif.speed import WORK_OF_RANKS
 from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
@@ -235,7 +236,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     if leaning < 0 or not paced:  # whether others keep up with a rank at its peers' pace is not known
         # What is sent, and how fast, does not change when they come.
         schedules.free_of_absent(never_late=leaning < 0 and bool(asked) and asked[0][0].order <= 0)
-    question = context.for_question(paced, leaning)
+    even = WORK_OF_RANKS in settings
+    question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
     sent = transfers_ns(schedules)
     applied = [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Final
 
 from perfscope.analyzers.job.rank_steps import collecting, pausing
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -32,6 +33,9 @@ from perfscope.results.categories import TimeCategory
 from perfscope.text import ranks_in_words
 from perfscope.trace.trace import NEVER
 
+WORK_OF_RANKS: Final = "ranks.work"
+"""Setting that spreads work evenly over ranks."""
+
 
 def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     if value != "peers":
@@ -45,15 +49,34 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
         raise CannotReplay(f"rank {rank} is not in the recording, which has {ranks_in_words(ops)}")
     if rank not in context.peers:
         raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so it has no peers")
-    _set_pace(schedules, rank, context.pace_of(rank))
+    if context.even:
+        raise BadSetting(f"{name}={value}: {WORK_OF_RANKS}=even has all ranks at one pace; leave one of them out")
+    _take_pace(schedules, context, rank)
     schedules.loading_step_ns.pop(rank, None)  # that of the peers stays
+    return Uncertainty(less=0.15, more=0.05)
+
+
+def _work_spread_evenly(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    """Samples and tokens spread evenly, none left out: ranks that do the same work all take the mean of its time."""
+    if value != "even":
+        raise BadSetting(f"{name}={value}: write {name}=even")
+    ranks = [rank for rank in schedules.ops if rank in context.peers]
+    if not ranks:
+        raise CannotReplay("no two recorded ranks do the same work")
+    for rank in ranks:
+        _take_pace(schedules, context, rank)
+    return Uncertainty(less=0.15, more=0.15)
+
+
+def _take_pace(schedules: EditableSchedules, context: Context, rank: int) -> None:
+    """A rank takes the pace that the question gives it."""
+    _set_pace(schedules, rank, context.pace_of(rank))
     # A step that a rank delays now and then counts, the first as well.
     schedules.steps_alike, schedules.settling = False, 0
     if not schedules.hosts:
         bound = HostBound.of(context.result, context.recorded)
         steps_ns = context.recorded.steps_ns(context.replayed_unchanged)
-        schedules.at_least(rank, bound.least_ns(context.paced, steps_ns))
-    return Uncertainty(less=0.15, more=0.05)
+        schedules.at_least(rank, bound.least_ns(() if context.even else context.paced, steps_ns))
 
 
 def _set_pace(schedules: EditableSchedules, rank: int, pace: Pace) -> None:
@@ -206,6 +229,8 @@ SETTINGS = (
     Setting("network.latency", "FACTORx", "latency of every collective times this", _latency, 2, with_hosts=True),
     Setting("rank.*", "peers", "rank N at its peers' pace: the median of the ranks that do the same work",
             _rank_at_peers_pace, -1, with_hosts=True),
+    Setting(WORK_OF_RANKS, "even", "work spread evenly: the mean of the ranks that do the same work",
+            _work_spread_evenly, -1, with_hosts=True),
     Setting("compute", "FACTORx", "compute this many times as fast", _compute, 0, with_hosts=True),
     Setting("host.launch", "SHARE", "the share of launch and operator overhead that is left; 0: none",
             _launches, 0, with_hosts=True, of_host_work=True),

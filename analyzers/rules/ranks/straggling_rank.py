@@ -91,7 +91,8 @@ _WHOLE_STAGE: Final = (
 
 _MORE_WORK: Final = (
     "Spread samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens: "
-    "{who} has {work:.2f} times the work of its peers in every step, so its device is not the cause."
+    "{who} has more to compute than its peers, so its device is not the cause. The prediction is of all ranks at the "
+    "mean of their work."
 )
 
 _SLOW_ON_CPU: Final = (
@@ -116,6 +117,9 @@ def evaluate(job: RuleContext) -> Finding | None:
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
     if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
         return None
+    work = _work_over_peers(job, worst)
+    if work is not None and work - 1 >= MORE_WORK:
+        return _with_more_work(job, worst, work)
     prediction, unsure = worst.step_without(job.step_time_us), _doubts(job, worst)
     if unsure:
         prediction = replace(prediction, high=job.step_time_us)
@@ -128,6 +132,25 @@ def evaluate(job: RuleContext) -> Finding | None:
         confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
         predicted=prediction,
         whatif={} if unsure else _whatif(job, worst),
+    )
+
+
+def _with_more_work(job: RuleContext, worst: StragglerRow, work: float) -> Finding | None:
+    """A rank that has more to compute than its peers: what it is relieved of, they have to do."""
+    settings = {"ranks.work": "even"}
+    prediction = job.predict(settings) if job.predict is not None else None
+    if prediction is None or prediction.mid >= job.step_time_us:
+        settings = {}
+        prediction = replace(worst, lost_us=worst.lost_us * (1 - 1 / len(job.ranks))).step_without(job.step_time_us)
+    return job.finding(
+        RULE,
+        f"{subject(worst)} has {work:.2f} times the work of its peers: waiting for it{_cost(job, worst)}",
+        job.step_time_us - prediction.mid,
+        evidence=_evidence(job, worst),
+        action=Action(setting=_setting(worst), old=None, new=None, how=_MORE_WORK.format(who=_setting(worst))),
+        confidence=Confidence(worst.confidence),
+        predicted=prediction,
+        whatif=settings,
     )
 
 
@@ -228,12 +251,11 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
         alone = job.share(max(worst.alone_us))
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
-    work = _work_over_peers(job, worst) or 1.0
-    return _template(job, worst, work).format(who=_setting(worst), work=work)
+    return _template(job, worst).format(who=_setting(worst))
 
 
-def _template(job: RuleContext, worst: StragglerRow, work: float) -> str:
-    """The remedy of one cause; ``work`` is over the peers'."""
+def _template(job: RuleContext, worst: StragglerRow) -> str:
+    """The remedy of one cause."""
     run = job.runs.get(worst.rank)
     is_cpu = run is not None and run.device.type == "cpu"
     if worst.scope == "job":
@@ -242,8 +264,6 @@ def _template(job: RuleContext, worst: StragglerRow, work: float) -> str:
         return _WHOLE_HOST
     if worst.scope == "stage":
         return _WHOLE_STAGE
-    if work - 1 >= MORE_WORK:
-        return _MORE_WORK
     if worst.cause == "compute" and is_cpu:
         return _SLOW_ON_CPU
     return _REMEDIES[worst.cause]

@@ -24,6 +24,7 @@ from tests.generator import (
     NetworkSpec,
     ReduceEachMicrobatch,
     SlowCompute,
+    cpu_job,
     simulate,
 )  # fmt: skip
 
@@ -31,6 +32,7 @@ DEEP = ModelSpec(layers=12, tokens=2048)
 SLOW_NETWORK = NetworkSpec(busbw_gbps=40.0, alpha_ns=100_000)
 DDP = JobSpec(ranks=4, model=DEEP, network=SLOW_NETWORK, end_sync=True)
 STRAGGLING = replace(DDP, causes=(SlowCompute(ranks=(2,), factor=1.4),))
+CPUS = cpu_job(ranks=2, steps=6)
 ACCUMULATING = replace(DDP, microbatches=4)
 LOADING = JobSpec(ranks=2, model=DEEP, loader=LoaderSpec(workers=0, load_ns=8 * MS), end_sync=True)
 FSDP = replace(DDP, strategy="fsdp")
@@ -88,6 +90,16 @@ QUESTIONS = {
         DDP, {"host.launch": "0"}, replace(DDP, host=HostSpec(operator_ns=0, launch_ns=0, event_ns=0))
     ),
     "a rank at its peers' pace": Question(STRAGGLING, {"rank.2": "peers"}, DDP, within=0.01),
+    # 1.4 times the work of the three others, spread over all four.
+    "work spread evenly": Question(
+        STRAGGLING, {"ranks.work": "even"}, replace(DDP, causes=(SlowCompute(factor=1.1),)), within=0.01
+    ),
+    "work spread evenly over two": Question(
+        replace(CPUS, causes=(SlowCompute(ranks=(1,), factor=2.0),)),
+        {"ranks.work": "even"},
+        replace(CPUS, causes=(SlowCompute(factor=1.5),)),
+        within=0.01,
+    ),
     "a rank that is not slow": Question(STRAGGLING, {"rank.1": "peers"}, STRAGGLING, within=0.01),
     "a rank at its peers' pace on a quicker network": Question(
         STRAGGLING, {"rank.2": "peers", "network.bandwidth": "2x"}, replace(DDP, network=network(2.0))
@@ -220,7 +232,8 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     "settings",
     [{"network.bandwith": "2x"}, {"network.bandwidth": "-1x"}, {"ddp.bucket_cap_mb": "big"}, {"rank.2": "fast"},
-     {"dataloader.num_workers": "-1"}, {"zero.stage": "4"}],
+     {"dataloader.num_workers": "-1"}, {"zero.stage": "4"}, {"ranks.work": "mine"},
+     {"rank.1": "peers", "ranks.work": "even"}],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_named(recordings: dict[str, Context], settings: dict[str, str]) -> None:
     with pytest.raises(BadSetting, match=next(iter(settings)).split(".")[0]):

@@ -12,7 +12,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
-from perfscope.results.findings import Confidence
+from perfscope.results.findings import Confidence, Finding, Prediction
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
 
@@ -101,6 +101,32 @@ def test_a_slow_cpu_is_not_looked_for_with_nvidia_smi():
     assert finding is not None
     assert "nvidia" not in finding.action.how
     assert "OMP_NUM_THREADS" in finding.action.how
+
+
+def with_work(flops: float, predicted_us: float | None = None) -> Finding:
+    """Rank 1 of two computes 30 ms of a step of 100 longer, with so many FLOPs where rank 0 has 100."""
+    each = {rank: replace(steps(0.0), flops=(count,) * 8) for rank, count in ((0, 100.0), (1, flops))}
+    row = StragglerRow(rank=1, cause="compute", lost_us=30_000, confidence="high", ranks=(1,))
+    asked = context(breakdown(0), breakdown(1), stragglers=(row,), per_step=each)
+    if predicted_us is not None:
+        answers = {"ranks.work": Prediction(low=predicted_us, mid=predicted_us, high=predicted_us)}
+        asked = changed(asked, predict=lambda settings: answers.get(*settings))
+    finding = straggling_rank.evaluate(asked)
+    assert finding is not None
+    return finding
+
+
+def test_a_rank_with_more_work_can_only_share_it():
+    slow, busy, replayed = with_work(104.0), with_work(160.0), with_work(160.0, predicted_us=87_000)
+    assert slow.title == "Rank 1 is a straggler (slower compute): waiting for it costs 30% of each step"
+    assert slow.predicted_step_us is not None
+    assert slow.predicted_step_us.mid == 70_000
+    assert busy.title == "Rank 1 has 1.60 times the work of its peers: waiting for it costs 30% of each step"
+    assert "Spread samples evenly" in busy.action.how
+    assert busy.predicted_step_us is not None
+    assert busy.predicted_step_us.mid == 85_000, "half of it goes to rank 0"
+    assert replayed.predicted_step_us is not None
+    assert (replayed.predicted_step_us.mid, replayed.whatif) == (87_000, {"ranks.work": "even"})
 
 
 def test_every_cause_of_the_contract_has_a_remedy():
