@@ -11,6 +11,8 @@ from typing import Any
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MIB, MS, US, Cause, Cpu, Job, Loader, Model, Network, Recording
 
+AGES = (0, 10, 100, 400, 400)
+"""Steps before the emulated ones: loaders that are a few percent too slow drain their queues in hundreds."""
 NAMES = ("rank{rank}.json", "worker{rank}.1751410836123.pt.trace.json", "{host}_{pid}.1751410836123.pt.trace.json")
 
 
@@ -47,6 +49,7 @@ class Drawn:
             f"m{job.microbatches}, {model.blocks} blocks {model.tokens}x{model.width}, {recording.steps} steps",
             f"without {recording.missing}" if recording.missing else "all ranks",
             f"{'by run, ' if recording.run else ''}{job.loader.workers} workers, item {job.item_every}",
+            f"age {job.age}",
             f"noise {job.noise}: {', '.join(map(str, self.plants)) or 'healthy'}",
         )
         return f"{self.seed}: {' '.join(parts)}"
@@ -76,6 +79,8 @@ def draw(seed: int) -> Drawn:
     struck = {rank for plant in plants for rank in plant.ranks or ()}
     if rng.random() < 0.06 and (spare := [rank for rank in range(1, job.ranks) if rank not in struck]):
         job = replace(job, recording=replace(job.recording, missing=(rng.choice(spare),)))
+    # Another stream of numbers, so that the jobs of earlier seeds stay what they were but for this.
+    job = replace(job, age=random.Random(f"emulator age {seed}").choice(AGES))
     return Drawn(seed, job, tuple(plants))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.emulator import trace
+from tests.emulator.loader import queues
 from tests.emulator.machine import Machine
 from tests.emulator.nccl import communicators
 from tests.emulator.rank import Rank
@@ -48,5 +49,15 @@ def emulate(job: Job) -> Emulation:
     """Run it."""
     machine = Machine(GAP_NS)
     ranks = [Rank(job, number, machine, mine) for number, mine in enumerate(communicators(job))]
-    machine.run([Script(rank).run() for rank in ranks])
+    if job.age and job.loader.workers:
+        at_work = [Script(rank, queue) for rank, queue in zip(ranks, queues(job, _alone_ns(job)), strict=True)]
+    else:
+        at_work = [Script(rank) for rank in ranks]
+    machine.run([script.run() for script in at_work])
     return Emulation(job, ranks)
+
+
+def _alone_ns(job: Job) -> float:
+    """What a step takes that never waits for a batch."""
+    quick = replace(job.loader, load_ns=1)
+    return emulate(replace(job, age=0, warmup=3, loader=quick, recording=replace(job.recording, steps=3))).step_ns

@@ -7,7 +7,7 @@ import math
 import random
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfscope.analyzers.analyze import analyze
@@ -174,7 +174,9 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
     """Who costs 5 % must be named with that cost; who costs nothing must not."""
     drawn = judged.drawn
     costs = {plant: before_ns - step_ns(plant.cure(drawn.job)) for plant in drawn.plants}
-    judged.healthy = all(cost < SMALL * before_ns for cost in costs.values())
+    # Two that hide each other cost nothing one by one.
+    cured = functools.reduce(lambda job, plant: plant.cure(job), drawn.plants, drawn.job)
+    judged.healthy = all(cost < SMALL * before_ns for cost in (*costs.values(), before_ns - step_ns(cured)))
     rows = list(summary.stragglers)
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
     told = [f"{row.cause} of {row.scope} {row.rank} {row.lost_us / 1e3:.2f}" for row in rows]
@@ -199,6 +201,8 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
     uneven = any(plant.kind == "uneven work" for plant in drawn.plants)
     for row in rows:
         cost = max((cost for plant, cost in costs.items() if _is(plant, row, of_all=True)), default=0.0)
+        if len(row.causes) > 1:
+            cost = max(cost, _cost_together(drawn, row, before_ns))
         if uneven or row.lost_us * 1e3 - max(cost, 0.0) <= max(SMALL, drawn.job.noise) * before_ns:
             continue
         if cost < SMALL * before_ns:
@@ -207,6 +211,17 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
                 "accused " + row.cause,
                 f"{row.scope} {row.ranks or row.rank} {row.lost_us / 1e3:.2f} of {before_ns / 1e6:.2f} ms",
             )
+
+
+def _cost_together(drawn: Drawn, row: StragglerRow, before_ns: float) -> float:
+    """What a row's ranks cost, each with its own cause, where every one of them has it; else 0."""
+    each = zip(row.ranks, row.causes, strict=True)
+    of_rank = [replace(row, rank=rank, ranks=(rank,), cause=cause, causes=()) for rank, cause in each]
+    whose = [[plant for plant in drawn.plants if _is(plant, one, of_all=True)] for one in of_rank]
+    if not all(whose):
+        return 0.0
+    plants = dict.fromkeys(plant for one in whose for plant in one)
+    return before_ns - step_ns(functools.reduce(lambda job, plant: plant.cure(job), plants, drawn.job))
 
 
 def _is(plant: Plant, row: StragglerRow, *, of_all: bool = False) -> bool:

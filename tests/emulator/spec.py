@@ -177,6 +177,9 @@ class Job:
     causes: tuple[Cause, ...] = ()
     compute_speed: float = 1.0
     warmup: int = 6
+    """Steps that are emulated before the recorded ones."""
+    age: int = 0
+    """Steps that the loop has made before those, which only its loader workers remember."""
 
     def factor(self, kind: str, rank: int) -> float:
         """How many times as long something takes on a rank because of the causes of a kind."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.emulator import MS, US, Cause, Cpu, Job, Loader, Model, Network, Recording, emulate
@@ -56,6 +57,16 @@ def test_a_slow_loader_sets_the_pace(workers: int, each_ms: int) -> None:
     loader = Loader(workers=workers, load_ns=40 * MS, jitter=0.0)
     job = replace(QUIET, loader=loader, recording=Recording(steps=8), warmup=8)
     assert emulate(job).step_ns == pytest.approx(each_ms * MS, rel=0.01)
+
+
+@pytest.mark.parametrize("age", [1, 2, 3, 42])
+def test_workers_of_an_old_loop_have_in_hand_what_they_have_where_its_steps_are_emulated(age: int) -> None:
+    """Four workers are waited for in every fourth step: which one of those recorded that is depends on the age."""
+    quick = replace(QUIET, model=Model(blocks=2, tokens=16384), loader=replace(QUIET.loader, load_ns=1))
+    load_ns = round(4.2 * emulate(quick).step_ns)
+    slow = replace(quick, loader=replace(quick.loader, workers=4, load_ns=load_ns), recording=Recording(steps=8))
+    old, whole = emulate(replace(slow, age=age)).ends_ns, emulate(replace(slow, warmup=slow.warmup + age)).ends_ns
+    assert np.diff(old[-9:]) == pytest.approx(np.diff(whole[-9:]), rel=0.01)
 
 
 def test_a_collective_ends_after_the_last_has_begun_and_its_transfer() -> None:

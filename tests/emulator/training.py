@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.emulator import model as layers
 from tests.emulator.chance import normal
-from tests.emulator.loader import Batches
+from tests.emulator.loader import Batches, Queue
 from tests.emulator.machine import Waits
 from tests.emulator.nccl import Issue, collective
 from tests.emulator.pipeline import one_forward_one_backward
@@ -21,8 +21,8 @@ _ADAM = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetada
 class Script:
     """``for batch in loader: forward, backward, optimizer.step()``."""
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
+    def __init__(self, rank: Rank, queue: Queue | None = None) -> None:
+        self.rank, self._queue = rank, queue
         job = rank.job
         shares = "data" in rank.communicators
         self.reducer = Reducer(rank) if shares and job.strategy in ("ddp", "tensor", "pipeline") else None
@@ -32,7 +32,7 @@ class Script:
     def run(self) -> Waits:
         """The whole job."""
         rank, job = self.rank, self.rank.job
-        batches = Batches(rank)
+        batches = Batches(rank, self._queue)
         for step in range(job.warmup + job.recording.steps):
             rank.begin_step(step)
             name = f"ProfilerStep#{step - job.warmup + job.recording.first}"

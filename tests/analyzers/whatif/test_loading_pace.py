@@ -17,7 +17,7 @@ from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from tests.emulator.changes import apply
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate
-from tests.emulator.spec import Cause, Job, Loader, Model
+from tests.emulator.spec import Cause, Job, Loader, Model, Recording
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
 
 pytestmark = pytest.mark.scale
@@ -281,11 +281,11 @@ def test_workers_that_told_their_pace_set_it_or_not(pace: float, holds: bool, su
 
 def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_path: Path) -> None:
     """On the second simulator: a host that runs ahead from the start empties the loader, which is quick enough."""
-    drawn = draw(5120)
-    emulate(drawn.job).write(tmp_path)
+    job = replace(draw(5120).job, age=0)  # where the loop has just begun
+    emulate(job).write(tmp_path)
     context = context_of(tmp_path)
     assert all(found.is_hidden for found in context.recorded.deliveries.values() if len(found))
-    changed = apply(drawn.job, {"compute": "1.5x"})
+    changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
     truth = emulate(changed.job).step_ns
     found = predict(context, {"compute": "1.5x"})
@@ -295,12 +295,12 @@ def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_
 
 def test_a_wait_of_which_the_device_notices_only_the_end_holds_the_step(tmp_path: Path) -> None:
     """On the second simulator: the host waits 2.3 ms of a step of 5 for a batch, of which its device idles 0.2."""
-    drawn = draw(13030)
-    emulate(drawn.job).write(tmp_path)
+    job = replace(draw(13030).job, age=0)  # where the loop has just begun
+    emulate(job).write(tmp_path)
     context = context_of(tmp_path)
     (held,) = (found for found in context.recorded.deliveries.values() if len(found))
     assert held.longest_ns > 10 * held.stall_ns.max() > 0
-    changed = apply(drawn.job, {"compute": "1.5x"})
+    changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
     truth = emulate(changed.job).step_ns
     found = predict(context, {"compute": "1.5x"})
@@ -310,11 +310,11 @@ def test_a_wait_of_which_the_device_notices_only_the_end_holds_the_step(tmp_path
 
 def test_one_wait_of_a_host_ahead_of_its_device_leaves_the_pace_open_and_says_so(tmp_path: Path) -> None:
     """On the second simulator: hosts come out of a pause ahead of their devices and empty loaders that are slow."""
-    drawn = draw(12138)
-    emulate(drawn.job).write(tmp_path)
+    job = replace(draw(12138).job, age=0)  # where the loop has just begun
+    emulate(job).write(tmp_path)
     context = context_of(tmp_path)
     assert all(found.is_hidden and found.batch_ns is None for found in context.recorded.deliveries.values())
-    changed = apply(drawn.job, {"compute": "1.5x"})
+    changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
     found = predict(context, {"compute": "1.5x"})
     assert found.low_ns <= emulate(changed.job).step_ns <= found.high_ns
@@ -386,3 +386,20 @@ def test_a_pause_costs_no_more_than_known_workers_leave(taken: float, tmp_path: 
     truth = emulation.step_ns - emulate(paused.without(pause)).step_ns
     assert (row.ranks, row.cause) == ((1,), "host")
     assert row.lost_us * 1e3 == pytest.approx(truth, abs=0.02 * emulation.step_ns)
+
+
+def test_loading_that_delays_the_first_recorded_step_is_not_there_with_workers(tmp_path: Path) -> None:
+    """The step before the recording reads the loss, so devices are idle while the first recorded batch is loaded."""
+    loader = Loader(workers=0, load_ns=6 * MS, jitter=0.0)
+    model = Model(blocks=4, tokens=16384)
+    job = Job(
+        strategy="pipeline", ranks=4, stages=2, microbatches=2, item_every=5, noise=0.0, model=model, loader=loader,
+        recording=Recording(steps=4),
+    )  # fmt: skip
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    changed = apply(job, {"dataloader.num_workers": "2"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert truth < 0.97 * emulated.step_ns
+    assert predict(context_of(tmp_path), {"dataloader.num_workers": "2"}).mid_ns == pytest.approx(truth, rel=0.01)
