@@ -57,10 +57,11 @@ class RecordedSchedules:
     lanes: tuple[RankLane, ...]
     """Those of ``with_hosts`` rank by rank, with what they follow from."""
 
-    def steps_ns(self, replayed: ReplayResult) -> Int64:
-        """Length of each used step of the job."""
+    def steps_ns(self, replayed: ReplayResult, assumed_ns: Int64 | None = None) -> Int64:
+        """Length of each used step of the job; ``assumed_ns``: with this in place of its own."""
         begin, end = (replayed.mark_ns[marks[:, self.used]] for marks in (self.begin, self.end))
-        first, last = job_windows(begin, end, self.assumed_ns[:, self.used], self.aligned)
+        assumed = self.assumed_ns if assumed_ns is None else assumed_ns
+        first, last = job_windows(begin, end, assumed[:, self.used], self.aligned)
         return last - first
 
     def step_time_ns(self, replayed: ReplayResult) -> float:

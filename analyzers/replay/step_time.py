@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfscope.analyzers.replay.engine import ReplayResult
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import Float64, Int64
 
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -35,16 +35,17 @@ def is_trusted(recorded: RecordedSchedules, unchanged: ReplayResult, measured_ns
 
 def predicted_step_ns(
     recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult, *, settling: int, steps_alike: bool,
-    lifted: bool, floors_ns: Iterable[float], sooner: bool = False,
+    lifted: bool, floors_ns: Iterable[float], sooner: bool = False, assumed_ns: Int64 | None = None,
 ) -> float:  # fmt: skip
     """The job's step time in a replay of changed schedules. It misses of the measured step what the replay of the
     ``unchanged`` steps misses: that is taken out.
 
     ``settling``: steps until ranks have found a new rhythm; ``steps_alike``: the change is the same in all steps;
-    ``sooner``: hosts come sooner to the first than they were recorded to; ``lifted``: no rank waits for the loader
-    workers that held it up; none of ``floors_ns`` is undercut.
+    ``sooner``: hosts come sooner to the first than they were recorded to, and ``assumed_ns`` is then what is assumed of
+    begins; ``lifted``: no rank waits for the loader workers that held it up; none of ``floors_ns`` is undercut.
     """
-    recorded_ns, changed_ns = (recorded.steps_ns(each).astype(np.float64) for each in (unchanged, replayed))
+    recorded_ns = recorded.steps_ns(unchanged).astype(np.float64)
+    changed_ns = recorded.steps_ns(replayed, assumed_ns).astype(np.float64)
     if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
         alike_ns = _as_the_others(changed_ns, recorded_ns)
         changed_ns = np.minimum(alike_ns, changed_ns) if sooner else alike_ns

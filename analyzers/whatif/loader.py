@@ -22,6 +22,7 @@ from typing import Final
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rank.host_lane import HostTime
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import (
     CannotReplay,
@@ -39,6 +40,8 @@ from perfscope.results.rows import DataLoaderRow
 
 _TAKING_NS: Final = 100_000.0
 """Time to take a batch that a worker has delivered: unpickling, and the queue."""
+_TAKING_MOST_NS: Final = 250_000.0
+"""It may be as long, as long as no batch was taken from a worker."""
 _SURE: Final = Uncertainty(less=0.15, more=0.05)
 """Of a prediction with known CPU time of loading."""
 _FEWER: Final = Uncertainty(less=0.20, more=0.05)
@@ -99,7 +102,12 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         if need is None:
             _set_loading(schedules, context, rank, taking, load, batches[rank])
             more = workers >= _had(context, row, rows)
-            sure.append(_unknown(context, rank, workers) if more else _fewer(context, rank, load / max(workers, 1)))
+            of_rank = _unknown(context, rank, workers) if more else _fewer(context, rank, load / max(workers, 1))
+            if workers and not row.num_workers:
+                longer = (_TAKING_MOST_NS - _TAKING_NS) * batches[rank]
+                allowed = of_rank.less * max(load - taking, 0.0)  # a part of the saving, or more than that
+                of_rank = replace(of_rank, slower_ns=max(longer - allowed, 0.0))
+            sure.append(of_rank)
             continue
         contended = _contended(context, row, need, workers, batches[rank])
         _set_loading(schedules, context, rank, max(taking + contended.mid - contended.before, 0.0), load, batches[rank])
@@ -181,6 +189,15 @@ def _unknown(context: Context, rank: int, workers: int) -> Uncertainty:
     return Uncertainty(less=0.20 if fits else _ANYTHING, more=0.0)
 
 
+def _loaded_before_ns(context: Context, rank: int) -> int:
+    """For how long a rank loaded before its first window, where that is no more than assumed to begin so late."""
+    recorded, partial = context.recorded, context.result.partials[rank]
+    begin = partial.steps.start_ns[partial.steps.indices_of(recorded.steps[:1])]
+    assumed = recorded.assumed_ns[recorded.schedules.ranks.index(rank), :1]
+    loading = Intervals.of(partial.loading.start_ns, partial.loading.end_ns)
+    return int(loading.within(begin - assumed, begin)[0])
+
+
 def _set_loading(
     schedules: EditableSchedules, context: Context, rank: int, per_step_ns: float, load_ns: float, batches: float
 ) -> None:
@@ -190,7 +207,9 @@ def _set_loading(
     by_step: dict[int, list[ScheduleOp]] = {}
     schedules.free_loading([rank])
     loading = context.result.timelines[rank].where(TimeCategory.DATALOADER)
-    launch_sooner(schedules, context, rank, loading, max(1 - per_step_ns / max(load_ns, 1.0), 0.0))
+    less = max(1 - per_step_ns / max(load_ns, 1.0), 0.0)
+    launch_sooner(schedules, context, rank, loading, less)
+    schedules.begin_sooner(rank, less * _loaded_before_ns(context, rank))
     for op in schedules.ops[rank]:
         if op.host is not None:
             op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)

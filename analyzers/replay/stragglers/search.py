@@ -103,6 +103,10 @@ _SURELY_STEADY: Final = 16.0
 _SLOW_HOST: Final = 1.25
 """From this ratio of the time for operators to their peers' on, hosts are slow."""
 
+_BY_CHANCE: Final = (0.0, 0.0, 14.0, 3.2, 1.8)
+"""Of so many and one more draws of a normal distribution the largest is farther above the others than this many times
+what those are apart in 5 % of cases; of more than four in less, if it is once that."""
+
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
 
@@ -325,11 +329,11 @@ class _Search:
         return bool(hits.any()) and _at_once(hits) >= _SAME_STEPS
 
     def _straggler_of(self, hidden: HiddenSet, per_step_ns: Int64, loaders: Sequence[Unit]) -> Straggler:
-        """The straggler that these are together; ``loaders`` are those of which only the loader is slow."""
+        """The straggler that these are together; ``loaders`` are those that only load for longer, behind others."""
         ranks = tuple(sorted(rank for unit in hidden.units for rank in unit))
         part = {}
         for unit, alone, adds in zip(hidden.units, hidden.alone_ns, hidden.adds_ns, strict=True):
-            cause = _LOADING if unit in loaders else self._cause(unit)
+            cause = self._cause_behind(unit) if unit in loaders else self._cause(unit)
             part.update({rank: (cause, alone, adds / len(unit)) for rank in unit})
         causes, alone_ns, adds_ns = zip(*(part[rank] for rank in ranks), strict=True)
         by_cause = grouped(zip(causes, adds_ns, strict=True))
@@ -345,6 +349,11 @@ class _Search:
             alone_ns=alone_ns,
             adds_ns=adds_ns,
         )
+
+    def _cause_behind(self, ranks: Sequence[int]) -> str:
+        """Loading, or what else their hosts do for as many times as long as their peers'."""
+        over = self._busier_at(ranks) if self._as_slow_in_operators(ranks) else None
+        return _LOADING if over is None else CAUSES[_by_host(over)]
 
     def _taking_turns(self) -> tuple[int, ...]:
         """Ranks that are slow in turn, seldom two at once; empty without any. Those that are slow most of the time are
@@ -401,13 +410,14 @@ class _Search:
         return Straggler(worst, tuple(sorted(ranks)), scope, cause, lost_ns, saved)
 
     def _by_one_batch(self, ranks: Collection[int]) -> bool:
-        """Is there a single step, and are these ranks no farther above the others in it than those are apart? What one
-        batch takes to load varies: that of a rank may have been the largest by chance.
+        """Is there a single step, and are these ranks no farther above the others in it than one of as many may be by
+        chance? What one batch takes to load varies.
         """
         others = [waited for rank, waited in self._in_loader_ns.items() if waited and rank not in ranks]
         if self._recorded.used.sum() > 1 or len(others) < 2:
             return False
-        return min(self._in_loader_ns[rank] for rank in ranks) - max(others) < max(others) - min(others)
+        farther = _BY_CHANCE[len(others)] if len(others) < len(_BY_CHANCE) else 1.0
+        return min(self._in_loader_ns[rank] for rank in ranks) - max(others) < farther * (max(others) - min(others))
 
     def _as_slow_in_operators(self, ranks: Sequence[int]) -> bool:
         """Do the hosts of these ranks take as many times as long as their peers' for operators as in the loader?"""

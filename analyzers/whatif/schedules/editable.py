@@ -20,7 +20,7 @@ from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, Schedul
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NEVER, NONE
+from perfscope.trace.trace import NEVER, NONE, Int64
 
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -55,6 +55,8 @@ class EditableSchedules:
     """The change is the same in all steps."""
     sooner: bool = False
     """Hosts come sooner to the first step than they were recorded to."""
+    began_sooner_ns: dict[int, float] = field(default_factory=dict)
+    """Rank -> what is left out of the time before its first window in which its device waited for its host."""
     lifted: bool = False
     """No rank waits for the loader workers that held it up."""
     settling: int = 0
@@ -106,7 +108,24 @@ class EditableSchedules:
             sooner=self.sooner,
             lifted=self.lifted,
             floors_ns=floors,
+            assumed_ns=self._assumed_ns(),
         )
+
+    def _assumed_ns(self) -> Int64 | None:
+        """What is assumed of begins, without what is left out of it; None: as recorded."""
+        if not self.began_sooner_ns:
+            return None
+        assumed: Int64 = self.recorded.assumed_ns.copy()
+        for rank, ns in self.began_sooner_ns.items():
+            line = self.recorded.schedules.ranks.index(rank)
+            assumed[line, 0] = max(assumed[line, 0] - round(ns), 0)
+        return assumed
+
+    def begin_sooner(self, rank: int, sooner_ns: float) -> None:
+        """A rank's host comes that much sooner to its first work, where its device waited for it before its window."""
+        line = self.recorded.schedules.ranks.index(rank)
+        if sooner_ns and self.recorded.late[line] and self.recorded.assumed_ns[line, 0]:
+            self.began_sooner_ns[rank], self.sooner = sooner_ns, True
 
     def without(self, rank_ops: set[RankOp]) -> None:
         """Take these rank ops out, with all waits for them, and what issuing them takes the hosts. The other own time

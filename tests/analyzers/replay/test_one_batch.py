@@ -31,6 +31,8 @@ def stragglers(took: tuple[float, ...], steps: int, folder: Path) -> tuple[Strag
         pytest.param((1.0, 1.2, 1.4, 1.6, 1.8, 2.0), set(), id="evenly spread"),
         pytest.param((1.0, 1.02, 1.04, 1.01, 2.0, 1.9), {4, 5}, id="two far above the others"),
         pytest.param((1.0, 1.2, 1.4, 1.6, 2.0, 1.9), set(), id="two among others that differ"),
+        pytest.param((1.0, 1.2, 1.1, 1.7), set(), id="three others are as far apart by chance"),
+        pytest.param((1.0, 1.2, 1.1, 2.2), {3}, id="three others are not"),
     ],
 )
 def test_a_rank_is_slow_in_one_step_where_it_is_far_above_the_others(

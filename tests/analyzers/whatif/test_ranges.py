@@ -84,3 +84,12 @@ def test_steps_that_vary_more_with_the_change_are_less_sure(tmp_path: Path) -> N
     job = replace(SMALL, ranks=3, model=Model(blocks=4, tokens=4096), imbalance=0.15, causes=(slow,))
     found, truth = _asked(job, tmp_path, {"rank.1": "peers"})
     assert found.low_ns < truth < found.high_ns
+
+
+def test_what_taking_a_batch_from_a_worker_costs_is_not_known_before_there_are_workers(tmp_path: Path) -> None:
+    """Here it is more than loading, of a step of 1.2 ms."""
+    loader = Loader(workers=0, load_ns=50 * US, fetch_ns=180 * US)
+    job = replace(SMALL, model=Model(blocks=1, tokens=512), loader=loader, item_every=1, noise=0.0)
+    found, truth = _asked(job, tmp_path, {"dataloader.num_workers": "2"})
+    assert truth > 1.05 * found.measured_ns
+    assert found.low_ns < truth < found.high_ns

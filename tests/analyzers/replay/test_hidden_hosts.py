@@ -1,0 +1,38 @@
+"""Ranks whose hosts are slow behind a rank that is slower: what they are slow at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.analyze import analyze
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import MS, US, Cause, Cpu, Job, Loader, Model, Recording
+
+JOB = Job(
+    ranks=4, bucket_mb=10, optimizer_kernels=10, noise=0.0, recording=Recording(steps=4),
+    model=Model(blocks=3, tokens=2048, width=512, small_kernels=1, flops_per_ns=100_000.0),
+    cpu=Cpu(python_ns=5 * US, operator_ns=4 * US, launch_ns=5 * US, collective_ns=36 * US),
+    loader=Loader(load_ns=1 * MS, jitter=0.0), causes=(Cause("slow compute", 1.58, (0,)),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hidden", "loader", "cause"),
+    [
+        pytest.param(Cause("slow host", 2.36, (1,)), JOB.loader, "launch", id="host"),
+        pytest.param(
+            Cause("slow loader", 4.0, (1,)), replace(JOB.loader, workers=0, load_ns=MS // 2), "dataloader", id="loader"
+        ),
+    ],
+)
+def test_a_host_behind_a_slow_device_takes_longer_for_batches_as_for_all_it_does(
+    hidden: Cause, loader: Loader, cause: str, tmp_path: Path
+) -> None:
+    job = replace(JOB, causes=(*JOB.causes, hidden), loader=loader)
+    emulate(job).write(tmp_path)
+    (row,) = analyze(tmp_path, workers=1).stragglers
+    assert row.ranks == (0, 1)
+    assert row.causes == ("compute", cause)
