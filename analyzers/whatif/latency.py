@@ -34,6 +34,9 @@ _AGREES: Final = 0.15
 _QUICK: Final = 0.1
 """What delays a transfer makes it longer. So this share of the quickest ones of a size shows best what its latency and
 its bytes take: of sizes that are not far apart, small differences decide."""
+_SURE: Final = 0.25
+"""Error of a group's own fitted latency, as a share of it, up to which that is used as it is: two large sizes say
+little of what none would take."""
 _MOST_OF_IT: Final = 0.8
 """Largest share of a transfer that an assumed latency can be: the bytes take time as well."""
 _NVLINK_GBPS: Final = 100.0
@@ -96,6 +99,11 @@ class Latencies:
             self._known[key] = self._of([one for one in self._sizes if (one.group, one.kind) == key], group)
         return self._known[key]
 
+    def is_shown(self, group: int, kind: str, alpha_ns: float) -> bool:
+        """Do a group's own sizes show the latency ``alpha_ns`` that was fitted to them, or does nothing else?"""
+        own = [one for one in self._sizes if (one.group, one.kind) == (group, kind)]
+        return len(own) < 2 or _alpha_error_ns(own) <= _SURE * alpha_ns or not self.of(group, kind).known
+
     def _of(self, own: list[_TransferSize], group: int) -> Latency:
         largest = max(own, key=lambda one: one.wire, default=None)
         if largest is None:
@@ -122,13 +130,20 @@ class Latencies:
     def _with_usual(self, alpha: float, far: bool) -> float:
         """A fitted latency and the usual one, weighted by how sure each is: a few transfers that vary show little."""
         moved = [one for one in self._sizes if one.far is far]
-        low, high = min(moved, key=lambda one: one.wire), max(moved, key=lambda one: one.wire)
-        error = math.hypot(high.wire * low.error_ns, low.wire * high.error_ns) / (high.wire - low.wire)
-        usual = self._usual_ns(high)
+        error = _alpha_error_ns(moved)
+        usual = self._usual_ns(max(moved, key=lambda one: one.wire))
         return (alpha * usual**2 + usual * error**2) / (usual**2 + error**2)
 
     def _on_devices(self) -> bool:
         return any(partial.has_device_work for partial in self._result.partials.values())
+
+
+def _alpha_error_ns(moved: list[_TransferSize]) -> float:
+    """Error of the latency that the smallest and the largest of different sizes show."""
+    low, high = min(moved, key=lambda one: one.wire), max(moved, key=lambda one: one.wire)
+    if high.wire <= low.wire:
+        return math.inf
+    return math.hypot(high.wire * low.error_ns, low.wire * high.error_ns) / (high.wire - low.wire)
 
 
 def _sizes(result: AlignedJob) -> Iterable[_TransferSize]:

@@ -214,7 +214,7 @@ def _scale_transfers(
 def _latency_ns(context: Context, collective: Collective, transfer_ns: float) -> float:
     """Latency part of a transfer, ns."""
     model = context.model_of(collective.group, collective.kind)
-    if model is not None:
+    if model is not None and context.latencies.is_shown(collective.group, collective.kind, model.alpha_ns):
         return min(transfer_ns, model.alpha_ns)
     return transfer_ns if collective.kind == "barrier" else context.latency_ns(collective, transfer_ns)
 

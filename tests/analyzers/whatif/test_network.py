@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator import MS, Cause, Job, Loader, Model, Network, Recording, emulate
+from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate
 from tests.emulator.changes import apply
 
 JOB = Job(
@@ -103,3 +103,15 @@ def test_a_host_that_no_loop_delays_runs_ahead(value: str, tmp_path: Path) -> No
 def test_gradients_in_16_bits_are_cast_and_copied_back(recording: Recording, tmp_path: Path) -> None:
     job = replace(JOB, network=Network(gbps=10.0), recording=recording)
     assert abs(_missed(job, tmp_path, {"ddp.comm_dtype": "bf16"})) < 0.03
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_large_sizes_of_transfers_that_vary_say_little_of_latency(seed: int, tmp_path: Path) -> None:
+    """Buckets of 16 and 32 MiB, each up to a third longer than the network needs: the line through their medians meets
+    zero bytes at up to 78 us, and true are 12.
+    """
+    network = Network(latency_ns=12 * US, gbps=40.0, jitter=0.1)
+    model = Model(blocks=4, tokens=2048)
+    loader = Loader(load_ns=1 * MS)
+    job = Job(seed=seed, ranks=2, noise=0.0, model=model, network=network, loader=loader, recording=Recording(steps=5))
+    assert abs(_missed(job, tmp_path, {"network.latency": "4x"})) < 0.03
