@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Final
@@ -275,9 +276,12 @@ class Collector:
 
     def enter(self) -> bool:
         """An optimizer's or engine's step begins; hand what is returned to :meth:`leave`."""
-        depth, thread = self._depth, get_ident()
+        depth, thread, phases = self._depth, get_ident(), self._phases
         depth[thread] = now = depth[thread] + 1
-        return now == 1 and self._phases.begin(OPTIMIZER)
+        try:
+            return now == 1 and phases.begins[OPTIMIZER](OPTIMIZER)
+        except Exception as error:
+            return phases.failed(OPTIMIZER, error)
 
     def enter_without_phase(self) -> bool:
         """A step begins that :meth:`begin` will be called for later. Is it the outermost, which is the phase?"""
@@ -301,19 +305,18 @@ class Collector:
         depth, thread = self._depth, get_ident()
         depth[thread] = now = depth[thread] - 1
         if begun:
-            self._phases.end(OPTIMIZER)
+            try:
+                self._phases.ends[OPTIMIZER](OPTIMIZER)
+            except Exception as error:
+                self._phases.failed(OPTIMIZER, error)
         if stepped is not None and not now:
             self.report(stepped, *subject)
 
     def report(self, stepped: Callable[..., None], *subject: Any) -> None:
         """Report an event to the session; make the session first if there is none."""
-        config, session, phases = self._config, self._session, self._phases
-        if config is None:
-            return
-        if phases.graph_task() != NO_TASK and phases.postpone(lambda: self.report(stepped, *subject)):
-            return
-        if session is None:
-            session = self._started(config)
+        session = self._session
+        if session is None or self._phases.graph_task() != NO_TASK:
+            session = self._session_now(partial(self.report, stepped, *subject))
         if session is None or self._broken:
             return
         try:
@@ -322,6 +325,15 @@ class Collector:
             self._broken = True
             self.problems.failed("recording", error)
             self.problems.guard("stopping the recording", session.close, "running")
+
+    def _session_now(self, again: Callable[[], None]) -> Session | None:
+        """The session, made now if there is none. None where nothing is recorded, and inside a backward, after which
+        ``again`` is called.
+        """
+        config, phases = self._config, self._phases
+        if config is None or (phases.graph_task() != NO_TASK and phases.postpone(again)):
+            return None
+        return self._session or self._started(config)
 
     def _started(self, config: CollectorConfig) -> Session | None:
         """The session, made now; None where that fails."""

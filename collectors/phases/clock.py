@@ -8,7 +8,9 @@ What a collective takes is in the phase that waits for it, and how much of the p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +28,9 @@ FIRST_WAIT: Final = len(STAGES)
 _FIRST_CORE: Final = FIRST_WAIT + WAITS.index(CORE_IN["dataloader"])
 _OUTSIDE: Final = WAITS.index("other")
 """The stage of what is in no phase, in which nothing is timed but waiting."""
-_NOTHING: Final = (0,) * (len(STAGES) + len(WAITS))
+HEAD: Final = FIRST_WAIT + len(WAITS)
+"""First of four places after them, for whoever stores the step: what tells which one it was."""
+_NOTHING: Final = array("q", [0] * (HEAD + 4))
 
 _Open = tuple[int, int, "_Open | None"]
 """A phase under way: which, the stage that its time counts for, the phase around it."""
@@ -42,8 +46,9 @@ class PhaseClock:
     what = "timing the phases"
 
     def __init__(self) -> None:
-        self.times = [*_NOTHING]
+        self.times = _NOTHING[:]
         """Since :meth:`clear`, ns: the time in each of ``STAGES``, and of that, waiting for each of ``WAITS``."""
+        self._thread = get_ident()
         self._open: _Open | None = None
         """The innermost phase under way."""
         self.since = 0
@@ -64,10 +69,12 @@ class PhaseClock:
         self._with_gradients = torch.is_grad_enabled
         return self._with_gradients()
 
-    def begin(self, phase: int, subject: Any = None) -> None:
-        """A phase begins; ``subject``: the module of a forward."""
+    def begin(self, phase: int, subject: Any = None) -> bool:
+        """A phase begins; ``subject``: the module of a forward. False on another thread than that which made this."""
+        if get_ident() != self._thread:
+            return False
         stage = phase
-        if subject is not None and phase == FORWARD and not self._with_gradients() and evaluates(subject):
+        if subject is not None and not self._with_gradients() and evaluates(subject):
             stage = EVALUATION
         if self.core is not None:
             self.ask_core()
@@ -76,21 +83,22 @@ class PhaseClock:
             self.times[around[1]] += now - self.since
         self._open = phase, stage, around
         self.since = now
+        return True
 
     def end(self, phase: int) -> None:
         """It has ended. Phases within it that never ended, because an exception went through them, end with it."""
-        ending = self._open
-        if ending is None:
+        if self._open is None:
             return
         if self.core is not None:
             self.ask_core()
-        innermost, stage, around = ending
+        innermost, stage, around = self._open
         now = perf_counter_ns()
         self.phases += 1
         self.times[stage] += now - self.since
         while innermost != phase and around is not None:
             innermost, _, around = around
-        self._open, self.since = around, now
+        self._open = around
+        self.since = now
         if self.reducing and phase == BACKWARD == innermost:
             self.times[FIRST_WAIT + BACKWARD] += now - self.reducing
             self.waits += 1
@@ -119,7 +127,7 @@ class PhaseClock:
 
         Called between steps, outside any phase.
         """
-        stages, waits = self.times[:FIRST_WAIT], self.times[FIRST_WAIT:]
+        stages, waits = self.times[:FIRST_WAIT].tolist(), self.times[FIRST_WAIT:HEAD].tolist()
         self.clear()
         return stages, waits
 

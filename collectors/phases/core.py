@@ -2,7 +2,8 @@
 
 A read takes as long as all else that is done for a step. A thread that does not wait for cores goes on so, and steps in
 which it begins to take longer: so after reads without waiting the next steps are not asked about, up to
-:data:`SKIPPED` of them, unless one takes longer than that before; and where there was waiting, every step is.
+:data:`SKIPPED` of them, unless one takes longer than that before; and where there was waiting, every step is, of short
+ones one for each :data:`READ_EVERY_NS`.
 
 Steps that are long enough are then asked in which stage it was, too. A thread is put off while it works, and seldom
 while it waits for other ranks, so its waits for a core are not spread evenly over a step.
@@ -17,7 +18,7 @@ SKIPPED: Final = 7
 """Steps that pass without a read after several without waiting: 1 after the first of these, 3 after the next."""
 
 READ_EVERY_NS: Final = 1_000_000
-"""Time of a step for each of the reads, of 1 to 2 µs, that asking about its stages takes: in shorter ones it is not."""
+"""Time of steps for each read, of 1 to 2 µs, where threads wait: stages of shorter ones are not asked about."""
 
 _FILE: Final = "/proc/thread-self/schedstat"
 """Of the thread that opens it: ns on a core, ns ready to run and not on one, time slices (Linux, proc(5))."""
@@ -88,9 +89,9 @@ class CoreWaits:
         if usual:
             rest = self._waited = self._waited // (self._skipped + 1)
         quiet = self._waited <= _NONE * duration_ns
-        self._skipped = min(2 * self._skipped + 1, SKIPPED) if quiet else 0
-        self.skip = self._skipped
-        self.long_ns = int(_LONGER * duration_ns) if quiet else 0
+        seldom = 2 * self._skipped + 1 if quiet else READ_EVERY_NS // max(duration_ns, 1)
+        self.skip = self._skipped = min(seldom, SKIPPED)
+        self.long_ns = int(_LONGER * duration_ns) if seldom else 0
         self.in_stages = not quiet and duration_ns >= self._in_stages_reads * READ_EVERY_NS
         self._waited = self._reads = 0
         return rest

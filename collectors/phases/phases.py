@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.phases import forward_calls
+from perfscope.collectors.phases.clock import PhaseClock
 from perfscope.collectors.phases.forward_calls import ForwardHook
 from perfscope.collectors.phases.loaders import UsedLoaders
 from perfscope.collectors.problems import Problems
@@ -44,7 +45,7 @@ class Sink(Protocol):
     what: str
     """What it does, for the message that it has failed."""
 
-    def begin(self, phase: int, subject: Any) -> None:
+    def begin(self, phase: int, subject: Any) -> object:
         """``phase`` begins on the training thread; ``subject``: the module of a forward, else None."""
 
     def end(self, phase: int) -> None:
@@ -60,6 +61,11 @@ class StepPhases:
         self._sinks: list[tuple[Sink, ...]] = [() for _ in ALL]
         """Sinks of each phase, outermost first."""
         self._inner_first = list(self._sinks)
+        self.begins: list[Callable[..., bool]] = [self.begin for _ in ALL]
+        """Of each phase what :meth:`begin` does: the clock's own where it listens alone, as outside captures. What it
+        raises is for :meth:`failed`.
+        """
+        self.ends: list[Callable[[int], None]] = [self.end for _ in ALL]
         self._patches = {phase: Patches() for phase in (DATALOADER, FORWARD, BACKWARD)}
         self._handles: list[Any] = []
         self._postponed: deque[Callable[[], None]] = deque(maxlen=MOST_POSTPONED)
@@ -127,6 +133,12 @@ class StepPhases:
             except Exception as error:
                 self._switch_off(sink, error)
 
+    def failed(self, phase: int, error: Exception) -> bool:
+        """One of :attr:`begins` or :attr:`ends` of this phase has raised: the clock is switched off. False."""
+        for sink in self._sinks[phase]:
+            self._switch_off(sink, error)
+        return False
+
     def postpone(self, action: Callable[[], None]) -> bool:
         """Put ``action``, which must not raise, off until the backward that this thread is inside has returned.
 
@@ -156,6 +168,9 @@ class StepPhases:
 
     def _set_sinks(self, phase: int, sinks: tuple[Sink, ...]) -> None:
         self._sinks[phase], self._inner_first[phase] = sinks, sinks[::-1]
+        clock = sinks[0] if len(sinks) == 1 and isinstance(sinks[0], PhaseClock) else None
+        self.begins[phase] = self.begin if clock is None else clock.begin
+        self.ends[phase] = self.end if clock is None else clock.end
 
     def _switch_off(self, sink: Sink, error: Exception) -> None:
         self._problems.failed(sink.what, error)
@@ -212,7 +227,7 @@ class StepPhases:
 
     def _timed_call(self, kind: type[Any], modules: list[Any]) -> Call:
         """The call of a class that has none of its own, with the forwards of ``modules`` timed."""
-        is_compiling, sinks, begin, end = _is_compiling(), self._sinks, self.begin, self.end
+        is_compiling, sinks, begins, ends, failed = _is_compiling(), self._sinks, self.begins, self.ends, self.failed
         inherited: Any = super
         held = {id(module): weakref.ref(module) for module in modules}
 
@@ -223,20 +238,27 @@ class StepPhases:
                 return inherited(kind, module).__call__(*args, **kwargs)
             # For the clock alone what a wrapper holds is a part of its forward.
             before = self._in_forward
-            if (before and len(sinks[FORWARD]) == 1) or not begin(FORWARD, module):
+            try:
+                begun = not (before and len(sinks[FORWARD]) == 1) and begins[FORWARD](FORWARD, module)
+            except Exception as error:
+                begun = failed(FORWARD, error)
+            if not begun:
                 return inherited(kind, module).__call__(*args, **kwargs)
             self._in_forward = True
             try:
                 return inherited(kind, module).__call__(*args, **kwargs)
             finally:
                 self._in_forward = before
-                end(FORWARD)
+                try:
+                    ends[FORWARD](FORWARD)
+                except Exception as error:
+                    failed(FORWARD, error)
 
         return called
 
     def timed(self, original: Call, phase: int, subject: Any = None) -> Call:
         """``original``, and the sinks of ``phase`` told of each of its calls on the training thread."""
-        is_compiling, begin, end = _is_compiling(), self.begin, self.end
+        is_compiling, begins, ends, failed = _is_compiling(), self.begins, self.ends, self.failed
         postponed = self._postponed if phase == BACKWARD else ()
 
         @functools.wraps(original)
@@ -245,12 +267,18 @@ class StepPhases:
                 return original(*args, **kwargs)
             if postponed:
                 self._act()
-            begun = begin(phase, subject)
+            try:
+                begun = begins[phase](phase, subject)
+            except Exception as error:
+                begun = failed(phase, error)
             try:
                 result = original(*args, **kwargs)
             finally:
                 if begun:
-                    end(phase)
+                    try:
+                        ends[phase](phase)
+                    except Exception as error:
+                        failed(phase, error)
             if postponed:
                 self._act()
             return result
@@ -264,16 +292,22 @@ class StepPhases:
 
     def _timed_draw(self, draw: Call) -> Call:
         """``draw``, which takes a batch from an iterator: timed, and the loader that it came from described."""
-        loaders, begin, end = self.loaders, self.begin, self.end
+        loaders, begins, ends, failed = self.loaders, self.begins, self.ends, self.failed
 
         @functools.wraps(draw)
         def drawn(iterator: Any) -> Any:
-            training = begin(DATALOADER)
+            try:
+                training = begins[DATALOADER](DATALOADER)
+            except Exception as error:
+                training = failed(DATALOADER, error)
             try:
                 batch = draw(iterator)
             finally:
                 if training:
-                    end(DATALOADER)
+                    try:
+                        ends[DATALOADER](DATALOADER)
+                    except Exception as error:
+                        failed(DATALOADER, error)
             if self._to_describe or (loaders.took is not None and training):
                 self._to_describe = max(self._to_describe - 1, 0)
                 self._problems.guard("describing the data loader", loaders.drew, iterator, batch)

@@ -136,12 +136,12 @@ class TestStepsOnly:
     reason="counted in the bytecode of CPython 3.11",
 )
 def test_a_step_that_passes_runs_little_of_ours(tmp_path: Path) -> None:
-    """What a step costs, by a measure that no other work on the machine changes: 1,050 bytecodes in all, where 1,260
-    of them had taken 42 µs between others' work, and 1,060 took 30.
+    """What a step costs, by a measure that no other work on the machine changes: 967 bytecodes in all, where 1,260
+    of them had taken 42 µs between others' work, and 1,050 took 30.
     """
     recording = record(tmp_path / "r", sys.executable, str(SCRIPTS / "passing.py"), options=("--steps-only",))
     assert recording.exit_code == 0, recording.err
-    assert 0 < int(recording.out) <= 1070
+    assert 0 < int(recording.out) <= 985
 
 
 def test_planned_captures_come_with_the_history_of_all_steps(tmp_path: Path) -> None:

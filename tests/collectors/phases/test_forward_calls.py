@@ -69,6 +69,24 @@ def test_only_the_jobs_own_models_are_timed_and_the_class_is_put_back() -> None:
     assert "__call__" not in vars(net_class)
 
 
+def test_the_class_that_follows_a_models_own_may_have_no_call() -> None:
+    """As FSDP's, which it puts before the model's: calling that class would make an object."""
+
+    class Sharded:
+        pass
+
+    net_class, _ = classes_of_models()
+    kind = type("ShardedNet", (Sharded, net_class), {})
+    net, phases, clock = kind(), StepPhases(Problems()), PhaseClock()
+    phases.attach(clock)
+    phases.patch([net])
+    try:
+        assert "__call__" in vars(kind)
+        assert (net(1), bool(clock.take()[0][FORWARD])) == (1, True)
+    finally:
+        phases.remove()
+
+
 def test_a_hooked_model_is_saved_loaded_and_copied() -> None:
     import torch
     from torch import nn

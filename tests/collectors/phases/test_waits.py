@@ -159,6 +159,23 @@ def test_core_waits_are_asked_for_where_there_are_any(tmp_path: Path, monkeypatc
     assert steps(3, 10, 2) == [0] * 3
 
 
+def test_core_waits_of_short_steps_are_asked_for_seldom_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 0.2 ms that wait for a tenth: one in six is asked about, and one that waits for longer at once."""
+    kernel = Kernel(tmp_path / "schedstat", monkeypatch)
+    waits = core.CoreWaits()
+    waits.begin()
+    kernel.reads = 0
+
+    def step(duration_us: int, wait_us: int) -> int:
+        kernel.waited += wait_us * 1000
+        return waits.of_step(duration_us * 1000) // 1000
+
+    assert [step(200, 20) for _ in range(25)] == [20, 0, 0, 0, 0, 0] * 4 + [20]
+    assert kernel.reads == 5
+    assert step(4_200, 4_000) == 4_000
+    waits.end()
+
+
 @pytest.fixture
 def timed_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedSteps]:
     steps = TimedSteps(Kernel(tmp_path / "schedstat", monkeypatch), tmp_path)
