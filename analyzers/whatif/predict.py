@@ -46,6 +46,9 @@ _VARIES: Final = 0.02
 _PAIR: Final = 2
 """Of so many steps neither is the odd one."""
 
+_UNSEEN: Final = 2
+"""The quickest of n steps tells how quick a step may be to n of n + this many parts."""
+
 _BATCH_VARIES: Final = 0.1
 """Standard deviation of what a batch takes to load, as a share."""
 
@@ -172,9 +175,10 @@ def _predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     if any(name.startswith(_OF_RANK) for name in settings):  # what others did while they waited varies unseen
         varies = max(varies, _standard_error(changed.steps_ns))
     share = _SUREST + error + 2 * varies
-    low, high = _range(measured, mid, share, changed.sure)
+    fall = min(share, _SUREST + error + _most_below(changed.steps_ns, mid, context.correction))
+    low, high = _range(measured, mid, (fall, share), changed.sure)
     least, most = _by_hosts(context, settings, measured, mid)
-    low, high = min(low, least * (1 - share)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
+    low, high = min(low, least * (1 - fall)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
     assumed = changed.assumed
     if changed.unsure:
         ends = [_replay_changed(context, settings, leaning).step_ns * context.correction for leaning in (-1, 1)]
@@ -345,12 +349,19 @@ def _standard_error(steps: Int64) -> float:
     return math.sqrt(variance / count)
 
 
-def _range(measured: float, mid: float, share: float, sure: Uncertainty) -> tuple[float, float]:
-    """(low, high) of a prediction, ns: ``share`` of it is uncertain whatever was changed, even where nothing was."""
+def _most_below(steps_ns: Int64, mid: float, correction: float) -> float:
+    """How far the mean of all steps may be below ``mid``, relative: where pauses make some steps longer, the others are
+    not much shorter than the quickest one. Of few steps the quickest says less.
+    """
+    quickest = float(steps_ns.min()) * correction * len(steps_ns) / (len(steps_ns) + _UNSEEN)
+    return max(1 - quickest / mid, 0.0) if mid > 0 else 0.0
+
+
+def _range(measured: float, mid: float, shares: tuple[float, float], sure: Uncertainty) -> tuple[float, float]:
+    """(low, high) of a prediction, ns: ``shares`` of it, below and above, are uncertain whatever was changed."""
     saving = abs(measured - mid)
-    either = sure.either_ns + share * mid
+    below, above = (sure.either_ns + share * mid for share in shares)
     # What makes a step longer makes it no shorter.
-    less = (sure.less if mid <= measured else min(sure.less, 1.0)) * saving + either
-    more = sure.more * saving + either
+    less, more = (sure.less if mid <= measured else min(sure.less, 1.0)) * saving, sure.more * saving
     toward_slower, toward_faster = (less, more) if mid <= measured else (more, less)
-    return max(mid - (toward_faster + sure.faster_ns), 0.0), mid + (toward_slower + sure.slower_ns)
+    return max(mid - (toward_faster + below + sure.faster_ns), 0.0), mid + (toward_slower + above + sure.slower_ns)

@@ -93,3 +93,12 @@ def test_what_taking_a_batch_from_a_worker_costs_is_not_known_before_there_are_w
     found, truth = _asked(job, tmp_path, {"dataloader.num_workers": "2"})
     assert truth > 1.05 * found.measured_ns
     assert found.low_ns < truth < found.high_ns
+
+
+def test_rare_pauses_do_not_make_the_other_steps_unsure(tmp_path: Path) -> None:
+    """A pause of some 20 steps in every fourth: without it steps are as long as those without one are."""
+    pause = Cause("pause", 400 * MS, ranks=(1,), every=4, how="log")
+    job = replace(SMALL, model=Model(blocks=4, tokens=8192), causes=(pause,), recording=Recording(steps=8))
+    found, truth = _asked(job, tmp_path, {"rank.1": "peers"})
+    assert found.measured_ns > 3 * truth
+    assert 0.5 * truth < found.low_ns < truth < found.high_ns
