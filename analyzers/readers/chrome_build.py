@@ -82,7 +82,7 @@ class Builder:
 
         Raises TooLittleMemory where there are more events than memory holds.
         """
-        self._memory_bound.check(self._columns.rows)
+        self._memory_bound.check(self._scanned.rows)
         events = batch.events
         kinds = set(map(type, events))
         count = len(events)
@@ -90,10 +90,12 @@ class Builder:
             count = batch.count
             self._scanned.add(batch)
             self._memory.add(batch.instants, batch.instants_ns)
-        elif batch.times_as_text:
-            self._add_with_text(events)
-        elif Begin in kinds or not self._add_with_numbers(events, kinds):
-            return False
+        else:
+            self._scanned.settle()
+            if batch.times_as_text:
+                self._add_with_text(events)
+            elif Begin in kinds or not self._add_with_numbers(events, kinds):
+                return False
         if kinds & _RARE:
             for place, event in enumerate(events):
                 if type(event) in _RARE:
@@ -173,6 +175,7 @@ class Builder:
     def build(self, metadata: FileMetadata, *, truncated: bool, repaired_metadata: bool) -> Trace:
         """The trace of all batches. Raises TraceError if they have no event at all."""
         base_ns = metadata.base_ns or 0
+        self._scanned.settle()
         columns = self._columns.finish()
         rows = self._rows_in_order(columns, base_ns)
         if not len(rows):

@@ -150,21 +150,24 @@ class ChromeColumns:
         )  # fmt: skip
         self._events.append(batch)
 
-    def append(
-        self, batch: Sequence[Any], described: Sequence[tuple[int, Args]], steps: Sequence[tuple[int, int]]
+    def describe(
+        self, at: int, category: bytearray, described: Sequence[tuple[int, Args]], steps: Sequence[tuple[int, int]]
     ) -> None:
-        """Append columns in the order of ``TYPES``, all ids the trace's own.
+        """Add what belongs to rows of a batch whose first row is or will be ``at``.
 
         ``described`` are collectives and nodes of graphs (row in the batch, arguments), ``steps`` (row in the batch,
         number of the step).
         """
         for row, args in described:
             if args.kind is not NOTHING or args.group is not NOTHING:
-                self._add_collective(self.rows + row, args)
+                self._add_collective(at + row, args)
         for row, args in described:
-            if args.graph_node != NONE and batch[0][row] == Category.KERNEL:
-                self._add_graph_node(self.rows + row, args)
-        self.step_numbers.update((self.rows + row, number) for row, number in steps)
+            if args.graph_node != NONE and category[row] == Category.KERNEL:
+                self._add_graph_node(at + row, args)
+        self.step_numbers.update((at + row, number) for row, number in steps)
+
+    def append(self, batch: Sequence[Any]) -> None:
+        """Append columns in the order of ``TYPES``, all ids the trace's own."""
         self.has_shapes = self.has_shapes or bool((batch[_SHAPES] != NONE).any())
         self._events.append(batch)
 

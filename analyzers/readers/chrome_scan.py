@@ -31,6 +31,8 @@ IS_BUILT: Final = _scan is not None
 
 _EVENT: Final = msgspec.json.Decoder(reduce(or_, NUMBERS))
 _ARGS: Final = msgspec.json.Decoder(Args)
+_ROWS_AT_ONCE: Final = 1 << 14
+"""Put into the trace's columns together; of a slice there are a thousand or two."""
 _DTYPES: Final = (np.int8, np.int32, np.int64, np.int64, np.int32, *(np.int64,) * 4, *(np.int32,) * 3)
 
 
@@ -40,9 +42,10 @@ class ScannedBatch(EventBatch):
 
     count: int = 0
     """Of all its events."""
-    columns: tuple[Any, ...] = ()
+    columns: tuple[bytearray, ...] = ()
     """Category, name, start, duration, track, device, stream, correlation, external id, shapes, types, concrete inputs;
-    times in ns from the file's base, names, tracks and texts as numbers of the scanner's own."""
+    times in ns from the file's base, names, tracks and texts as numbers of the scanner's own. The bytes of arrays of
+    ``_DTYPES``."""
     texts: tuple[list[bytes], ...] = ()
     """The JSON of names, tracks (``pid,tid``), shapes, types and inputs that no earlier slice had, in their order."""
     described: list[tuple[int, Args]] = field(default_factory=list)
@@ -80,9 +83,8 @@ class SliceScanner:
         if instants_ns is None:
             self._scanner.undo()
             return None
-        arrays = tuple(np.frombuffer(column, dtype) for column, dtype in zip(columns, _DTYPES, strict=True))
         return ScannedBatch(
-            events, consumed, closed, count=count, columns=arrays, texts=texts, described=arguments, steps=steps,
+            events, consumed, closed, count=count, columns=columns, texts=texts, described=arguments, steps=steps,
             instants=instants, instants_ns=instants_ns,
         )  # fmt: skip
 
@@ -97,16 +99,38 @@ class ScannedColumns:
         self._places: dict[str, _Numbers] = {"device": _Numbers(), "stream": _Numbers()}
         """What stands for them where the arguments lack them: the process and the thread."""
         self._described = (_Numbers(), _Numbers(), _Numbers())
+        self._waiting: list[tuple[bytearray, ...]] = []
+        """Columns of slices, to be put into the trace together: numpy takes as long for an array as small as one."""
+        self._waiting_rows = 0
+
+    @property
+    def rows(self) -> int:
+        """Events of the trace so far."""
+        return self._columns.rows + self._waiting_rows
 
     def add(self, batch: ScannedBatch) -> None:
         """Append a slice. Texts get their numbers in the order in which ``ChromeColumns.add`` gives them."""
-        category, name, start, duration, track, device, stream, correlation, external, *described = batch.columns
         names, tracks, *texts = batch.texts
         self._add_tracks(tracks)
         strings = self._columns.strings
         self._names.extend(strings.ids[msgspec.json.decode(text)] for text in names)
         for numbers, new in zip(self._described, texts, strict=True):
             numbers.extend(strings.ids_of_json[text] for text in new)
+        category = batch.columns[0]
+        self._columns.describe(self.rows, category, batch.described, batch.steps)
+        self._waiting.append(batch.columns)
+        self._waiting_rows += len(category)
+        if self._waiting_rows >= _ROWS_AT_ONCE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Put the slices so far into the trace's columns, before others are appended to these."""
+        if not self._waiting:
+            return
+        joined = [b"".join(parts) for parts in zip(*self._waiting, strict=True)]
+        self._waiting, self._waiting_rows = [], 0
+        columns: list[Any] = [np.frombuffer(column, dtype) for column, dtype in zip(joined, _DTYPES, strict=True)]
+        category, name, start, duration, track, device, stream, correlation, external, *described = columns
         on_device = ON_DEVICE[category]
         device = self._placed("device", device, track, on_device)
         stream = self._placed("stream", stream, track, on_device)
@@ -114,7 +138,7 @@ class ScannedColumns:
             category, self._names.of(name), start, duration, self._threads.of(track),
             np.clip(device, NONE, np.iinfo(np.int32).max).astype(np.int32), stream, correlation, external,
             *(numbers.of(column) for numbers, column in zip(self._described, described, strict=True)),
-        ), batch.described, batch.steps)  # fmt: skip
+        ))  # fmt: skip
 
     def _add_tracks(self, tracks: list[bytes]) -> None:
         pairs = [msgspec.json.decode(b"[" + track + b"]") for track in tracks]
@@ -131,22 +155,20 @@ class _Numbers:
     """The scanner's numbers of texts to the trace's; NONE stays NONE."""
 
     def __init__(self) -> None:
-        self.wide: Int64 = np.array([NONE], dtype=np.int64)
-        """The last one is for NONE, which as an index is the last."""
-        self._ids: Int32 | None = None
+        self._ids: list[int] = []
 
     def extend(self, ids: Iterable[int]) -> None:
         """The next numbers of the scanner mean these."""
-        added = list(ids)
-        if added:
-            self.wide = np.concatenate((self.wide[:-1], np.array([*added, NONE], dtype=np.int64)))
-            self._ids = None
+        self._ids.extend(ids)
+
+    @property
+    def wide(self) -> Int64:
+        """All of them; the last one is for NONE, which as an index is the last."""
+        return np.array([*self._ids, NONE], dtype=np.int64)
 
     def of(self, numbers: Int32) -> Int32:
         """The trace's numbers."""
-        if self._ids is None:
-            self._ids = self.wide.astype(np.int32)
-        return self._ids[numbers]
+        return self.wide.astype(np.int32)[numbers]
 
 
 def _mask(flags: Any) -> int:

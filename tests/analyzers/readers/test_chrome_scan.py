@@ -132,6 +132,18 @@ def test_a_doubtful_slice_leaves_no_trace_in_the_next_ones(tmp_path: Path) -> No
         assert read_both(path, slice_bytes=slice_bytes) == []
 
 
+def test_slices_are_put_together_in_the_order_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Python decodes those between them, and wherever enough rows have come together."""
+    usual = [event(f"op {at}", tid=at % 3, args={"Input Dims": [[at % 5]]}) for at in range(400)]
+    texts = [json.dumps(each) for each in usual]
+    for place in (350, 130, 60):
+        texts[place:place] = ['{"ph":"X","ts":1,"dur":2,"name":"odd","tid":"odd","args":{"Input Dims":[[99]],"x":NaN}}']
+    path = save(tmp_path, "[" + ",\n".join(texts) + "]")
+    for rows in (1, 7, 100, 1000):
+        monkeypatch.setattr(chrome_scan, "_ROWS_AT_ONCE", rows)
+        assert read_both(path, slice_bytes=2000) == []
+
+
 def test_every_slice_of_a_recording_is_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rank0.json.gz"
     generate.write_rank(path, 0, 2, 300_000)
