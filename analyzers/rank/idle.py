@@ -26,6 +26,7 @@ Without host threads in the trace, what is left is *unknown*.
 from __future__ import annotations
 
 from typing import Final
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -97,6 +98,19 @@ class _Gaps:
         return Intervals.of(self.start_ns[chosen], self.end_ns[chosen])
 
 
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """The delays of some gaps: their starts, ends and launches, with what the host did."""
+
+    host: ref[HostActivity]
+    asked: tuple[Int64, Int64, Int64]
+    delays: SyncDelays
+
+
+_KNOWN: Final[WeakKeyDictionary[DeviceWork, _Answer]] = WeakKeyDictionary()
+"""The last answer about each rank's work: the time breakdown and the table of synchronizations ask for the same."""
+
+
 def idle_layers(
     trace: Trace, work: DeviceWork, host: HostActivity, gaps: Intervals
 ) -> list[tuple[TimeCategory, Intervals]]:
@@ -128,7 +142,11 @@ def idle_by_sync(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Inter
 
 def _delays(trace: Trace, work: DeviceWork, host: HostActivity, gaps: _Gaps) -> SyncDelays:
     late = gaps.awaited
-    return sync_delays(trace, work, host, gaps.start_ns[late], gaps.end_ns[late], gaps.launched_ns[late])
+    asked = gaps.start_ns[late], gaps.end_ns[late], gaps.launched_ns[late]
+    known = _KNOWN.get(work)
+    if known is None or known.host() is not host or not all(map(np.array_equal, known.asked, asked)):
+        known = _KNOWN[work] = _Answer(ref(host), asked, sync_delays(trace, work, host, *asked))
+    return known.delays
 
 
 def _opaque(trace: Trace, work: DeviceWork, host: HostActivity, gaps: Intervals) -> Intervals:

@@ -113,6 +113,18 @@ class Intervals:
         return covered
 
 
+def _painted(layer: Intervals, edges: Int64) -> Bool:
+    """``layer.covers(edges)`` where the layer begins and ends at edges, apart from what lies before or after all."""
+    first, past = np.searchsorted(edges, layer.start_ns), np.searchsorted(edges, layer.end_ns)
+    inside = past > first
+    change = np.zeros(len(edges) + 1, dtype=np.int8)
+    # Intervals do not touch: no edge begins one of them and ends another.
+    change[first[inside]] = 1
+    change[past[inside]] = -1
+    covered: Bool = np.cumsum(change[:-1], dtype=np.int8).view(np.bool_)
+    return covered
+
+
 def paint(start_ns: int, end_ns: int, layers: Sequence[tuple[int, Intervals]], ground: int) -> tuple[Int64, Int8]:
     """Cut ``[start_ns, end_ns)`` into stretches that each belong to the first layer covering them, else to ``ground``.
 
@@ -129,7 +141,7 @@ def paint(start_ns: int, end_ns: int, layers: Sequence[tuple[int, Intervals]], g
     labels = np.full(len(edges), ground, dtype=np.int8)
     free = np.ones(len(edges), dtype=np.bool_)
     for label, layer in layers:
-        covered = free & layer.covers(edges)
+        covered = free & _painted(layer, edges)
         labels[covered] = label
         free &= ~covered
     changes = np.concatenate(([True], labels[1:] != labels[:-1])) if len(labels) else np.empty(0, dtype=np.bool_)

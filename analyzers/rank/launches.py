@@ -167,7 +167,9 @@ def earlier_work_done_ns(trace: Trace, work: DeviceWork) -> int:
     since = np.where(returned <= start, returned, trace.start_ns[call])
     queued = start - since >= np.where(since == returned, _QUEUED_NS, _LONG_WAIT_NS)
     calls = blocking_calls(trace, work, distinct(trace.thread).astype(np.int64))
-    calls = calls[(trace.start_ns[calls] <= called.min()) & ~np.isin(calls, work.launch[known])]
+    launches = np.zeros(len(trace), dtype=np.bool_)
+    launches[work.launch[known]] = True
+    calls = calls[(trace.start_ns[calls] <= called.min()) & ~launches[calls]]
     waited = trace.duration_ns[calls] >= _LONG_WAIT_NS
     since = np.concatenate((since[queued], trace.start_ns[calls[waited]]))
     done = np.concatenate((start[queued], trace.ends_ns(calls[waited])))

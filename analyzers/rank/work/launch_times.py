@@ -24,7 +24,9 @@ def launch_times(trace: Trace, work: DeviceWork, steps: Steps) -> LaunchTimes:
     is_kernel = trace.category[work.row] == Category.KERNEL
     kernel_step = steps.of_device_time(work.start_ns)
     length = work.end_ns - work.start_ns
-    graphs = np.setdiff1d(unlisted_graphs(trace), work.launch)
+    graphs = unlisted_graphs(trace)
+    if len(graphs):
+        graphs = np.setdiff1d(graphs, work.launch)
     return LaunchTimes(
         calls=steps.count(step),
         call_ns=steps.count(step, trace.duration_ns[calls]),

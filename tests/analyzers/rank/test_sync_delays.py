@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from perfscope.analyzers.rank import idle
 from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.sync_delays import sync_delays
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Category
 from tests.traces import TraceBuilder
@@ -88,3 +90,18 @@ def test_a_synchronization_owns_the_starved_launches_until_the_queue_has_filled_
     found = categories(simulated(acts, syncs=True)[0])
     assert found[TimeCategory.SYNC] > 60
     assert found[TimeCategory.LAUNCH] == found[TimeCategory.HOST] == 0
+
+
+def test_the_time_breakdown_and_the_table_ask_once_for_the_same_gaps(monkeypatch):
+    asked = []
+
+    def noted(trace, work, host, *gaps):
+        asked.append((work, gaps))
+        return sync_delays(trace, work, host, *gaps)
+
+    monkeypatch.setattr(idle, "sync_delays", noted)
+    builder, _ = simulated([Act(5, 40), Act(0, sync=True), Act(9, 30), Act(7, 20)], syncs=True)
+    partial = analyze_rank(builder.build())
+    assert partial.tables.syncs.calls == (SYNC,)
+    works = {id(work) for work, _ in asked}
+    assert len(asked) == len(works) == 2, "that of the rank, and that of its own progress"
