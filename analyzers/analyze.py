@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.hang.job_hang import job_hang
-from perfscope.analyzers.history.job_history import job_history
 from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.analyzers.read_roles import RoleReader, unnamed_roles, with_other_roles
 from perfscope.errors import UnusableInput
@@ -65,7 +64,7 @@ def analyze(
             if together is None:
                 raise
             return together
-        history, failures = job_history(job, executor, workers)
+        history, failures = _history(job, executor, workers)
         hang, unread = job_hang(job, executor, workers)
         snapshots, inspected, unusable = _beside(job, executor, workers)
         failures += unread + unusable
@@ -83,6 +82,15 @@ def analyze(
         summary = replace(summarize(read, ranks, measured, snapshots=snapshots), history=history)
         summary = with_other_roles(read, ranks, summary, reader) if role is None else summary
         return _inspected(_with_hang(summary, hang), inspected)
+
+
+def _history(job: Job, executor: Executor | None, workers: int | None) -> tuple[History | None, tuple[Failure, ...]]:
+    """What the step histories show, and which of them cannot be read."""
+    if not job.histories:
+        return None, ()
+    from perfscope.analyzers.history.job_history import job_history
+
+    return job_history(job, executor, workers)
 
 
 def _measured(exports: Sequence[str | Path]) -> list[MeasuredKernel]:

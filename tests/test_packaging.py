@@ -191,8 +191,9 @@ VERBS = {
     "doctor --help": ("numpy", "pandas", "plotly", "perfscope.analyzers"),
     "analyze sample_traces/healthy --quiet --output {}": (
         "pandas", "plotly", "narwhals", "torch", "distributed", "fsspec", "pyarrow", "perfscope.collectors",
-        "perfscope.analyzers.hang.answer", "perfscope.analyzers.compare", "perfscope.analyzers.merge",
-        "perfscope.reports.markdown", "perfscope.reports.tensorboard", "perfscope.tune",
+        "perfscope.analyzers.hang.answer", "perfscope.analyzers.history", "perfscope.analyzers.compare",
+        "perfscope.analyzers.merge", "perfscope.reports.markdown", "perfscope.reports.tensorboard",
+        "perfscope.reports.terminal", "perfscope.results.anonymous", "perfscope.tune",
     ),
 }  # fmt: skip
 """Arguments of the command -> modules that it must not import: they would cost every user their time."""

@@ -37,7 +37,7 @@ _HOST_ROWS: Final = {
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class HostPart:
     """A host's part of one op. ``lag_ns`` as in ``Lanes``; ``waited_ns`` is how long it waited there, when recorded;
     ``launches`` has a line for each piece of work.

@@ -19,7 +19,7 @@ SMALLEST: Final = 4096
 """Collectives of fewer bytes move no parameters and no gradients: losses, norms, counters."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Collective:
     """A collective or message of ``size`` ranks. ``bytes`` as in ``Collectives`` (None: not known); ``whole``: all
     its ranks are recorded; else ``floor_ns`` is the last recorded arrival.
@@ -35,7 +35,7 @@ class Collective:
     floor_ns: int = NEVER
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RankOp:
     """One rank's part in a collective: on which ``lane`` (stream) of the rank, how long after it could start it did
     (``gap_ns``), how much later than the recorded ranks others seem to have come (``late_ns``), and how long it took
@@ -67,7 +67,7 @@ class RankOp:
         return self.collective.kind in kinds and self.bytes >= SMALLEST
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ScheduleOp:
     """One op: the rank's own time before it by category (ns), and what it then does.
 
