@@ -13,6 +13,7 @@ from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
 from perfscope.analyzers.rank.extra_work import conversions, optimizer_loops, recomputation
 from perfscope.analyzers.rank.host_activity import (
+    AUTOGRAD,
     DDP_FORWARD,
     EVALUATING,
     HostActivity,
@@ -50,6 +51,9 @@ _OF_DEVICES: Final = re.compile(
     r"|triton_"
 )
 """Operators that only devices run; CPUs have their own attention (``…_for_cpu``)."""
+
+_NEW_GRADIENTS: Final = re.compile(r"^Optimizer\.(step|zero_grad)#")
+"""Where gradients that were summed up so far are used, or thrown away."""
 
 _STRATEGY_MARKS: Final = {
     "ddp": (DDP_FORWARD,),
@@ -91,6 +95,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         loading=_loading(trace, host, steps),
         host_events=host_events(trace, host.threads),
         forwards=_forwards(trace, host, steps),
+        keeps_gradients=_keeps_gradients(trace, host, steps),
         passes=find_passes(trace, work, steps),
         recomputation=recomputation(trace, work, steps, attribution),
         conversions=conversions(trace, work, steps),
@@ -144,6 +149,19 @@ def _forwards(trace: Trace, host: HostActivity, steps: Steps) -> Int64:
         if len(begun):
             return steps.count(steps.of_host_time(begun[~evaluating.covers(begun)]))
     return np.zeros(len(steps), dtype=np.int64)
+
+
+def _keeps_gradients(trace: Trace, host: HostActivity, steps: Steps) -> Bool:
+    functions = np.sort(trace.start_ns[trace.rows(Category.CPU_OP, named=AUTOGRAD.match)])
+    rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_NEW_GRADIENTS.match, threads=host.threads)
+    ends = np.sort(trace.start_ns[rows])
+    if not len(functions):
+        return np.ones(len(steps), dtype=np.bool_)
+    within = np.searchsorted(functions, (steps.host_start_ns, steps.host_end_ns))
+    has_backward = within[1] > within[0]
+    first, last = functions[np.minimum(within[0], len(functions) - 1)], functions[within[1] - 1]
+    cleared = np.searchsorted(ends, last) > np.searchsorted(ends, first)
+    return np.asarray(~(has_backward & cleared), dtype=np.bool_)
 
 
 def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:

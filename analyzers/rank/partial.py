@@ -14,7 +14,7 @@ from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.rank.work.tables import RankFlops, RankTables
 from perfscope.frozen import dataclass
-from perfscope.trace.trace import Device, Int32, Int64, ParseReport
+from perfscope.trace.trace import Bool, Device, Int32, Int64, ParseReport
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
 """Phases of a pass. Where a schedule splits the backward, ``BACKWARD`` is its input half and ``WEIGHTS`` the other."""
@@ -177,6 +177,9 @@ class RankPartial:
     forwards: Int64
     """Forward passes of the model that is trained begun in each step, where ranges mark them (torch's of
     DistributedDataParallel, else the recorder's): micro-batches, where gradients accumulate."""
+    keeps_gradients: Bool
+    """Of each step: no gradients are cleared and no optimizer steps from its first function of autograd to its last, so
+    that several backward passes accumulate."""
     passes: Passes
     """Forwards and backwards of micro-batches in a pipeline; empty where nothing marks them."""
     recomputation: ExtraWork

@@ -177,6 +177,7 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
     """Reduce gradients once per step, after the last micro-batch's backward."""
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
+    _refuse_cleared(context, name)
     dropped: set[RankOp] = set()
     for one in _rounds_of_any_size(schedules):
         microbatches = context.result.partials[one.rank].microbatches(one.step)
@@ -191,6 +192,15 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
     schedules.without(dropped)
     # The copies into buckets and back, which go as well, stay in the replay.
     return Uncertainty(less=0.15, more=0.15)
+
+
+def _refuse_cleared(context: Context, name: str) -> None:
+    """Raise CannotReplay where the backward passes of a step do not sum up their gradients."""
+    for partial in context.result.partials.values():
+        if not partial.keeps_gradients[partial.steps.indices_of(context.result.steps)].all():
+            raise CannotReplay(
+                f"{name}: gradients are cleared or used between the backward passes of a step, so none accumulate"
+            )
 
 
 def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -237,6 +247,7 @@ def _accumulate(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}={value}: only {len(used)} steps are recorded; record {value} or more")
     if any(run.settings.get("gradient_accumulation", {}).get("no_sync") is False for run in context.runs.values()):
         raise CannotReplay(f"{name}: gradients are reduced after every micro-batch; try ddp.no_sync first")
+    _refuse_cleared(context, name)
     whole = len(used) // every * every
     reducing = set(used[len(used) - whole :][every - 1 :: every])
     # Steps that are not used, such as the first, still bring the ranks together.
