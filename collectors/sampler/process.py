@@ -182,13 +182,14 @@ class Clock:
             if os.getppid() != self._parent:
                 return False
             left = self._next - time.monotonic()
-            if left <= 0:
-                return True
-            if select.select([self._words], [], [], min(left, ALIVE_S))[0]:
+            # Words come first: a sampler that is late, as where a sample takes longer than the period, heeds them too.
+            if select.select([self._words], [], [], max(min(left, ALIVE_S), 0.0))[0]:
                 word = os.read(self._words, 64)
                 if not word or QUIT in word:
                     return False
                 self._period, self._left, self._next = self._full, FULL_RATE, time.monotonic()
+                return True
+            if left <= 0:
                 return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,8 +60,10 @@ def start(folder: Path) -> Iterator[Callable[..., HostSampler | None]]:
 
 
 def lines(folder: Path) -> list[Any]:
+    """Those that are whole: another may be being written."""
     path = samples_file(folder, socket.gethostname())
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines() if line]
 
 
 def samples(folder: Path) -> list[list[Any]]:
@@ -163,7 +167,7 @@ class TestProcess:
             sampler.stop()
             os.close(sampler._pipe) if sampler._pipe >= 0 else None
         assert (folder / "checkpoint").read_bytes() == b""
-        assert not runs(sampler._pid)
+        until(lambda: not runs(sampler._pid), "the sampler has ended")
 
 
 def test_the_samplers_environment_is_not_a_ranks() -> None:
@@ -187,6 +191,21 @@ class TestClock:
         assert clock._period == 0.001
         os.close(ours)
         assert not clock.wait()
+        os.close(theirs)
+
+    def test_a_sampler_that_is_always_late_heeds_its_parent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whenever it looks at the clock, an hour has passed."""
+        hours = itertools.count(step=3600)
+        monkeypatch.setattr(sampler_process, "time", SimpleNamespace(monotonic=lambda: float(next(hours))))
+        monkeypatch.setattr(sampler_process, "FULL_RATE", 1)
+        theirs, ours = os.pipe()
+        clock = Clock(1.0, os.getppid(), theirs)
+        assert (clock.wait(), clock._period) == (True, 2.0)
+        os.write(ours, b"l")
+        assert (clock.wait(), clock._period) == (True, 1.0)
+        os.write(ours, b"q")
+        assert not clock.wait()
+        os.close(ours)
         os.close(theirs)
 
     def test_another_parent_means_that_ours_has_gone(self) -> None:
