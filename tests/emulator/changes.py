@@ -89,6 +89,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value, bucket_mb=25.0)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
+    "ranks.work": (_ALL, lambda job, _: replace(job, evened=True)),
     "optimizer.loops": (_ALL, lambda job, _: replace(job, foreach=True)),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
     "zero.stage": (_FSDP | _DDP, _sharded_at),
