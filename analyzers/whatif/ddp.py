@@ -112,7 +112,9 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     share = 0.15 if parameters is not None and parameters[1] else 0.25
-    return Uncertainty(less=share, more=share, either_ns=transfers)
+    # Where parameters' sizes are not known, each bucket may be one of them, which no limit divides.
+    spared = 1.0 if parameters is None and len(ends) > len(recorded) else 0.0
+    return Uncertainty(less=share, more=share, either_ns=transfers, spared=spared)
 
 
 def alone_share(context: Context, group: int) -> float:

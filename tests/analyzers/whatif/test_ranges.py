@@ -102,3 +102,12 @@ def test_rare_pauses_do_not_make_the_other_steps_unsure(tmp_path: Path) -> None:
     found, truth = _asked(job, tmp_path, {"rank.1": "peers"})
     assert found.measured_ns > 3 * truth
     assert 0.5 * truth < found.low_ns < truth < found.high_ns
+
+
+def test_buckets_that_each_hold_one_parameter_are_divided_by_no_limit(tmp_path: Path) -> None:
+    """Their sizes alone do not show that; more buckets would make the launches of this step longer."""
+    job = replace(SMALL, model=Model(blocks=4, tokens=512), bucket_mb=10, noise=0.0)
+    found, truth = _asked(job, tmp_path, {"ddp.bucket_cap_mb": "5"})
+    assert truth == pytest.approx(emulate(job).step_ns, rel=0.001)
+    assert found.mid_ns > 1.05 * truth
+    assert found.low_ns < truth
