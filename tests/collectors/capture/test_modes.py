@@ -151,8 +151,9 @@ def test_a_step_that_passes_runs_little_of_ours(tmp_path: Path) -> None:
 def test_planned_captures_come_with_the_history_of_all_steps(tmp_path: Path) -> None:
     with Paced(tmp_path / "r", "--wait", "4", "--warmup", "1", "--active", "3") as training:
         history = steps_file(training.folder, 0)
+        training.until_written(history.name)
         training.until(
-            lambda: history.exists() and not (steps := read(history)).disturbed[steps.number > 8].all(),
+            lambda: not (steps := read(history)).disturbed[steps.number > 8].all(),
             "a step is taken after the trace is compressed",
         )
         recording = training.stop()
