@@ -25,9 +25,6 @@ _IN_TURN: Final = 4.0
 """How many times the usual distance the slowest rank of a step must be above the median to count as slow: the slowest
 of many ranks is always above the median, but only pauses are of that size."""
 
-_SURE: Final = 2.5
-"""Standard deviations of the mean over all steps that a rank must be slower by, or be far slower in some step."""
-
 _NOTICEABLE: Final = 0.05
 """Share of the step from which a loader is late."""
 _OFTEN: Final = 0.25
@@ -136,17 +133,6 @@ def _from_step_to_step(values: Int64 | Float64) -> Float64:
 def slow_once(peers: Peers, own: Int64) -> list[int]:
     """Ranks that were the slowest of some used step, and far slower than ranks usually differ."""
     return [peers.ranks[line] for line in np.flatnonzero(_slow(own, NOISE * float(np.median(own))).any(axis=1))]
-
-
-def by_chance(over_ns: Mapping[int, Int64]) -> set[int]:
-    """Ranks that are ahead of their peers now and behind them then, as all are: by no more over all steps than such a
-    mean may be by chance, and far ahead in none. ``over_ns``: each rank's excess in each used step.
-    """
-    over = np.stack(list(over_ns.values()))
-    varies = float(np.median(np.abs(over - np.median(over, axis=1, keepdims=True)))) * SIGMA_OF_MAD
-    of_mean = over.mean(axis=1) >= _SURE * varies / math.sqrt(over.shape[1])
-    often = of_mean | (over.max(axis=1) > _IN_TURN * varies)
-    return {rank for rank, more in zip(over_ns, often.tolist(), strict=True) if not more}
 
 
 def late_loaders(peers: Peers, own: Int64, used: Bool, step_ns: float) -> list[int]:

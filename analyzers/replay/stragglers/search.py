@@ -36,7 +36,6 @@ from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
 from perfscope.analyzers.replay.stragglers.own_time import (
     NOISE,
     HostBound,
-    by_chance,
     excess,
     excess_apart,
     flops_per_step,
@@ -143,7 +142,7 @@ def find_stragglers(
     if not base.complete:
         return ()
     search = _Search(result, recorded, base, hosts)
-    stragglers = [*search.beyond_chance(search.run()), *search.slow_link(result.matched_before)]
+    stragglers = [*search.run(), *search.slow_link(result.matched_before)]
     stragglers += _slow_stages(result, search, hosts, attributed={rank for one in stragglers for rank in one.ranks})
     return tuple(sorted(stragglers, key=lambda one: (-one.lost_ns, one.rank)))
 
@@ -206,18 +205,6 @@ class _Search:
         named = {rank for one in others for rank in one.ranks}
         pauses = [one for rank in uneven if rank not in named and (one := self._pauses(rank)) is not None]
         return [*others, *pauses, _without_pauses(together, pauses)]
-
-    def beyond_chance(self, stragglers: Sequence[Straggler]) -> list[Straggler]:
-        """Those that are no single ranks which were slower by chance, where all vary from step to step."""
-        return [one for one in stragglers if one.scope != "rank" or one.cause == _LOADING or not self._is_chance(one)]
-
-    def _is_chance(self, one: Straggler) -> bool:
-        """Is it so in its whole own time, and in what it is named for?"""
-        peers, used = self._peers[one.rank], self._recorded.used
-        mine = [int(category) for category, cause in CAUSES.items() if cause == one.cause]
-        of_cause = {rank: peers.excess_ns(rank)[used][:, mine].sum(axis=1) for rank in peers.ranks}
-        whole = {rank: self._excess[rank] for rank in peers.ranks}
-        return all(one.rank in by_chance(over) for over in (whole, of_cause))
 
     def _pauses(self, rank: int) -> Straggler | None:
         """What the pauses of a rank's host cost where its work varies: that it has more to compute than its peers now
