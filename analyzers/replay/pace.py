@@ -193,10 +193,11 @@ def _unusual_waits(recorded: RecordedSchedules, peers: Peers, rank: int, paced: 
     that come at another point of its work than theirs.
     """
     assert peers.on_host is not None
-    found = [
-        _waits_in_segments(recorded, other, anchors)
-        for other, anchors in zip(peers.ranks, peers.on_host.anchors, strict=True)
-    ]
+    known = peers.found_waits
+    if not known:
+        for other, anchors in zip(peers.ranks, peers.on_host.anchors, strict=True):
+            known[other] = _waits_in_segments(recorded, other, anchors)
+    found = list(known.values())
     mine = peers.ranks.index(rank)
     ops, where = found[mine]
     others = [line for line in peers.others(rank, paced) if line != mine]
@@ -206,8 +207,8 @@ def _unusual_waits(recorded: RecordedSchedules, peers: Peers, rank: int, paced: 
         theirs = [at[at.astype(np.int64) == segment] for _, at in (found[line] for line in others)]
         usual = int(np.median([len(at) for at in theirs])) if theirs else len(inside)
         if len(inside) > usual:
-            known = np.concatenate(theirs)
-            apart = np.array([np.abs(known - at).min(initial=1.0) for at in where[inside]])
+            usually = np.concatenate(theirs)
+            apart = np.array([np.abs(usually - at).min(initial=1.0) for at in where[inside]])
             gone.append(ops[inside[np.argsort(apart, kind="stable")[usual:]]])
     return np.sort(np.concatenate(gone)) if gone else np.empty(0, dtype=np.int64)
 
@@ -262,7 +263,17 @@ def _loads_like(recorded: RecordedSchedules, index: int, others: Sequence[int]) 
 
 
 def _holds(recorded: RecordedSchedules, schedules: Schedules, index: int) -> tuple[Int64, Int64]:
-    """(ops of ``schedules``, recorded steps in or before which they are) of one rank's holds, as they happened."""
+    """(ops of ``schedules``, recorded steps in or before which they are) of one rank's holds, as they happened.
+
+    ``schedules`` are those that were recorded, with hosts or without.
+    """
+    key = index, schedules is recorded.with_hosts
+    if key not in recorded.found_holds:
+        recorded.found_holds[key] = _find_holds(recorded, schedules, index)
+    return recorded.found_holds[key]
+
+
+def _find_holds(recorded: RecordedSchedules, schedules: Schedules, index: int) -> tuple[Int64, Int64]:
     happened, rank = recorded.schedules, recorded.schedules.ranks[index]
     kind, operand = happened.kind[happened.slice_of(rank)], happened.operand[happened.slice_of(rank)]
     holds = np.flatnonzero(kind == OpKind.HOLD)

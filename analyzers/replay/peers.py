@@ -8,6 +8,7 @@ collectives on all peers (a late rank may begin a step before it issues what the
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -23,7 +24,7 @@ from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Int64
+from perfscope.trace.trace import NONE, Bool, Float64, Int64
 
 StepSignature = tuple[tuple[str, ...], tuple[tuple[str, int], ...]]
 
@@ -58,6 +59,11 @@ class Peers:
     """Of the devices' own time (one part), where hosts are replayed beside them."""
     on_host: Segments | None = None
     """Of the hosts' own time, by ``HostTime``, pauses as other time."""
+
+    @functools.cached_property
+    def found_waits(self) -> dict[int, tuple[Int64, Float64]]:
+        """What ``pace`` has found of hosts' waits: rank -> its answer, which several ranks' pace rests on."""
+        return {}
 
     @property
     def segments(self) -> Segments:

@@ -6,6 +6,7 @@ before which on a stream, and when each could start. Replayed unchanged, the sch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -56,6 +57,11 @@ class RecordedSchedules:
     whenever the others do; None where the host of a rank is not known."""
     lanes: tuple[RankLane, ...]
     """Those of ``with_hosts`` rank by rank, with what they follow from."""
+
+    @functools.cached_property
+    def found_holds(self) -> dict[tuple[int, bool], tuple[Int64, Int64]]:
+        """What ``pace`` has found of holds: (line, with hosts) -> its answer, which several ranks' pace rests on."""
+        return {}
 
     def steps_ns(self, replayed: ReplayResult, assumed_ns: Int64 | None = None) -> Int64:
         """Length of each used step of the job; ``assumed_ns``: with this in place of its own."""
