@@ -222,6 +222,15 @@ def _peers(rng: random.Random) -> Iterator[Question]:
     yield Question(Trained(spec), {f"rank.{slow}": "peers"}, Trained(healthy))
 
 
+def _even(rng: random.Random) -> Iterator[Question]:
+    """One rank has more to compute, which all could share."""
+    spec = _job(rng, rng.choice(("ddp", "fsdp", "zero2")), ranks=rng.choice((2, 4, 8)))
+    more, rank = rng.uniform(0.1, 1.0), rng.randrange(spec.ranks)
+    uneven = replace(spec, causes=(SlowCompute(ranks=(rank,), factor=1 + more),))
+    even = replace(spec, causes=(SlowCompute(factor=1 + more / spec.ranks),))
+    yield Question(Trained(uneven), {"ranks.work": "even"}, Trained(even))
+
+
 def _workers(rng: random.Random) -> Iterator[Question]:
     loader = LoaderSpec(workers=rng.choice((0, 0, 1)), load_ns=round(_between(rng, 2 * MS, 40 * MS)))
     spec = _job(rng, loader=loader, ranks=rng.choice((2, 4)), steps=8)
@@ -342,5 +351,5 @@ def _host_bound(rng: random.Random) -> Iterator[Question]:
 _ASK: tuple[Callable[[random.Random], Iterator[Question]], ...] = (
     _bandwidth, _bandwidth, _bandwidth, _latency, _latency, _latency, _compute, _launch, _sync, _peers, _workers,
     _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound, _pauses,
-    _recomputation, _conversions,
+    _recomputation, _conversions, _even,
 )  # fmt: skip
