@@ -49,6 +49,7 @@ SIMULATED: Final = {
     "network.latency": Accuracy(19, 18, 19),
     "pipeline.microbatches": Accuracy(6, 6, 6),
     "rank.N": Accuracy(5, 4, 5),
+    "ranks.work": Accuracy(3, 3, 3),
     "zero.overlap_comm": Accuracy(3, 3, 3),
     "zero.stage": Accuracy(18, 17, 18),
 }
