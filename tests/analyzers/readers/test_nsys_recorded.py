@@ -11,8 +11,11 @@ import os
 import sqlite3
 import subprocess
 import sys
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 import perfscope
@@ -22,6 +25,7 @@ from perfscope.trace.trace import Category, Trace
 
 SCRIPT = Path(__file__).parent / "scripts" / "nvtx_job.py"
 RANKS, STEPS = 2, 3
+ATTEMPTS, ATTEMPT_S = 3, 150
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +36,41 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no nsys: neither PERFSCOPE_NSYS nor the path names one")
     folder = tmp_path_factory.mktemp("recorded")
     command = [
-        program, "profile", "--trace", "nvtx,osrt", "--sample", "none", "--cpuctxsw", "none", "--output",
-        str(folder / "report"), sys.executable, str(SCRIPT), str(folder),
+        program, "profile", "--trace", "nvtx,osrt", "--sample", "none", "--cpuctxsw", "none",
+        "--force-overwrite", "true", "--output", str(folder / "report"), sys.executable, str(SCRIPT), str(folder),
     ]  # fmt: skip
     extra = os.environ.get("PERFSCOPE_TEST_NVTX")
     environment = {**os.environ, "RANK": "7"}  # of the launcher, and so of neither process
     if extra:
         environment["PYTHONPATH"] = extra
-    for _ in range(3):
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-        if "Local Endpoint is not available" not in done.stdout + done.stderr:  # now and then its agent begins too late
+    returned, said = None, ""
+    for _ in range(ATTEMPTS):
+        returned, said = profiled(command, environment, folder)
+        if returned is not None and "Local Endpoint is not available" not in said:
             break
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert returned == 0, said or "nsys did not end"
     return folder / "report.nsys-rep"
+
+
+def profiled(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int | None, str]:
+    """Exit code and output of ``nsys``. Now and then its agent begins too late, and it ends or waits for ever: then its
+    processes are killed, and there is no exit code.
+    """
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command, env={**environment, "PERFSCOPE_TEST_MARK": mark}, cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=ATTEMPT_S)
+    except subprocess.TimeoutExpired:
+        for each in psutil.process_iter():
+            with suppress(psutil.Error):
+                if each.environ().get("PERFSCOPE_TEST_MARK") == mark:
+                    each.kill()
+        process.communicate()
+        return None, ""
+    return process.returncode, said
 
 
 @pytest.fixture(scope="module")
