@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import field
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
@@ -50,6 +51,8 @@ _STUCK_S: Final = 60.0
 """When a cluster has finished nothing for so long, what is under way is given to another worker, too."""
 _WORK_OF_THREAD: Final = 2
 """What dask sends a worker's thread at once: one item to work on, one to begin with next."""
+_FAILED: Final = 2
+"""So many errors of one piece of work count, though another worker still has it, too: that one may be stopped."""
 _POLL_S: Final = 5.0
 
 
@@ -85,6 +88,18 @@ class HelpedPool(ProcessPoolExecutor):
     """
 
 
+@dataclass
+class _Assignment:
+    """What workers of a cluster were given to do."""
+
+    call: Callable[[], Any]
+    given: list[Future[Any]] = field(default_factory=list)
+    """The workers' futures. dask drops the work of forgotten ones."""
+    times: int = 0
+    """How often it was given."""
+    failed: int = 0
+
+
 class Cluster(Executor):
     """A dask cluster, through an open ``distributed.Client``.
 
@@ -98,8 +113,8 @@ class Cluster(Executor):
         self._client = client
         # A result is not a pure function of the path: the file may have changed since it was last read.
         self._executor: Executor = client.get_executor(pure=False)
-        self._under_way: dict[Future[Any], tuple[Callable[[], Any], list[Future[Any]]]] = {}
-        """What was promised -> how it is computed, and the workers' futures. dask drops the work of forgotten ones."""
+        self._under_way: dict[Future[Any], _Assignment] = {}
+        """What was promised -> its work."""
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[_P, Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[Result]:
@@ -107,36 +122,44 @@ class Cluster(Executor):
         promised: Future[Result] = Future()
         work = functools.partial(fn, *args, **kwargs)
         with self._lock:
-            self._under_way[promised] = work, []
-        self._give(work, promised)
+            self._under_way[promised] = _Assignment(work)
+        self._give(promised)
         return promised
 
     def submit_again(self) -> None:
-        """Give what is under way to one more worker each, unless it waits for workers that have other work."""
+        """Give some of what is under way to one more worker each: as much as the workers can have at once, what was
+        given to the fewest and longest ago first. A stopped worker also keeps results that nobody has fetched.
+        """
         most = _WORK_OF_THREAD * sum(self._client.nthreads().values())
         with self._lock:
-            again = dict(self._under_way) if len(self._under_way) <= most else {}
-        for promised, (work, _) in again.items():
-            self._give(work, promised)
+            again = sorted(self._under_way, key=lambda promised: self._under_way[promised].times)[:most]
+        for promised in again:
+            self._give(promised)
 
-    def _give(self, work: Callable[[], Any], promised: Future[Any]) -> None:
-        given = self._executor.submit(work)
+    def _give(self, promised: Future[Any]) -> None:
+        with self._lock:
+            work = self._under_way.get(promised)
+        if work is None:
+            return
+        given = self._executor.submit(work.call)
         with self._lock:
             if promised not in self._under_way:
                 given.cancel()
                 return
-            self._under_way[promised][1].append(given)
+            work.times += 1
+            work.given.append(given)
         given.add_done_callback(functools.partial(self._done, promised))
 
     def _done(self, promised: Future[Any], done: Future[Any]) -> None:
-        """One of the workers has finished; an error counts if it is the last one's."""
+        """One of the workers has finished. An error counts if it is the last one's or the second one."""
         failed = done.cancelled() or done.exception() is not None
         with self._lock:
             if promised not in self._under_way:
                 return
-            given = self._under_way[promised][1]
-            given.remove(done)
-            if failed and given:
+            work = self._under_way[promised]
+            work.given.remove(done)
+            work.failed += failed
+            if failed and work.given and work.failed < _FAILED:
                 return
             del self._under_way[promised]
         with suppress(InvalidStateError):  # given up

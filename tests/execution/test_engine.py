@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,6 +247,25 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+class OneStopped(engine.Serial):
+    """A client of dask, and its executor: what is given for the first time never comes back."""
+
+    status = "running"
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def get_executor(self, **_: object) -> OneStopped:
+        return self
+
+    def nthreads(self) -> dict[str, int]:
+        return {"stopped": 1, "other": 1}
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.given += 1
+        return Future() if self.given <= len(ITEMS) else super().submit(fn, *args, **kwargs)
+
+
 class TestCluster:
     def test_the_same_results(self, scheduler):
         with engine.cluster(scheduler) as executor, engine.Serial() as serial:
@@ -275,6 +295,14 @@ class TestCluster:
             finally:
                 os.kill(int(marker.read_text()), signal.SIGKILL)
         assert [outcome.result for outcome in found] == [2 * item for item in ITEMS]
+
+    def test_a_worker_that_is_stopped_keeps_results_that_nobody_has_fetched(self, monkeypatch):
+        """More of them than its threads can have at once, because each item is done at once."""
+        monkeypatch.setattr(engine, "_POLL_S", 0.01)
+        executor = engine.Cluster(OneStopped(), stuck_s=0.05)
+        assert [outcome.result for outcome in outcomes(double_or_fail, executor)] == [
+            outcome.result for outcome in outcomes(double_or_fail, engine.Serial())
+        ]
 
     def test_nothing_answers(self):
         pytest.importorskip("distributed", reason="dask.distributed is not installed (the dask extra)")
