@@ -14,8 +14,6 @@ from perfscope.results.categories import CATEGORIES, EXPOSED_COMMUNICATION, IDLE
 from perfscope.results.comparison import MetricChange, Scaling, ScalingRow, StepChange
 from perfscope.results.summary import Summary
 
-"""Strategies in which every rank trains on its own samples."""
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -243,10 +241,7 @@ def _work(summaries: Sequence[Summary]) -> tuple[list[float], str]:
     flops = [_flops_per_device(summary) for summary in summaries]
     if all(flops):
         return flops, "model FLOPs"
-    samples = [
-        (summary.job.samples_per_step or 0.0) / (summary.job.world_size or len(summary.job.ranks))
-        for summary in summaries
-    ]
+    samples = [summary.job.samples_per_rank or 0.0 for summary in summaries]
     if all(samples):
         return samples, "batch"
     return [1.0] * len(summaries), "assumed equal"

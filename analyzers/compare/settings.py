@@ -120,7 +120,7 @@ def cautions(
 ) -> Iterator[str]:
     """What limits the comparison, one sentence each."""
     first, second = baseline.job, candidate.job
-    ranks = [job.world_size or len(job.ranks) for job in (first, second)]
+    ranks = [job.rank_count for job in (first, second)]
     if ranks[0] != ranks[1] and 0 not in ranks:
         yield (
             f"The runs have {ranks[0]} and {ranks[1]} ranks, so their steps are not comparable: the scaling table "

@@ -28,8 +28,6 @@ from perfscope.trace.trace import Float32
 
 _SELDOM: Final = {*OCCASIONAL, CORE}
 
-"""Strategies in which every rank trains on samples of its own."""
-
 
 class LiveJob:
     """One recording's folder, on disk or remote, which may not exist yet."""

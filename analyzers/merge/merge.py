@@ -235,8 +235,7 @@ def _job_title(summary: Summary) -> str:
     """The job in one line."""
     job = summary.job
     strategy = "+".join(job.strategies)
-    size = job.world_size or len(job.ranks)
-    return f"{plural(size, 'rank')}, {strategy}, {duration(job.step_time_us)} per step"
+    return f"{plural(job.rank_count, 'rank')}, {strategy}, {duration(job.step_time_us)} per step"
 
 
 def _left_out(

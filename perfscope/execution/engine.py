@@ -122,8 +122,8 @@ class Cluster(Executor):
         promised: Future[Result] = Future()
         work = functools.partial(fn, *args, **kwargs)
         with self._lock:
-            self._under_way[promised] = _Assignment(work)
-        self._give(promised)
+            assignment = self._under_way[promised] = _Assignment(work)
+        self._give(promised, assignment)
         return promised
 
     def submit_again(self) -> None:
@@ -132,22 +132,18 @@ class Cluster(Executor):
         """
         most = _WORK_OF_THREAD * sum(self._client.nthreads().values())
         with self._lock:
-            again = sorted(self._under_way, key=lambda promised: self._under_way[promised].times)[:most]
-        for promised in again:
-            self._give(promised)
+            again = sorted(self._under_way.items(), key=lambda entry: entry[1].times)[:most]
+        for promised, assignment in again:
+            self._give(promised, assignment)
 
-    def _give(self, promised: Future[Any]) -> None:
-        with self._lock:
-            work = self._under_way.get(promised)
-        if work is None:
-            return
-        given = self._executor.submit(work.call)
+    def _give(self, promised: Future[Any], assignment: _Assignment) -> None:
+        given = self._executor.submit(assignment.call)
         with self._lock:
             if promised not in self._under_way:
                 given.cancel()
                 return
-            work.times += 1
-            work.given.append(given)
+            assignment.times += 1
+            assignment.given.append(given)
         given.add_done_callback(functools.partial(self._done, promised))
 
     def _done(self, promised: Future[Any], done: Future[Any]) -> None:
@@ -156,10 +152,10 @@ class Cluster(Executor):
         with self._lock:
             if promised not in self._under_way:
                 return
-            work = self._under_way[promised]
-            work.given.remove(done)
-            work.failed += failed
-            if failed and work.given and work.failed < _FAILED:
+            assignment = self._under_way[promised]
+            assignment.given.remove(done)
+            assignment.failed += failed
+            if failed and assignment.given and assignment.failed < _FAILED:
                 return
             del self._under_way[promised]
         with suppress(InvalidStateError):  # given up

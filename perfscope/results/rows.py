@@ -98,6 +98,16 @@ class JobInfo:
         return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
 
     @property
+    def rank_count(self) -> int:
+        """Ranks of the job; those of the recording where the job's are not known."""
+        return self.world_size or len(self.ranks)
+
+    @property
+    def samples_per_rank(self) -> float | None:
+        """``samples_per_step`` of one rank, mean over the ranks."""
+        return self.samples_per_step / self.rank_count if self.samples_per_step and self.rank_count else None
+
+    @property
     def step_us(self) -> float:
         """What a step of the job takes: without the profiler where that is known, else as recorded."""
         unprofiled = self.unprofiled_step_us

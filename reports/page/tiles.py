@@ -102,9 +102,9 @@ def _throughput_tile(summary: Summary) -> Tile | None:
     """Samples/s of the whole job; None where the batch is not known or not every rank has its own."""
     job = summary.job
     samples, step_us = job.samples_per_step, job.step_us
-    if not samples or not job.step_time_us > 0:
+    if not samples or not job.samples_per_rank or not job.step_time_us > 0:
         return None
-    detail = f"{_whole(samples)} per step, {_whole(samples / (job.world_size or len(job.ranks)))} per rank"
+    detail = f"{_whole(samples)} per step, {_whole(job.samples_per_rank)} per rank"
     if step_us != job.step_time_us:
         detail += ", without profiling"
     if job.batch_shape and len(job.batch_shape) == 2:

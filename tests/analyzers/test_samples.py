@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def analyzed(folder: Path, runs: dict[int, dict[str, Any]], microbatches: int = 
 def test_ranks_have_batches_of_their_own(tmp_path: Path) -> None:
     summary = analyzed(tmp_path, {0: {"batch_shape": (16, 8)}, 1: {"batch_shape": (32, 8)}})
     assert summary.job.samples_per_step == 48
+    assert summary.job.samples_per_rank == 24
     assert samples_per_second(summary) == pytest.approx(48e6 / summary.job.step_us)
 
 
@@ -58,3 +60,9 @@ def test_batches_that_captures_saw_count_more_than_the_first() -> None:
     assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(evaluation, used))) == 12.5
     assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(DataLoaderMetadata(batches=9),))) == 40
     assert samples_per_batch(RunMetadata()) is None
+
+
+def test_a_job_whose_ranks_are_not_known_has_no_samples_of_a_rank(tmp_path: Path) -> None:
+    job = analyzed(tmp_path, {0: {"batch_shape": (16, 8)}}).job
+    assert replace(job, samples_per_step=None, world_size=None, ranks=()).samples_per_rank is None
+    assert replace(job, world_size=None, ranks=()).samples_per_rank is None
