@@ -35,6 +35,9 @@ BYTE_UNITS: Final = (
     ScaledUnit("GiB", 2.0**30),
     ScaledUnit("TiB", 2.0**40),
 )
+_SMALL: Final = 9.995e-4
+"""The largest that reads 9.99e-04; what is larger reads 0.00100 and so on."""
+
 _COUNT_UNITS: Final = (
     ScaledUnit("", 1.0),
     ScaledUnit("k", 1e3),
@@ -62,9 +65,8 @@ def significant(value: float) -> str:
     size = abs(value)
     if size >= 99.95:
         return f"{value:,.0f}"
-    # The digit count of the rounded value, so that 9.996 reads 10.0 and not 10.00.
-    decimals = 2 - math.floor(math.log10(float(f"{size:.2e}")))
-    return f"{value:.{decimals}f}" if decimals <= 5 else f"{value:.2e}"
+    # Three digits of the rounded value, so that 9.996 reads 10.0 and not 10.00.
+    return f"{value:#.3g}" if size > _SMALL else f"{value:.2e}"
 
 
 def unit_for(largest: float, units: tuple[ScaledUnit, ...] = TIME_UNITS) -> ScaledUnit:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -52,6 +53,27 @@ def save(html: str, path: Path) -> None:
     write_text(path, html)
 
 
+def kept(source: Path, make: Callable[[], str]) -> str:
+    """What ``make`` makes of a file, in ASCII, kept as templates' code is until the file has another size or time."""
+    status = source.stat()
+    target = _folder_of_code() / f"{source.name}.made"
+    with suppress(OSError, UnicodeDecodeError):
+        head, _, text = target.read_text(encoding="ascii").partition("\n")
+        if head == f"{status.st_size} {status.st_mtime_ns} {len(text)}":
+            return text
+    text = make()
+    if not sys.dont_write_bytecode:
+        with suppress(OSError):
+            target.parent.mkdir(exist_ok=True)
+            write_text(target, f"{status.st_size} {status.st_mtime_ns} {len(text)}\n{text}")
+    return text
+
+
+def _folder_of_code() -> Path:
+    """Beside the templates, as Python keeps modules' code."""
+    return Path(__file__).with_name("templates") / "__pycache__"
+
+
 def _style(*names: str) -> str:
     """Style sheets, after the colours that they use."""
     return "\n".join((f":root{{{variables()}}}", *(_asset(name) for name in names)))
@@ -61,7 +83,7 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
     """The templates' code, kept as that of modules is: beside them, where that is permitted and Python keeps code."""
 
     def __init__(self) -> None:
-        super().__init__(str(Path(__file__).with_name("templates") / "__pycache__"), "%s.jinja")
+        super().__init__(str(_folder_of_code()), "%s.jinja")
         # What a template becomes depends on this module's options and filters too.
         self._made_by = f"{__version__} {jinja2.__version__} {Path(__file__).read_text(encoding='utf-8')}"
 

@@ -54,8 +54,15 @@ def load_summary(path: str | Path) -> Summary:
 
 def embedded(summary: Summary) -> str:
     """The summary as a page holds it for programs: JSON whose ``packed`` is that of ``to_dict``, gzip in base64."""
-    content = json.dumps(summary.to_dict(), separators=(",", ":")).encode("ascii")
-    return json.dumps({"schema": SCHEMA, "packed": packed(content)})
+    return json.dumps({"schema": SCHEMA, "packed": packed(compact_json(summary.to_dict()))})
+
+
+def compact_json(value: Any) -> bytes:
+    """JSON without spaces, in UTF-8; what is no number is null, as browsers cannot read it."""
+    try:
+        return msgspec.json.encode(value, enc_hook=float)  # numpy's are numbers of a kind of their own
+    except UnicodeEncodeError:  # half a surrogate pair, as names in a trace may have
+        return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def packed(content: bytes) -> str:

@@ -117,7 +117,7 @@ def timeline_figure(summary: Summary) -> Drawn | None:
         place = _place(lane, late)
         places.setdefault(lane.rank, []).append(place)
         for kind, start, length, opacity, text in _entries(lane, names):
-            bars = drawn.setdefault((lane.rank, kind), _Bars())
+            bars = drawn.get((lane.rank, kind)) or drawn.setdefault((lane.rank, kind), _Bars())
             bars.places.append(place)
             bars.starts.append(start)
             bars.lengths.append(length)
@@ -182,8 +182,10 @@ def _entries(lane: Lane, names: _Names) -> Iterator[tuple[str, float, float, flo
     for at, (start, length) in enumerate(zip(lane.start_us, lane.duration_us, strict=True)):
         text = _text(lane, at, names)
         if lane.kind != "communication":
-            busy = lane.busy_us[at] / length if lane.events[at] > 1 and length > 0 else 1.0
-            yield lane.kind, start, length, min(max(rounded(busy, 2) or 0.0, _PALEST), 1.0), text
+            opacity = 1.0
+            if lane.events[at] > 1 and length > 0:
+                opacity = min(max(rounded(lane.busy_us[at] / length, 2) or 0.0, _PALEST), 1.0)
+            yield lane.kind, start, length, opacity, text
             continue
         wait = lane.wait_us[at] or 0.0
         if wait > 0:
@@ -247,11 +249,14 @@ def _trace(rank: int, kind: str, bars: _Bars, unit: ScaledUnit, span: float, *, 
 def _drawn_names(bars: _Bars, span: float) -> list[str]:
     """The names inside the bars, as much of each as has room; the page's script does the same when it zooms."""
     room = [int(length / span * _WIDTH_IN_LETTERS) for length in bars.lengths]
-    names = [re.split("<b>|</b>", text)[1] for text in bars.texts]
     return [
-        (name if len(name) <= most else f"{name[: most - 1]}…") if most >= _LEAST_LETTERS else ""
-        for name, most in zip(names, room, strict=True)
+        _cut(text.partition("<b>")[2].partition("</b>")[0], most) if most >= _LEAST_LETTERS else ""
+        for text, most in zip(bars.texts, room, strict=True)
     ]
+
+
+def _cut(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _legend(kind: str) -> Drawn:

@@ -7,7 +7,6 @@ policy allows.
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from perfscope.reports.figures.breakdown import HEATMAP_ABOVE
 from perfscope.reports.figures.colours import dark_of_light
 from perfscope.reports.figures.figures import Figures
 from perfscope.reports.figures.timeline import first_shown
-from perfscope.reports.html import assemble, save
+from perfscope.reports.html import assemble, kept, save
 from perfscope.reports.page import (
     advice,
     breakdown,
@@ -148,7 +147,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "definitions": DEFINITIONS,
         "figures": figures.drawn,
         "packed_summary": file.embedded(summary),
-        "packed_figures": file.packed(_drawn(figures).encode("ascii")),
+        "packed_figures": file.packed(_drawn(figures)),
     }
 
 
@@ -163,20 +162,22 @@ def _of_recording(value: Any) -> Any:
     return value
 
 
-def _drawn(figures: Figures) -> str:
+def _drawn(figures: Figures) -> bytes:
     """The figures as JSON, and the colours that they have in the dark, as ``charts.js`` reads them."""
-    # A browser reads no infinity and no NaN.
-    return json.dumps({"dark": dark_of_light(), "figures": figures.drawn}, allow_nan=False, separators=(",", ":"))
+    return file.compact_json({"dark": dark_of_light(), "figures": figures.drawn})
 
 
 @cache
 def _plotly() -> str:
-    """The script that the plotly package brings, packed: from the cache, because packing takes longer than the rest of
-    the page.
-    """
+    """The script that the plotly package brings, packed: once, since that takes as long as the rest of the page."""
     plotly = importlib.util.find_spec("plotly")  # importing it takes longer than reading the file
     assert plotly is not None  # this package depends on it
     script = Path(str(plotly.origin)).parent / "package_data" / "plotly.min.js"
+    return kept(script, lambda: _packed_plotly(script))
+
+
+def _packed_plotly(script: Path) -> str:
+    """From the cache, for those who may not write where this package is installed."""
     cached = Cache.from_environment()
     content = cached.content(script) if cached is not None else None
     if cached is None or content is None:

@@ -1,4 +1,4 @@
-"""Templates are compiled once, as modules are."""
+"""Templates are compiled once, as modules are; what else is made of installed files is made once, too."""
 
 from __future__ import annotations
 
@@ -72,3 +72,44 @@ def test_nothing_is_written_where_python_keeps_no_code(folder: Path, monkeypatch
 def test_a_folder_that_cannot_be_written_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "templates" / "__pycache__").write_text("a file where the folder would be")
     assert [compiled(monkeypatch) for _ in range(2)] == [1, 1]
+
+
+def made(source: Path) -> tuple[str, bool]:
+    """What is kept of a file, and whether it was made just now."""
+    times = 0
+
+    def make() -> str:
+        nonlocal times
+        times += 1
+        return source.read_text()[::-1]
+
+    return html.kept(source, make), times == 1
+
+
+def test_what_is_made_of_a_file_is_made_once(folder: Path) -> None:
+    script = folder / "script.js"
+    script.write_text("abc")
+    assert [made(script) for _ in range(2)] == [("cba", True), ("cba", False)]
+    script.write_text("abcd")
+    assert [made(script) for _ in range(2)] == [("dcba", True), ("dcba", False)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"3", b"cut"])
+def test_what_is_damaged_is_made_again(folder: Path, content: bytes) -> None:
+    script = folder / "script.js"
+    script.write_text("abc")
+    made(script)
+    (kept,) = (folder / "templates" / "__pycache__").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1] if content == b"cut" else content)
+    assert [made(script) for _ in range(2)] == [("cba", True), ("cba", False)]
+
+
+def test_what_cannot_be_kept_is_made_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = folder / "script.js"
+    script.write_text("abc")
+    (folder / "templates" / "__pycache__").write_text("a file where the folder would be")
+    assert [made(script) for _ in range(2)] == [("cba", True)] * 2
+    (folder / "templates" / "__pycache__").unlink()
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    assert [made(script) for _ in range(2)] == [("cba", True)] * 2
+    assert not (folder / "templates" / "__pycache__").exists()

@@ -9,10 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import perfscope
 from perfscope.errors import UnusableInput
+from perfscope.results import file
 from perfscope.results.summary import Summary
 from tests.reports.examples import EXAMPLES, straggler
 from tests.results.test_frames import full
@@ -156,3 +158,10 @@ def test_a_deep_file_and_a_page_that_unpacks_without_end_are_refused(
     path.write_text(page)
     with pytest.raises(UnusableInput, match="cut or larger than a summary can be"):
         perfscope.load_summary(path)
+
+
+def test_what_a_page_holds_is_json_whatever_it_is_made_of() -> None:
+    values = {"numpy": np.float64(0.1), "none": float("nan"), "names": ("é", "<b>"), "by rank": {3: 1e-05}}
+    read = {"numpy": 0.1, "none": None, "names": ["é", "<b>"], "by rank": {"3": 1e-05}}
+    assert json.loads(file.compact_json(values)) == read
+    assert json.loads(file.compact_json({"half a pair": "\ud800"})) == {"half a pair": "\ud800"}

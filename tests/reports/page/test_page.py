@@ -17,6 +17,7 @@ import pytest
 
 from perfscope.analyzers.compare.compare import is_summary
 from perfscope.errors import UnusableInput
+from perfscope.reports import html as html_files
 from perfscope.reports.figures.layout import plain, shortened
 from perfscope.reports.kernel_names import short_name
 from perfscope.reports.page import page
@@ -187,7 +188,9 @@ def test_plotly_is_there_once_and_the_page_stays_small(example: Example) -> None
 
 
 def test_plotly_is_packed_once_for_all_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PERFSCOPE_CACHE", str(tmp_path))
+    """Where the package may not be written to, the cache keeps it."""
+    monkeypatch.setenv("PERFSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(html_files, "__file__", str(tmp_path / "no folder" / "html.py"))
     page._plotly.cache_clear()
     first = page._plotly()
     page._plotly.cache_clear()
