@@ -6,7 +6,7 @@ wait to the rank that was waited for, at the moment of its arrival. Its segments
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NONE
+from perfscope.trace.trace import NONE, Int8, Int64
 
 _CATEGORIES: Final = tuple(TimeCategory)
 
@@ -32,6 +32,23 @@ class PathSegment(NamedTuple):
     end_ns: int
 
 
+class _Run(NamedTuple):
+    """Parts of the path that follow each other on one rank, without a wait between them, the earliest first.
+
+    Each ends where the next one begins, the last one at ``end_ns``; aligned ns, categories as their numbers.
+    """
+
+    rank: int
+    category: Int8
+    start_ns: Int64
+    end_ns: int
+
+    @property
+    def ends_ns(self) -> Int64:
+        """Where each part ends."""
+        return np.append(self.start_ns[1:], self.end_ns)
+
+
 def critical_path(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Segments:
     """The path through the aligned window ``[start_ns, end_ns)``, from ``last_rank``'s end back to its start.
 
@@ -39,13 +56,31 @@ def critical_path(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int
     not known, so ``last_rank`` goes on waiting there, and nobody is charged with it.
     """
     segments: Segments = {}
-    for rank, row, begin, end in walk(result, start_ns, end_ns, last_rank):
-        segments[rank, row] = segments.get((rank, row), 0) + end - begin
+    for part in _parts(result, start_ns, end_ns, last_rank):
+        if isinstance(part, PathSegment):
+            rank, row, begin, end = part
+            segments[rank, row] = segments.get((rank, row), 0) + end - begin
+        else:
+            lengths = np.bincount(part.category, part.ends_ns - part.start_ns).tolist()
+            for category in dict.fromkeys(reversed(part.category.tolist())):  # in the order of the path
+                key = part.rank, _CATEGORIES[category]
+                segments[key] = segments.get(key, 0) + int(lengths[category])
     return segments
 
 
 def walk(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iterator[PathSegment]:
     """The segments of ``critical_path``, the last one first; each begins where the next one yielded ends."""
+    for part in _parts(result, start_ns, end_ns, last_rank):
+        if isinstance(part, PathSegment):
+            yield part
+        else:
+            columns = (part.category, part.start_ns, part.ends_ns)
+            for category, begin, end in zip(*(column[::-1].tolist() for column in columns), strict=True):
+                yield PathSegment(part.rank, _CATEGORIES[category], begin, end)
+
+
+def _parts(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iterator[PathSegment | _Run]:
+    """The path in segments, and in runs of segments where the clock tells every moment from the others."""
     sides = _Sides(result)
     rank, now = last_rank, end_ns
     while now > start_ns:
@@ -59,6 +94,11 @@ def walk(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iter
             begin, row = start_ns, TimeCategory.HOST
         elif own > side.end_ns:
             begin, row = side.clock.to_common(side.end_ns), TimeCategory.HOST
+        elif (first := side.first_of_run(index, start_ns, now)) is not None:
+            run = side.run(first, index, start_ns, now)
+            yield run
+            now = int(run.start_ns[0])
+            continue
         else:
             begin, row = side.clock.to_common(side.start_ns[index]), _CATEGORIES[side.category[index]]
         # On a fast clock two moments may have one timestamp: the path goes back by 1 ns at least.
@@ -81,16 +121,42 @@ class _Side:
     """What one rank did, to be looked up moment by moment; views of arrays give Python's numbers at once."""
 
     def __init__(self, rank: int, result: AlignedJob) -> None:
-        timeline = result.timelines[rank]
+        self._rank = rank
+        timeline = self._timeline = result.timelines[rank]
         self.clock = result.clocks.of_rank(rank)
         self.start_ns = timeline.start_ns.data
         self.category = timeline.category.data
         self.end_ns = int(timeline.end_ns)
         self.waits = _Waits(rank, result.matched)
+        aligned_ns = self._aligned_ns = result.clocks.to_common(rank, timeline.start_ns)
+        self._starts_ns = aligned_ns.data
+        self._waits_at = np.flatnonzero(timeline.category == int(TimeCategory.COMM_WAIT)).data
+        self._is_exact = bool(
+            (np.diff(aligned_ns) > 0).all()
+            and np.array_equal(result.clocks.to_own(rank, aligned_ns), timeline.start_ns)
+        )
+        """Does the walk, which goes to and fro between clocks, come from each stretch to the one before?"""
 
     def stretch_before(self, own_ns: int) -> int:
         """The stretch that holds the moment before one on the rank's own clock; -1 before the first."""
         return bisect_left(self.start_ns, own_ns) - 1
+
+    def first_of_run(self, index: int, start_ns: int, now: int) -> int | None:
+        """The first stretch of the run whose last one, at ``index``, holds the aligned moment before ``now``.
+
+        A run begins after the rank's last wait, or where the path does; None for a wait, and where moments are not told
+        from each other.
+        """
+        if not self._is_exact or self.category[index] == TimeCategory.COMM_WAIT or self._starts_ns[index] >= now:
+            return None
+        waits = bisect_left(self._waits_at, index)
+        after_wait = self._waits_at[waits - 1] + 1 if waits else 0
+        return max(after_wait, min(bisect_right(self._starts_ns, start_ns) - 1, index))
+
+    def run(self, first: int, index: int, start_ns: int, now: int) -> _Run:
+        """Those stretches, the first one from ``start_ns`` on, the last one until ``now``."""
+        part = slice(first, index + 1)
+        return _Run(self._rank, self._timeline.category[part], np.maximum(self._aligned_ns[part], start_ns), now)
 
     def is_waiting_before(self, now: int) -> bool:
         """Was the rank waiting just before this aligned moment?"""

@@ -18,6 +18,8 @@
 
 #define DEEPEST 60
 #define NONE (-1)
+/* So many always fit into 64 bits. */
+#define SAFE_DIGITS 19
 /* Above it µs as int64 ns overflow, or are not exact as float64, which the reference reads first. */
 #define LARGEST_US 9000000000000000
 
@@ -33,16 +35,22 @@ typedef struct {
     size_t used, room;
 } Buffer;
 
-static int append(Buffer *buffer, const void *data, size_t length)
+static int grow(Buffer *buffer, size_t length)
 {
-    if (buffer->room - buffer->used < length) {
-        size_t room = 2 * buffer->room + length + 4096;
-        char *moved = realloc(buffer->data, room);
-        if (moved == NULL) {
-            return 0;
-        }
-        buffer->data = moved;
-        buffer->room = room;
+    size_t room = 2 * buffer->room + length + 4096;
+    char *moved = realloc(buffer->data, room);
+    if (moved == NULL) {
+        return 0;
+    }
+    buffer->data = moved;
+    buffer->room = room;
+    return 1;
+}
+
+static inline int append(Buffer *buffer, const void *data, size_t length)
+{
+    if (buffer->room - buffer->used < length && !grow(buffer, length)) {
+        return 0;
     }
     memcpy(buffer->data + buffer->used, data, length);
     buffer->used += length;
@@ -73,20 +81,25 @@ static Entry *entry_of(const Texts *texts, size_t number)
     return (Entry *)(void *)texts->entries.data + number;
 }
 
-static uint64_t hash_of(const char *at, size_t length)
+static inline uint64_t mixed(uint64_t hash, const char *at, size_t length)
 {
-    uint64_t hash = length * 0x9E3779B97F4A7C15u, word;
-    while (length >= 8) {
-        memcpy(&word, at, 8);
-        hash = (hash ^ word) * 0xD6E8FEB86659FD93u;
-        hash ^= hash >> 32;
-        at += 8;
-        length -= 8;
-    }
-    word = 0;
+    uint64_t word = 0;
     memcpy(&word, at, length);
     hash = (hash ^ word) * 0xD6E8FEB86659FD93u;
     return hash ^ (hash >> 32);
+}
+
+static uint64_t hash_of(const char *at, size_t length)
+{
+    uint64_t hash = length * 0x9E3779B97F4A7C15u;
+    if (length < 8) {
+        return mixed(hash, at, length);
+    }
+    const char *last = at + length - 8;
+    for (; at < last; at += 8) {
+        hash = mixed(hash, at, 8);
+    }
+    return mixed(hash, last, 8);
 }
 
 /* Enter all texts again, into `size` slots. */
@@ -365,6 +378,9 @@ static const char *read_integer(const char *p, const char *end, int64_t *value)
     int negative = p < end && *p == '-';
     uint64_t total = 0;
     const char *digits = p += negative;
+    while (p < end && is_digit(*p) && p - digits < SAFE_DIGITS) {
+        total = 10 * total + (unsigned)(*p++ - '0');
+    }
     while (p < end && is_digit(*p)) {
         unsigned digit = (unsigned)(*p - '0');
         if (total > (UINT64_MAX - digit) / 10) {
@@ -427,6 +443,42 @@ static const char *read_time(const char *p, const char *end, int64_t *ns)
     return p;
 }
 
+/* ---- Members of objects, of which most are written as in an event before ---- */
+
+#define MEMBERS 24
+#define PHASES 8
+#define KINDS 32
+
+/* What stood at this place in an earlier event of the slice. Where the same text stands again it is not read again. */
+typedef struct {
+    Span before; /* from the end of the former value, or the opening brace, to the value */
+    Span key;    /* in it */
+    Span value;  /* a string that is not read */
+} Member;
+
+/* Does the text at `p` begin as the earlier one did, which lies before it in the same slice? */
+static inline int is_again(const char *p, const char *end, Span earlier)
+{
+    if (earlier.length == 0 || (size_t)(end - p) < earlier.length + 16) {
+        return 0;
+    }
+#if defined(__SSE2__)
+    for (size_t at = 0; at < earlier.length; at += 16) {
+        __m128i now = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
+        __m128i then = _mm_loadu_si128((const __m128i *)(const void *)(earlier.at + at));
+        unsigned same = (unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(now, then));
+        size_t left = earlier.length - at;
+        unsigned wanted = left < 16 ? (1u << left) - 1 : 0xFFFFu;
+        if ((same & wanted) != wanted) {
+            return 0;
+        }
+    }
+    return 1;
+#else
+    return memcmp(p, earlier.at, earlier.length) == 0;
+#endif
+}
+
 /* ---- Events ---- */
 
 typedef struct {
@@ -446,6 +498,7 @@ typedef struct {
     Buffer category, name, start, duration, track, device, stream, correlation, external, shape, type, input;
     PyObject *others, *told, *steps;
     Py_ssize_t events, rows;
+    Member of_event[PHASES][MEMBERS], of_args[KINDS][MEMBERS];
 } Scanner;
 
 static int is_key(Span key, const char *name)
@@ -506,46 +559,75 @@ static inline const char *read_key(const char *p, const char *end, Span *key)
     return p < end && *p == ':' ? skip_space(p + 1, end) : NULL;
 }
 
-/* After the comma or the brace behind a value; `*closed` says which. */
-static inline const char *next_member(const char *p, const char *end, int *closed)
+/* The next member's value, after the end of the one before it or the opening brace; `*closed` after the closing one. */
+static inline const char *next_value(const char *p, const char *end, Member *member, int first, Span *key, int *closed)
 {
-    if (p == NULL) {
-        return NULL;
+    if (is_again(p, end, member->before)) {
+        *key = member->key;
+        return p + member->before.length;
     }
+    const char *start = p;
     p = skip_space(p, end);
-    if (p >= end || (*p != ',' && *p != '}')) {
-        return NULL;
+    if (p < end && *p == '}') {
+        *closed = 1;
+        return p + 1;
     }
-    *closed = *p == '}';
-    return *closed ? p + 1 : skip_space(p + 1, end);
+    if (!first) {
+        if (p >= end || *p != ',') {
+            return NULL;
+        }
+        p = skip_space(p + 1, end);
+    }
+    p = read_key(p, end, key);
+    if (p != NULL) {
+        *member = (Member){.before = {start, (size_t)(p - start)}, .key = *key};
+    }
+    return p;
 }
 
-static const char *read_args(const char *p, const char *end, Event *event)
+/* After a value that is not read; numbers could go on, so that only strings are known again. */
+static inline const char *skip_known(const char *p, const char *end, Member *member)
+{
+    if (is_again(p, end, member->value)) {
+        return p + member->value.length;
+    }
+    const char *start = p;
+    p = skip_value(p, end, 2);
+    member->value = (Span){start, p != NULL && p[-1] == '"' ? (size_t)(p - start) : 0};
+    return p;
+}
+
+/* Arguments of events of one category mostly have the same members, in one order. */
+static Member *members_of(Member (*of_args)[MEMBERS], Span category)
+{
+    return of_args[category.length > 2 ? (category.length + (unsigned char)category.at[1]) % KINDS : 0];
+}
+
+static const char *read_args(const char *p, const char *end, Event *event, Member *members)
 {
     int closed = 0;
     if (p >= end || *p != '{') {
         return NULL;
     }
-    event->args.at = p;
-    p = skip_space(p + 1, end);
-    if (p < end && *p == '}') {
-        closed = 1;
-        p++;
-    }
-    while (p != NULL && !closed) {
+    event->args.at = p++;
+    for (int place = 0;; place++) {
         Span key, *text;
         int64_t *number;
-        if ((p = read_key(p, end, &key)) == NULL) {
-            return NULL;
+        Member unknown = {.before = {NULL, 0}}, *member = place < MEMBERS ? &members[place] : &unknown;
+        p = next_value(p, end, member, place == 0, &key, &closed);
+        if (p == NULL || closed) {
+            break;
         }
         find_field(event, key, &number, &text);
         const char *value = p;
-        p = number != NULL ? read_id(p, end, number) : skip_value(p, end, 2);
-        if (text != NULL && p != NULL) {
+        p = number != NULL ? read_id(p, end, number) : text != NULL ? skip_value(p, end, 2) : skip_known(p, end, member);
+        if (p == NULL) {
+            break;
+        }
+        if (text != NULL) {
             text->at = value;
             text->length = (size_t)(p - value);
         }
-        p = next_member(p, end, &closed);
     }
     event->args.length = p == NULL ? 0 : (size_t)(p - event->args.at);
     return p;
@@ -579,7 +661,7 @@ static const char *read_track(const char *p, const char *end, Span *text)
     return p != NULL && is_key(*text, "-0") ? NULL : p;
 }
 
-static const char *read_field(const char *p, const char *end, Span key, Event *event)
+static const char *read_field(const char *p, const char *end, Span key, Event *event, Member (*of_args)[MEMBERS])
 {
     int escaped = 0;
     switch (key.length) {
@@ -616,7 +698,7 @@ static const char *read_field(const char *p, const char *end, Span key, Event *e
         }
         if (is_key(key, "args")) {
             /* Of a key that is there twice the last one counts. */
-            return event->args.at == NULL ? read_args(p, end, event) : NULL;
+            return event->args.at == NULL ? read_args(p, end, event, members_of(of_args, event->category)) : NULL;
         }
         break;
     default:
@@ -625,21 +707,29 @@ static const char *read_field(const char *p, const char *end, Span key, Event *e
     return skip_value(p, end, 1);
 }
 
-static const char *read_event(const char *p, const char *end, Event *event)
+static const char *read_event(Scanner *self, const char *p, const char *end, Event *event)
 {
     int closed = 0;
     if (p >= end || *p != '{') {
         return NULL;
     }
-    memset(event, 0, sizeof *event);
+    const Span absent = {NULL, 0};
+    event->phase = 0;
+    event->has_start = event->is_described = event->escaped_name = 0;
+    event->category = event->name = event->process = event->thread = event->args = absent;
+    event->shapes = event->types = event->inputs = absent;
+    event->start = event->duration = 0;
     event->external = event->old_external = event->correlation = NONE;
     event->device = event->stream = event->step = event->node = NONE;
-    p = skip_space(p + 1, end);
-    while (p != NULL && !closed) {
+    p++;
+    for (int place = 0; p != NULL; place++) {
         Span key;
-        if ((p = read_key(p, end, &key)) != NULL) {
-            p = next_member(read_field(p, end, key, event), end, &closed);
+        Member unknown = {.before = {NULL, 0}}, *member = place < MEMBERS ? &self->of_event[event->phase % PHASES][place] : &unknown;
+        p = next_value(p, end, member, place == 0, &key, &closed);
+        if (closed) {
+            break;
         }
+        p = p == NULL ? NULL : read_field(p, end, key, event, self->of_args);
     }
     return p;
 }
@@ -808,7 +898,7 @@ static enum outcome scan_array(Scanner *self, const char *p, const char *end, co
     }
     for (;;) {
         Span text = {p, 0};
-        if ((p = read_event(p, end, &event)) == NULL) {
+        if ((p = read_event(self, p, end, &event)) == NULL) {
             return DOUBTFUL;
         }
         text.length = (size_t)(p - text.at);
@@ -848,6 +938,8 @@ static int begin_slice(Scanner *self)
         columns[at]->used = 0;
     }
     self->events = self->rows = 0;
+    memset(self->of_event, 0, sizeof self->of_event);
+    memset(self->of_args, 0, sizeof self->of_args);
     PyObject **lists[] = {&self->others, &self->told, &self->steps};
     for (int at = 0; at < 3; at++) {
         PyObject *before = *lists[at];

@@ -60,6 +60,17 @@ SCANNED = {
     "arrows and counters": [event(), {"ph": "s", "id": 1, "bp": "e"}, {"ph": "f"}, {"ph": "C", "args": {"x": 1.5}}],
     "not read": [event(), {"ph": "b", "id": 1}, {"ph": "N"}],
     "a key twice": '[{"ph":"X","ts":1,"ts":2,"name":"a","name":"b","pid":1,"pid":2}]',
+    "members that begin as in the event before": json.dumps(
+        [event("long enough a name for a block", ts=at, dur=3 ** at, args=args) for at, args in enumerate([
+            {"a text": "it says this and that and more of it", "External id": 1, "Call stack": "", "Input Dims": [[2]]},
+            {"a text": "it says this and that and more of that", "External id": 12, "Call stack": "x"},
+            {"a text": "it says this and that and more of it", "External id": 123, "Call stack": "", "correlation": 7},
+            {"a text": 12, "External id": 1234, "Input Dims": [[2, 3]], "Call stack": ""},
+            {"a text": 123, "correlation": 71, "External id": 99999999999999999999 % (1 << 64)},
+            {}, {"External id": 5}, {"Call stack": "", "External id": 51}, *[{f"key {n}": n} for n in range(3)],
+            {f"key {n}": str(n) for n in range(40)}, {f"key {n}": str(n + n % 7) for n in range(40)},
+        ])] * 2, indent=1,
+    ),
     "nested like events": [event(args={"nested": [{"name": "x"}, {"ph": "X"}, True, False, None, -1.5, {}]})],
 }  # fmt: skip
 """Content of traces whose events the scanner takes."""
