@@ -32,7 +32,7 @@ class PathSegment(NamedTuple):
     end_ns: int
 
 
-class _Run(NamedTuple):
+class _PathRun(NamedTuple):
     """Parts of the path that follow each other on one rank, without a wait between them, the earliest first.
 
     Each ends where the next one begins, the last one at ``end_ns``; aligned ns, categories as their numbers.
@@ -79,7 +79,7 @@ def walk(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iter
                 yield PathSegment(part.rank, _CATEGORIES[category], begin, end)
 
 
-def _parts(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iterator[PathSegment | _Run]:
+def _parts(result: AlignedJob, start_ns: int, end_ns: int, last_rank: int) -> Iterator[PathSegment | _PathRun]:
     """The path in segments, and in runs of segments where the clock tells every moment from the others."""
     sides = _Sides(result)
     rank, now = last_rank, end_ns
@@ -153,10 +153,10 @@ class _Side:
         after_wait = self._waits_at[waits - 1] + 1 if waits else 0
         return max(after_wait, min(bisect_right(self._starts_ns, start_ns) - 1, index))
 
-    def run(self, first: int, index: int, start_ns: int, now: int) -> _Run:
+    def run(self, first: int, index: int, start_ns: int, now: int) -> _PathRun:
         """Those stretches, the first one from ``start_ns`` on, the last one until ``now``."""
         part = slice(first, index + 1)
-        return _Run(self._rank, self._timeline.category[part], np.maximum(self._aligned_ns[part], start_ns), now)
+        return _PathRun(self._rank, self._timeline.category[part], np.maximum(self._aligned_ns[part], start_ns), now)
 
     def is_waiting_before(self, now: int) -> bool:
         """Was the rank waiting just before this aligned moment?"""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from perfscope.analyzers.job.aligned import AlignedJob, align_job, job_windows, time_breakdowns
 from perfscope.analyzers.job.collectives.cost_model import cost_models, cost_rows
 from perfscope.analyzers.job.collectives.table import collective_rows
-from perfscope.analyzers.job.critical_path import critical_path
+from perfscope.analyzers.job.critical_path import critical_path, walk
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.schedules import record_schedules
@@ -227,6 +230,51 @@ def test_the_critical_path_adds_up_and_goes_through_the_late_rank():
         (0, TimeCategory.COMM_TRANSFER): 1000,
         (1, TimeCategory.COMPUTE): 3900,
     }
+
+
+def by_the_moment(result: AlignedJob, start: int, end: int, rank: int) -> dict[tuple[int, TimeCategory], int]:
+    """The critical path of two ranks, on clocks that differ by their offsets: one ns at a time."""
+    path: Counter[tuple[int, TimeCategory]] = Counter()
+    offsets = dict(zip(result.clocks.ranks.tolist(), result.clocks.offset_ns.tolist(), strict=True))
+    categories = {}
+    for each, timeline in result.timelines.items():
+        lengths = np.diff([*timeline.start_ns.tolist(), int(timeline.end_ns)])
+        moments = zip(
+            range(int(timeline.start_ns[0]), int(timeline.end_ns)), np.repeat(timeline.category, lengths), strict=True
+        )
+        categories[each] = {moment + offsets[each]: TimeCategory(int(category)) for moment, category in moments}
+    for moment in range(end - 1, start - 1, -1):
+        if categories[rank].get(moment) is TimeCategory.COMM_WAIT:
+            rank = 1 - rank
+        path[rank, categories[rank].get(moment, TimeCategory.HOST)] += 1
+    return dict(path)
+
+
+@pytest.mark.parametrize("offset", [0, 5_000_000])
+@pytest.mark.parametrize(("start", "end", "last"), [(0, 59_900, 0), (12_345, 54_321, 1), (4_500, 4_501, 0)])
+def test_the_critical_path_is_that_of_every_moment(offset: int, start: int, end: int, last: int):
+    late = gpu_rank(1, 4000, 5000)
+    for event in late.events:
+        event["start"] += offset
+        event["end"] += offset
+    result = compared(gpu_rank(0, 1000, 5000), late)
+    assert critical_path(result, start, end, last) == by_the_moment(result, start, end, last)
+
+
+@pytest.mark.parametrize("drift", [0.3, -0.3, 1e-4])
+def test_the_critical_path_adds_up_where_clocks_tell_moments_apart_and_where_not(drift: float):
+    result = compared(gpu_rank(0, 1000, 5000), gpu_rank(1, 4000, 5000))
+    clocks = replace(result.clocks, drift=np.array([0.0, drift]))
+    result = replace(result, clocks=clocks)
+    segments = list(walk(result, 100, 9900, 0))
+    assert [(each.end_ns, each.start_ns) for each in segments] == list(
+        pairwise([9900, *(each.start_ns for each in segments)])
+    )
+    assert segments[-1].start_ns == 100
+    path: Counter[tuple[int, TimeCategory]] = Counter()
+    for rank, category, start, end in segments:
+        path[rank, category] += end - start
+    assert critical_path(result, 100, 9900, 0) == path
 
 
 def test_a_missing_participant_makes_the_split_a_bound():
