@@ -104,9 +104,8 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     """Those of one rank; none where workers do not set its pace. ``workers``: their number, where it is known;
     ``fetched_ns``: what a batch takes one of them, where they were asked.
     """
-    loading, steps = partial.loading, partial.steps
-    inside = (loading.start_ns >= steps.host_start_ns[0]) & (loading.start_ns < steps.host_end_ns[-1])
-    start, end = loading.start_ns[inside], loading.end_ns[inside]
+    loading = partial.loading
+    start, end = _in_steps(partial)
     # A recording of perfscope run has the number of workers, and ranges whose names do not show whether there are any.
     loads_itself = loading.single_process is not False if workers is None else workers == 0
     pace_ns = fetched_ns / workers if fetched_ns is not None and workers else None
@@ -147,6 +146,23 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
         idle=idle,
         share=float(stalled.mean()),
     )
+
+
+def taking_ns(partial: RankPartial) -> float | None:
+    """What taking a batch that is there costs a rank whose batches workers load: the median of the short times. None
+    where all may be waits.
+    """
+    begin, end = _in_steps(partial)
+    waited = end - begin
+    short = waited[waited <= _own_cost_ns(waited)] if len(waited) else waited
+    return float(np.median(short)) if len(short) else None
+
+
+def _in_steps(partial: RankPartial) -> tuple[Int64, Int64]:
+    """(begin, end) of ``__next__`` in the recorded steps."""
+    loading, steps = partial.loading, partial.steps
+    inside = (loading.start_ns >= steps.host_start_ns[0]) & (loading.start_ns < steps.host_end_ns[-1])
+    return loading.start_ns[inside], loading.end_ns[inside]
 
 
 def _recorded_ns(partial: RankPartial) -> int:

@@ -24,10 +24,14 @@ from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_costs
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
+
+_AS_LONG: Final = 0.01
+"""Share of a step that decides nothing: ranks without which it takes that much less did not set its pace."""
 
 
 class CannotReplay(UnusableInput):
@@ -97,6 +101,21 @@ class Context:
         if self.unprofiled_ns is None:
             return ()
         return profiler_costs(self.result, self.recorded, self.unprofiled_ns, with_hosts=self.with_hosts)
+
+    @functools.cached_property
+    def absent_set_no_pace(self) -> bool:
+        """Do the recorded steps take as long where ranks that are not in the recording never come after the others?
+        Then whatever they came late for, recorded ranks waited for as well.
+        """
+        schedules = editable_schedules(self.result, self.recorded, with_hosts=self.with_hosts)
+        if not schedules.waits_for_absent:
+            return False
+        schedules.free_of_absent(never_late=True)
+        replayed = replay_schedules(schedules.compiled())
+        if not replayed.complete:
+            return False
+        least_ns = (1 - _AS_LONG) * self.recorded.step_time_ns(self.unchanged)
+        return schedules.step_ns(replayed, self.unchanged) >= least_ns
 
     @property
     def replayed_unchanged(self) -> ReplayResult:

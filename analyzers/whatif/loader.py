@@ -20,6 +20,7 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
+from perfscope.analyzers.job.deliveries import taking_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
@@ -97,7 +98,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         # Workers are not profiled, and those that sleep are not slowed down by what slows down the training.
         load = batch_us * 1e3 * batches[rank] / context.correction
         schedules.at_least(rank, load / workers if workers else 0.0)
-        taking = _TAKING_NS * batches[rank] if workers else load
+        taking = _taking_ns(context, row) * batches[rank] if workers else load
         need = needs.get(rank)
         if need is None:
             _set_loading(schedules, context, rank, taking, load, batches[rank])
@@ -126,6 +127,12 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             )
         )
     return Uncertainty.worst(sure)
+
+
+def _taking_ns(context: Context, row: DataLoaderRow) -> float:
+    """What taking a batch from a worker costs: as recorded, where a rank's workers had some ready."""
+    recorded = None if row.num_workers == 0 else taking_ns(context.result.partials[row.rank])
+    return _TAKING_NS if recorded is None else recorded
 
 
 def _fewer(context: Context, rank: int, least_ns: float) -> Uncertainty:

@@ -237,9 +237,11 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
     paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
-    if leaning < 0 or not paced:  # whether others keep up with a rank at its peers' pace is not known
+    follows = leaning == 0 and context.absent_set_no_pace
+    if leaning < 0 or follows or not paced:  # whether others keep up with a rank at its peers' pace is not known
         # What is sent, and how fast, does not change when they come.
-        schedules.free_of_absent(never_late=leaning < 0 and bool(asked) and asked[0][0].order <= 0)
+        at_once = leaning < 0 and bool(asked) and asked[0][0].order <= 0
+        schedules.free_of_absent(never_late=follows or at_once)
     even = WORK_OF_RANKS in settings
     question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
     sent = transfers_ns(schedules)

@@ -49,6 +49,37 @@ def test_a_rank_that_is_missing_may_have_been_the_last(tmp_path: Path) -> None:
     assert found.low_ns < truth < found.high_ns
 
 
+def test_a_stage_that_is_missing_works_as_fast_as_its_replica(tmp_path: Path) -> None:
+    """Others wait for it, but those of the other replica wait as long for a rank that is there."""
+    recording = Recording(steps=4, missing=(2,))
+    model = Model(blocks=4, tokens=16384)
+    job = Job(strategy="pipeline", stages=2, microbatches=8, model=model, noise=0.0, recording=recording)
+    found, truth = _asked(job, tmp_path, {"compute": "2x"})
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
+    assert found.low_ns < truth < found.high_ns
+
+
+def test_a_rank_that_is_missing_waited_for_the_slow_one_too(tmp_path: Path) -> None:
+    slow = Cause("slow host", 4.0, (1,))
+    recording = Recording(steps=4, missing=(3,))
+    job = Job(strategy="tensor", tensor=2, model=Model(blocks=2), causes=(slow,), item_every=1, recording=recording)
+    found, truth = _asked(job, tmp_path, {"rank.1": "peers"})
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.low_ns < truth < found.high_ns
+
+
+def test_a_slow_host_takes_as_long_for_batches_of_more_workers(tmp_path: Path) -> None:
+    slow = Cause("slow host", 4.0, (1,))
+    model = Model(blocks=2, tokens=512, width=512)
+    job = replace(SMALL, model=model, causes=(slow,), item_every=1, recording=Recording(steps=4, run=True))
+    for workers in ("2", "8"):
+        folder = tmp_path / workers
+        folder.mkdir()
+        found, truth = _asked(job, folder, {"dataloader.num_workers": workers})
+        assert truth == pytest.approx(emulate(job).step_ns, rel=0.001)
+        assert found.mid_ns == pytest.approx(truth, rel=0.02)
+
+
 def test_launches_that_wait_for_a_full_queue_are_no_work_of_the_host(tmp_path: Path) -> None:
     """The device is so far behind that its host waits in launches: with faster computation it does not."""
     model = Model(blocks=4, tokens=32768, width=512, small_kernels=6)
