@@ -1,5 +1,5 @@
 """Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout, most
-kernels of an optimizer that loops over parameters.
+kernels of an optimizer that loops over parameters, copies of gradients into buckets.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ first."""
 
 FEW: Final = 10
 """Kernels with which an optimizer updates many parameters at once: ``foreach`` takes some ten, ``fused`` fewer."""
+
+_BUCKET_COPIES: Final = re.compile(
+    r"torch::distributed::reducer::(mul_out|copy_)|torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
+)
+"""Ranges of DDP's reducer (reducer.cpp) around the copy of one gradient."""
 
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
@@ -83,6 +88,18 @@ def optimizer_loops(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
         Intervals.of(np.minimum(begin, until), until),
         steps.count(step),
     )
+
+
+def bucket_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
+    """Gradients that DistributedDataParallel copies into its buckets and back, which it does only in a backward whose
+    gradients are reduced.
+    """
+    rows = trace.rows(Category.CPU_OP, named=_BUCKET_COPIES.fullmatch)
+    host = Intervals.of_rows(trace, rows)
+    launched = np.flatnonzero(work.launch != NONE)
+    copies = launched[host.covers(trace.start_ns[work.launch[launched]])]
+    step = steps.of_host_time(trace.start_ns[rows])
+    return ExtraWork(host, Intervals.of(work.start_ns[copies], work.end_ns[copies]), steps.count(step))
 
 
 def _grown(trace: Trace, steps: Steps, host: Intervals, step: Int64) -> Int64 | None:

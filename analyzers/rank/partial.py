@@ -185,6 +185,7 @@ class RankPartial:
     recomputation: ExtraWork
     conversions: ExtraWork
     optimizer_loops: ExtraWork
+    bucket_copies: ExtraWork
     flops: RankFlops
     tables: RankTables
     lanes: RankLanes

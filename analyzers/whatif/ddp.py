@@ -32,13 +32,14 @@ from perfscope.analyzers.whatif.change import (
     number,
     whole_number,
 )
+from perfscope.analyzers.whatif.extra_work import leave_out
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp, left_out
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NEVER, Float64
+from perfscope.trace.trace import NEVER, Float64, Int64
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each of the forward."""
@@ -191,9 +192,57 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
             dropped.update(one.buckets[:-once])
     if not dropped:
         raise CannotReplay(f"{name}: gradients are already reduced once per step")
+    for rank in schedules.ops:
+        _without_copies(schedules, context, rank, _copies_before_last(context, rank))
     schedules.without(dropped)
-    # The copies into buckets and back, which go as well, stay in the replay.
     return Uncertainty(less=0.15, more=0.15)
+
+
+def _without_copies(
+    schedules: EditableSchedules, context: Context, rank: int, spared: tuple[Intervals, Intervals]
+) -> None:
+    """Gradients that are not reduced are not copied into buckets: ``spared`` are those copies of a rank's host and of
+    its device. They stay in the replay where another change has taken ops out before.
+    """
+    recorded = context.recorded.with_hosts if schedules.hosts else context.recorded.schedules
+    assert recorded is not None
+    span = recorded.slice_of(rank)
+    if len(schedules.ops[rank]) == span.stop - span.start:
+        host, device = spared
+        copies = replace(context.result.partials[rank].bucket_copies, host=host, device=device)
+        leave_out(schedules, context, rank, copies)
+
+
+def _copies_before_last(context: Context, rank: int) -> tuple[Intervals, Intervals]:
+    """Those of a rank's copies (of its host, of its device) that are not of a step's last micro-batch."""
+    partial = context.result.partials[rank]
+    steps, copies = partial.steps, partial.bucket_copies
+    every = range(len(steps.number))
+    in_turn = [partial.microbatches(number) for number in steps.number.tolist()]
+    of_host, of_device = steps.of_host_time(copies.host.start_ns), steps.of_device_time(copies.device.start_ns)
+    host = [_but_last(copies.host, np.flatnonzero(of_host == step), in_turn[step]) for step in every]
+    device = [_but_last(copies.device, np.flatnonzero(of_device == step), in_turn[step]) for step in every]
+    return Intervals.empty().union(*host), Intervals.empty().union(*device)
+
+
+def _but_last(copies: Intervals, chosen: Int64, in_turn: int) -> Intervals:
+    """Of a step's copies, done as often in each of so many micro-batches, all but those of the last one; none where
+    they do not divide so.
+    """
+    if len(chosen) % in_turn:
+        return Intervals.empty()
+    first = chosen[: len(chosen) // in_turn * (in_turn - 1)]
+    return Intervals(copies.start_ns[first], copies.end_ns[first])
+
+
+def _copies_in(context: Context, rank: int, numbers: set[int]) -> tuple[Intervals, Intervals]:
+    """A rank's copies (of its host, of its device) in steps with these numbers."""
+    partial = context.result.partials[rank]
+    steps, copies = partial.steps, partial.bucket_copies
+    chosen = steps.indices_of(np.array(sorted(numbers), dtype=np.int64))
+    host = Intervals.of(steps.host_start_ns[chosen], steps.host_end_ns[chosen])
+    device = Intervals.of(steps.start_ns[chosen], steps.end_ns[chosen])
+    return copies.host.intersect(host), copies.device.intersect(device)
 
 
 def _refuse_cleared(context: Context, name: str) -> None:
@@ -251,10 +300,11 @@ def _accumulate(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}: gradients are reduced after every micro-batch; try ddp.no_sync first")
     _refuse_cleared(context, name)
     whole = len(used) // every * every
-    reducing = set(used[len(used) - whole :][every - 1 :: every])
-    # Steps that are not used, such as the first, still bring the ranks together.
-    accumulating = set(used) - reducing
+    # Steps that do not count, such as the first, still bring ranks together, and hosts ahead of their devices.
+    accumulating = set(used) - set(used[::-1][::every])
     dropped: set[RankOp] = set()
+    for rank in schedules.ops:
+        _without_copies(schedules, context, rank, _copies_in(context, rank, accumulating))
     rounds, spared_ns = _rounds_of_any_size(schedules), 0.0
     for one in rounds:
         if one.step in accumulating:

@@ -45,11 +45,19 @@ def _left_out(
     if not any(work.count[_used(context, rank)].any() for rank, work in every.items()):
         raise CannotReplay(f"{name}: {missing}")
     for rank, work in every.items():
-        if schedules.hosts:
-            _shorten_lanes(schedules, context, rank, work, 1 - left)
-        else:
-            _shorten(schedules, context, rank, work, 1 - left)
+        leave_out(schedules, context, rank, work, 1 - left)
+        if not schedules.hosts and result.partials[rank].has_device_work and rank not in context.paced:
+            steps, used = result.partials[rank].steps, _used(context, rank)
+            host_ns = float(work.host.within(steps.host_start_ns[used], steps.host_end_ns[used]).mean())
+            schedules.at_least(rank, max(context.host_busy_ns(rank) - (1 - left) * host_ns, 0.0))
     return sure
+
+
+def leave_out(
+    schedules: EditableSchedules, context: Context, rank: int, work: ExtraWork, share: float = 1.0
+) -> None:
+    """``share`` of such work of one rank is not done. Its ops must still be those that were recorded."""
+    (_shorten_lanes if schedules.hosts else _shorten)(schedules, context, rank, work, share)
 
 
 def _used(context: Context, rank: int) -> Int64:
@@ -75,10 +83,6 @@ def _shorten(schedules: EditableSchedules, context: Context, rank: int, work: Ex
     gone = _shares(spent, rank_partial.progress.unblocked(), bounds[:-1], bounds[1:])
     for op, of_op in zip(schedules.ops[rank], gone, strict=True):
         op.own_ns = op.own_ns * (1 - share * of_op)
-    if rank_partial.has_device_work and rank not in context.paced:
-        steps, used = rank_partial.steps, _used(context, rank)
-        host_ns = float(work.host.within(steps.host_start_ns[used], steps.host_end_ns[used]).mean())
-        schedules.at_least(rank, max(context.host_busy_ns(rank) - share * host_ns, 0.0))
 
 
 def _shares(spent: Intervals, own: Timeline, start_ns: Int64, end_ns: Int64) -> Float64:

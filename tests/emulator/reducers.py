@@ -44,7 +44,7 @@ class Reducer:
             return
         rank = self._rank
         index, elements = self._bucket_of[parameter]
-        with rank.operator("aten::mul"):
+        with rank.operator("torch::distributed::reducer::mul_out"), rank.operator("aten::mul"):
             rank.spend(rank.job.cpu.operator_ns)
             name = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor>(int)"
             yield from rank.kernel(name, _copy_ns(elements, 4), f"copy{parameter}")

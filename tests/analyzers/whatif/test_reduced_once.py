@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate
-from tests.emulator.spec import Job, Model, Recording
+from tests.emulator.spec import MS, Job, Loader, Model, Network, Recording
+from tests.traces import TraceBuilder
 
 ONCE = Job(ranks=2, ranks_per_host=1, microbatches=3, noise=0.01, item_every=0, model=Model(blocks=4, tokens=2048))
 
@@ -25,9 +28,53 @@ def test_each_of_three_micro_batches_reduces(tmp_path: Path, metadata: str) -> N
     found = predict(context_of(tmp_path), {"ddp.no_sync": "true"})
     truth = emulate(ONCE).step_ns
     assert truth < 0.95 * emulate(job).step_ns
-    # The copies into buckets and back that go with the reductions stay in the prediction.
-    assert found.mid_ns == pytest.approx(truth, rel=0.08)
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
     assert found.low_ns <= truth <= found.high_ns
+
+
+LAUNCHES = Job(ranks=2, noise=0.0, model=Model(blocks=4, tokens=512, width=512), loader=Loader(load_ns=1 * MS))
+"""Hosts set the pace, and copying each gradient into its bucket is much of what they do in a backward."""
+
+
+def test_a_host_does_not_copy_what_is_not_reduced(tmp_path: Path) -> None:
+    for settings, job in (
+        ({"ddp.no_sync": "true"}, replace(LAUNCHES, microbatches=3, no_sync=False)),
+        ({"batch.accumulation": "2"}, LAUNCHES),
+    ):
+        folder = tmp_path / next(iter(settings))
+        folder.mkdir()
+        emulate(job).write(folder)
+        changed = apply(job, settings)
+        assert changed is not None
+        truth = emulate(changed.job).step_ns / changed.batches
+        assert predict(context_of(folder), settings).mid_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_accumulating_in_three_steps_of_hosts_that_are_ahead(tmp_path: Path) -> None:
+    """They are ahead of their devices in every second batch too, after the step that has reduced."""
+    network = Network(gbps=15.0)
+    model = Model(blocks=4, tokens=1024, width=512)
+    job = Job(ranks=2, noise=0.0, model=model, network=network, item_every=5, recording=Recording(steps=3))
+    emulate(job).write(tmp_path)
+    found = predict(context_of(tmp_path), {"batch.accumulation": "2"})
+    changed = apply(replace(job, item_every=0), {"batch.accumulation": "2"})
+    assert changed is not None
+    assert found.mid_ns == pytest.approx(emulate(changed.job).step_ns / 2, rel=0.05)
+
+
+def test_copies_are_what_the_reducer_marks() -> None:
+    """Two gradients are copied into a bucket, one in each step, and the first one back."""
+    builder = TraceBuilder().step(1, 0, 1_000).step(2, 1_000, 2_000).launched("gemm", 10, 20, 100)
+    for name, begin in (
+        ("torch::distributed::reducer::mul_out", 200),
+        ("torch.distributed.ddp.reducer::copy_bucket_to_grad", 400),
+        ("torch::distributed::reducer::mul_out", 1_200),
+    ):
+        builder.op(name, begin, begin + 30).launched("copy", begin + 10, begin + 40, begin + 50)
+    copies = analyze_rank(builder.launched("gemm", 1_900, 1_910, 1_950).build()).bucket_copies
+    assert copies.count.tolist() == [2, 1]
+    assert (copies.host.start_ns.tolist(), copies.host.end_ns.tolist()) == ([200, 400, 1_200], [230, 430, 1_230])
+    assert (copies.device.start_ns.tolist(), copies.device.end_ns.tolist()) == ([240, 440, 1_240], [250, 450, 1_250])
 
 
 @pytest.mark.parametrize("metadata", ["kernel", "none"])
