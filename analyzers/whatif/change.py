@@ -31,7 +31,7 @@ from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 
 _AS_LONG: Final = 0.01
-"""Share of a step that decides nothing: ranks without which it takes that much less did not set its pace."""
+"""Share of a step that decides nothing: ranks without whose waits it is no more than that shorter set no pace."""
 
 
 class CannotReplay(UnusableInput):
@@ -103,19 +103,20 @@ class Context:
         return profiler_costs(self.result, self.recorded, self.unprofiled_ns, with_hosts=self.with_hosts)
 
     @functools.cached_property
-    def absent_set_no_pace(self) -> bool:
-        """Do the recorded steps take as long where ranks that are not in the recording never come after the others?
-        Then whatever they came late for, recorded ranks waited for as well.
+    def longer_with_absent(self) -> float | None:
+        """The recorded step over the one in which ranks that are not in the recording never come after the others,
+        where both are as long: whatever they came late for, recorded ranks waited for as well. None where they set the
+        pace, and where all ranks are recorded.
         """
         schedules = editable_schedules(self.result, self.recorded, with_hosts=self.with_hosts)
         if not schedules.waits_for_absent:
-            return False
+            return None
         schedules.free_of_absent(never_late=True)
         replayed = replay_schedules(schedules.compiled())
         if not replayed.complete:
-            return False
-        least_ns = (1 - _AS_LONG) * self.recorded.step_time_ns(self.unchanged)
-        return schedules.step_ns(replayed, self.unchanged) >= least_ns
+            return None
+        longer = self.recorded.step_time_ns(self.unchanged) / max(schedules.step_ns(replayed, self.unchanged), 1.0)
+        return longer if longer <= 1 + _AS_LONG else None
 
     @property
     def replayed_unchanged(self) -> ReplayResult:

@@ -53,9 +53,7 @@ def _left_out(
     return sure
 
 
-def leave_out(
-    schedules: EditableSchedules, context: Context, rank: int, work: ExtraWork, share: float = 1.0
-) -> None:
+def leave_out(schedules: EditableSchedules, context: Context, rank: int, work: ExtraWork, share: float = 1.0) -> None:
     """``share`` of such work of one rank is not done. Its ops must still be those that were recorded."""
     (_shorten_lanes if schedules.hosts else _shorten)(schedules, context, rank, work, share)
 

@@ -237,11 +237,13 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
     paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
-    follows = leaning == 0 and context.absent_set_no_pace
-    if leaning < 0 or follows or not paced:  # whether others keep up with a rank at its peers' pace is not known
+    follows = context.longer_with_absent if leaning == 0 else None
+    if (
+        leaning < 0 or follows is not None or not paced
+    ):  # whether others keep up with a rank at its peers' pace is not known
         # What is sent, and how fast, does not change when they come.
         at_once = leaning < 0 and bool(asked) and asked[0][0].order <= 0
-        schedules.free_of_absent(never_late=follows or at_once)
+        schedules.free_of_absent(never_late=follows is not None or at_once)
     even = WORK_OF_RANKS in settings
     question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
     sent = transfers_ns(schedules)
@@ -259,7 +261,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         raise CannotReplay(
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
-    predicted = schedules.step_ns(replayed, context.replayed_unchanged)
+    predicted = schedules.step_ns(replayed, context.replayed_unchanged) * (follows or 1.0)
     steps_ns = context.recorded.steps_ns(replayed)
     return _ChangedStep(
         predicted,
