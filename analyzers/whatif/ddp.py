@@ -32,8 +32,8 @@ from perfscope.analyzers.whatif.change import (
     number,
     whole_number,
 )
-from perfscope.analyzers.whatif.extra_work import leave_out
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.extra_work import leave_out
 from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp, left_out
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.frozen import dataclass
@@ -210,7 +210,7 @@ def _without_copies(
     if len(schedules.ops[rank]) == span.stop - span.start:
         host, device = spared
         copies = replace(context.result.partials[rank].bucket_copies, host=host, device=device)
-        leave_out(schedules, context, rank, copies)
+        leave_out(schedules, context.result, rank, copies)
 
 
 def _copies_before_last(context: Context, rank: int) -> tuple[Intervals, Intervals]:
