@@ -197,7 +197,7 @@ def _job_info(
     start, end = result.job_windows
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
-    unprofiled = unprofiled_step_ns(runs) if result.is_marked else None
+    unprofiled = unprofiled_step_ns(runs, result)
     unprofiled_median = unprofiled_median_ns(runs)
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)

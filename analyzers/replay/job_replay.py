@@ -30,7 +30,7 @@ class JobReplay:
     @property
     def unprofiled_ns(self) -> float | None:
         """The job's step without the profiler; None where no such step was timed."""
-        return unprofiled_step_ns(self.runs) if self.result.is_marked else None
+        return unprofiled_step_ns(self.runs, self.result)
 
 
 def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:

@@ -1,0 +1,41 @@
+"""What a step takes without the profiler: evaluations are left out of it where they are left out of the recorded steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
+from perfscope.recording.metadata import RunMetadata, StepsMetadata
+from tests.analyzers.job.test_aligned_evaluation import job
+
+
+def unprofiled(*steps_ns: int) -> dict[int, RunMetadata]:
+    return {0: RunMetadata(steps=StepsMetadata(unprofiled_ns=steps_ns))}
+
+
+def test_steps_with_an_evaluation_are_left_out_as_of_the_recorded_ones() -> None:
+    """Recorded: 1,100 with an evaluation, 100 without."""
+    runs = unprofiled(*[80, 80, 80, 90, 900] * 8)
+    assert unprofiled_step_ns(runs, job({0: {2, 4}}, steps=8)) == pytest.approx(82.5)
+
+
+def test_steps_that_evaluate_count_where_the_recorded_ones_do() -> None:
+    runs = unprofiled(*[80, 80, 80, 90, 900] * 8)
+    assert unprofiled_step_ns(runs, job({0: set(range(8))}, steps=8)) == pytest.approx(sum([80, 80, 80, 90, 900]) / 5)
+    assert unprofiled_step_ns(runs, job({0: set()}, steps=8)) == pytest.approx(sum([80, 80, 80, 90, 900]) / 5)
+
+
+def test_steps_that_wait_for_batches_are_no_evaluations() -> None:
+    """A quarter of the steps takes 4 times as long: nearer to a usual step than to one with an evaluation."""
+    runs = unprofiled(*[80, 80, 80, 320] * 8)
+    assert unprofiled_step_ns(runs, job({0: {2}}, steps=8)) == pytest.approx(140)
+
+
+def test_no_more_than_twice_the_recorded_share_is_left_out() -> None:
+    """Half of the steps are as long as an evaluation, of which there was one among 8 steps."""
+    runs = unprofiled(*[100] * 21, *[1100] * 19)
+    assert unprofiled_step_ns(runs, job({0: {2}}, steps=8)) == pytest.approx((21 * 100 + 9 * 1100) / 30)
+
+
+def test_few_steps_tell_nothing() -> None:
+    assert unprofiled_step_ns(unprofiled(80, 80, 80, 80), job({0: set()})) is None
