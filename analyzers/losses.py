@@ -19,6 +19,7 @@ _ABOUT: Final = {
     **dict.fromkeys(("straggling-rank", "uneven-work"), (_WAIT,)),
     **dict.fromkeys(("pipeline-imbalance", "pipeline-bubble"), (_WAIT, _TRANSFER)),
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
+    "slow-sampler": ("idle_dataloader", "idle_host"),
     "recompilation": ("idle_host",),
     **dict.fromkeys(("pinned-memory", "offload"), ("exposed_copy",)),
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),

@@ -26,6 +26,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
         if batches == 0:
             continue
         blocking_us = float(result.totals[rank][:, TimeCategory.DATALOADER].mean()) / 1e3
+        sampler_us = float(partial.loading.sampled_ns[used].mean()) / 1e3
         # Those of the loader that the recorded steps took batches from; else by the iterator's name.
         loaders = runs[rank].dataloaders if rank in runs else ()
         workers = loaders[0].num_workers if loaders else 0 if partial.loading.single_process else None
@@ -38,11 +39,12 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                     partial,
                     used,
                     workers,
-                    blocking_us >= STARVED * result.mean_step_ns(rank) / 1e3,
+                    blocking_us - sampler_us >= STARVED * result.mean_step_ns(rank) / 1e3,
                     loaders[0].fetched_ns if loaders else None,
                 ),
                 num_workers=workers,
                 batches_per_step=batches / len(used),
+                sampler_us=sampler_us,
             )
         )
     return tuple(rows)
@@ -53,12 +55,13 @@ def _batch_us(
 ) -> float | None:
     """Time to load one batch on one worker.
 
-    Without workers the training process loads it, and ``__next__`` is that time. Workers that are always busy deliver
-    one batch each in that time. Others do not show how fast they are, unless they were asked (``fetched_ns``).
+    Without workers the training process loads it, and ``__next__`` is that time, but for the sampler's. Workers that
+    are always busy deliver one batch each in that time. Others do not show how fast they are, unless they were asked
+    (``fetched_ns``).
     """
     batches = int(partial.loading.batches[used].sum())
     if workers == 0:
-        return float(partial.loading.waited_ns[used].sum()) / batches / 1e3
+        return float((partial.loading.waited_ns - partial.loading.sampled_ns)[used].sum()) / batches / 1e3
     found = deliveries(partial, workers, fetched_ns)
     if found.workers is None or not blocked:
         return None if fetched_ns is None else fetched_ns / 1e3

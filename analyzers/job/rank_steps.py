@@ -21,10 +21,12 @@ class RankSteps:
     """One rank's used steps, in the order of the job's. Times in µs."""
 
     loading_us: tuple[float, ...]
-    """The category idle_dataloader."""
+    """The category idle_dataloader, but for the sampler's time in it."""
+    sampling_us: tuple[float, ...]
+    """A data loader's sampler draws indices, in idle_dataloader and, where workers start, in idle_host."""
     compute_us: tuple[float, ...]
     starting_us: tuple[float, ...]
-    """Data loaders that start or stop workers, in idle_host."""
+    """Data loaders that start or stop workers, in idle_host, but for the sampler's time in it."""
     compiling_us: tuple[float, ...]
     """``torch.compile`` compiling, in idle_host."""
     collecting_us: tuple[float, ...]
@@ -46,10 +48,14 @@ def _of_rank(result: AlignedJob, rank: int, partial: RankPartial) -> RankSteps:
     used = partial.steps.indices_of(result.steps)
     totals = result.totals[rank]
     coverage = partial.flops.coverage(used)
+    timeline, sampling = result.timelines[rank], partial.loading.sampling
+    sampled = sampling.intersect(timeline.where(TimeCategory.DATALOADER)).within(*result.windows[rank])
+    starting = _named(result, rank, LOADER_STARTING)
     return RankSteps(
-        loading_us=us(totals[:, TimeCategory.DATALOADER]),
+        loading_us=us(totals[:, TimeCategory.DATALOADER] - sampled),
+        sampling_us=us(sampled + sampling.intersect(starting).within(*result.windows[rank])),
         compute_us=us(totals[:, TimeCategory.COMPUTE]),
-        starting_us=us(_named(result, rank, LOADER_STARTING).within(*result.windows[rank])),
+        starting_us=us(starting.subtract(sampling).within(*result.windows[rank])),
         compiling_us=us(_named(result, rank, COMPILING).within(*result.windows[rank])),
         collecting_us=us(collecting(result, rank).within(*result.windows[rank])),
         pausing_us=us(pausing(result, rank).within(*result.windows[rank])),

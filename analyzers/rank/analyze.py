@@ -173,7 +173,9 @@ def _loading(trace: Trace, host: HostActivity, steps: Steps) -> Loading:
     return Loading(
         start_ns=trace.start_ns[rows],
         end_ns=trace.ends_ns(rows),
+        sampling=host.sampling,
         waited_ns=host.loading.within(steps.host_start_ns, steps.host_end_ns),
+        sampled_ns=host.loading.intersect(host.sampling).within(steps.host_start_ns, steps.host_end_ns),
         batches=steps.count(steps.of_host_time(trace.start_ns[rows[delivers]])),
         single_process=single.pop() if len(single) == 1 else None,
     )

@@ -13,6 +13,7 @@ from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
     DATALOADER,
+    DATALOADER_SAMPLER,
     DATALOADER_START,
     DATALOADER_STOP,
     EVALUATION,
@@ -26,6 +27,8 @@ from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
 """torch's own annotation of ``__next__``, PerfScope's, and that of other loaders with such a name."""
+
+_SAMPLER: Final = re.compile(rf"^{re.escape(DATALOADER_SAMPLER)}$|torch/utils/data/dataloader\.py\(\d+\): _next_index$")
 
 COLLECTING: Final = "garbage collection"
 """Host work: Python's garbage collector runs."""
@@ -85,6 +88,8 @@ class HostActivity:
     """
 
     loading: Intervals
+    sampling: Intervals
+    """When a data loader's sampler draws indices."""
     operators: Intervals
     blocked_start_ns: Int64
     blocked_end_ns: Int64
@@ -131,6 +136,9 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     functions[BETWEEN] = between.subtract(named[EVALUATING])
     return HostActivity(
         loading=loading,
+        sampling=Intervals.of_rows(
+            trace, trace.rows(Category.ANNOTATION, Category.PYTHON, named=_SAMPLER.search, threads=threads)
+        ),
         operators=operators,
         blocked_start_ns=trace.start_ns[blocked],
         blocked_end_ns=trace.ends_ns(blocked),

@@ -30,8 +30,12 @@ class Loading:
 
     start_ns: Int64
     end_ns: Int64
+    sampling: Intervals
+    """When the loader's sampler draws indices, on a training thread; own clock."""
     waited_ns: Int64
     """Time inside ``__next__`` in the step's host window."""
+    sampled_ns: Int64
+    """The part of it in which the sampler draws indices."""
     batches: Int64
     """Calls of ``__next__`` begun in the step's host window, without those that are known to have ended an epoch."""
     single_process: bool | None

@@ -40,7 +40,7 @@ from perfscope.analyzers.rules.host import (
     optimizer_kernels,
     recompilation,
 )
-from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler
+from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler, slow_sampler
 from perfscope.analyzers.rules.memory import (
     fragmentation,
     memory_growth,
@@ -94,6 +94,7 @@ RULES: Final[tuple[Rule, ...]] = (
     recomputation.evaluate,
     sampler.evaluate,
     sharding_stage.evaluate,
+    slow_sampler.evaluate,
     straggling_rank.evaluate,
     tensor_parallel_span.evaluate,
     unused_parameters.evaluate,

@@ -1,7 +1,8 @@
 """Setting of the data loader: the number of workers.
 
 A worker takes as long for a batch as recorded; W workers together deliver W batches in that time, so a step takes at
-least batches x load time / W. Without workers the host loads each batch itself, while its device may still work.
+least batches x load time / W. Without workers the host loads each batch itself, while its device may still work. The
+sampler draws indices on the training thread in any case.
 
 Workers that compute need cores, and so does the training. Where the CPU time of both is recorded, a step takes at least
 all CPU time over all cores; and a worker that computes while every core is busy takes that time from the training.
@@ -97,11 +98,12 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             batch_us = median(usual_us)
         # Workers are not profiled, and those that sleep are not slowed down by what slows down the training.
         load = batch_us * 1e3 * batches[rank] / context.correction
+        sampler = row.sampler_us * 1e3 / context.correction
         schedules.at_least(rank, load / workers if workers else 0.0)
         taking = _taking_ns(context, row) * batches[rank] if workers else load
         need = needs.get(rank)
         if need is None:
-            _set_loading(schedules, context, rank, taking, load, batches[rank])
+            _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank])
             more = workers >= _had(context, row, rows)
             of_rank = _unknown(context, rank, workers) if more else _fewer(context, rank, load / max(workers, 1))
             if workers and not row.num_workers:
@@ -111,7 +113,8 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             sure.append(of_rank)
             continue
         contended = _contended(context, row, need, workers, batches[rank])
-        _set_loading(schedules, context, rank, max(taking + contended.mid - contended.before, 0.0), load, batches[rank])
+        taking = max(taking + contended.mid - contended.before, 0.0)
+        _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank])
         # Work that fits into a step now will still fit.
         least, floor = (
             min(needed_ns(needs, rank, batches) * longer, context.result.step_ns) for longer in (1.0, need.slowdown)
@@ -166,11 +169,11 @@ class _Contended:
 
 
 def _contended(context: Context, row: DataLoaderRow, need: CpuDemand, workers: int, batches: float) -> _Contended:
-    step_ns = context.result.mean_step_ns(row.rank) - row.blocking_us * 1e3
+    step_ns = context.result.mean_step_ns(row.rank) - row.fetching_us * 1e3
     at_work = min(need.training_ns * need.slowdown / (step_ns * need.threads), 1.0) if step_ns > 0 else 1.0
     loading_ns = need.batch_ns * need.slowdown * batches
     if not row.num_workers:  # they take from the training at most the time that it now waits for loading
-        loading_ns = min(loading_ns, row.blocking_us * 1e3)
+        loading_ns = min(loading_ns, row.fetching_us * 1e3)
     crowding = _crowding(need, workers)
     # A worker has one thread: where several loaded a batch, it takes longer.
     alone = (need.batch_most_ns - need.batch_ns) * batches / workers if workers else 0.0
@@ -217,11 +220,15 @@ def _set_loading(
     less = max(1 - per_step_ns / max(load_ns, 1.0), 0.0)
     launch_sooner(schedules, context, rank, loading, less)
     schedules.begin_sooner(rank, less * _loaded_before_ns(context, rank))
+    before: int | None = None
     for op in schedules.ops[rank]:
+        # Own time is before its op: that of the mark that begins a step is still of the step before.
+        step = before if op.kind is OpKind.MARK else op.step
+        before = op.step
         if op.host is not None:
             op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)
-        elif op.step is not None:
-            by_step.setdefault(op.step, []).append(op)
+        elif step is not None:
+            by_step.setdefault(step, []).append(op)
     for ops in by_step.values():
         most = max(ops, key=lambda op: op.own_ns[TimeCategory.DATALOADER])
         for op in ops:

@@ -1,5 +1,5 @@
-"""torch itself: ranges of its collectives, of micro-batches, of ``torch.save`` and of data loaders that start and stop
-workers; settings of its pipelines.
+"""torch itself: ranges of its collectives, of micro-batches, of ``torch.save``, of data loaders that start and stop
+workers and of their samplers; settings of its pipelines.
 """
 
 from __future__ import annotations
@@ -9,13 +9,21 @@ from typing import Any, Final
 
 from perfscope.collectors.discovery import JobObjects
 from perfscope.collectors.frameworks.hooks import Hooks, RangedFunction, owner_of, range_collectives
-from perfscope.recording.vocabulary import CHECKPOINT, COMMUNICATION, DATALOADER_START, DATALOADER_STOP, PIPELINE_PREFIX
+from perfscope.recording.vocabulary import (
+    CHECKPOINT,
+    COMMUNICATION,
+    DATALOADER_SAMPLER,
+    DATALOADER_START,
+    DATALOADER_STOP,
+    PIPELINE_PREFIX,
+)
 
 PHASES: Final = (
     RangedFunction("torch.utils.data", "DataLoader", "__iter__", DATALOADER_START),
     RangedFunction(
         "torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter", "_shutdown_workers", DATALOADER_STOP
     ),
+    RangedFunction("torch.utils.data.dataloader", "_BaseDataLoaderIter", "_next_index", DATALOADER_SAMPLER),
     RangedFunction("torch", "", "save", CHECKPOINT),
     RangedFunction("torch.distributed.checkpoint", "", "save", CHECKPOINT),
     RangedFunction("torch.distributed.checkpoint", "", "async_save", CHECKPOINT),

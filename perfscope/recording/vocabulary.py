@@ -17,6 +17,9 @@ DATALOADER_START: Final = "perfscope::dataloader_start"
 DATALOADER_STOP: Final = "perfscope::dataloader_stop"
 """A data loader's iterator stops its workers: its epoch has ended, or the script has let go of it."""
 
+DATALOADER_SAMPLER: Final = "perfscope::dataloader_sampler"
+"""A data loader's sampler draws the indices of a batch, on the training thread, however many workers there are."""
+
 FORWARD: Final = "perfscope::forward"
 """The outermost module's forward."""
 
@@ -35,7 +38,10 @@ OPTIMIZER: Final = "perfscope::optimizer"
 GARBAGE_COLLECTION: Final = "perfscope::gc"
 """The interpreter collects garbage, on whichever thread's turn it was; not its youngest generation's collections."""
 
-RANGES: Final = (DATALOADER, DATALOADER_START, DATALOADER_STOP, FORWARD, EVALUATION, BACKWARD, COMMUNICATION, OPTIMIZER)
+RANGES: Final = (
+    DATALOADER, DATALOADER_START, DATALOADER_STOP, DATALOADER_SAMPLER, FORWARD, EVALUATION, BACKWARD, COMMUNICATION,
+    OPTIMIZER,
+)  # fmt: skip
 
 COLLECTIVE_PREFIX: Final = "perfscope::collective#"
 """Range around the operator ``c10d::*`` that issues a collective or message of a job without accelerators, on the

@@ -266,11 +266,23 @@ class DataLoaderRow:
     blocking_us: Annotated[
         Us, "The part of the wait in which nothing else of the step went on: idle_dataloader of the time breakdown."
     ]
-    batch_us: Annotated[Us | None, "Time that one worker needs to load one batch; None where it is not known."]
+    batch_us: Annotated[
+        Us | None, "Time that one worker needs to load one batch, without the sampler; None where it is not known."
+    ]
     num_workers: Annotated[int | None, "Worker processes of the loader; 0: it loads in the training process."]
     batches_per_step: Annotated[
         Count, "Calls of ``__next__`` per step, the mean: more than one where gradients accumulate over micro-batches."
     ] = 1.0
+    sampler_us: Annotated[
+        Us,
+        "The part of the wait in which the sampler drew indices: on the training thread, however many workers there "
+        "are. 0 in traces that do not record it.",
+    ] = 0.0
+
+    @property
+    def fetching_us(self) -> float:
+        """The part of ``blocking_us`` that workers can take from the training thread: all but the sampler's."""
+        return max(self.blocking_us - self.sampler_us, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

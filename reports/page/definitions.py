@@ -57,6 +57,7 @@ _FIELDS: Final[dict[str, tuple[str, type, tuple[str, ...]]]] = {
     "clock_residual": ("Clock residual", rows.ClockRow, ("residual_us",)),
     "loader_wait": ("Dataloader wait", rows.DataLoaderRow, ("wait_us",)),
     "loader_blocking": ("Blocking", rows.DataLoaderRow, ("blocking_us",)),
+    "loader_sampler": ("Sampler", rows.DataLoaderRow, ("sampler_us",)),
     "loader_batch": ("Load time per batch", rows.DataLoaderRow, ("batch_us",)),
     "memory_peak": ("Reserved peak", rows.MemoryRow, ("peak_bytes",)),
     "memory_allocated": ("Allocated peak", rows.MemoryRow, ("allocated_peak_bytes",)),

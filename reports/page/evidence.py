@@ -107,6 +107,8 @@ def dataloader_table(rows: Sequence[DataLoaderRow]) -> HtmlTable:
         tables.durations("of it blocking the step", [row.blocking_us for row in rows], definition="loader_blocking"),
     ]
     batches, workers = [row.batch_us for row in rows], [row.num_workers for row in rows]
+    if any(row.sampler_us for row in rows):
+        columns.append(tables.durations("Sampler", [row.sampler_us for row in rows], definition="loader_sampler"))
     if any(known(batch) for batch in batches):
         reason = "The time to load one batch is not known from this recording."
         columns.append(tables.durations("Load time per batch", batches, definition="loader_batch", reason=reason))

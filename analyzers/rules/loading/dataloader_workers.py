@@ -55,8 +55,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     stalls = find_stalls(job)
     if not waiting or _is_one_straggler(job, waiting) or (stalls is not None and stalls.is_all):
         return None
-    worst = max(waiting, key=lambda row: row.blocking_us)
-    stall_us = median(row.blocking_us for row in waiting)
+    worst = max(waiting, key=lambda row: row.fetching_us)
+    stall_us = median(row.fetching_us for row in waiting)
     without_us = job.step_time_us - stall_us
     need = _need(job, worst, without_us)
     # Where the cores are the limit, the stall ends when loading costs nothing.
@@ -78,7 +78,7 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _waiting(job: RuleContext) -> list[DataLoaderRow]:
-    return [row for row in job.summary.dataloader if row.blocking_us >= SHARE * job.step_time_us]
+    return [row for row in job.summary.dataloader if row.fetching_us >= SHARE * job.step_time_us]
 
 
 def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:

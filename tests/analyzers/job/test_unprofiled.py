@@ -1,4 +1,4 @@
-"""What a step takes without the profiler: evaluations are left out of it where they are left out of the recorded steps."""
+"""What a step takes without the profiler: without evaluations where the recorded steps are without them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from perfscope.recording.vocabulary import (
     COLLECTIVE_PREFIX,
     COMMUNICATION,
     DATALOADER,
+    DATALOADER_SAMPLER,
     DATALOADER_START,
     DATALOADER_STOP,
     FORWARD,
@@ -180,7 +181,9 @@ def test_a_plain_loop_is_recorded_and_everything_patched_is_put_back(tmp_path: P
     assert not patched.startswith("patched during: 0")
     run = recording.run()
     assert recording.traces() == ["rank-00000.capture-0.trace.json.gz"]
-    assert recording.trace().ranges() == {DATALOADER: 4, FORWARD: 4, BACKWARD: 4, OPTIMIZER: 2}
+    assert recording.trace().ranges() == {
+        DATALOADER: 4, DATALOADER_SAMPLER: 4, FORWARD: 4, BACKWARD: 4, OPTIMIZER: 2,
+    }  # fmt: skip
     assert (run.strategies, run.world_size) == (("single",), 1)
     assert run.steps.backwards_per_step == 2
     assert run.settings["gradient_accumulation"] == {"backwards_per_step": 2}
