@@ -48,7 +48,7 @@ def predicted_step_ns(
     changed_ns = recorded.steps_ns(replayed, assumed_ns).astype(np.float64)
     if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
         alike_ns = _as_the_others(changed_ns, recorded_ns)
-        changed_ns = np.minimum(alike_ns, changed_ns) if sooner else alike_ns
+        changed_ns = _begun_sooner(np.minimum(alike_ns, changed_ns)) if sooner else alike_ns
     settled = slice(min(settling, len(changed_ns) - 1), None)
     predicted = float(changed_ns[settled].mean())
     if not lifted:  # else the recorded steps wait in turn for workers, and these do not
@@ -74,6 +74,14 @@ def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult) -> tuple[floa
     marks = (replayed.host_mark_ns, replayed.mark_ns)
     host, device = (float((mark_ns[begin[:, -1]] - mark_ns[begin[:, 0]]).max()) / steps for mark_ns in marks)
     return host, device
+
+
+def _begun_sooner(steps_ns: Float64) -> Float64:
+    """The steps with the first one no quicker than all others: the recording does not show how much sooner hosts may
+    come to it, and what keeps them near their devices (FSDP's limit on gathers) is replayed in those after it.
+    """
+    least = steps_ns[1:].min() if len(steps_ns) > 1 else 0.0
+    return np.append(max(steps_ns[0], least), steps_ns[1:])
 
 
 def _as_the_others(changed_ns: Float64, recorded_ns: Float64) -> Float64:

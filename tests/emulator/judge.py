@@ -54,8 +54,10 @@ RULES = {
 
 
 @functools.lru_cache(maxsize=4096)
-def step_ns(job: Job) -> float:
-    """What a step of a job takes."""
+def step_ns(job: Job, steps: int = 0) -> float:
+    """What a step of a job takes: in the recorded steps, or on the mean of so many from their first one on."""
+    if steps:
+        job = replace(job, recording=replace(job.recording, steps=steps))
     return emulate(job).step_ns
 
 
@@ -97,6 +99,8 @@ class Answer:
     before_ns: float
     truth_ns: float
     refused: str = ""
+    long_run_ns: float | None = None
+    """What many steps with the change take on their mean; None: not asked for."""
 
     @property
     def setting(self) -> str:
@@ -113,8 +117,12 @@ class Answer:
     @property
     def inside(self) -> bool:
         """Does the range hold the truth (but for a thousandth)?"""
+        return self.holds(self.truth_ns)
+
+    def holds(self, truth_ns: float) -> bool:
+        """The same of another truth."""
         assert self.found is not None
-        return self.found.low_ns * 0.999 <= self.truth_ns <= self.found.high_ns * 1.001
+        return self.found.low_ns * 0.999 <= truth_ns <= self.found.high_ns * 1.001
 
     def __str__(self) -> str:
         asked = " ".join(f"{name}={value}" for name, value in self.settings.items())
@@ -128,8 +136,8 @@ class Answer:
         )
 
 
-def judge(drawn: Drawn, predictions: bool = True) -> Judged:
-    """Run, write, analyze, compare."""
+def judge(drawn: Drawn, predictions: bool = True, long_run: int = 0) -> Judged:
+    """Run, write, analyze, compare; predictions also with the mean of ``long_run`` steps."""
     judged = Judged(drawn)
     emulation = emulate(drawn.job)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +147,7 @@ def judge(drawn: Drawn, predictions: bool = True) -> Judged:
     _causes(judged, summary, emulation.step_ns)
     _first_advice(judged, summary, emulation.step_ns)
     if context is not None:
-        judged.answers = list(_answers(drawn.job, context, emulation.step_ns))
+        judged.answers = list(_answers(drawn.job, context, emulation.step_ns, long_run))
         for answer in judged.answers:
             _note(judged, answer)
     return judged
@@ -157,15 +165,16 @@ def _note(judged: Judged, answer: Answer) -> None:
         judged.miss(f"outside {answer.setting}", str(answer))
 
 
-def _answers(job: Job, context: Context, before_ns: float) -> Iterator[Answer]:
+def _answers(job: Job, context: Context, before_ns: float, long_run: int) -> Iterator[Answer]:
     asked = list(questions(job))
     for settings in random.Random(job.seed).sample(asked, min(ASKED, len(asked))):
         changed = apply(job, settings)
         if changed is None:
             continue
         truth = step_ns(changed.job) / changed.batches
+        mean = step_ns(changed.job, long_run) / changed.batches if long_run else None
         try:
-            yield Answer(settings, predict(context, settings), before_ns, truth)
+            yield Answer(settings, predict(context, settings), before_ns, truth, long_run_ns=mean)
         except CannotReplay as reason:
             yield Answer(settings, None, before_ns, truth, str(reason))
 

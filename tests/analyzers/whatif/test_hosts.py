@@ -131,3 +131,25 @@ def test_hosts_that_do_not_wait_run_ahead(job: Job, tmp_path: Path) -> None:
     truth = emulate(changed.job).step_ns
     assert truth < 0.96 * emulate(job).step_ns  # else little shows
     assert predict(recorded(job, tmp_path), {"host.sync": "0"}).mid_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_a_host_that_is_kept_near_its_device_still_loads_before_each_step(tmp_path: Path) -> None:
+    """FSDP's limit on gathers keeps it there, so without reading the loss one rank is as late in the first step too."""
+    job = Job(
+        strategy="fsdp", ranks=4, noise=0.0, model=Model(blocks=6, tokens=8192, width=512),
+        recording=Recording(steps=2), loader=Loader(workers=0, load_ns=MS),
+        causes=(Cause("sync"), Cause("slow loader", 8.0, (0,))),
+    )  # fmt: skip
+    changed = apply(job, {"host.sync": "0"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert predict(recorded(job, tmp_path), {"host.sync": "0"}).mid_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_a_batch_that_is_copied_from_pageable_memory_is_waited_for_too(tmp_path: Path) -> None:
+    job = Job(ranks=2, noise=0.0, model=Model(blocks=4, width=512), loader=replace(LOADER, pinned=False))
+    changed = apply(job, {"host.sync": "0"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert truth < 0.98 * emulate(job).step_ns  # else little shows
+    assert predict(recorded(job, tmp_path), {"host.sync": "0"}).mid_ns == pytest.approx(truth, rel=0.02)
