@@ -80,8 +80,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         confidence=Confidence.LOW if job.info.few_steps or pipeline.bubbles_are_bounds else Confidence.MEDIUM,
         obtained=Obtained.BOUNDED,
         ceiling=job.ceiling(saved_us),
-        # Replayed for schedules that can be generated for another count, at the same batch.
-        whatif={"pipeline.microbatches": str(more)},
+        # Replayed for schedules that can be generated for another count, at the same batch; nothing else can be asked.
+        whatif={"pipeline.microbatches": str(more)} if replayed is not None else {},
     )
 
 

@@ -57,6 +57,7 @@ def test_a_schedule_that_cannot_be_written_down_is_bounded_only(tmp_path_factory
     assert row is not None
     assert row.obtained == "bounded"
     assert row.predicted_step_us is None
+    assert row.whatif == {}  # perfscope whatif would refuse it
 
 
 @pytest.mark.parametrize(("microbatches", "schedule"), [(8, "1f1b"), (8, "gpipe"), (64, "1f1b")])
