@@ -1,13 +1,15 @@
 """``dataclass``, as the standard library has it, for classes by the hundred: those that are frozen are made quickly.
 
-The standard library writes and compiles the source of six methods for every class, at import. Here it does so for a
-method when somebody first asks for it: most processes use few of the classes that they import, and of those little more
-than the constructor.
+The standard library looks through the fields of every class, and writes and compiles the source of six methods, at
+import. Here that is done when somebody first asks for it: most processes use few of the classes that they import, and
+of those little more than the constructor.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 __all__ = ["dataclass"]
@@ -34,6 +36,9 @@ _METHODS: Final = {
 }
 """Method -> the options with which the standard library makes that one alone."""
 
+_OF_FIELDS: Final = frozenset(("__dataclass_fields__", "__dataclass_params__", "__match_args__"))
+"""What the standard library finds out about a class's fields."""
+
 _SET: Final = "__set_field__"
 """What sets a field, in the constructors written here."""
 
@@ -43,15 +48,38 @@ def _frozen(kind: type, **options: bool) -> type:
     asked |= {"__init__": True, "__eq__": asked["__hash__"]}
     # Python itself sets __hash__ to None where a class defines __eq__.
     missing = [name for name in _METHODS if asked[name] and vars(kind).get(name) is None]
-    # Without methods a dataclass is quickly made: its fields are read.
-    dataclasses.dataclass(**{**options, "init": False, "eq": False, "repr": False, "frozen": False})(kind)
-    params: Any = kind.__dataclass_params__  # type: ignore[attr-defined]  # dataclasses that inherit look at them
-    params.init, params.eq, params.repr, params.frozen = True, asked["__eq__"], asked["__repr__"], True
+    if any(isinstance(value, dataclasses.Field) for value in vars(kind).values()):
+        _look_through_fields(kind, options)  # each leaves its default in its place
+    else:
+        for name in _OF_FIELDS - vars(kind).keys():
+            setattr(kind, name, _FieldsWhenAskedFor(kind, name, options))
     for name in missing:
         setattr(kind, name, _WhenAskedFor(kind, name))
     for name, method in (("__setattr__", _not_set), ("__delattr__", _not_deleted)):
         setattr(kind, name, method)
     return kind
+
+
+def _look_through_fields(kind: Any, options: dict[str, bool]) -> None:
+    """Sets what there is to know of a class's fields; without methods a dataclass is quickly made."""
+    if isinstance(vars(kind).get("__match_args__"), _FieldsWhenAskedFor):
+        del kind.__match_args__  # the others are set anew in any case
+    dataclasses.dataclass(**{**options, "init": False, "eq": False, "repr": False, "frozen": False})(kind)
+    params = kind.__dataclass_params__  # dataclasses that inherit look at them
+    params.init = params.frozen = True
+    params.eq, params.repr = options.get("eq", True), options.get("repr", True)
+
+
+class _FieldsWhenAskedFor:
+    """Stands in a class for what there is to know of its fields, until that is first looked up."""
+
+    def __init__(self, kind: type, name: str, options: dict[str, bool]) -> None:
+        self._kind, self._name, self._options = kind, name, options
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        """What the standard library finds out, from now on in its place."""
+        _look_through_fields(self._kind, self._options)
+        return getattr(self._kind, self._name)
 
 
 class _WhenAskedFor:
@@ -76,33 +104,50 @@ def _as_in_library(kind: type, name: str) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Does the constructor do nothing but set each field to what it is given, or to its default?"""
+    """Does the constructor do nothing but set each field, in their order, to what it is given or to its default?"""
     fields = dataclasses.fields(kind)
     plain = all(
         field.init and field.default_factory is dataclasses.MISSING and field.name not in ("self", _SET)
         for field in fields
     )
-    return plain and len(fields) == len(kind.__dataclass_fields__) and not hasattr(kind, "__post_init__")
+    in_order = len({field.kw_only for field in fields}) <= 1
+    return plain and in_order and len(fields) == len(kind.__dataclass_fields__) and not hasattr(kind, "__post_init__")
 
 
 def _constructor(kind: Any) -> Any:
-    """The standard library's, compiled in a quarter of the time: most classes that are used need only this."""
+    """The standard library's, made of one for as many fields: compiling one for each class takes ten times as long."""
     fields = dataclasses.fields(kind)
-    names: dict[str, Any] = {
-        f"default_{each.name}": each.default for each in fields if each.default is not dataclasses.MISSING
-    }
-    given = {
-        each: f"{each.name}=default_{each.name}" if f"default_{each.name}" in names else each.name for each in fields
-    }
-    named = [given[each] for each in fields if each.kw_only]
-    taken = ["self", *(given[each] for each in fields if not each.kw_only), *(("*", *named) if named else ())]
-    lines = [f"    {_SET}(self, {each.name!r}, {each.name})\n" for each in fields]
-    names[_SET] = object.__setattr__
-    exec(f"def __init__({', '.join(taken)}):\n{''.join(lines) or '    pass'}", names)  # noqa: S102  # as the library does
-    method = names["__init__"]
+    by_name = any(each.kw_only for each in fields)
+    template = _constructor_of(len(fields), by_name=by_name)
+    names = {_stand_in(at): each.name for at, each in enumerate(fields)}
+    code = template.replace(
+        co_varnames=tuple(names.get(name, name) for name in template.co_varnames),
+        co_consts=tuple(names.get(value, value) for value in template.co_consts),
+    )
+    defaults = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+    method = types.FunctionType(
+        code, {_SET: object.__setattr__}, "__init__", () if by_name else tuple(defaults.values())
+    )
+    method.__kwdefaults__ = defaults if by_name else None
     method.__qualname__ = f"{kind.__qualname__}.__init__"
     method.__annotations__ = {**{each.name: each.type for each in fields}, "return": None}
     return method
+
+
+@functools.cache
+def _constructor_of(count: int, *, by_name: bool) -> types.CodeType:
+    """The code of a constructor for so many fields, whose names stand-ins hold the places of."""
+    stand_ins = [_stand_in(at) for at in range(count)]
+    taken = ", ".join(("self", *(["*"] if by_name else []), *stand_ins))
+    lines = [f"    {_SET}(self, {name!r}, {name})\n" for name in stand_ins]
+    made: dict[str, Any] = {}
+    exec(f"def __init__({taken}):\n{''.join(lines) or '    pass'}", made)  # noqa: S102  # as the library does
+    code: types.CodeType = made["__init__"].__code__
+    return code
+
+
+def _stand_in(at: int) -> str:
+    return f"__field_{at}__"
 
 
 def _not_set(_instance: object, name: str, _value: object) -> NoReturn:

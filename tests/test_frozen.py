@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfscope import frozen
@@ -197,6 +198,47 @@ def test_methods_are_made_when_they_are_asked_for() -> None:
     assert pickle.loads(pickle.dumps(Packed(1, (2,)))) == Packed(1, (2,))
     made = {name for name in ("__init__", "__repr__", "__eq__", "__hash__") if inspect.isfunction(vars(Packed)[name])}
     assert made == {"__init__", "__eq__"}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        dataclasses.fields,
+        lambda kind: kind(1),
+        lambda kind: kind.__match_args__,
+        lambda kind: dataclasses.dataclass(frozen=True)(type("Heir", (kind,), {"__doc__": "Adds nothing."})),
+        lambda kind: msgspec.convert({"number": 1}, kind),
+        lambda kind: dataclasses.is_dataclass(type("Heir", (kind,), {})),
+    ],
+)
+def test_fields_are_looked_through_when_they_are_asked_for(ask: Callable[[Any], Any]) -> None:
+    @frozen.dataclass(frozen=True)
+    class Unused:
+        """Nobody has asked about it yet."""
+
+        number: int
+        other: int = 2
+
+    of_fields = ("__dataclass_fields__", "__dataclass_params__", "__match_args__")
+    assert {type(vars(Unused)[name]).__name__ for name in of_fields} == {"_FieldsWhenAskedFor"}
+    assert ask(Unused)
+    assert list(vars(Unused)["__dataclass_fields__"]) == ["number", "other"] == list(Unused.__match_args__)
+    assert vars(Unused)["__dataclass_params__"].frozen
+
+
+def test_a_class_may_say_how_it_is_matched() -> None:
+    @frozen.dataclass(frozen=True)
+    class Own:
+        """Is matched by one of its fields."""
+
+        __match_args__ = ("other",)
+        number: int
+        other: int
+
+    assert Own(1, 2).__match_args__ == Own.__match_args__ == ("other",)
+    match Own(1, 2):
+        case Own(found):
+            assert found == 2
 
 
 def test_a_dataclass_of_the_standard_library_may_inherit() -> None:
