@@ -192,7 +192,8 @@ VERBS = {
     "analyze sample_traces/healthy --quiet --output {}": (
         "pandas", "plotly", "narwhals", "torch", "distributed", "fsspec", "pyarrow", "perfscope.collectors",
         "perfscope.analyzers.hang.answer", "perfscope.analyzers.history", "perfscope.analyzers.compare",
-        "perfscope.analyzers.merge", "perfscope.reports.markdown", "perfscope.reports.tensorboard",
+        "perfscope.analyzers.merge", "perfscope.analyzers.readers.nsys", "sqlite3",
+        "perfscope.reports.markdown", "perfscope.reports.tensorboard",
         "perfscope.reports.terminal", "perfscope.results.anonymous", "perfscope.tune",
     ),
 }  # fmt: skip

@@ -19,16 +19,13 @@ Files that are no traces: ``flight`` (flight-recorder dumps), ``stacks`` and ``s
 on ``plain_pickle``, which reads pickles without classes, and ``plain_values``.
 """
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from perfscope.analyzers.readers import chrome, nsys, sources
-from perfscope.analyzers.readers.nsys_export import REPORT_SUFFIXES
-from perfscope.analyzers.readers.nsys_tables import PARQUET_SUFFIX, STRINGS_TABLE
+from perfscope.analyzers.readers import chrome, sources
 from perfscope.errors import TraceError
 from perfscope.recording import paths
+from perfscope.recording.job import NSYS_REPORT_SUFFIXES
 from perfscope.trace.trace import Trace
 
 __all__ = ["Kind", "detect", "parts", "read"]
@@ -45,7 +42,9 @@ def detect(path: Path) -> Kind:
     Raises TraceError where it cannot be opened or unpacked at all, and where ``perfscope merge`` wrote it.
     """
     if path.is_dir():
-        return "nsys-parquet" if (path / f"{STRINGS_TABLE}{PARQUET_SUFFIX}").is_file() else "unknown"
+        from perfscope.analyzers.readers.nsys_tables import is_parquet
+
+        return "nsys-parquet" if is_parquet(path) else "unknown"
     head = sources.read_head(path, _HEAD_BYTES)
     if paths.MERGED_MARK in head:
         raise TraceError(
@@ -53,8 +52,10 @@ def detect(path: Path) -> Kind:
             "analysis needs; analyze the folder of the traces that it was made from"
         )
     if head.startswith(_SQLITE_MAGIC):
-        return "nsys-sqlite" if _is_nsys_export(path) else "unknown"
-    if path.name.endswith(REPORT_SUFFIXES):
+        from perfscope.analyzers.readers.nsys_tables import is_sqlite
+
+        return "nsys-sqlite" if is_sqlite(path) else "unknown"
+    if path.name.endswith(NSYS_REPORT_SUFFIXES):
         return "nsys-rep"
     return "chrome" if chrome.peek(path).is_chrome else "unknown"
 
@@ -66,19 +67,15 @@ def parts(path: Path) -> tuple[str | None, ...]:
     """
     if not detect(path).startswith("nsys"):
         return (None,)
+    from perfscope.analyzers.readers import nsys
+
     return tuple(rank.part for rank in nsys.ranks(path))
 
 
 def read(path: Path, part: str | None = None) -> Trace:
     """Read one rank of a file of any kind. Raises TraceError, naming the file, where it cannot be read."""
-    return nsys.read(path, part) if detect(path).startswith("nsys") else chrome.read(path)
+    if not detect(path).startswith("nsys"):
+        return chrome.read(path)
+    from perfscope.analyzers.readers import nsys
 
-
-def _is_nsys_export(path: Path) -> bool:
-    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            found: int = database.execute(query, (STRINGS_TABLE,)).fetchone()[0]
-    except (sqlite3.Error, UnicodeDecodeError):  # the latter: damage in the text of SQLite's own message
-        return path.suffix == ".sqlite"  # damaged: reading it raises the error
-    return found > 0
+    return nsys.read(path, part)

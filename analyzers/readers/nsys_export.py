@@ -13,8 +13,7 @@ from typing import Final
 
 from perfscope.errors import TraceError
 from perfscope.execution.cache import Cache
-
-REPORT_SUFFIXES: Final = (".nsys-rep", ".qdrep", ".qdstrm")
+from perfscope.recording.job import NSYS_REPORT_SUFFIXES
 
 _UNFINISHED_SUFFIX: Final = ".qdstrm"
 """The raw stream of a session that has no report yet."""
@@ -25,7 +24,7 @@ _SHOWN_CHARACTERS: Final = 500
 
 def is_report(path: Path) -> bool:
     """Whether it is a report (by its name, because the format is ``nsys``'s own), not an export."""
-    return path.name.endswith(REPORT_SUFFIXES) and path.is_file()
+    return path.name.endswith(NSYS_REPORT_SUFFIXES) and path.is_file()
 
 
 def find_nsys() -> str | None:

@@ -33,6 +33,22 @@ _PROCESS_SHIFT: Final = 24
 _LOW_24: Final = (1 << 24) - 1
 
 
+def is_parquet(folder: Path) -> bool:
+    """Whether a folder is an export."""
+    return (folder / f"{STRINGS_TABLE}{PARQUET_SUFFIX}").is_file()
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a database is an export; true for a damaged one that is called so, of which reading raises the error."""
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            found: int = database.execute(query, (STRINGS_TABLE,)).fetchone()[0]
+    except (sqlite3.Error, UnicodeDecodeError):  # the latter: damage in the text of SQLite's own message
+        return path.suffix == ".sqlite"
+    return found > 0
+
+
 def process_key(global_id: int) -> int:
     """The part that all global ids of one process have in common."""
     return global_id >> _PROCESS_SHIFT
