@@ -36,6 +36,12 @@ _AT_ONCE_NS: Final = 50_000
 _LONG_GAP_NS: Final = 1_000_000
 """A thread that is idle for this long while a collective runs waits; it is not just between two operators."""
 
+_GAPS: Final = 2.0
+_LONGEST_GAP_NS: Final = 5_000
+_MANY: Final = 20
+"""Gaps between queued kernels are up to so many times their median long, and no longer than this, where so many of them
+show it."""
+
 _COLLECTIVE_OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored)[a-z_]+$")
 """torch.distributed's operators that issue a collective to a backend."""
 
@@ -163,10 +169,18 @@ def _blocked(trace: Trace, own: DeviceWork, host: HostActivity, collectives: Col
     unknown[known] = own.launch[following[known]] == NONE
     launched[unknown] = gaps.start_ns[unknown]
     queued_from = np.maximum(launched, gaps.start_ns)
-    queued = _until_last_end(ends, queued_from, gaps.end_ns)
+    waits = gaps.end_ns - gaps.start_ns > _usual_gap_ns((gaps.end_ns - gaps.start_ns)[launched <= gaps.start_ns])
+    queued = _until_last_end(ends, queued_from[waits], gaps.end_ns[waits])
     late = launched > gaps.start_ns
     synced = _in_sync(host, ends, gaps.start_ns[late], np.minimum(launched, gaps.end_ns)[late])
     return queued.union(synced).intersect(gaps)
+
+
+def _usual_gap_ns(gaps_ns: Int64) -> float:
+    """What passes between two kernels of a device that has the next one in its queue. In so short a gap a collective
+    ends by chance: among hundreds of kernels in a backward some begin just then.
+    """
+    return min(_GAPS * float(np.median(gaps_ns)), _LONGEST_GAP_NS) if len(gaps_ns) >= _MANY else 0.0
 
 
 def _until_last_end(ends: Int64, begin: Int64, until: Int64) -> Intervals:

@@ -1,12 +1,15 @@
-"""A rank's own progress on CPUs: which collective a training thread waits for, of traces built by hand."""
+"""A rank's own progress: which collective a training thread, or a device, waits for, of traces built by hand."""
 
 from __future__ import annotations
+
+import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.results.categories import TimeCategory
 from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder
 
+US = 1_000
 MS = 1_000_000
 
 
@@ -36,3 +39,18 @@ def test_of_two_collectives_that_run_a_thread_waits_for_the_one_that_ends_first(
     found = partial(("all_reduce", 0.9, 8, RUNLOOP), ("broadcast", 1.1, 5.2, RUNLOOP_2))
     assert found.progress.blocked.end_ns.tolist() == [5 * MS]
     assert found.collectives.end_ns[found.progress.blocker].tolist() == [round(5.2 * MS)]
+
+
+@pytest.mark.parametrize(("gap", "blocked"), [(1, []), (200, [(30_000, 30_150)])])
+def test_a_collective_that_ends_between_two_queued_kernels_was_waited_for_only_if_these_are_far_apart(
+    gap: int, blocked: list[tuple[int, int]]
+) -> None:
+    """Kernels of 999 µs with 1 µs between each and the next; one gap is 1 or 200 µs, and in it a collective ends."""
+    builder = TraceBuilder(world_size=2).step(1, 0, 41_000 * US)
+    for number in range(40):
+        begin = 1_000 * number + (gap - 1 if number >= 30 else 0)
+        builder.launched("gemm", 10 + 5 * number, begin * US + US, (begin + 1_000) * US)
+    end = 30_000 * US + (US // 2 if gap == 1 else 150 * US)
+    builder.launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 25_000 * US, end, stream=30)
+    found = analyze_rank(builder.build()).progress.blocked
+    assert list(zip((found.start_ns // US).tolist(), (found.end_ns // US).tolist(), strict=True)) == blocked
