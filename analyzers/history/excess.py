@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes
 from perfscope.frozen import dataclass
 from perfscope.results.history import OTHER
-from perfscope.trace.medians import SIGMA_OF_MAD
+from perfscope.trace.medians import SIGMA_OF_MAD, densest
 from perfscope.trace.trace import Bool, Float32, Float64
 
 _QUICK: Final = 0.25
@@ -24,9 +24,6 @@ _QUICK: Final = 0.25
 
 _SIGMAS_BELOW_QUICK: Final = 0.4758
 """Standard deviations of a normal distribution between that quantile and half of it."""
-
-_SIGMAS_OF_A_THIRD: Final = 0.8615
-"""Standard deviations about its middle that hold a third of a normal distribution."""
 
 _APART: Final = 2.0
 """Standard deviations from 0 at which absolute differences have a middle of their own; noise is densest at 0."""
@@ -133,23 +130,12 @@ def _noise(own: Float32, excess: Float32) -> float:
     # with which it is the other way round.
     changes = SIGMA_OF_MAD * np.median(np.abs(np.diff(own.min(axis=1))))
     difference = own[:, 0] - own[:, 1]
-    found = [float(changes), _densest(difference)[1]]
+    found = [float(changes), densest(difference)[1]]
     # Where they are late in turn, half of the differences lie about a delay, and half about its opposite.
-    middle, deviation = _densest(np.abs(difference))
+    middle, deviation = densest(np.abs(difference))
     if middle >= _APART * deviation:
         found.append(deviation)
     return min(found)
-
-
-def _densest(values: Float32) -> tuple[float, float]:
-    """Middle of the shortest interval with a third of the values, and the standard deviation that it stands for: most
-    values may lie elsewhere.
-    """
-    count = max(len(values) // 3, 2)
-    ordered = np.sort(values)
-    first = int(np.argmin(ordered[count - 1 :] - ordered[: len(ordered) - count + 1]))
-    low, high = float(ordered[first]), float(ordered[first + count - 1])
-    return (low + high) / 2, (high - low) / _SIGMAS_OF_A_THIRD
 
 
 def _only(values: Float32, columns: list[int]) -> Float32:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.frozen import dataclass
-from perfscope.trace.trace import Bool, Float64, Int64
+from perfscope.trace.trace import Bool, Float32, Float64, Int64
 
 _BINS: Final = 16
 """A trend is estimated from the medians of this many stretches: 120 pairs, however many samples there are."""
@@ -17,6 +17,12 @@ _FEWEST: Final = 16
 
 SIGMA_OF_MAD: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
+
+_SIGMAS_OF_A_THIRD: Final = 0.8615
+"""Standard deviations about its middle that hold a third of a normal distribution."""
+
+_FEWEST_DENSE: Final = 4
+"""Of fewer values two that are close by chance would look like many."""
 
 _SURE: Final = 5.0
 """Standard errors by which a slope must differ from 0."""
@@ -33,6 +39,17 @@ _STEEPEST: Final = 1e-3
 def deviation(values: Int64 | Float64) -> float:
     """Standard deviation of one sample by its median absolute deviation, in its unit: odd values do not move it."""
     return SIGMA_OF_MAD * float(np.median(np.abs(values - np.median(values))))
+
+
+def densest(values: Int64 | Float32) -> tuple[float, float]:
+    """Middle of the shortest interval with a third of the values, and the standard deviation that it stands for: most
+    values may lie elsewhere.
+    """
+    count = min(max(len(values) // 3, _FEWEST_DENSE), len(values))
+    ordered = np.sort(values).astype(np.float64)
+    first = int(np.argmin(ordered[count - 1 :] - ordered[: len(ordered) - count + 1]))
+    low, high = float(ordered[first]), float(ordered[first + count - 1])
+    return (low + high) / 2, (high - low) / _SIGMAS_OF_A_THIRD
 
 
 def median_of_others(values: Float64, *, few: int) -> Float64:

@@ -21,9 +21,9 @@ class Cause:
     """One thing that is wrong. What ``value`` means depends on ``kind``:
 
     ``slow compute``, ``slow host``, ``slow loader``: times as long; ``pause``: ns that the host does something else
-    (``how``: ``gc``, ``checkpoint``, ``log``) in every ``every``-th step; ``sync``: the loss is read in every step,
-    after the forward; ``slow link``: bytes take times as long on every link, latency the root
-    of that.
+    (``how``: ``gc``, ``checkpoint``, ``log``) in every ``every``-th step, ``offset`` steps later; ``sync``: the loss is
+    read in every step, after the forward; ``slow link``: bytes take times as long on every link, latency the root of
+    that.
     """
 
     kind: str
@@ -31,6 +31,7 @@ class Cause:
     ranks: tuple[int, ...] | None = None
     """None: all."""
     every: int = 1
+    offset: int = 0
     how: str = ""
 
     def strikes(self, rank: int) -> bool:

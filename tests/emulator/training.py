@@ -60,7 +60,7 @@ class Script:
             yield from rank.item()
             rank.spend(30_000)
         for cause in job.struck("pause", rank.number):
-            if (step + 1) % cause.every == 0:
+            if (step + 1 - cause.offset) % cause.every == 0:
                 self._pause(cause)
 
     def _pause(self, cause: Cause) -> None:

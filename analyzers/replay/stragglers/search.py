@@ -33,6 +33,12 @@ from perfscope.analyzers.replay.pace import at_peers_pace, shortened, without_ho
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
+from perfscope.analyzers.replay.stragglers.lone_ranks import (
+    LoneRank,
+    at_usual_pace,
+    lone_ranks,
+    slow_now_and_then,
+)
 from perfscope.analyzers.replay.stragglers.own_time import (
     NOISE,
     HostBound,
@@ -144,6 +150,7 @@ def find_stragglers(
     search = _Search(result, recorded, base, hosts)
     stragglers = [*search.run(), *search.slow_link(result.matched_before)]
     stragglers += _slow_stages(result, search, hosts, attributed={rank for one in stragglers for rank in one.ranks})
+    stragglers = search.with_lone_turns(stragglers)
     return tuple(sorted(stragglers, key=lambda one: (-one.lost_ns, one.rank)))
 
 
@@ -361,14 +368,38 @@ class _Search:
         """
         hit = {rank: self._excess[rank] >= self._noise for rank in sorted(self._slow_once)}
         ranks = [rank for rank, steps in hit.items() if steps.mean() <= _AT_ONCE]
+        return tuple(ranks) if ranks and _in_turn(np.stack([hit[rank] for rank in ranks])) else ()
+
+    def with_lone_turns(self, stragglers: list[Straggler]) -> list[Straggler]:
+        """With ranks that have no peers and are slow in turn as one straggler, where together they cost so much more
+        than each alone.
+        """
+        ranks = lone_ranks(self._result, self._recorded, self._peers)
         if len(ranks) < _IN_TURN_RANKS:
-            return ()
-        hits = np.stack([hit[rank] for rank in ranks])
-        at_once = hits.sum(axis=0)
-        turns = hits[:, at_once > 0].argmax(axis=0)
-        changes = int((turns[1:] != turns[:-1]).sum())
-        alone = float((at_once[at_once > 0] == 1).mean()) if len(turns) else 0.0
-        return tuple(ranks) if changes >= _IN_TURN_RANKS - 1 and alone >= _AT_ONCE else ()
+            return stragglers
+        # In one category a delay is plain that the noise of the whole step would hide.
+        found = [one for view in (None, *CAUSES) if (one := self._lone_turns(ranks, view)) is not None]
+        if not found:
+            return stragglers
+        together = max(found, key=lambda one: one.lost_ns)
+        alone = [other.lost_ns for other in stragglers if other.rank in together.ranks]
+        if together.lost_ns < _TOGETHER * max(alone, default=0.0):
+            return stragglers
+        return [*(other for other in stragglers if other.rank not in together.ranks), together]
+
+    def _lone_turns(self, ranks: Sequence[LoneRank], view: TimeCategory | None) -> Straggler | None:
+        """Those of these ranks that are slow in turn, by their whole own time or by a category of it."""
+        used = self._recorded.used
+        slow = slow_now_and_then(ranks, used, self._result.step_ns, view)
+        if not slow or not _in_turn(np.stack([one.slow[used] for one in slow])):
+            return None
+        saved = self.saved(at_usual_pace(self._recorded, slow), ())
+        if saved is None:
+            return None
+        longer = np.sum([one.longer_ns(used) for one in slow], axis=0)
+        cause = CAUSES[TimeCategory(int(_OWN[np.argmax(longer[_OWN])]))]
+        worst = max(slow, key=lambda one: (int(one.over_ns.sum()), -one.of.rank)).of.rank
+        return Straggler(worst, tuple(one.of.rank for one in slow), "job", cause, float(saved.mean()), saved)
 
     def _with_varying_work(self) -> tuple[int, ...]:
         """Ranks whose compute varies from step to step, so that none is the slow one; empty without any. Several may be
@@ -622,6 +653,16 @@ def _is_a_host(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> bool:
     names = {hosts.get(rank, "") for rank in ranks}
     whole = tuple(sorted(rank for rank, name in hosts.items() if name in names))
     return len(names) == 1 and "" not in names and len(ranks) > 1 and whole == ranks and len(set(hosts.values())) > 1
+
+
+def _in_turn(hits: Bool) -> bool:
+    """Are these ranks (lines) slow in turn, seldom two in one step (column)?"""
+    at_once = hits.sum(axis=0)
+    turns = hits[:, at_once > 0].argmax(axis=0)
+    if len(hits) < _IN_TURN_RANKS or not len(turns):
+        return False
+    changes = int((turns[1:] != turns[:-1]).sum())
+    return changes >= _IN_TURN_RANKS - 1 and float((at_once[at_once > 0] == 1).mean()) >= _AT_ONCE
 
 
 def _at_once(hits: Bool) -> float:

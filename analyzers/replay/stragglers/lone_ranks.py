@@ -1,0 +1,126 @@
+"""Ranks that nobody's work is like, as the stages of a pipeline on a rank each, and that are slow in turn.
+
+Such a rank is compared with itself: its own time in a step, or that of one category, with what its steps usually take.
+What is slow in all steps alike is not found so, and need not be: a stage that is slow throughout is one of
+``slow_stages``. Where the work of batches varies, it does on all stages at once, and that is no turn of anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.engine import OpKind, Schedules
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.frozen import dataclass
+from perfscope.results.categories import TimeCategory
+from perfscope.trace.medians import densest
+from perfscope.trace.trace import Bool, Int64
+
+_PLAIN: Final = 3.0
+"""Standard deviations of a rank's usual steps from which one is longer than usual."""
+_NOTICEABLE: Final = 0.1
+"""Share of the step by which it must be longer: beside no peers what a busy machine does to a step is plain, too."""
+_AGAIN: Final = 2
+"""Steps in which each rank must be slow: what comes once may be anything."""
+_OFTEN: Final = 0.5
+"""Share of the steps in which one of them must be."""
+_MOST: Final = 0.5
+"""Share of the steps in which each may be: a rank that is slow in more is so most of the time, and in no turn."""
+_LARGEST_PART: Final = 2 / 3
+"""Of what all are slower by, at most, one rank's: else it is that rank, now and then."""
+_MAIN: Final = 0.5
+"""Part of what a category takes longer, at least, by which a rank's whole own time must be longer."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoneRank:
+    """One rank's own time. ``bounds`` are the ops of its schedule that begin the recorded steps, and the one that ends
+    the last; ``own_ns`` [recorded step]; ``rows_ns`` [recorded step, category].
+    """
+
+    rank: int
+    bounds: Int64
+    own_ns: Int64
+    rows_ns: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class LateSteps:
+    """The steps in which such a rank is slow, and for how much longer each then takes; [recorded step]."""
+
+    of: LoneRank
+    slow: Bool
+    over_ns: Int64
+    """0 where it is not slow."""
+
+    def longer_ns(self, used: Bool) -> Int64:
+        """By category, what slow steps take longer than the other used ones, all together."""
+        usual = np.median(self.of.rows_ns[used & ~self.slow], axis=0)
+        return np.asarray((self.of.rows_ns[self.slow] - usual).sum(axis=0), dtype=np.int64)
+
+
+def lone_ranks(result: AlignedJob, recorded: RecordedSchedules, with_peers: Collection[int]) -> list[LoneRank]:
+    """The ranks that are not among ``with_peers``."""
+    return [_lone_rank(result, recorded, rank) for rank in recorded.schedules.ranks if rank not in with_peers]
+
+
+def slow_now_and_then(
+    ranks: Collection[LoneRank], used: Bool, step_ns: float, category: TimeCategory | None
+) -> list[LateSteps]:
+    """Those of these ranks that take plainly longer in some of the ``used`` steps, of ``step_ns``, and not in most: by
+    their whole own time, or by a category of it. None where that is in few steps of all ranks together.
+    """
+    every = [_slow_steps(one, used, _NOTICEABLE * step_ns, category) for one in ranks]
+    found = [one for one in every if _AGAIN <= one.slow.sum() <= _MOST * used.sum()]
+    if not found or np.any([one.slow[used] for one in found], axis=0).mean() < _OFTEN:
+        return []
+    over = [int(one.over_ns.sum()) for one in found]
+    return found if max(over) <= _LARGEST_PART * sum(over) else []
+
+
+def at_usual_pace(recorded: RecordedSchedules, ranks: Collection[LateSteps]) -> Schedules:
+    """Schedules in which the slow steps of these ranks take as long as their others."""
+    schedules = recorded.schedules
+    own = schedules.own_ns.copy()
+    for one in ranks:
+        first = schedules.slice_of(one.of.rank).start + 1  # an op's own time is that before it
+        for step in np.flatnonzero(one.slow).tolist():
+            span = slice(first + int(one.of.bounds[step]), first + int(one.of.bounds[step + 1]))
+            left = 1 - float(one.over_ns[step]) / float(one.of.own_ns[step])
+            own[span] = np.diff(np.rint(np.cumsum(own[span]) * max(left, 0.0)), prepend=0).astype(np.int64)
+    return replace(schedules, own_ns=own)
+
+
+def _slow_steps(one: LoneRank, used: Bool, least_ns: float, category: TimeCategory | None) -> LateSteps:
+    times = one.own_ns if category is None else one.rows_ns[:, category]
+    usual, deviation = densest(times[used])
+    over = times - round(usual)
+    slow = used & (over >= max(least_ns, _PLAIN * deviation))
+    if category is not None and slow.any() and not _is_later(one.own_ns, over, slow, used):
+        slow = np.zeros_like(slow)
+    return LateSteps(one, slow, np.where(slow, over, 0))
+
+
+def _is_later(own_ns: Int64, over_ns: Int64, slow: Bool, used: Bool) -> bool:
+    """Is the whole own time longer in slow steps, and not only something else shorter?"""
+    usual = used & ~slow
+    if not usual.any():
+        return False
+    whole, part = (float(times[slow].mean() - times[usual].mean()) for times in (own_ns, over_ns))
+    return whole >= _MAIN * part
+
+
+def _lone_rank(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> LoneRank:
+    schedules, index = recorded.schedules, recorded.schedules.ranks.index(rank)
+    span = schedules.slice_of(rank)
+    kind, operand = schedules.kind[span], schedules.operand[span]
+    marks = np.append(recorded.begin[index], recorded.end[index, -1])
+    of_mark = {int(operand[op]): op for op in np.flatnonzero(kind == OpKind.MARK).tolist()}
+    bounds = np.array([of_mark[int(mark)] for mark in marks], dtype=np.int64)
+    progress = np.cumsum(schedules.own_ns[span])[bounds]
+    return LoneRank(rank, bounds, np.diff(progress), recorded.rows_between(result, rank, progress))
