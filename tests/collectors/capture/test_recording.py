@@ -78,7 +78,7 @@ class TestDdp:
         ranges = trace.ranges()
         collectives = {name for name in ranges if name.startswith(COLLECTIVE_PREFIX)}
         assert len(collectives) == 2 * 8  # DDP's and the script's own
-        parts = (DATALOADER, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
+        parts = (DATALOADER, DATALOADER_SAMPLER, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER)
         assert {name: ranges[name] for name in ranges.keys() - collectives} == dict.fromkeys(parts, 8)
         assert trace.within("DistributedDataParallel.forward", FORWARD)
         assert trace.within("Optimizer.step#AdamW.step", OPTIMIZER)
