@@ -138,7 +138,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     headline = f"{first.title}."
     shares, _ = losses(summary)
     category, share = largest(shares, [finding for finding in serious if _gains(finding, summary)])
-    gain = first.gain(summary.job.step_time_us)
+    gain = first.gain(summary.job.step_us)
     recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
     if share >= NAMED and share > recoverable:
         what = in_words(category, share, summary)
@@ -149,7 +149,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
 
 def _gains(finding: Finding, summary: Summary) -> bool:
     """Does its change save anything, as far as that is known?"""
-    gain = finding.gain(summary.job.step_time_us)
+    gain = finding.gain(summary.job.step_us)
     return gain is None or gain >= _GAINS
 
 
