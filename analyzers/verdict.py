@@ -266,7 +266,8 @@ def _change(action: Action) -> str:
     """The change as one sentence: the setting with its new value where that is one word, else the instructions."""
     new = action.new
     if new is None or new == action.old or new == "used" or (" " in new and "…" not in action.setting):
-        return plain(action.how).split("\n")[0]
+        first = plain(action.how).split("\n")[0]
+        return f"{first.removesuffix(':')}." if first.endswith(":") else first  # its code is in the ranked list
     if "…" in action.setting:
         what = action.setting.replace("…", new)
     elif new == "set" or any(sign in action.setting for sign in "=(:"):

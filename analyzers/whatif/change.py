@@ -33,6 +33,11 @@ from perfscope.recording.metadata import RunMetadata
 _AS_LONG: Final = 0.01
 """Share of a step that decides nothing: ranks without whose waits it is no more than that shorter set no pace."""
 
+MEMORY_GBPS: Final = 1500.0
+"""What kernels that read and write gradients are taken to move: an A100's memory."""
+REDUCED_ONCE: Final = "gradients are already reduced once per step"
+"""Why reducing them once is refused."""
+
 
 class CannotReplay(UnusableInput):
     """The change cannot be replayed from this recording; the message says why and what would help."""
@@ -62,6 +67,14 @@ class Context:
     """The job's step without the profiler, where that is what is predicted; None: the recorded step is."""
     with_hosts: bool = False
     """Hosts are replayed beside their devices."""
+
+    def refuse_cleared(self, name: str) -> None:
+        """Raise CannotReplay where the backward passes of a step do not sum up their gradients."""
+        for partial in self.result.partials.values():
+            if not partial.keeps_gradients[partial.steps.indices_of(self.result.steps)].all():
+                raise CannotReplay(
+                    f"{name}: gradients are cleared or used between the backward passes of a step, so none accumulate"
+                )
 
     @functools.cached_property
     def beside_hosts(self) -> Context:

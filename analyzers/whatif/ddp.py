@@ -22,6 +22,8 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes, ready_at
 from perfscope.analyzers.whatif.change import (
+    MEMORY_GBPS,
+    REDUCED_ONCE,
     BadSetting,
     CannotReplay,
     Context,
@@ -49,8 +51,6 @@ _LATE: Final = 0.02
 """Share of the step for which ranks that are not recorded may delay reductions, and count as if they did not."""
 _HALF: Final = 2
 """Bytes of an element in 16 bits."""
-_MEMORY_GBPS: Final = 1500.0
-"""What kernels that read and write gradients are taken to move: an A100's memory."""
 _CASTS_ERROR: Final = 1.0
 """Share by which they may be longer or shorter: devices have half to three times that, compilers fuse them."""
 _HOOK: Final = 0.6
@@ -180,18 +180,13 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
     """Reduce gradients once per step, after the last micro-batch's backward."""
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
-    _refuse_cleared(context, name)
+    context.refuse_cleared(name)
     dropped: set[RankOp] = set()
     for one in _rounds_of_any_size(schedules):
         microbatches = context.result.partials[one.rank].microbatches(one.step)
-        # Where no size is recorded, as many reductions in each micro-batch are taken for the same ones.
-        sizes = [bucket.collective.bytes for bucket in one.buckets]
-        once = len(sizes) // microbatches
-        each = StepOps(schedules, one.rank, one.step).in_every_part(set(one.buckets), microbatches)
-        if each and sizes == sizes[:once] * microbatches:
-            dropped.update(one.buckets[:-once])
+        dropped.update(StepOps(schedules, one.rank, one.step).before_last(one.buckets, microbatches))
     if not dropped:
-        raise CannotReplay(f"{name}: gradients are already reduced once per step")
+        raise CannotReplay(f"{name}: {REDUCED_ONCE}")
     for rank in schedules.ops:
         _without_copies(schedules, context, rank, _copies_before_last(context, rank))
     schedules.without(dropped)
@@ -245,15 +240,6 @@ def _copies_in(context: Context, rank: int, numbers: set[int]) -> tuple[Interval
     return copies.host.intersect(host), copies.device.intersect(device)
 
 
-def _refuse_cleared(context: Context, name: str) -> None:
-    """Raise CannotReplay where the backward passes of a step do not sum up their gradients."""
-    for partial in context.result.partials.values():
-        if not partial.keeps_gradients[partial.steps.indices_of(context.result.steps)].all():
-            raise CannotReplay(
-                f"{name}: gradients are cleared or used between the backward passes of a step, so none accumulate"
-            )
-
-
 def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
@@ -281,7 +267,7 @@ def _cast(schedules: EditableSchedules, halved: set[RankOp]) -> float:
         if op.rank_op not in halved:
             continue
         element = DTYPE_BYTES[op.rank_op.collective.dtype or ""]
-        ns = op.rank_op.bytes / element * _HALF / _MEMORY_GBPS
+        ns = op.rank_op.bytes / element * _HALF / MEMORY_GBPS
         if op.kind is OpKind.ISSUE:
             op.add(TimeCategory.COMPUTE, (element + 3 * _HALF) / _HALF * ns)
             op.spend(_HOOK * schedules.issuing_ns(op))
@@ -298,7 +284,7 @@ def _accumulate(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}={value}: only {len(used)} steps are recorded; record {value} or more")
     if any(run.settings.get("gradient_accumulation", {}).get("no_sync") is False for run in context.runs.values()):
         raise CannotReplay(f"{name}: gradients are reduced after every micro-batch; try ddp.no_sync first")
-    _refuse_cleared(context, name)
+    context.refuse_cleared(name)
     whole = len(used) // every * every
     # Steps that do not count, such as the first, still bring ranks together, and hosts ahead of their devices.
     accumulating = set(used) - set(used[::-1][::every])

@@ -13,7 +13,17 @@ import numpy as np
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
-from perfscope.analyzers.whatif import by_hand, ddp, extra_work, loader, microbatches, sharding, speed, threads
+from perfscope.analyzers.whatif import (
+    by_hand,
+    ddp,
+    extra_work,
+    fsdp_no_sync,
+    loader,
+    microbatches,
+    sharding,
+    speed,
+    threads,
+)
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.freed_cores import freed_ns, transfers_ns
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
@@ -33,6 +43,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     *microbatches.SETTINGS,
     *speed.SETTINGS,
     *sharding.SETTINGS,
+    *fsdp_no_sync.SETTINGS,
     *threads.SETTINGS,
 )
 """Everything that can be changed."""

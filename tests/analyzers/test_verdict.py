@@ -13,7 +13,7 @@ from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.verdict import verdict
 from perfscope.results.categories import CATEGORIES
-from perfscope.results.findings import Action, Finding, Obtained, Prediction
+from perfscope.results.findings import Action, Finding, Obtained, Prediction, code
 from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
 from perfscope.results.tables import LaunchRow, OperatorRow
@@ -176,6 +176,27 @@ def test_many_small_losses_are_not_healthy() -> None:
     found = judged(context(breakdown(0, idle_launch=15_000, exposed_copy=14_000, idle_host=12_000)))
     assert not found.healthy
     assert found.headline.startswith("No single cause: compute takes 59%")
+
+
+def test_a_gain_is_of_the_step_that_is_predicted_without_the_profiler() -> None:
+    """Recorded steps take 100 ms, those without the profiler 150, and 120 with the change: it saves a fifth of them."""
+    case = context(breakdown(0, exposed_comm_transfer=22_000), unprofiled_step_us=150_000.0)
+    (finding, *_) = evaluate(starved(80_000))
+    saves = dataclasses.replace(
+        finding, rule="fsdp-no-sync", title="Reduced too often", ceiling=0.9,
+        predicted_step_us=Prediction(low=110_000.0, mid=120_000.0, high=130_000.0),
+    )  # fmt: skip
+    found = judged(case, saves)
+    assert found.headline == "Reduced too often."
+    assert "Predicted speedup: 1.25x." in (found.first_action or "")
+
+
+def test_the_first_action_is_a_sentence_where_code_follows() -> None:
+    case = context(breakdown(0))
+    (finding, *_) = evaluate(starved(80_000))
+    action = Action(setting="no_sync", old="not used", new="used", how="Run it so:\n" + code("python", "run()"))
+    told = judged(case, dataclasses.replace(finding, action=action)).first_action
+    assert (told or "").startswith("Run it so. ")
 
 
 def test_the_first_finding_is_the_headline_and_its_setting_the_first_action():

@@ -91,6 +91,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value, bucket_mb=25.0)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
+    "fsdp.no_sync": (_FSDP, lambda job, value: replace(job, scatters_once=value == "true")),
     "ranks.work": (_ALL, lambda job, _: replace(job, evened=True)),
     "optimizer.loops": (_ALL, lambda job, _: replace(job, foreach=True)),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
@@ -150,12 +151,19 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
         yield from _advisable_with_ddp(job)
     if job.strategy == "manual" and job.ranks > 1:
         yield from ({"gradients.reduce": value} for value in ("flat", "ddp"))
-    if job.strategy == "fsdp" and job.reshard:
-        yield {"fsdp.reshard_after_forward": "false"}
-    if job.strategy == "fsdp" and not (job.backward_prefetch and job.forward_prefetch):
-        yield {"fsdp.prefetch": "1"}
+    if job.strategy == "fsdp":
+        yield from _advisable_with_fsdp(job)
     if job.stages > 1:
         yield {"pipeline.microbatches": str(2 * job.microbatches)}
+
+
+def _advisable_with_fsdp(job: Job) -> Iterator[dict[str, str]]:
+    if job.microbatches > 1 and not job.scatters_once:
+        yield {"fsdp.no_sync": "true"}
+    if job.reshard:
+        yield {"fsdp.reshard_after_forward": "false"}
+    if not (job.backward_prefetch and job.forward_prefetch):
+        yield {"fsdp.prefetch": "1"}
 
 
 def _advisable_with_ddp(job: Job) -> Iterator[dict[str, str]]:

@@ -205,12 +205,23 @@ class Units:
             "FSDP::post_backward_reduce" if rank.job.version == 2 else "FullyShardedDataParallel._post_backward_hook"
         )
         with rank.annotation(title):
+            if rank.job.scatters_once and rank.micro < rank.job.microbatches - 1:
+                yield from self._add(unit)
+                return
             with rank.operator("aten::copy_"):
                 rank.spend(rank.job.cpu.operator_ns)
                 name = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>(int)"
                 yield from rank.kernel(name, _copy_ns(self._elements, 3), f"cast{unit}")
             issue = Issue("_reduce_scatter_base", self._elements, rank.job.gradient_bytes)
             self._reductions.append((yield from collective(rank, self._group, issue, f"scatter{unit}.{rank.micro}")))
+
+    def _add(self, unit: int) -> Waits:
+        """A unit's gradients are added to what earlier micro-batches have left."""
+        rank = self._rank
+        with rank.operator("aten::add_"):
+            rank.spend(rank.job.cpu.operator_ns)
+            name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+            yield from rank.kernel(name, _copy_ns(self._elements, 5), f"add{unit}")
 
     def finish(self) -> list[Work]:
         """What the optimizer has to wait for."""

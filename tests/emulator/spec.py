@@ -148,6 +148,8 @@ class Job:
     """Of an element of a reduced gradient."""
     compressed: bool = False
     """DDP sends buckets in 16 bits: ``bf16_compress_hook``."""
+    scatters_once: bool = False
+    """FSDP adds gradients up whole and reduces them after the last micro-batch."""
     reshard: bool = True
     """FSDP frees a unit's parameters after its forward."""
     backward_prefetch: bool = True

@@ -126,6 +126,7 @@ def test_buckets_are_closed_from_the_last_parameter_on() -> None:
     "job",
     [
         Job(strategy="fsdp"),
+        Job(strategy="fsdp", microbatches=2, scatters_once=True),
         Job(strategy="manual"),
         Job(strategy="flat"),
         Job(strategy="tensor", tensor=2),

@@ -6,16 +6,17 @@ Only the sum over all micro-batches is needed, once per step: communication x (1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from perfscope.analyzers.rules.context import TORCH, RuleContext
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
 
 RULE: Final = "ddp-no-sync"
 SHARE: Final = 0.05
 """Share of the step that must be saved."""
 
-_HOW: Final = {
+HOW: Final = {
     "fabric": (
         "Fabric reduces in every backward that is not under its no_backward_sync:",
         (
@@ -60,23 +61,46 @@ def evaluate(job: RuleContext) -> Finding | None:
     replayed = job.replayed(change, SHARE) if job.torch_ddp else None
     if replayed is None:
         return None
+    sentence, typed = HOW.get(job.framework, HOW[TORCH])
+    action = Action(
+        setting="DistributedDataParallel.no_sync()", old="not used", new="used", how=typed_for(job, sentence, typed)
+    )
+    return reduced_too_often(job, RULE, replayed, action, change, job.confidence(Confidence.HIGH))
+
+
+def rounds(job: RuleContext) -> int:
+    """Micro-batches per step: at least two, where gradients are reduced more than once."""
+    return max(job.microbatches, 2)
+
+
+def typed_for(job: RuleContext, sentence: str, typed: str) -> str:
+    """What to do, with the code that does it."""
+    return f"{sentence}\n{code('python', typed.format(rounds=rounds(job)))}"
+
+
+def reduced_too_often(
+    job: RuleContext,
+    rule: str,
+    replayed: tuple[Prediction, float],
+    action: Action,
+    change: Mapping[str, str],
+    confidence: Confidence,
+) -> Finding:
+    """The finding that gradients are reduced after each micro-batch; ``replayed``: as ``RuleContext.replayed``."""
     prediction, saved_us = replayed
     rows = job.summary.time_breakdown
     exposed_us = sum(row.exposed_comm_transfer_us + row.exposed_comm_wait_us for row in rows) / len(rows)
-    rounds = max(job.microbatches, 2)
-    sentence, typed = _HOW.get(job.framework, _HOW[TORCH])
-    how = f"{sentence}\n{code('python', typed.format(rounds=rounds))}"
     return job.finding(
-        RULE,
-        f"Gradients are reduced after each of {rounds} micro-batches; once per step is enough",
+        rule,
+        f"Gradients are reduced after each of {rounds(job)} micro-batches; once per step is enough",
         saved_us,
         evidence=(
-            Evidence("micro-batches per step", rounds, ranks=job.ranks),
+            Evidence("micro-batches per step", rounds(job), ranks=job.ranks),
             Evidence("step time saved, replayed", saved_us, "us", job.ranks),
             Evidence("exposed communication per step (mean)", exposed_us, "us", job.ranks),
         ),
-        action=Action(setting="DistributedDataParallel.no_sync()", old="not used", new="used", how=how),
-        confidence=job.confidence(Confidence.HIGH),
+        action=action,
+        confidence=confidence,
         predicted=prediction,
         whatif=change,
     )

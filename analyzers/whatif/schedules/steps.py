@@ -62,6 +62,16 @@ class StepOps:
         first, last, begin = (float(worked[place]) for place in (issues[0], issues[-1], self.begins))
         return parts > 1 and first < begin + (last - begin) * (parts - 1) / parts
 
+    def before_last(self, reductions: Sequence[RankOp], parts: int) -> Sequence[RankOp]:
+        """Of the step's reductions, in their order, those of all its ``parts`` micro-batches but the last; none where
+        these do not each reduce the same.
+        """
+        # Where no size is recorded, as many reductions in each micro-batch are taken for the same ones.
+        sizes = [each.collective.bytes for each in reductions]
+        once = len(sizes) // parts
+        every = self.in_every_part(set(reductions), parts)
+        return reductions[:-once] if once and every and sizes == sizes[:once] * parts else ()
+
     def replace(self, dropped: frozenset[RankOp], added: Sequence[tuple[float, ScheduleOp]]) -> None:
         """Take the ops of the rank ops ``dropped`` out and put ``added`` in at their progress; the own time stays.
 

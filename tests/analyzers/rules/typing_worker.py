@@ -69,6 +69,10 @@ def script(typed: str, frameworks: dict[str, Any]) -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(model)
     if "_forward_module" in typed:
         model._forward_module = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    if "set_requires_gradient_sync" in typed:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
     if "prefetch([" in typed:
         from torch.distributed.fsdp import fully_shard
 

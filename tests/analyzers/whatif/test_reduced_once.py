@@ -1,4 +1,4 @@
-"""``ddp.no_sync`` on traces of the second simulator, with the sizes of what is reduced and without."""
+"""``ddp.no_sync`` and ``fsdp.no_sync`` on traces of the second simulator, with what is reduced recorded and without."""
 
 from __future__ import annotations
 
@@ -115,3 +115,44 @@ def _with_range_after_first_backward(path: Path, name: str) -> None:
         events += [{**each, "name": name, "ts": each["ts"] - 1.5, "dur": 1.0} for each in second]
     text = json.dumps(data).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+SHARDED = Job(
+    strategy="fsdp", ranks=4, ranks_per_host=2, microbatches=3, noise=0.0, network=Network(gbps=20.0),
+    model=Model(blocks=4, tokens=2048), recording=Recording(steps=4),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SHARDED,
+        replace(SHARDED, version=2, microbatches=2, reshard=False),
+        replace(SHARDED, backward_prefetch=False, item_every=2),
+        replace(SHARDED, noise=0.01, forward_prefetch=True),
+    ],
+    ids=["FSDP1", "FSDP2, parameters kept", "gathered late", "gathered early"],
+)
+def test_fsdp_reduces_after_the_last_micro_batch(job: Job, tmp_path: Path) -> None:
+    emulated = emulate(job)
+    emulated.write(tmp_path)
+    changed = apply(job, {"fsdp.no_sync": "true"})
+    assert changed is not None
+    truth = emulate(changed.job).step_ns
+    assert truth < 0.95 * emulated.step_ns
+    found = predict(context_of(tmp_path), {"fsdp.no_sync": "true"})
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+@pytest.mark.parametrize("job", [replace(SHARDED, microbatches=1), replace(SHARDED, scatters_once=True)])
+def test_fsdp_that_reduces_once_is_refused(job: Job, tmp_path: Path) -> None:
+    emulate(job).write(tmp_path)
+    with pytest.raises(CannotReplay, match="already reduced once per step"):
+        predict(context_of(tmp_path), {"fsdp.no_sync": "true"})
+
+
+def test_only_fsdp_has_reductions_of_fsdp(tmp_path: Path) -> None:
+    emulate(replace(ONCE, no_sync=False)).write(tmp_path)
+    with pytest.raises(CannotReplay, match="no reductions of FSDP's gradients"):
+        predict(context_of(tmp_path), {"fsdp.no_sync": "true"})

@@ -55,5 +55,5 @@ def test_fabric_has_a_loop_of_the_user_s_own() -> None:
 def test_silent_where_little_is_saved_or_nothing_can_be_replayed() -> None:
     assert no_sync.evaluate(accumulating(saves_us=4_900.0)) is None
     assert no_sync.evaluate(changed(accumulating(), predict=None)) is None
-    assert no_sync.evaluate(changed(accumulating(), strategy="fsdp")) is None
+    assert no_sync.evaluate(changed(accumulating(), strategy="fsdp")) is None, "what FSDP would save is not known"
     assert no_sync.evaluate(accumulating(ddp={"implementation": "horovod"})) is None

@@ -1,0 +1,58 @@
+"""FSDP under gradient accumulation: fires when gradients are reduced after every micro-batch.
+
+Once per step is enough, as with DDP (``no_sync``). FSDP then holds whole gradients between micro-batches, not shards of
+them. Source: torch ``FSDPModule.set_requires_gradient_sync``, ``FullyShardedDataParallel.no_sync``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perfscope.analyzers.rules.communication import no_sync
+from perfscope.analyzers.rules.communication.traffic import traffic
+from perfscope.analyzers.rules.context import TORCH, RuleContext
+from perfscope.results.findings import Action, Confidence, Finding
+from perfscope.text import byte_size
+
+RULE: Final = "fsdp-no-sync"
+SPARE: Final = 1.1
+"""Memory that must be free, over what the change takes: the allocator needs some too."""
+
+_OF_FSDP1: Final = no_sync.HOW[TORCH]
+_OF_FSDP2: Final = (
+    "Switch the reduction off in all micro-batches but the last:",
+    (
+        "for number, batch in enumerate(batches, 1):\n"
+        "    model.set_requires_gradient_sync(number == len(batches))  # of the outermost module\n"
+        "    loss_of(model, batch).backward()"
+    ),
+)
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None where gradients are reduced once per step, little would be saved, or memory is known to be
+    too small for whole gradients.
+    """
+    change = {"fsdp.no_sync": "true"}
+    replayed = job.replayed(change, no_sync.SHARE) if "fsdp" in job.info.strategies else None
+    if replayed is None:
+        return None
+    scattered, room = traffic(job, "reduce_scatter"), job.free_bytes
+    takes = None
+    if scattered is not None:
+        takes = scattered.bytes / no_sync.rounds(job) * (1 - 1 / max(len(scattered.ranks), 1))
+    if room is not None and (takes is None or room < SPARE * takes):
+        return None
+    fits = f"{byte_size(room)} are free on the fullest rank" if room is not None else "check that they are free"
+    version = job.settings("fsdp").get("version")
+    own = _OF_FSDP1 if version == 1 else _OF_FSDP2
+    sentence, typed = own if job.framework == TORCH else no_sync.HOW.get(job.framework, own)
+    action = Action(
+        setting="FullyShardedDataParallel.no_sync()" if version == 1 else "set_requires_gradient_sync",
+        old="not used" if version == 1 else "True",
+        new="used" if version == 1 else "False before the last micro-batch",
+        how=no_sync.typed_for(job, sentence, typed),
+        costs=f"Up to {'all gradients' if takes is None else byte_size(takes)} more memory per rank; {fits}.",
+    )
+    confidence = Confidence.LOW if room is None and job.on_devices else job.confidence()
+    return no_sync.reduced_too_often(job, RULE, replayed, action, change, confidence)
