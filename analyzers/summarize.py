@@ -132,6 +132,7 @@ def summarize(
         capture=job.capture if len(job.captures) > 1 else None,
     )
     summary.self_check()
+    predict = predictor(replay)
     return _advised(
         rules.RuleContext(
             summary=summary,
@@ -142,7 +143,8 @@ def summarize(
             recomputation=extra_cost(result, attrgetter("recomputation")),
             conversions=extra_cost(result, attrgetter("conversions")),
             balanced_step_us=balanced_step_us(replay, pipeline),
-            predict=predictor(replay),
+            predict=predict,
+            may_save=None if predict is None else predict.may_save,
             predict_unprofiled=predictor(replay, unprofiled=True),
         )
     )

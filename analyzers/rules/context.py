@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cached_property
 from statistics import median
@@ -66,6 +66,8 @@ class RuleContext:
     """The step with the pipeline's work spread evenly over its stages, replayed; None where it is even already."""
     predict: Predict | None = None
     """Replays the recorded steps with settings changed; None where they cannot be replayed."""
+    may_save: Callable[[Mapping[str, str], float], bool] | None = None
+    """Whether settings changed may save a share of the step: in less time than ``predict`` says how much."""
     predict_unprofiled: Predict | None = None
     """The same for steps without the profiler; None where no such step was timed."""
 
@@ -226,11 +228,15 @@ class RuleContext:
         """``most``, or low on few steps or where ranks are missing."""
         return Confidence.LOW if self.info.few_steps or self.info.missing_ranks else most
 
+    def could_save(self, change: Mapping[str, str], share: float) -> bool:
+        """Whether a change, where it can be predicted, may save this share of the step."""
+        return self.may_save is None or self.may_save(change, share)
+
     def replayed(self, change: Mapping[str, str], least_share: float) -> tuple[Prediction, float] | None:
         """The prediction for a change and the µs of a step that it saves; None where that cannot be replayed, or saves
         less than ``least_share`` of the step.
         """
-        prediction = self.predict(change) if self.predict is not None else None
+        prediction = self.predict(change) if self.predict is not None and self.could_save(change, least_share) else None
         if prediction is None:
             return None
         saved_us = self.step_time_us - prediction.mid

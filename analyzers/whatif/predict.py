@@ -32,7 +32,7 @@ from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.results.display import Displayed
-from perfscope.results.findings import Predict, Prediction
+from perfscope.results.findings import Prediction
 from perfscope.trace.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
@@ -79,6 +79,9 @@ _HOST_PACE: Final = 1.15
 
 _SENDING: Final = 1
 """Order of the settings of what is sent; those after it are of how fast."""
+
+_ROUNDED: Final = 1 + 1e-6
+"""What saves just enough may be rounded either way."""
 
 _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
@@ -144,14 +147,14 @@ class WhatIfAnswer(Displayed):
         return min(share[0], whole[0]), (share[1] + whole[1]) / 2, max(share[2], whole[2])
 
 
-def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
-    """One replay with all ``settings`` changed; several where it is not known what the profiler has slowed down.
+def predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep | None = None) -> WhatIfAnswer:
+    """One replay with all ``settings`` changed; several where it is not known what the profiler has slowed down, or how
+    long something takes. ``middle`` is the first of them, where it was made before.
 
     Raises BadSetting for a name or value that is not understood, CannotReplay where the recording does not allow it.
     """
-    if all(setting_named(name).with_hosts for name in settings):
-        context = context.beside_hosts
-    answer = _predict(context, settings)
+    context = _for_settings(context, settings)
+    answer = _predict(context, settings, middle)
     others = [_predict(each, settings) for each in context.with_other_costs]
     if not others:
         return answer
@@ -160,7 +163,12 @@ def predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
     return replace(answer, low_ns=low, mid_ns=others[0].mid_ns, high_ns=high)
 
 
-def _predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
+def _for_settings(context: Context, settings: Mapping[str, str]) -> Context:
+    """With hosts beside their devices, where all settings allow that."""
+    return context.beside_hosts if all(setting_named(name).with_hosts for name in settings) else context
+
+
+def _predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep | None = None) -> WhatIfAnswer:
     """With one cost of the profiler. Raises as ``predict`` does."""
     measured = context.result.step_ns
     if not context.unchanged.complete:
@@ -180,7 +188,7 @@ def _predict(context: Context, settings: Mapping[str, str]) -> WhatIfAnswer:
         replayed = float(steps.mean())
         if context.profiler.whole:
             error = max(error, abs(replayed / measured - 1))
-    changed = _replay_changed(context, settings, 0)
+    changed = middle or _replay_changed(context, settings, 0)
     mid = changed.step_ns * context.correction
     varies = _standard_error(steps)
     if any(name.startswith(_OF_RANK) for name in settings):  # what others did while they waited varies unseen
@@ -301,8 +309,44 @@ def _turns(context: Context) -> Uncertainty:
     return Uncertainty(0.0, 0.0, slower_ns=slower, faster_ns=faster)
 
 
-def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predict | None:
-    """``predict`` for the rules, which do without an answer where there is none; None where nothing can be replayed.
+class Predictor:
+    """``predict`` for the rules, which do without an answer where there is none."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        # Rules, the joint plan and the curves ask for the same more than once.
+        self._known: dict[tuple[tuple[str, str], ...], Prediction | None] = {}
+        self._middle: dict[tuple[tuple[str, str], ...], _ChangedStep] = {}
+
+    def __call__(self, settings: Mapping[str, str]) -> Prediction | None:
+        """The step with settings changed; None where that cannot be replayed."""
+        key = tuple(sorted(settings.items()))
+        if key not in self._known:
+            try:
+                answer = predict(self._context, settings, self._middle.pop(key, None))
+                # A step of a few launches and next to no work would take no time: that says nothing.
+                self._known[key] = answer.predicted_us if answer.mid_ns >= 1 else None
+            except CannotReplay:
+                self._known[key] = None
+        return self._known[key]
+
+    def may_save(self, settings: Mapping[str, str], share: float) -> bool:
+        """Whether the prediction may save this share of the step, by one of the replays that it would take."""
+        key = tuple(sorted(settings.items()))
+        context = _for_settings(self._context, settings)
+        if context.with_other_costs or key in self._known:
+            return True
+        try:
+            changed = self._middle[key] = _replay_changed(context, settings, 0)
+        except CannotReplay:
+            return False
+        mid_ns = changed.step_ns * context.correction
+        mid_ns -= min(changed.freed_ns * context.correction, mid_ns) / 2
+        return mid_ns <= (1 - share) * context.result.step_ns * _ROUNDED
+
+
+def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predictor | None:
+    """None where nothing can be replayed.
 
     The recorded step is predicted, which is what rules measure; ``unprofiled``: the one without the profiler, and None
     where that is not known.
@@ -310,22 +354,7 @@ def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predict | None:
     if not job.replayed.complete or (unprofiled and job.unprofiled_ns is None):
         return None
     without = job.unprofiled_ns if unprofiled else None
-    context = Context(job.result, job.recorded, job.models, job.runs, unprofiled_ns=without)
-    known: dict[tuple[tuple[str, str], ...], Prediction | None] = {}
-
-    def ask(settings: Mapping[str, str]) -> Prediction | None:
-        # Rules, the joint plan and the curves ask for the same more than once.
-        key = tuple(sorted(settings.items()))
-        if key not in known:
-            try:
-                answer = predict(context, settings)
-                # A step of a few launches and next to no work would take no time: that says nothing.
-                known[key] = answer.predicted_us if answer.mid_ns >= 1 else None
-            except CannotReplay:
-                known[key] = None
-        return known[key]
-
-    return ask
+    return Predictor(Context(job.result, job.recorded, job.models, job.runs, unprofiled_ns=without))
 
 
 def setting_named(name: str) -> Setting:

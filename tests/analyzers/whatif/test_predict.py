@@ -6,11 +6,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perfscope.analyzers.whatif import predict as predicting
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
-from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.predict import Predictor, predict
 from perfscope.analyzers.whatif.whatif import context_of, sweep, whatif
 from tests.generator import (
     MIB,
@@ -175,6 +177,39 @@ def test_the_prediction_comes_true(recordings: dict[str, Context], name: str) ->
     assert found.mid_ns == pytest.approx(truth, rel=question.within)
     assert found.low_ns <= found.mid_ns <= found.high_ns
     assert 0.999 * found.low_ns <= truth <= 1.001 * found.high_ns
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_whether_a_change_may_save_a_share_is_what_its_prediction_says(
+    recordings: dict[str, Context], name: str
+) -> None:
+    question = QUESTIONS[name]
+    context = recordings[repr(question.recorded)]
+    prediction = Predictor(context)(question.settings)
+    assert prediction is not None
+    saved = 1 - 1e3 * prediction.mid / context.result.step_ns
+    rules = Predictor(context)
+    assert rules.may_save(question.settings, saved)
+    assert not rules.may_save(question.settings, saved + 0.001)
+    assert rules(question.settings) == prediction
+
+
+def test_what_is_not_worth_its_change_costs_one_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(replace(FSDP, steps=4, network=replace(SLOW_NETWORK, alpha_ns=15 * US, busbw_gbps=5.0))).write(tmp_path)
+    replays = 0
+    real = predicting._replay_changed
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal replays
+        replays += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(predicting, "_replay_changed", counted)
+    rules, change = Predictor(context_of(tmp_path)), {"network.bandwidth": "2x"}
+    assert not rules.may_save(change, 0.9)
+    assert replays == 1
+    assert rules(change) is not None
+    assert replays == 3
 
 
 @pytest.mark.parametrize("batches", [2, 4])
