@@ -30,7 +30,8 @@ _OF_HOST: Final = [HostTime.OPERATORS, HostTime.OTHER, HostTime.PAUSES]
 
 def leave_out(schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float = 1.0) -> None:
     """``share`` of such work of one rank is not done. Its ops must still be those that were recorded."""
-    (_shorten_lanes if schedules.hosts else _shorten)(schedules, result, rank, work, share)
+    if len(work.host) or len(work.device):
+        (_shorten_lanes if schedules.hosts else _shorten)(schedules, result, rank, work, share)
 
 
 def _shorten(schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float) -> None:

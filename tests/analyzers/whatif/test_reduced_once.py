@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.schedules import extra_work
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate
@@ -34,6 +37,17 @@ def test_each_of_three_micro_batches_reduces(tmp_path: Path, metadata: str) -> N
 
 LAUNCHES = Job(ranks=2, noise=0.0, model=Model(blocks=4, tokens=512, width=512), loader=Loader(load_ns=1 * MS))
 """Hosts set the pace, and copying each gradient into its bucket is much of what they do in a backward."""
+
+
+def test_where_no_copies_are_recorded_nothing_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(LAUNCHES).write(tmp_path)
+    context = context_of(tmp_path).beside_hosts
+    schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
+    nothing = replace(context.result.partials[0].bucket_copies, host=Intervals.empty(), device=Intervals.empty())
+    before = [(op.own_ns, op.lag_ns) for op in schedules.ops[0]]
+    monkeypatch.setattr(extra_work, "_shares", None)
+    extra_work.leave_out(schedules, context.result, 0, nothing)
+    assert [(op.own_ns, op.lag_ns) for op in schedules.ops[0]] == before
 
 
 def test_a_host_does_not_copy_what_is_not_reduced(tmp_path: Path) -> None:
