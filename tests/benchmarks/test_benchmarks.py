@@ -12,7 +12,7 @@ import pytest
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.readers import chrome
 from perfscope.trace.trace import Category
-from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure, overhead
+from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure, overhead, overhead_turns
 from tests.collectors.harness import needs_torch
 
 
@@ -136,6 +136,15 @@ def test_what_recording_costs_can_be_measured(capsys: pytest.CaptureFixture[str]
     assert set(rows) >= {"bare", "bare again", "waiting", "always-on", "by hand", "recording", "--steps-only"}
     assert rows["recording"].count("by hand") == 1
     assert "µs per step" in printed
+
+
+@pytest.mark.frameworks
+@needs_torch
+def test_processes_that_are_recorded_and_not_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    overhead_turns.main(["--layers", "1", "--steps", "2", "--turns", "2", "--starts", "1"])
+
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row[0].strip() for row in rows[2:]] == ["bare again", "waiting", "always-on"]
 
 
 @pytest.mark.frameworks
