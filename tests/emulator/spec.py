@@ -31,8 +31,8 @@ class Cause:
     ranks: tuple[int, ...] | None = None
     """None: all."""
     every: int = 1
-    offset: int = 0
     how: str = ""
+    offset: int = 0
 
     def strikes(self, rank: int) -> bool:
         """Whether it is this rank's."""
