@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -84,11 +84,11 @@ class JobObjects:
         kinds = loaded(entry for entry in (*_WRAPPERS, *_SHARDED, *_PIPELINED) if entry[1] == name)
         return [module for module in self.modules if isinstance(module, kinds)]
 
-    def to_hook(self) -> list[Any]:
+    def to_hook(self, called: Collection[int] = ()) -> list[Any]:
         """Modules whose outermost calls are the forward.
 
         The roots; what a wrapper holds, which may be called past it (as evaluation on one rank is); and the children
-        of a root that may merely hold the model and never be called itself.
+        of a root that may merely hold the model and never be called itself, as one whose id is in ``called`` is.
         """
         import torch
 
@@ -97,7 +97,9 @@ class JobObjects:
         for root in self.roots:
             layers = _layers(root)
             hooked.extend(layers)
-            if len(layers) == 1 and not isinstance(root, loaded(_WRAPPERS)) and not is_compiled(root):
+            if id(root) in called or len(layers) > 1 or isinstance(root, loaded(_WRAPPERS)):
+                continue
+            if not is_compiled(root):
                 hooked.extend(child for child in root.children() if not isinstance(child, containers))
         return hooked
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from perfscope.collectors.discovery import JobObjects
 
 DESCRIBE_AFTER: Final = 4
-"""Steps after the first hooks, by which loaders have been drawn from and DDP has built its buckets."""
+"""Steps after the first hooks, by which loaders have been drawn from, DDP has built its buckets, and models that are
+called as a whole have been.
+"""
 
 MOST_HOOKS: Final = 3
 """Times that the model is looked for: a script that makes a new one all the time would be slowed by it."""
@@ -153,16 +155,20 @@ class StepWatch:
             self._first_hook_at = self._first_hook_at or completed
             self._problems.guard("timing the phases of every step", self._hook, list(optimizers()))
             return True
-        if self._described:
+        if self._described and self._objects is None:
             self.hooked_for = optimizers_met
-        elif completed >= self._hooked_at + DESCRIBE_AFTER:
+            return False
+        if completed < self._hooked_at + DESCRIBE_AFTER:
+            return False
+        self._problems.guard("timing the forwards of every step", self._settle)
+        if not self._described:
             self._described = True
             drawn = sum(loader.batches for loader in self._phases.loaders.records())
             if 0 < drawn < BATCHES_DESCRIBED:
                 self.batches_per_step = drawn / (completed - self._first_hook_at)
             self._problems.guard("describing the run", self._describe, list(optimizers()))
-            return True
-        return False
+        self._objects = None
+        return True
 
     def cost(self, completed: int) -> RecordingMetadata | None:
         """What recording took of the ``completed`` steps; None where too few have ended."""
@@ -207,13 +213,18 @@ class StepWatch:
             self._phases.describe_loaders()
             self._history.measured = frozenset(STAGES)
             self._problems.guard(self._checkpoints.what, self._checkpoints.install)
+        self._clock.called = set()
         self._phases.patch(self._objects.to_hook())
         measured = self._problems.guard(self._waits.what, self._waits.install, self._objects)
         self._history.waits_measured = bool(measured)
         if measured:
             self._pace.core.begin()
-        if self._described:
-            self._objects = None
+
+    def _settle(self) -> None:
+        """Time the parts of a model no longer that has been called as a whole: each takes some 10 µs of a step."""
+        called, self._clock.called = self._clock.called, None
+        if self._objects is not None and called and any(id(root) in called for root in self._objects.roots):
+            self._phases.settle(self._objects.to_hook(called))
 
     def _measure_cost(self) -> None:
         self._phase_ns, self._wait_ns = phase_ns(self._problems), wait_ns()
@@ -225,9 +236,8 @@ class StepWatch:
 
     def _describe(self, optimizers: list[Any]) -> None:
         """What was found is a few steps old and held so long, because looking again takes as long again."""
-        objects, self._objects = self._objects, None
-        if objects is not None:
-            self._run_file.describe(objects, optimizers, self._capturer.made().ranges)
+        if self._objects is not None:
+            self._run_file.describe(self._objects, optimizers, self._capturer.made().ranges)
 
     def _asked(self) -> None:
         if self._trigger is not None:

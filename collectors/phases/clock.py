@@ -55,6 +55,8 @@ class PhaseClock:
         """When it, or what followed the last one, began: when this was last called."""
         self.reducing = 0
         """When the backward under way began to wait for the gradients of other ranks; 0 before."""
+        self.called: set[int] | None = None
+        """Ids of the modules whose forwards are timed, each from its first call on; None: nobody asks."""
         self.core: CoreWaits | None = None
         """Where the stages of the step under way are to be asked about, what counts the thread's waits for a core."""
         self.phases = 0
@@ -74,8 +76,11 @@ class PhaseClock:
         if get_ident() != self._thread:
             return False
         stage = phase
-        if subject is not None and not self._with_gradients() and evaluates(subject):
-            stage = EVALUATION
+        if subject is not None:
+            if self.called is not None:
+                self.called.add(id(subject))
+            if not self._with_gradients() and evaluates(subject):
+                stage = EVALUATION
         if self.core is not None:
             self.ask_core()
         now, around = perf_counter_ns(), self._open

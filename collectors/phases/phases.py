@@ -68,6 +68,8 @@ class StepPhases:
         self.ends: list[Callable[[int], None]] = [self.end for _ in ALL]
         self._patches = {phase: Patches() for phase in (DATALOADER, FORWARD, BACKWARD)}
         self._handles: list[Any] = []
+        self._settled: list[weakref.ref[Any]] = []
+        """Modules whose forwards are enough to time; empty while that is not known."""
         self._postponed: deque[Callable[[], None]] = deque(maxlen=MOST_POSTPONED)
         self._postpones = False
         self._to_describe = 0
@@ -100,6 +102,8 @@ class StepPhases:
         for phase in self._patches:
             if not self._sinks[phase]:
                 self._restore(phase)
+        if self._settled and self._sinks[FORWARD]:
+            self.settle([module for held in self._settled if (module := held()) is not None])
 
     def patch(self, modules: Iterable[Any]) -> None:
         """Patch data loading and backward unless they are patched, and the forwards of ``modules`` instead of those
@@ -109,6 +113,12 @@ class StepPhases:
         self._problems.guard("patching the backward", self._patch_backward)
         self._restore(FORWARD)
         self._problems.guard("patching the forward", self._patch_forwards, list(modules))
+
+    def settle(self, modules: list[Any]) -> None:
+        """From now on the forwards of ``modules`` are timed alone, but for as long as another sink asks for more."""
+        self._settled = [weakref.ref(module) for module in modules]
+        self._restore(FORWARD)
+        self._problems.guard("patching the forward", self._patch_forwards, modules)
 
     def describe_loaders(self) -> None:
         """Describe the loaders of the next batches also where no sink times the draw."""

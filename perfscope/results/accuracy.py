@@ -40,6 +40,7 @@ SIMULATED: Final = {
     "ddp.bucket_cap_mb": Accuracy(9, 9, 9),
     "ddp.comm_dtype": Accuracy(3, 2, 3),
     "ddp.no_sync": Accuracy(3, 3, 3),
+    "fsdp.no_sync": Accuracy(3, 3, 3),
     "fsdp.prefetch": Accuracy(3, 3, 3),
     "fsdp.reshard_after_forward": Accuracy(3, 3, 3),
     "host.launch": Accuracy(6, 6, 6),

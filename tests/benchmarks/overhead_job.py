@@ -137,6 +137,7 @@ class Job:
         phases, clock, objects = watch._phases, watch._clock, self.discover(optimizers)
         phases.attach(clock)
         phases.patch(objects.to_hook())
+        phases.settle(objects.to_hook({id(root) for root in objects.roots}))
         watch._waits.install(objects)
         watch._pace.core.begin()
         try:

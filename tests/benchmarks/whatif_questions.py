@@ -253,6 +253,12 @@ def _no_sync(rng: random.Random) -> Iterator[Question]:
     yield Question(Trained(spec), {"ddp.no_sync": "true"}, Trained(once))
 
 
+def _fsdp_no_sync(rng: random.Random) -> Iterator[Question]:
+    once = _job(rng, "fsdp", microbatches=rng.choice((2, 4)))
+    spec = replace(once, causes=(ReduceEachMicrobatch(),))
+    yield Question(Trained(spec), {"fsdp.no_sync": "true"}, Trained(once))
+
+
 def _comm_dtype(rng: random.Random) -> Iterator[Question]:
     spec = _job(rng)
     spec = replace(spec, model=replace(spec.model, element_bytes=4))
@@ -350,6 +356,6 @@ def _host_bound(rng: random.Random) -> Iterator[Question]:
 
 _ASK: tuple[Callable[[random.Random], Iterator[Question]], ...] = (
     _bandwidth, _bandwidth, _bandwidth, _latency, _latency, _latency, _compute, _launch, _sync, _peers, _workers,
-    _buckets, _no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound, _pauses,
-    _recomputation, _conversions, _even,
+    _buckets, _no_sync, _fsdp_no_sync, _comm_dtype, _microbatches, _fsdp, _accumulation, _stage, _sharding, _host_bound,
+    _pauses, _recomputation, _conversions, _even,
 )  # fmt: skip

@@ -41,3 +41,20 @@ def test_a_model_that_grows_while_it_is_looked_at_hides_no_other() -> None:
     model = torch.nn.Linear(2, 2)
     found = discover([torch.optim.SGD(model.parameters(), lr=0.1)])
     assert [id(root) for root in found.roots] == [id(model)]
+
+
+def test_parts_of_a_model_are_hooked_unless_it_is_called_as_a_whole() -> None:
+    class Parts(torch.nn.Module):
+        """Holds an encoder and a head, which the script calls itself."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+
+    held, whole = Parts(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    optimizer = torch.optim.SGD([*held.parameters(), *whole.parameters()], lr=0.1)
+    found = discover([optimizer])
+    assert {id(root) for root in found.roots} == {id(held), id(whole)}
+    assert set(map(id, found.to_hook())) == set(map(id, (held, held.encoder, held.head, whole, *whole)))
+    called = {id(whole), id(held.head)}
+    assert set(map(id, found.to_hook(called))) == set(map(id, (held, held.encoder, held.head, whole)))

@@ -150,6 +150,18 @@ def test_a_step_that_passes_runs_little_of_ours(tmp_path: Path) -> None:
     assert 0 < int(recording.out) <= 985
 
 
+@pytest.mark.parametrize(("arguments", "hooked"), [((), 1), (("parts",), 7)])
+def test_parts_of_a_model_that_is_called_as_a_whole_are_not_timed(
+    tmp_path: Path, arguments: tuple[str, ...], hooked: int
+) -> None:
+    command = (sys.executable, str(SCRIPTS / "parts.py"), *arguments)
+    recording = record(tmp_path / "r", *command, options=("--steps-only",))
+    assert recording.exit_code == 0, recording.err
+    assert int(recording.out) == hooked
+    steps = read(steps_file(recording.folder, 0))
+    assert (steps.stages_us[2:, steps.stages.index("forward")] > 0).all()
+
+
 def test_planned_captures_come_with_the_history_of_all_steps(tmp_path: Path) -> None:
     with Paced(tmp_path / "r", "--wait", "4", "--warmup", "1", "--active", "3") as training:
         history = steps_file(training.folder, 0)
@@ -272,7 +284,8 @@ def test_ranges_alone_are_for_a_profiler_of_the_users_own(tmp_path: Path, option
     seen = json.loads(recording.out.splitlines()[-2].replace("'", '"'))
     assert {name: count for name, count in seen.items() if name.count("::") == 1 and "#" not in name} == {
         # From the end of the first step; the loop draws a batch more before it breaks.
-        "perfscope::dataloader": 8, "perfscope::forward": 7, "perfscope::backward": 7, "perfscope::optimizer": 7,
+        "perfscope::dataloader": 8, "perfscope::dataloader_sampler": 8,
+        "perfscope::forward": 7, "perfscope::backward": 7, "perfscope::optimizer": 7,
     }  # fmt: skip
     assert recording.out.splitlines()[-1] == "rank 0 left behind: [] []"
     assert recording.traces() == []

@@ -304,6 +304,29 @@ class TestPostponed:
         assert done == ["outer goes on", "inner"]
 
 
+def test_parts_of_a_model_are_timed_for_as_long_as_somebody_else_asks(phases: StepPhases) -> None:
+    """A capture asks for all of them; before and after it the whole model is enough."""
+    log: list[str] = []
+    clock, other, model = PhaseClock(), Heard("capture", log), net()
+    phases.attach(clock)
+    phases.patch([model, *model])
+    assert hooks(model) == 2 * 3
+    phases.settle([model])
+    assert hooks(model) == 2
+    phases.attach(other)
+    phases.patch([model, *model])
+    train(model)
+    assert hooks(model) == 2 * 3
+    assert log.count("capture begin forward") == 3
+    clock.take()
+    phases.detach(other)
+    assert hooks(model) == 2
+    train(model)
+    assert clock.take()[0][FORWARD] > 0
+    phases.detach(clock)
+    assert hooks(model) == 0
+
+
 @pytest.mark.filterwarnings("ignore:torch.is_autocast:DeprecationWarning")
 def test_the_clock_and_the_ranges_together(phases: StepPhases, problems: Problems) -> None:
     """As in a capture of a run whose phases are timed."""
@@ -319,7 +342,8 @@ def test_the_clock_and_the_ranges_together(phases: StepPhases, problems: Problem
     assert [layers(each) for each in names()] == depth
     train(model)
     assert [name for name in written.names if "#" not in name] == [
-        f"perfscope::{name}" for name in ("dataloader_start", "dataloader", "dataloader", "forward", "backward")
+        f"perfscope::{name}"
+        for name in ("dataloader_start", *("dataloader", "dataloader_sampler") * 2, "forward", "backward")
     ]
     ranges.remove()
     assert written.open == 0
