@@ -4,7 +4,9 @@
 contender to the next in one process, which replaces and restores functions each time; here each process stays what it
 is from its start to its end, started as a user does, and all share one core and make a few steps each in turn. A turn's
 first step finds the core's caches as other work left them, the others as the training itself did. Two of the processes
-are bare: what they differ by is noise, of the layout of memory too, so several are started of each kind.
+are bare: what they differ by is noise, of the layout of memory too, so several are started of each kind. Importing
+modules changes that layout as well: so one process imports some of the standard library and does nothing with them, and
+one is a rank of a recorded job that is not recorded itself.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ RUN: Final = (*PERFSCOPE, "run", "--no-sampler")
 KINDS: Final[dict[str, Sequence[str]]] = {
     "bare": (),
     "bare again": (),
+    "bare, more modules": (),
+    "not recorded": (*RUN, "--ranks", "1000000"),
     "waiting": (*RUN, "--wait", "1000000000"),
     "always-on": (*RUN, "--steps-only"),
 }
@@ -44,6 +48,7 @@ def take_turns(layers: int, steps: int, turns: int) -> dict[str, list[Turn]]:
         processes = {}
         for number, (kind, prefix) in enumerate(KINDS.items()):
             command = [sys.executable, "-m", "tests.benchmarks.overhead_turns_job", "--layers", str(layers)]
+            command += ["--modules"] * (kind == "bare, more modules")
             if prefix:
                 command = [*prefix, "--output", str(Path(scratch, f"recording-{number}")), "--", *command]
             processes[kind] = stack.enter_context(
@@ -64,16 +69,16 @@ def take_turns(layers: int, steps: int, turns: int) -> dict[str, list[Turn]]:
     return found
 
 
-def longer_us(found: dict[str, list[Turn]], kind: str, clock: int, *, first: bool) -> float:
-    """What a step takes longer than in a bare process, µs: median over the turns of what the turn's first step, or the
-    median of its others, takes longer.
+def longer_us(found: dict[str, list[Turn]], kind: str, than: str, clock: int, *, first: bool = False) -> float:
+    """What a step takes longer than in the process of kind ``than``, µs: median over the turns of what the turn's first
+    step, or the median of its others, takes longer.
     """
 
     def of(turn: Turn) -> float:
         times = [step[clock] for step in turn]
         return times[0] if first else median(times[1:])
 
-    return median(of(mine) - of(its) for mine, its in zip(found[kind], found["bare"], strict=True)) / 1000
+    return median(of(mine) - of(its) for mine, its in zip(found[kind], found[than], strict=True)) / 1000
 
 
 def shown(values: Sequence[float]) -> str:
@@ -94,14 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     step_ms = median(step[1] for run in runs for turn in run["bare"] for step in turn) / 1e6
     print(f"{options.starts} processes of each kind, {options.turns} turns of {options.steps} steps in each;")
     print(f"a bare step takes {step_ms:.2f} ms of CPU (median)\n")
-    print("| longer than bare, µs | CPU | wall | CPU, first of a turn |\n|---|---|---|---|")
+    print(
+        "| longer than bare, µs | CPU | wall | CPU, first of a turn | CPU, than not recorded |\n|---|---|---|---|---|"
+    )
     for kind in KINDS:
         if kind == "bare":
             continue
         cells = [
-            shown([longer_us(run, kind, clock, first=first) for run in runs])
+            shown([longer_us(run, kind, "bare", clock, first=first) for run in runs])
             for clock, first in ((1, False), (0, False), (1, True))
         ]
+        cells.append(shown([longer_us(run, kind, "not recorded", 1) for run in runs]))
         print(f"| {kind} | {' | '.join(cells)} |")
 
 

@@ -144,7 +144,8 @@ def test_processes_that_are_recorded_and_not_take_turns(capsys: pytest.CaptureFi
     overhead_turns.main(["--layers", "1", "--steps", "2", "--turns", "2", "--starts", "1"])
 
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [row[0].strip() for row in rows[2:]] == ["bare again", "waiting", "always-on"]
+    kinds = ["bare again", "bare, more modules", "not recorded", "waiting", "always-on"]
+    assert [row[0].strip() for row in rows[2:]] == kinds
 
 
 @pytest.mark.frameworks
