@@ -14,11 +14,12 @@ from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.whatif.curves import uses_torch_ddp
 from perfscope.frozen import dataclass
-from perfscope.recording.metadata import RunMetadata
+from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
+from perfscope.text import byte_size
 
 _NVIDIA: Final = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID")
 _AMD: Final = re.compile(r"AMD|Instinct|Radeon")
@@ -26,6 +27,9 @@ _AMD: Final = re.compile(r"AMD|Instinct|Radeon")
 
 _SAME_SHARE: Final = 0.02
 """Shares of the step that differ by less are the same to a reader."""
+
+SPARE: Final = 1.1
+"""Memory that must be free, over what a change takes: the allocator needs some too."""
 
 OF_BOUND: Final = 0.5
 """Part of a bound that counts where findings are ordered: nothing reaches its bound, so one must not come before a
@@ -97,6 +101,11 @@ class RuleContext:
         return self.runs[min(self.runs)] if self.runs else None
 
     @property
+    def loader(self) -> DataLoaderMetadata | None:
+        """The data loader that rank takes its batches from; None where none is recorded."""
+        return self.run.dataloaders[0] if self.run and self.run.dataloaders else None
+
+    @property
     def on_devices(self) -> bool:
         """Does the job train on accelerators? Ranks without device work are listed as ``CPU``."""
         return "CPU" not in self.info.devices
@@ -153,6 +162,18 @@ class RuleContext:
             row.headroom_bytes for row in self.summary.memory if row.kind == "device" and row.headroom_bytes is not None
         ]
         return min(free) if free and len(free) == len(self.ranks) else None
+
+    def lacks_memory(self, takes: float | None) -> bool:
+        """Is it known that so many more bytes per rank do not fit? So it is where they are not known (None), and what
+        is free is.
+        """
+        return self.free_bytes is not None and (takes is None or self.free_bytes < SPARE * takes)
+
+    @property
+    def free_in_words(self) -> str:
+        """``free_bytes`` in words, behind what a change takes."""
+        free = self.free_bytes
+        return f"{byte_size(free)} are free on the fullest rank" if free is not None else "check that they are free"
 
     def free_memory(self) -> tuple[Evidence, ...]:
         """``free_bytes`` as evidence; none where it is not known."""

@@ -257,9 +257,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
     follows = context.longer_with_absent if leaning == 0 else None
-    if (
-        leaning < 0 or follows is not None or not paced
-    ):  # whether others keep up with a rank at its peers' pace is not known
+    # Whether others keep up with a rank at its peers' pace is not known.
+    if leaning < 0 or follows is not None or not paced:
         # What is sent, and how fast, does not change when they come.
         at_once = leaning < 0 and bool(asked) and asked[0][0].order <= 0
         schedules.free_of_absent(never_late=follows is not None or at_once)

@@ -15,9 +15,6 @@ from perfscope.results.findings import Action, Confidence, Finding
 from perfscope.text import byte_size
 
 RULE: Final = "fsdp-no-sync"
-SPARE: Final = 1.1
-"""Memory that must be free, over what the change takes: the allocator needs some too."""
-
 _OF_FSDP1: Final = no_sync.HOW[TORCH]
 _OF_FSDP2: Final = (
     "Switch the reduction off in all micro-batches but the last:",
@@ -37,13 +34,11 @@ def evaluate(job: RuleContext) -> Finding | None:
     replayed = job.replayed(change, no_sync.SHARE) if "fsdp" in job.info.strategies else None
     if replayed is None:
         return None
-    scattered, room = traffic(job, "reduce_scatter"), job.free_bytes
-    takes = None
+    scattered, takes = traffic(job, "reduce_scatter"), None
     if scattered is not None:
         takes = scattered.bytes / no_sync.rounds(job) * (1 - 1 / max(len(scattered.ranks), 1))
-    if room is not None and (takes is None or room < SPARE * takes):
+    if job.lacks_memory(takes):
         return None
-    fits = f"{byte_size(room)} are free on the fullest rank" if room is not None else "check that they are free"
     version = job.settings("fsdp").get("version")
     own = _OF_FSDP1 if version == 1 else _OF_FSDP2
     sentence, typed = own if job.framework == TORCH else no_sync.HOW.get(job.framework, own)
@@ -52,7 +47,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         old="not used" if version == 1 else "True",
         new="used" if version == 1 else "False before the last micro-batch",
         how=no_sync.typed_for(job, sentence, typed),
-        costs=f"Up to {'all gradients' if takes is None else byte_size(takes)} more memory per rank; {fits}.",
+        costs=f"Up to {'all gradients' if takes is None else byte_size(takes)} more memory per rank; "
+        f"{job.free_in_words}.",
     )
-    confidence = Confidence.LOW if room is None and job.on_devices else job.confidence()
+    confidence = Confidence.LOW if job.free_bytes is None and job.on_devices else job.confidence()
     return no_sync.reduced_too_often(job, RULE, replayed, action, change, confidence)

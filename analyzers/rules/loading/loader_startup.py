@@ -94,7 +94,7 @@ def _what(stalls: Stalls) -> str:
 
 def find_stalls(job: RuleContext) -> Stalls | None:
     """Rare stalls of most ranks; None where loading is slow throughout, fast enough, or slow on one rank only."""
-    loader = job.run.dataloaders[0] if job.run and job.run.dataloaders else None
+    loader = job.loader
     per_rank = [steps.loading_us for steps in job.per_step.values()]
     if loader is None or not per_rank or not job.steps:
         return None

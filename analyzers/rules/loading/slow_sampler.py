@@ -60,7 +60,7 @@ def _few(sampling: list[float]) -> int:
 
 def _lost_us(job: RuleContext, sampling: list[float], starts: int) -> float:
     """Mean per step of the whole run: once per epoch where its length is known, however many were recorded."""
-    loader = job.run.dataloaders[0] if job.run and job.run.dataloaders else None
+    loader = job.loader
     if loader is None or not loader.batches_per_epoch:
         return sum(sampling) / len(sampling)
     taken = max((row.batches_per_step for row in job.summary.dataloader), default=1.0)
@@ -69,8 +69,7 @@ def _lost_us(job: RuleContext, sampling: list[float], starts: int) -> float:
 
 
 def _name(job: RuleContext) -> str | None:
-    loader = job.run.dataloaders[0] if job.run and job.run.dataloaders else None
-    return (loader.sampler or None) if loader is not None else None
+    return (job.loader.sampler or None) if job.loader is not None else None
 
 
 _HOW: Final = (

@@ -34,7 +34,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     waiting_us = min(copying_us, job.typical_us("exposed_copy")) + blocked_us
     if waiting_us < SHARE * job.step_time_us:
         return None
-    loader = job.run.dataloaders[0] if job.run and job.run.dataloaders else None
+    loader = job.loader
     pinned = loader is not None and loader.pin_memory
     return job.finding(
         RULE,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.job.extra_work import ExtraCost
-from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.context import SPARE, RuleContext, known
 from perfscope.analyzers.rules.typed import in_accelerate, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
 from perfscope.text import byte_size
@@ -20,8 +20,6 @@ from perfscope.text import byte_size
 RULE: Final = "activation-checkpointing"
 SHARE: Final = 0.05
 """Least share of the step that is recomputation, and that leaving it out must save."""
-SPARE: Final = 1.1
-"""Memory that must be free, over what the change takes: the allocator needs some too."""
 SETTING: Final = "activations.recompute"
 
 
@@ -77,8 +75,6 @@ def _fitting(count: float, takes: float, room: int) -> float:
 def _action(job: RuleContext, count: float, share: float, takes: float | None) -> Action:
     blocks = round(count / max(job.microbatches, 1))
     kept = round(share * blocks)
-    room = job.free_bytes
-    fits = f"{byte_size(room)} are free on the fullest rank" if room is not None else "check that they are free"
     more = "Memory for what the forward keeps" if takes is None else f"About {byte_size(share * takes)} more memory"
     setting, how = _whole(job) if share == 1.0 else ("blocks that are checkpointed", _part(job, blocks, kept))
     return Action(
@@ -86,7 +82,7 @@ def _action(job: RuleContext, count: float, share: float, takes: float | None) -
         old="on" if share == 1.0 else str(blocks),
         new="off" if share == 1.0 else str(blocks - kept),
         how=how,
-        costs=f"{more} per rank; {fits}.",
+        costs=f"{more} per rank; {job.free_in_words}.",
     )
 
 

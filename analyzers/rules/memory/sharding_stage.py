@@ -24,8 +24,6 @@ SHARE: Final = 0.05
 """Share of the step that must be saved."""
 ACROSS: Final = 0.10
 """Least share of the step that is exposed transfer for advice to shard inside a host."""
-SPARE: Final = 1.1
-"""Memory that must be free, over what the change takes: the allocator needs some too."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -44,11 +42,9 @@ def _gathered_once(job: RuleContext, gathers: CollectiveTraffic | None) -> Findi
     replayed = job.replayed(change, SHARE)
     # Gathered twice in each micro-batch, each time all but the rank's own shard.
     takes = None if gathers is None else gathers.bytes / (2 * job.microbatches) * (1 - 1 / max(len(gathers.ranks), 1))
-    room = job.free_bytes
-    if replayed is None or (room is not None and (takes is None or room < SPARE * takes)):
+    if replayed is None or job.lacks_memory(takes):
         return None
     prediction, saved_us = replayed
-    fits = f"{byte_size(room)} are free on the fullest rank" if room is not None else "check that they are free"
     return job.finding(
         RULE,
         f"Parameters are gathered twice per step: {job.exposed_share:.0%} of the step is exposed transfer",
@@ -56,9 +52,10 @@ def _gathered_once(job: RuleContext, gathers: CollectiveTraffic | None) -> Findi
         evidence=_evidence(job, gathers, takes),
         action=replace(
             _STAGE_2 if deepspeed else _keep_parameters(job),
-            costs=f"Up to {'all parameters' if takes is None else byte_size(takes)} more memory per rank; {fits}.",
+            costs=f"Up to {'all parameters' if takes is None else byte_size(takes)} more memory per rank; "
+            f"{job.free_in_words}.",
         ),
-        confidence=Confidence.LOW if room is None else job.confidence(),
+        confidence=Confidence.LOW if job.free_bytes is None else job.confidence(),
         predicted=prediction,
         whatif=change,
     )
@@ -97,15 +94,15 @@ def _inside_hosts(job: RuleContext, gathers: CollectiveTraffic) -> Finding | Non
     here = max((run.local_world_size for run in job.runs.values()), default=1)
     if not gathers.across_hosts or not 2 <= here < len(gathers.ranks) or job.exposed_share < ACROSS:
         return None
-    states, room = model_states(job), job.free_bytes
-    if states is None or room is None:
+    states = model_states(job)
+    if states is None or job.free_bytes is None:
         return None
     takes = states.bytes_at(3, here) - states.bytes_at(3, len(gathers.ranks))
     deepspeed = "zero3" in job.info.strategies
     if deepspeed:
         # hpZ stores a second copy of the parameters only, sharded inside the host.
         takes = states.parameters * states.each[0] / here
-    if room < SPARE * takes:
+    if job.lacks_memory(takes):
         return None
     bound_us = min(job.exposed_transfer_us, gathers.transfer_us)
     return job.finding(
@@ -115,7 +112,7 @@ def _inside_hosts(job: RuleContext, gathers: CollectiveTraffic) -> Finding | Non
         evidence=_evidence(job, gathers, takes),
         action=replace(
             _hybrid(job, here, len(gathers.ranks) // here, deepspeed=deepspeed),
-            costs=f"About {byte_size(takes)} more memory per rank; {byte_size(room)} are free on the fullest rank.",
+            costs=f"About {byte_size(takes)} more memory per rank; {job.free_in_words}.",
         ),
         confidence=Confidence.LOW,
     )
