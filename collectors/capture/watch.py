@@ -214,6 +214,7 @@ class StepWatch:
             self._history.measured = frozenset(STAGES)
             self._problems.guard(self._checkpoints.what, self._checkpoints.install)
         self._clock.called = set()
+        self._phases.settle([])  # what was enough to time may be another model's
         self._phases.patch(self._objects.to_hook())
         measured = self._problems.guard(self._waits.what, self._waits.install, self._objects)
         self._history.waits_measured = bool(measured)

@@ -327,6 +327,18 @@ def test_parts_of_a_model_are_timed_for_as_long_as_somebody_else_asks(phases: St
     assert hooks(model) == 0
 
 
+def test_a_model_made_later_is_timed_after_a_capture_too(phases: StepPhases) -> None:
+    """While it is not known which of its parts are called, those of the model before are not timed in their place."""
+    clock, other, before, later = PhaseClock(), Heard("capture", []), net(), net()
+    phases.attach(clock)
+    phases.settle([before])
+    phases.settle([])
+    phases.patch([later, *later])
+    phases.attach(other)
+    phases.detach(other)
+    assert (hooks(before), hooks(later)) == (0, 2 * 3)
+
+
 @pytest.mark.filterwarnings("ignore:torch.is_autocast:DeprecationWarning")
 def test_the_clock_and_the_ranges_together(phases: StepPhases, problems: Problems) -> None:
     """As in a capture of a run whose phases are timed."""
