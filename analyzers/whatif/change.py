@@ -13,6 +13,7 @@ from dataclasses import astuple, field, replace
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.asleep import asleep_shares
 from perfscope.analyzers.job.collectives.cost_model import CostModel
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import ReplayResult
@@ -103,7 +104,7 @@ class Context:
 
     @functools.cached_property
     def with_other_costs(self) -> list[Context]:
-        """The same with what else the profiler may have cost, the likely one first; empty on devices."""
+        """The same with what else the profiler may have cost; empty on devices."""
         others = [replace(self, unsure={}) for _ in self._profiler_costs[1:]]
         for other, cost in zip(others, self._profiler_costs[1:], strict=True):
             other.__dict__.update(_profiler_costs=(cost,), unchanged=self.unchanged, latencies=self.latencies)
@@ -113,7 +114,8 @@ class Context:
     def _profiler_costs(self) -> tuple[ProfilerCost, ...]:
         if self.unprofiled_ns is None:
             return ()
-        return profiler_costs(self.result, self.recorded, self.unprofiled_ns, with_hosts=self.with_hosts)
+        asleep = asleep_shares(self.result, self.runs)
+        return profiler_costs(self.result, self.recorded, self.unprofiled_ns, asleep, with_hosts=self.with_hosts)
 
     @functools.cached_property
     def longer_with_absent(self) -> float | None:

@@ -160,7 +160,7 @@ def predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep 
         return answer
     every = [answer, *others]
     low, high = min(each.low_ns for each in every), max(each.high_ns for each in every)
-    return replace(answer, low_ns=low, mid_ns=others[0].mid_ns, high_ns=high)
+    return replace(answer, low_ns=low, high_ns=high)
 
 
 def _for_settings(context: Context, settings: Mapping[str, str]) -> Context:

@@ -8,17 +8,20 @@ operators, and 10 ms without the profiler: each operator cost 1 µs, and 500 of 
 
 On CPUs the profiler also slows down what it does not record: threads that send and sum have to wait for the cores that
 it keeps busy. Nothing shows how much. So there a prediction lies between two ends, that it only made the hosts' events
-longer, and that it slowed down everything alike; see :func:`profiler_costs`.
+longer, and that it slowed down everything alike but what training threads sleep; see :func:`profiler_costs`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.asleep import AsleepShares
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -40,6 +43,12 @@ _OF_HOST: Final = np.array([HostTime.OPERATORS, HostTime.OTHER, HostTime.PAUSES]
 _CLOSE: Final = 0.002
 """Relative error of the unprofiled step with which the cost of an event is found."""
 
+_UNEXPLAINED: Final = 0.05
+"""Share of the unprofiled step that events leave of the difference, from which they are not all that costs."""
+
+_MOST_SLOWER: Final = 4.0
+"""Work is slowed down by no more: where it seems to be, less is asleep."""
+
 _MOST_REPLAYS: Final = 5
 
 _MOST_EACH_NS: Final = 20_000.0
@@ -50,7 +59,8 @@ _MOST_EACH_NS: Final = 20_000.0
 class ProfilerCost:
     """``event_ns``: what the profiler adds to each recorded event of a training thread. ``step_ns``: the job's measured
     step without the profiler. ``replayed``: the recorded schedules without that cost, replayed. ``whole``: is there
-    nothing else that the profiler may have slowed down? Else what is left of the difference is of all events alike.
+    nothing else that the profiler may have slowed down? Else what is left of the difference is of all work alike, which
+    takes 1 + ``slower`` times as long. Only what is ``asleep`` takes no longer.
     """
 
     event_ns: float
@@ -58,10 +68,15 @@ class ProfilerCost:
     replayed: ReplayResult
     events: Mapping[int, RankEvents]
     whole: bool = True
+    asleep: Mapping[int, AsleepShares] = field(default_factory=dict)
+    slower: float = 0.0
 
     def remove_from(self, schedules: EditableSchedules, result: AlignedJob) -> None:
-        """Shorten the own time of every rank by what the events in it cost."""
+        """Shorten the own time of every rank by what the events in it cost. What is asleep becomes longer by what all
+        is then divided by.
+        """
         _remove(schedules, result, self.events, self.event_ns)
+        _lengthen(schedules, self.asleep, self.slower)
         step_ns = schedules.recorded.step_time_ns(self.replayed)
         for rank, loading_ns in schedules.loading_step_ns.items():
             schedules.loading_step_ns[rank] = min(loading_ns, step_ns)
@@ -82,15 +97,23 @@ class RankEvents:
 
 
 def profiler_costs(
-    result: AlignedJob, recorded: RecordedSchedules, step_ns: float, *, with_hosts: bool = False
+    result: AlignedJob,
+    recorded: RecordedSchedules,
+    step_ns: float,
+    asleep: Mapping[int, AsleepShares],
+    *,
+    with_hosts: bool = False,
 ) -> tuple[ProfilerCost, ...]:
-    """What the profiler may have cost: first as if it only made the hosts' events longer, by what has the recorded
-    steps, replayed without that, take ``step_ns``; as close to that as can be: where unprofiled steps take longer than
-    the recorded ones, a difference is left.
+    """What the profiler may have cost, the likely cost first.
 
-    On CPUs two more follow. The likely one: of the hosts is only what the step became shorter by, since more than that
-    they would have lost while they waited for others. The last: nothing is of the hosts. What is then left of the
-    difference is taken off all that is replayed, in proportion.
+    On devices it only made the hosts' events longer, by what has the recorded steps, replayed without that, take
+    ``step_ns``; as close to that as can be: where unprofiled steps take longer than the recorded ones, a difference is
+    left.
+
+    On CPUs, of the hosts is likely only what the step became shorter by, since more than that they would have lost
+    while they waited for others. What is then left of the difference is taken off all that is replayed, in proportion,
+    but for what training threads sleep (``asleep``). The other costs are that all of it was of the hosts, unless events
+    cannot take as much, and that nothing was.
 
     Example: 10 ms recorded, of them 5 in 1000 events between waits for transfers, and 6 without the profiler. An event
     costs 4 µs if nobody waited for transfers, more if somebody did, and none if all of the step took longer alike.
@@ -98,24 +121,45 @@ def profiler_costs(
     schedules = editable_schedules(result, recorded, with_hosts=with_hosts)
     find = _events_of_host if schedules.hosts else _events_before
     events = {rank: find(result, schedules, rank) for rank in schedules.ops}
-    replays: dict[float, ReplayResult] = {}
+    replays: dict[tuple[float, float], ReplayResult] = {}
 
-    def step_at(event_ns: float) -> float:
-        changed = editable_schedules(result, recorded, with_hosts=with_hosts)
-        _remove(changed, result, events, event_ns)
-        replays[event_ns] = replay(changed.compiled())
-        return recorded.step_time_ns(replays[event_ns])
+    def step_at(event_ns: float, slower: float = 0.0) -> float:
+        if (event_ns, slower) not in replays:
+            changed = editable_schedules(result, recorded, with_hosts=with_hosts)
+            _remove(changed, result, events, event_ns)
+            _lengthen(changed, asleep, slower)
+            replays[event_ns, slower] = replay(changed.compiled())
+        return recorded.step_time_ns(replays[event_ns, slower])
 
     per_step = max(_events_per_step(result, rank) for rank in schedules.ops)
     event_ns = _solve(step_at, step_ns, per_step)
-    costs = [ProfilerCost(event_ns, step_ns, replays[event_ns], events)]
-    if event_ns > 0 and not any(partial.has_device_work for partial in result.partials.values()):
-        least_ns = min((recorded.step_time_ns(replays[0.0]) - step_ns) / per_step, event_ns)
-        for each_ns in (least_ns, 0.0):
-            if each_ns not in replays:
-                step_at(each_ns)
-            costs.append(ProfilerCost(each_ns, step_ns, replays[each_ns], events, whole=False))
-    return tuple(costs)
+    whole = ProfilerCost(event_ns, step_ns, replays[event_ns, 0.0], events)
+    if event_ns <= 0 or any(partial.has_device_work for partial in result.partials.values()):
+        return (whole,)
+    costs = []
+    for each_ns in (min((step_at(0.0) - step_ns) / per_step, event_ns), 0.0):
+        slower = _slower(functools.partial(step_at, each_ns), step_ns) if asleep else 0.0
+        step_at(each_ns, slower)
+        left = replays[each_ns, slower]
+        costs.append(ProfilerCost(each_ns, step_ns, left, events, whole=False, asleep=asleep, slower=slower))
+    explained = abs(step_at(event_ns) / step_ns - 1) <= _UNEXPLAINED
+    return (costs[0], whole, costs[1]) if explained else tuple(costs)
+
+
+def _slower(step_at: Callable[[float], float], target_ns: float) -> float:
+    """By what share all work took longer, so that a step of ``target_ns`` became the one at 0.
+
+    ``step_at(more)`` is the step in which what is asleep takes 1 + ``more`` times as long, since all is then divided by
+    that. Example: 30 ms of work and 70 asleep became 115 ms, so work takes 45 ms, 1.5 times as long. With ``more`` at
+    0.5 the step is 45 + 105, and 1.5 times as long as the target.
+    """
+    profiled_ns = step_at(0.0)
+    first = profiled_ns / target_ns - 1
+    if first <= 0:
+        return 0.0
+    asleep_ns = (step_at(first) - profiled_ns) / first
+    work_ns = target_ns - asleep_ns
+    return (profiled_ns - target_ns) / work_ns if work_ns > (profiled_ns - target_ns) / _MOST_SLOWER else first
 
 
 def _solve(step_at: Callable[[float], float], target_ns: float, per_step: float) -> float:
@@ -200,3 +244,11 @@ def _shorten(rows: Float64, by_ns: Float64) -> None:
     """Make what the host does in each line that much shorter, in place."""
     own = rows[:, _OF_HOST].sum(axis=1)
     rows[:, _OF_HOST] *= (1 - np.divide(np.minimum(by_ns, own), own, out=np.zeros_like(own), where=own > 0))[:, None]
+
+
+def _lengthen(schedules: EditableSchedules, asleep: Mapping[int, AsleepShares], slower: float) -> None:
+    """Make what is asleep 1 + ``slower`` times as long."""
+    for rank, shares in asleep.items() if slower else ():
+        for op in schedules.ops[rank]:
+            for category, share in shares.items():
+                op.own_ns[category] *= 1 + share * slower

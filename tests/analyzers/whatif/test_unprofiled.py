@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.job.asleep import asleep_shares
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.unprofiled import _solve
+from perfscope.analyzers.whatif.unprofiled import _slower, _solve
 from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
+from perfscope.results.categories import TimeCategory
 from tests.generator import (
+    MS,
     US,
     HostSpec,
     JobSpec,
+    LoaderSpec,
     ModelSpec,
     NetworkSpec,
     ReduceEachMicrobatch,
@@ -110,14 +115,15 @@ def test_on_cpus_the_profiler_may_have_slowed_down_transfers_too(transfers: floa
     found = predict(job, {"ddp.no_sync": "true"})
     assert found.low_ns <= truth <= found.high_ns
     # The likely cost: what the step became longer by, over the events in it.
-    assert job.profiler is not None
-    likely, none = (each.profiler for each in job.with_other_costs)
+    likely = job.profiler
     assert likely is not None
+    whole, none = (each.profiler for each in job.with_other_costs)
+    assert whole is not None
     assert none is not None
-    assert job.profiler.event_ns >= likely.event_ns > none.event_ns == 0
+    assert whole.event_ns >= likely.event_ns > none.event_ns == 0
     events = likely.of_step(job.result, 0) / likely.event_ns
     most = float(found.profiled_ns or 0) - found.measured_ns
-    assert likely.event_ns * events == pytest.approx(min(most, job.profiler.event_ns * events), rel=0.02)
+    assert likely.event_ns * events == pytest.approx(min(most, whole.event_ns * events), rel=0.02)
 
 
 def test_on_devices_nothing_else_is_slowed_down(tmp_path: Path) -> None:
@@ -143,3 +149,83 @@ def test_the_cost_of_an_event_is_the_profilers(tmp_path: Path) -> None:
 )
 def test_the_cost_is_found_along_its_slope(step_at: Callable[[float], float], target: float, cost: float) -> None:
     assert _solve(step_at, target, 10.0) == pytest.approx(cost)
+
+
+LOAD_NS = 12 * MS
+LOADING = replace(CPUS, loader=LoaderSpec(workers=0, load_ns=LOAD_NS))
+"""Half of a step is spent in a loader that waits for something."""
+
+
+def slower_work(spec: JobSpec, times: float) -> JobSpec:
+    """All that computes or sends takes that many times as long, as where something else has a part of the cores."""
+    model, host, network = spec.model, spec.host, spec.network
+    return replace(
+        spec,
+        model=replace(
+            model,
+            flops_per_ns=model.flops_per_ns / times,
+            small_kernel_ns=round(model.small_kernel_ns * times),
+            optimizer_kernel_ns=round(model.optimizer_kernel_ns * times),
+        ),
+        host=replace(host, operator_ns=round(host.operator_ns * times), python_ns=round(host.python_ns * times)),
+        network=replace(network, alpha_ns=round(network.alpha_ns * times), busbw_gbps=network.busbw_gbps / times),
+    )
+
+
+def timed_runs(context: Context, asleep_ns: int) -> dict[int, RunMetadata]:
+    """What ranks record that sleep so long in the loader of each step, on a core each."""
+    steps, step_ns = len(context.result.steps), context.result.step_ns
+    runs = {}
+    for rank in context.result.partials:
+        exposed_ns = float(
+            context.result.totals[rank][:, [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]].sum(axis=1).mean()
+        )
+        busy_ns = round((step_ns - asleep_ns - exposed_ns) * steps)
+        cpu = CpuMetadata(
+            cores="0-1", steps=steps, wall_ns=round(step_ns * steps), thread_ns=busy_ns, process_ns=busy_ns, waited_ns=0
+        )
+        loader = DataLoaderMetadata(
+            num_workers=0, timed_batches=steps, load_ns=LOAD_NS * steps, load_cpu_ns=(LOAD_NS - asleep_ns) * steps,
+            load_process_cpu_ns=(LOAD_NS - asleep_ns) * steps,
+        )  # fmt: skip
+        runs[rank] = RunMetadata(
+            rank=rank, world_size=2, host="a", local_world_size=2, cpu_count=2, cpu_threads=1, cpu=cpu,
+            dataloaders=(loader,),
+        )  # fmt: skip
+    return runs
+
+
+@pytest.mark.parametrize("times", [1.3, 2.0])
+def test_a_loader_that_sleeps_was_not_slowed_down(times: float, tmp_path: Path) -> None:
+    simulate(slower_work(LOADING, times)).write(tmp_path)
+    context = context_of(tmp_path)
+    job = replace(context, runs=timed_runs(context, LOAD_NS), unprofiled_ns=simulate(LOADING).truth.step_time_ns)
+    assert predict(job, {}).mid_ns == pytest.approx(simulate(LOADING).truth.step_time_ns, rel=0.005)
+    found = predict(job, {"dataloader.num_workers": "1"})
+    truth = simulate(replace(LOADING, loader=LoaderSpec(workers=1, load_ns=LOAD_NS))).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.03)
+    assert found.low_ns <= truth <= found.high_ns
+    assert found.high_ns - found.low_ns < 0.35 * truth
+
+
+def test_what_sleeps_is_what_no_cpu_time_and_no_communication_explain(tmp_path: Path) -> None:
+    simulate(LOADING).write(tmp_path)
+    context = context_of(tmp_path)
+    runs = timed_runs(context, LOAD_NS // 2)
+    (first, second) = asleep_shares(context.result, runs).values()
+    assert first == second
+    assert first == {TimeCategory.DATALOADER: pytest.approx(0.5, abs=0.02)}
+    threaded = {rank: replace(run, cpu_threads=2) for rank, run in runs.items()}
+    assert asleep_shares(context.result, threaded) == {}, "threads of operators wait for one another"
+    unknown = {rank: replace(run, cpu=replace(run.cpu or CpuMetadata(), waited_ns=None)) for rank, run in runs.items()}
+    assert asleep_shares(context.result, unknown) == {}
+    assert asleep_shares(context.result, {}) == {}
+
+
+def test_how_much_slower_work_became_beside_what_sleeps() -> None:
+    """30 ms of work and 70 asleep became 115: work took 1.5 times as long."""
+    assert _slower(lambda more: 45 + 70 * (1 + more), 100.0) == pytest.approx(0.5)
+    assert _slower(lambda more: 45.0, 30.0) == pytest.approx(0.5), "nothing sleeps"
+    assert _slower(lambda more: 90.0, 100.0) == 0, "the profiled step was not longer"
+    # More is said to sleep than the unprofiled step lasts: that cannot be, and work is not slowed down without end.
+    assert _slower(lambda more: 50 + 150 * (1 + more), 100.0) == pytest.approx(1.0)

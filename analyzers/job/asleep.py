@@ -1,0 +1,60 @@
+"""The time in which training threads sleep: what slows down a machine does not make it longer.
+
+A profiler, or another program on the same cores, slows down what computes. A loader that waits for a disk, or a pause,
+takes as long as before. Each rank recorded the CPU time of its training thread in the captured steps, how long that
+waited for a core, and the CPU time of loading. What is left of a step without its communication was slept.
+
+Example: a step of 100 ms, 10 of them exposed communication. The thread computes for 50 ms and waits 5 for a core: it is
+blocked for 45, and of that sleeps for 35. Of 30 ms in the loader 6 are CPU time, so 24 of the 35 are slept there, and
+the other 11 between operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
+from perfscope.results.categories import TimeCategory
+
+_COMMUNICATION: Final = [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]
+
+AsleepShares = dict[TimeCategory, float]
+"""Category -> the share of its time in a rank's steps that is slept, 0 to 1; categories without any are left out."""
+
+
+def asleep_shares(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> dict[int, AsleepShares]:
+    """Rank -> its shares. Left out are ranks that slept nothing or did not record it, those with a device, which sleep
+    while it works, and those whose operators have several threads, which wait for one another.
+    """
+    shares = {}
+    for rank, partial in result.partials.items():
+        run = runs.get(rank)
+        if run is not None and not partial.has_device_work and (run.cpu_threads or 1) == 1:
+            shares[rank] = _shares(result, rank, run)
+    return {rank: found for rank, found in shares.items() if found}
+
+
+def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
+    cpu, loader = run.cpu, run.dataloaders[0] if run.dataloaders else None
+    if cpu is None or cpu.waited_ns is None:
+        return {}
+    spent = result.totals[rank].mean(axis=0)
+    left_ns = cpu.blocked_ns - float(spent[_COMMUNICATION].sum())
+    shares: AsleepShares = {}
+    loading, host = float(spent[TimeCategory.DATALOADER]), float(spent[TimeCategory.HOST])
+    if loader is not None and loader.num_workers:
+        left_ns -= loading  # workers compute meanwhile, or not
+    elif loader is not None:
+        asleep_ns = min(_share_of_loading(loader) * loading, left_ns)
+        left_ns -= asleep_ns
+        if asleep_ns > 0:
+            shares[TimeCategory.DATALOADER] = asleep_ns / loading
+    if left_ns > 0 and host > 0:
+        shares[TimeCategory.HOST] = min(left_ns / host, 1.0)
+    return shares
+
+
+def _share_of_loading(loader: DataLoaderMetadata) -> float:
+    return max(1 - loader.load_cpu_ns / loader.load_ns, 0.0) if loader.load_ns else 0.0
