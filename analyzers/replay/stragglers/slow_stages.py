@@ -179,12 +179,30 @@ class _WorkPace:
     def at_work_of(self, other: _WorkPace) -> Float64:
         """What the compared categories of ``other`` would take at this pace; without kernels, this rank's own time."""
         mine = np.asarray(self.rows[_COMPARED_ROWS], dtype=np.float64)
-        common = self.kernels.keys() & other.kernels.keys()
-        taken = sum(other.kernels[name][1] for name in common)
-        if not common or taken <= 0:
+        common = sorted(self.kernels.keys() & other.kernels.keys())
+        taken = np.array([other.kernels[name][1] for name in common], dtype=np.float64)
+        if taken.sum() <= 0:
             return mine
-        here = sum(other.kernels[name][0] * self.kernels[name][1] / self.kernels[name][0] for name in common)
+        factor = self._factors(other, common, taken)
         theirs = sum(total for _, total in other.kernels.values())
         mine *= other.launched / self.launched
-        mine[_COMPARED.index(TimeCategory.COMPUTE)] = other.rows[TimeCategory.COMPUTE] * (1 + (here - taken) / theirs)
+        here = float((taken * (factor - 1)).sum())
+        mine[_COMPARED.index(TimeCategory.COMPUTE)] = other.rows[TimeCategory.COMPUTE] * (1 + here / theirs)
         return mine
+
+    def _factors(self, other: _WorkPace, common: Sequence[str], taken: Float64) -> Float64:
+        """How many times as long as at ``other`` each of these kernels takes here.
+
+        One that only runs more often at one of the two also does something there that the other does not have: the
+        loss's matrix product is larger than the layers'. Such a kernel differs by no more than those do that run as
+        often at both, and where they differ the other way by nothing.
+        """
+        counts, theirs = (np.array([of.kernels[name][0] for name in common]) for of in (self, other))
+        here = np.array([self.kernels[name][1] for name in common]) / counts * theirs
+        factor = np.divide(here, taken, out=np.ones_like(taken), where=taken > 0)
+        as_often = np.abs(counts - theirs) <= SAME_WORK * np.maximum(counts, theirs)
+        if as_often.all() or taken[as_often].sum() <= 0:
+            return np.asarray(factor, dtype=np.float64)
+        alike = float(here[as_often].sum() / taken[as_often].sum())
+        bounded = np.clip(factor, min(alike, 1.0), max(alike, 1.0))
+        return np.asarray(np.where(as_often, factor, bounded), dtype=np.float64)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import perfscope
+from perfscope.analyzers.replay.stragglers.slow_stages import _WorkPace
+from perfscope.results.categories import TimeCategory
 from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate
 
 JOB = Job(
@@ -44,3 +49,33 @@ def test_a_stage_with_slow_kernels_costs_what_it_takes_longer(tmp_path: Path) ->
     assert (found.ranks, found.cause) == ((1,), "compute")
     saved_us = (emulation.step_ns - emulate(JOB).step_ns) / 1e3
     assert abs(found.lost_us - saved_us) < 0.03 * emulation.step_ns / 1e3
+
+
+def pace(**kernels: tuple[float, float]) -> _WorkPace:
+    """A stage that computes all the time, in kernels of these counts and total times."""
+    rows = np.zeros(len(TimeCategory))
+    rows[TimeCategory.COMPUTE] = sum(total for _, total in kernels.values())
+    return _WorkPace(rows, kernels, 0.0)
+
+
+def over(stage: _WorkPace, other: _WorkPace) -> float:
+    """What ``stage`` computes for longer than at the pace of ``other``."""
+    return float(stage.excess([other])[0])
+
+
+def test_the_kernel_of_the_loss_is_not_a_slow_one_of_the_layers() -> None:
+    """The last stage has one more matrix product, of 300, in the kernel that takes 10 for each of ten others."""
+    middle, last = pace(gemm=(10, 100), norm=(10, 50)), pace(gemm=(11, 400), norm=(10, 50))
+    assert last.launches_like(middle)
+    assert over(last, middle) == pytest.approx(0)
+
+
+def test_a_slow_last_stage_is_as_slow_as_its_kernels_that_run_as_often() -> None:
+    """All 450 take twice as long there."""
+    middle, last = pace(gemm=(10, 100), norm=(10, 50)), pace(gemm=(11, 800), norm=(10, 100))
+    assert over(last, middle) == pytest.approx(450)
+
+
+def test_kernels_that_run_as_often_are_compared_one_by_one() -> None:
+    middle, last = pace(gemm=(10, 100), norm=(10, 50)), pace(gemm=(10, 130), norm=(10, 50))
+    assert over(last, middle) == pytest.approx(30)
