@@ -1,14 +1,17 @@
-"""Ranks that nobody's work is like, as the stages of a pipeline on a rank each, and that are slow in turn.
+"""Ranks that nobody's work is like, as the stages of a pipeline on a rank each, and that are slow in turn, or one of
+them now and then.
 
 Such a rank is compared with itself: its own time in a step, or that of one category, with what its steps usually take.
 What is slow in all steps alike is not found so, and need not be: a stage that is slow throughout is one of
-``slow_stages``. Where the work of batches varies, it does on all stages at once, and that is no turn of anybody.
+``slow_stages``. Where the work of batches varies, it does on all stages at once: that is no turn of anybody, and what
+the others take longer in the same step is nobody's delay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -19,7 +22,7 @@ from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.medians import densest
-from perfscope.trace.trace import Bool, Int64
+from perfscope.trace.trace import Bool, Float64, Int64
 
 _PLAIN: Final = 3.0
 """Standard deviations of a rank's usual steps from which one is longer than usual."""
@@ -33,6 +36,8 @@ _MOST: Final = 0.5
 """Share of the steps in which each may be: a rank that is slow in more is so most of the time, and in no turn."""
 _LARGEST_PART: Final = 2 / 3
 """Of what all are slower by, at most, one rank's: else it is that rank, now and then."""
+_OFTENER: Final = 2.0
+"""A rank is slow now and then that is so in more than this many times as many steps as the others are."""
 _MAIN: Final = 0.5
 """Part of what a category takes longer, at least, by which a rank's whole own time must be longer."""
 
@@ -83,27 +88,65 @@ def slow_now_and_then(
     return found if max(over) <= _LARGEST_PART * sum(over) else []
 
 
+def late_now_and_then(
+    ranks: Collection[LoneRank], used: Bool, step_ns: float, category: TimeCategory | None
+) -> list[LateSteps]:
+    """Each of these ranks that takes plainly longer in some of the ``used`` steps, not in most, and in more steps than
+    the others do.
+    """
+    every = [_slow_steps(one, used, _NOTICEABLE * step_ns, category) for one in ranks]
+    if len(every) < 2:
+        return []
+    over = np.stack([_over_usual(one, used, category)[0] for one in ranks])
+    found = []
+    for place, one in enumerate(every):
+        of_all = np.median(np.delete(over, place, axis=0), axis=0)
+        slow = one.slow & (one.over_ns - np.maximum(of_all, 0) >= _NOTICEABLE * step_ns)
+        others = [int(each.slow.sum()) for each in every if each is not one]
+        if max(_AGAIN, _OFTENER * float(np.median(others)) + 1) <= slow.sum() <= _MOST * used.sum():
+            found.append(replace(one, slow=slow, over_ns=np.where(slow, one.over_ns, 0)))
+    return found
+
+
 def at_usual_pace(recorded: RecordedSchedules, ranks: Collection[LateSteps]) -> Schedules:
     """Schedules in which the slow steps of these ranks take as long as their others."""
     schedules = recorded.schedules
     own = schedules.own_ns.copy()
     for one in ranks:
         first = schedules.slice_of(one.of.rank).start + 1  # an op's own time is that before it
+        spans = [slice(first + begin, first + end) for begin, end in pairwise(one.of.bounds.tolist())]
+        others = [span for span, slow, used in zip(spans, one.slow, recorded.used, strict=True) if used and not slow]
         for step in np.flatnonzero(one.slow).tolist():
-            span = slice(first + int(one.of.bounds[step]), first + int(one.of.bounds[step + 1]))
-            left = 1 - float(one.over_ns[step]) / float(one.of.own_ns[step])
-            own[span] = np.diff(np.rint(np.cumsum(own[span]) * max(left, 0.0)), prepend=0).astype(np.int64)
+            mine = schedules.own_ns[spans[step]]
+            alike = [schedules.own_ns[span] for span in others if span.stop - span.start == len(mine)]
+            shorter = mine - _longer(mine, alike, float(one.over_ns[step]))
+            own[spans[step]] = np.diff(np.rint(np.cumsum(shorter)), prepend=0).astype(np.int64)
     return replace(schedules, own_ns=own)
 
 
+def _longer(mine: Int64, usual: Sequence[Int64], over_ns: float) -> Float64:
+    """Where a step's time before its ops is ``over_ns`` longer, as far as the other steps, op by op, show it: a pause
+    before the first message delays more than one that comes while the rank would wait.
+    """
+    above = np.maximum(mine - np.median(usual, axis=0), 0) if len(usual) else np.zeros(len(mine))
+    longer = above * min(over_ns / max(float(above.sum()), 1.0), 1.0)
+    left = mine - longer
+    return np.asarray(longer + left * min((over_ns - longer.sum()) / max(float(left.sum()), 1.0), 1.0))
+
+
 def _slow_steps(one: LoneRank, used: Bool, least_ns: float, category: TimeCategory | None) -> LateSteps:
-    times = one.own_ns if category is None else one.rows_ns[:, category]
-    usual, deviation = densest(times[used])
-    over = times - round(usual)
+    over, deviation = _over_usual(one, used, category)
     slow = used & (over >= max(least_ns, _PLAIN * deviation))
     if category is not None and slow.any() and not _is_later(one.own_ns, over, slow, used):
         slow = np.zeros_like(slow)
     return LateSteps(one, slow, np.where(slow, over, 0))
+
+
+def _over_usual(one: LoneRank, used: Bool, category: TimeCategory | None) -> tuple[Int64, float]:
+    """By how much each step is longer than usual steps are, and the standard deviation of those."""
+    times = one.own_ns if category is None else one.rows_ns[:, category]
+    usual, deviation = densest(times[used])
+    return times - round(usual), deviation
 
 
 def _is_later(own_ns: Int64, over_ns: Int64, slow: Bool, used: Bool) -> bool:

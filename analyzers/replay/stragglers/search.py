@@ -34,8 +34,10 @@ from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
 from perfscope.analyzers.replay.stragglers.lone_ranks import (
+    LateSteps,
     LoneRank,
     at_usual_pace,
+    late_now_and_then,
     lone_ranks,
     slow_now_and_then,
 )
@@ -113,6 +115,9 @@ _BY_CHANCE: Final = (0.0, 0.0, 14.0, 3.2, 1.8)
 """Of so many and one more draws of a normal distribution the largest is farther above the others than this many times
 what those are apart in 5 % of cases; of more than four in less, if it is once that."""
 
+_NOW_AND_THEN: Final = 0.5
+"""Part of what a stage costs that is slower than the others, from which its slow steps alone explain that."""
+
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
 
@@ -150,7 +155,7 @@ def find_stragglers(
     search = _Search(result, recorded, base, hosts)
     stragglers = [*search.run(), *search.slow_link(result.matched_before)]
     stragglers += _slow_stages(result, search, hosts, attributed={rank for one in stragglers for rank in one.ranks})
-    stragglers = search.with_lone_turns(stragglers)
+    stragglers = search.with_lone_ranks(stragglers)
     return tuple(sorted(stragglers, key=lambda one: (-one.lost_ns, one.rank)))
 
 
@@ -370,22 +375,26 @@ class _Search:
         ranks = [rank for rank, steps in hit.items() if steps.mean() <= _AT_ONCE]
         return tuple(ranks) if ranks and _in_turn(np.stack([hit[rank] for rank in ranks])) else ()
 
-    def with_lone_turns(self, stragglers: list[Straggler]) -> list[Straggler]:
+    def with_lone_ranks(self, stragglers: list[Straggler]) -> list[Straggler]:
         """With ranks that have no peers and are slow in turn as one straggler, where together they cost so much more
-        than each alone.
+        than each alone; and each of the others that is slow now and then, unless it costs more than that throughout.
         """
         ranks = lone_ranks(self._result, self._recorded, self._peers)
-        if len(ranks) < _IN_TURN_RANKS:
-            return stragglers
         # In one category a delay is plain that the noise of the whole step would hide.
-        found = [one for view in (None, *CAUSES) if (one := self._lone_turns(ranks, view)) is not None]
-        if not found:
-            return stragglers
-        together = max(found, key=lambda one: one.lost_ns)
-        alone = [other.lost_ns for other in stragglers if other.rank in together.ranks]
-        if together.lost_ns < _TOGETHER * max(alone, default=0.0):
-            return stragglers
-        return [*(other for other in stragglers if other.rank not in together.ranks), together]
+        views = (None, *CAUSES)
+        in_turn = [one for view in views if (one := self._lone_turns(ranks, view)) is not None]
+        together = max(in_turn, key=lambda one: one.lost_ns, default=None)
+        if together is not None:
+            alone = [other.lost_ns for other in stragglers if other.rank in together.ranks]
+            if together.lost_ns >= _TOGETHER * max(alone, default=0.0):
+                return [*(other for other in stragglers if other.rank not in together.ranks), together]
+        found = [one for view in views for one in self._late_now_and_then(ranks, view)]
+        for mine in grouped((one.rank, one) for one in found).values():
+            worst = max(mine, key=lambda one: one.lost_ns)
+            throughout = [other for other in stragglers if other.ranks == worst.ranks]
+            if worst.lost_ns >= _NOW_AND_THEN * max((other.lost_ns for other in throughout), default=0.0):
+                stragglers = [*(other for other in stragglers if other not in throughout), worst]
+        return stragglers
 
     def _lone_turns(self, ranks: Sequence[LoneRank], view: TimeCategory | None) -> Straggler | None:
         """Those of these ranks that are slow in turn, by their whole own time or by a category of it."""
@@ -393,13 +402,23 @@ class _Search:
         slow = slow_now_and_then(ranks, used, self._result.step_ns, view)
         if not slow or not _in_turn(np.stack([one.slow[used] for one in slow])):
             return None
+        return self._at_usual_pace(slow, "job")
+
+    def _late_now_and_then(self, ranks: Sequence[LoneRank], view: TimeCategory | None) -> list[Straggler]:
+        """Those of these ranks that are slow now and then, each alone."""
+        late = late_now_and_then(ranks, self._recorded.used, self._result.step_ns, view)
+        return [found for one in late if (found := self._at_usual_pace([one], "rank")) is not None]
+
+    def _at_usual_pace(self, slow: Sequence[LateSteps], scope: str) -> Straggler | None:
+        """What the slow steps of these ranks cost; None where that is no more than noise."""
+        used = self._recorded.used
         saved = self.saved(at_usual_pace(self._recorded, slow), ())
         if saved is None:
             return None
         longer = np.sum([one.longer_ns(used) for one in slow], axis=0)
         cause = CAUSES[TimeCategory(int(_OWN[np.argmax(longer[_OWN])]))]
         worst = max(slow, key=lambda one: (int(one.over_ns.sum()), -one.of.rank)).of.rank
-        return Straggler(worst, tuple(one.of.rank for one in slow), "job", cause, float(saved.mean()), saved)
+        return Straggler(worst, tuple(one.of.rank for one in slow), scope, cause, float(saved.mean()), saved)
 
     def _with_varying_work(self) -> tuple[int, ...]:
         """Ranks whose compute varies from step to step, so that none is the slow one; empty without any. Several may be
@@ -518,7 +537,7 @@ class _Search:
 
     def saved_at_other_stages_pace(self, stages: Sequence[SlowStage]) -> Int64 | None:
         """``saved`` with these stages as quick as the others."""
-        changed = at_other_stages_pace(self._recorded, stages, with_hosts=self._beside_hosts is not None)
+        changed = at_other_stages_pace(self._result, self._recorded, stages, with_hosts=self._beside_hosts is not None)
         return self.saved(changed, _ranks_of(stages), loading=False)
 
     def saved(self, schedules: Schedules, paced: Collection[int], *, loading: bool = True) -> Int64 | None:

@@ -55,12 +55,12 @@ def pace(**kernels: tuple[float, float]) -> _WorkPace:
     """A stage that computes all the time, in kernels of these counts and total times."""
     rows = np.zeros(len(TimeCategory))
     rows[TimeCategory.COMPUTE] = sum(total for _, total in kernels.values())
-    return _WorkPace(rows, kernels, 0.0)
+    return _WorkPace(rows, kernels, {}, 0.0)
 
 
 def over(stage: _WorkPace, other: _WorkPace) -> float:
     """What ``stage`` computes for longer than at the pace of ``other``."""
-    return float(stage.excess([other])[0])
+    return float(stage.excess([other], [other])[0])
 
 
 def test_the_kernel_of_the_loss_is_not_a_slow_one_of_the_layers() -> None:

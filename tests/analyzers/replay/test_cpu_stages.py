@@ -1,0 +1,74 @@
+"""Pipelines on CPUs with a stage on each rank: which of them is slow, steadily or now and then, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from perfscope.results.rows import StragglerRow
+from tests.analyzers.replay.cpu_pipelines import CpuPipeline, Extra
+
+
+def always(rank: int, us: float = 5000) -> Extra:
+    """This rank takes so much longer in each step."""
+    return lambda each, _: us * (each == rank)
+
+
+def now_and_then(rank: int, every: int = 3, us: float = 9000) -> Extra:
+    """In every so many steps."""
+    return lambda each, step: us * (each == rank and step % every == 1)
+
+
+def found(job: CpuPipeline, folder: Path) -> tuple[StragglerRow, ...]:
+    job.write(folder)
+    return perfscope.analyze(folder, workers=1).stragglers
+
+
+def lost_us(job: CpuPipeline, without: CpuPipeline) -> float:
+    """By the simulator: how much shorter the run is without the cause, per step."""
+    return (job.took - without.took) / job.steps
+
+
+@pytest.mark.parametrize(
+    ("stages", "rank", "cause"),
+    [(2, 0, "compute"), (2, 1, "host"), (3, 0, "host"), (3, 2, "compute"), (4, 3, "compute")],
+)
+def test_a_slow_stage_is_named_though_no_stage_does_quite_the_same(
+    stages: int, rank: int, cause: str, tmp_path: Path
+) -> None:
+    healthy = CpuPipeline(stages=stages)
+    slow = replace(healthy, **{"operator" if cause == "compute" else "host": always(rank)})
+    (row,) = found(slow, tmp_path / "slow")
+    assert (row.ranks, row.cause, row.pattern) == ((rank,), cause, "steady")
+    healthy.write(tmp_path / "healthy")
+    assert row.lost_us == pytest.approx(lost_us(slow, healthy), abs=0.05 * slow.took / slow.steps)
+
+
+@pytest.mark.parametrize(("stages", "rank", "cause"), [(2, 0, "host"), (3, 1, "compute"), (4, 0, "host")])
+def test_a_stage_that_is_slow_now_and_then_is_compared_with_its_other_steps(
+    stages: int, rank: int, cause: str, tmp_path: Path
+) -> None:
+    healthy = CpuPipeline(stages=stages)
+    slow = replace(healthy, **{"operator" if cause == "compute" else "host": now_and_then(rank)})
+    (row,) = found(slow, tmp_path / "slow")
+    assert (row.ranks, row.cause, row.pattern) == ((rank,), cause, "intermittent")
+    assert set(row.steps) <= {step for step in range(slow.steps) if step % 3 in (1, 2)}  # a window may end in the next
+    healthy.write(tmp_path / "healthy")
+    assert row.lost_us == pytest.approx(lost_us(slow, healthy), abs=0.03 * slow.took / slow.steps)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        CpuPipeline(stages=2, noise=0.15, seed=1),
+        CpuPipeline(stages=4, noise=0.15, seed=2),
+        CpuPipeline(stages=3, head=2.0),
+        CpuPipeline(stages=3, operator=lambda _, step: 9000.0 * (step % 3 == 1)),
+    ],
+    ids=["noise", "noise, 4 stages", "the last stage has the head", "all at once, as batches vary"],
+)
+def test_nobody_is_named_where_no_stage_is_slow_for_its_work(job: CpuPipeline, tmp_path: Path) -> None:
+    assert found(job, tmp_path) == ()
