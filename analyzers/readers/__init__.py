@@ -3,10 +3,10 @@
 ``detect`` finds the format of a file, ``parts`` the ranks in it, and ``read`` reads one of them. What cannot be read is
 counted in the trace's ``parse_report``.
 
-``chrome.read`` reads Chrome traces (torch.profiler, kineto, TensorFlow, JAX, Horovod); ``chrome.peek`` finds only the
-rank. In the order of the work: ``sources`` unpacks the file, ``chrome_window`` cuts the text into slices of whole
-events, the compiled ``chrome_scan`` (``_scan.c``) makes arrays of ordinary ones, ``chrome_events`` decodes the others
-(``chrome_repair`` repairs invalid JSON), ``chrome_times`` makes exact nanoseconds, ``chrome_columns`` makes arrays,
+``chrome.read`` reads Chrome traces (torch.profiler, kineto, TensorFlow, JAX, Horovod, Ascend); ``chrome.peek`` finds
+only the rank. In the order of the work: ``sources`` unpacks the file, ``chrome_window`` cuts the text into slices of
+whole events, the compiled ``chrome_scan`` (``_scan.c``) makes arrays of ordinary ones, ``chrome_events`` decodes the
+others (``chrome_repair`` repairs invalid JSON), ``chrome_times`` makes exact nanoseconds, ``chrome_columns`` arrays,
 ``chrome_build`` makes the trace with what ``chrome_metadata`` and ``chrome_dialects`` find.
 
 ``nsys.read`` reads Nsight Systems' exports and reports; ``nsys.ranks`` finds only the ranks. ``nsys_export`` turns a

@@ -485,7 +485,7 @@ typedef struct {
     char phase;
     int has_start, is_described, escaped_name;
     Span category, name, process, thread, args, shapes, types, inputs;
-    int64_t start, duration, external, old_external, correlation, device, stream, step, node;
+    int64_t start, duration, external, old_external, correlation, other_correlation, device, stream, step, node;
 } Event;
 
 typedef struct {
@@ -528,7 +528,12 @@ static void find_field(Event *event, Span key, int64_t **number, Span **text)
                                                : NULL;
         break;
     case 13:
-        *number = is_key(key, "graph node id") ? &event->node : NULL;
+        *number = is_key(key, "graph node id")   ? &event->node
+                  : is_key(key, "connection_id") ? &event->other_correlation
+                                                 : NULL;
+        break;
+    case 14:
+        *number = is_key(key, "correlation_id") ? &event->other_correlation : NULL;
         break;
     case 15:
         event->is_described |= is_key(key, "Collective name");
@@ -719,7 +724,7 @@ static const char *read_event(Scanner *self, const char *p, const char *end, Eve
     event->category = event->name = event->process = event->thread = event->args = absent;
     event->shapes = event->types = event->inputs = absent;
     event->start = event->duration = 0;
-    event->external = event->old_external = event->correlation = NONE;
+    event->external = event->old_external = event->correlation = event->other_correlation = NONE;
     event->device = event->stream = event->step = event->node = NONE;
     p++;
     for (int place = 0; p != NULL; place++) {
@@ -835,6 +840,7 @@ static enum outcome add_complete(Scanner *self, const Event *event)
     }
     int64_t device = on_device ? event->device : NONE, stream = on_device ? event->stream : NONE;
     int64_t external = event->external == NONE ? event->old_external : event->external;
+    int64_t correlation = event->correlation == NONE ? event->other_correlation : event->correlation;
     if (code == self->python) {
         external = NONE;
     }
@@ -844,7 +850,7 @@ static enum outcome add_complete(Scanner *self, const Event *event)
                  append(&self->duration, &event->duration, sizeof event->duration) &&
                  append(&self->track, &track, sizeof track) && append(&self->device, &device, sizeof device) &&
                  append(&self->stream, &stream, sizeof stream) &&
-                 append(&self->correlation, &event->correlation, sizeof event->correlation) &&
+                 append(&self->correlation, &correlation, sizeof correlation) &&
                  append(&self->external, &external, sizeof external) && append(&self->shape, &shape, sizeof shape) &&
                  append(&self->type, &type, sizeof type) && append(&self->input, &input, sizeof input);
     if (!stored) {

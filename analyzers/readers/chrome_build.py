@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.redact import redact_names
 from perfscope.trace.columns import by_start_longer_first, near_in_time, put_in_order
 from perfscope.trace.trace import (
+    DEVICE_WORK,
     NEVER,
     NONE,
     Bool,
@@ -67,7 +68,7 @@ class Builder:
         self._columns = ChromeColumns()
         self._memory_bound = MemoryBound(source)
         self._scanned = ScannedColumns(self._columns)
-        self._ranges = _SplitRanges()
+        self._ranges = chrome_times.SplitRanges()
         self._thread_names: dict[tuple[str, str], list[str]] = {}
         self._process_names: dict[str, str] = {}
         self._memory = MemoryColumns()
@@ -207,7 +208,9 @@ class Builder:
             groups=groups,
             has_shapes=self._columns.has_shapes if metadata.records_shapes is None else metadata.records_shapes,
             versions=metadata.versions,
-            parse_report=self._report(truncated=truncated, repaired_metadata=repaired_metadata),
+            parse_report=self._report(
+                repaired_metadata=repaired_metadata, complete_until_ns=_cut_ns(columns, rows) if truncated else None
+            ),
         )
 
     def _threads(self) -> tuple[Thread, ...]:
@@ -248,53 +251,31 @@ class Builder:
         category = columns["category"]
         category[np.isin(columns["name"], steps) & (category == Category.CPU_OP)] = Category.ANNOTATION
 
-    def _report(self, *, truncated: bool, repaired_metadata: bool) -> ParseReport:
+    def _report(self, *, repaired_metadata: bool, complete_until_ns: int | None) -> ParseReport:
         if self._unread:
             kinds = ", ".join(f"{count} of phase {phase!r}" for phase, count in sorted(self._unread.items()))
             self.note(f"events of kinds that are not read: {kinds}")
-        return ParseReport(self._dropped, self._repaired + repaired_metadata, truncated, tuple(self._notes))
+        truncated = complete_until_ns is not None
+        return ParseReport(
+            self._dropped, self._repaired + repaired_metadata, truncated, tuple(self._notes), complete_until_ns
+        )
+
+
+def _cut_ns(columns: Mapping[str, Any], order: Int64) -> int:
+    """When the last event in the file began, of the operators or of the devices and the calls to them: the earlier one.
+    ``order`` holds the place in the file of each row.
+    """
+    category, start_ns = columns["category"], columns["start_ns"]
+    begun = [
+        int(start_ns[there[np.argmax(order[there])]])
+        for kinds in ((Category.CPU_OP,), (Category.RUNTIME, *DEVICE_WORK))
+        if len(there := np.flatnonzero(np.isin(category, kinds)))
+    ]
+    return min(begun, default=int(start_ns.max()))
 
 
 def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:
     return str(event.pid), str(event.tid)
-
-
-class _SplitRanges:
-    """Ranges written as two events, a begin and an end, put together again. Events may come in any order.
-
-    Of two events at one time, the one that comes first in the file happens first. Example, one thread: begin row 0 at
-    10, begin row 1 at 20, end at 30, end at 50: row 1 lasts 10 and row 0 lasts 40.
-    """
-
-    def __init__(self) -> None:
-        self._events: dict[Hashable, list[tuple[int, int, int | None]]] = defaultdict(list)
-        """Thread to (time, place in the file, row of a begin or None for an end)."""
-
-    def begin(self, thread: Hashable, time_ns: int, place: int, row: int) -> None:
-        """Row ``row`` of the trace begins."""
-        self._events[thread].append((time_ns, place, row))
-
-    def end(self, thread: Hashable, time_ns: int, place: int) -> None:
-        """The innermost open range of the thread ends."""
-        self._events[thread].append((time_ns, place, None))
-
-    def join(self) -> tuple[dict[int, int], list[int], int]:
-        """(duration of each row that ends, rows that never end, ends of nothing)."""
-        durations: dict[int, int] = {}
-        endless: list[int] = []
-        unopened = 0
-        for events in self._events.values():
-            stack: list[tuple[int, int]] = []
-            for time_ns, _, row in sorted(events, key=lambda event: event[:2]):
-                if row is not None:
-                    stack.append((row, time_ns))
-                elif stack:
-                    opened, start_ns = stack.pop()
-                    durations[opened] = time_ns - start_ns
-                else:
-                    unopened += 1
-            endless.extend(row for row, _ in stack)
-        return durations, endless, unopened
 
 
 def _collectives(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import struct
 from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Generic, TypeVar
@@ -13,7 +11,14 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers.chrome_events import NOTHING, Args, Number
-from perfscope.analyzers.readers.chrome_metadata import text_of
+from perfscope.analyzers.readers.chrome_metadata import (
+    LONGEST_NUMBER,
+    array,
+    first_ids,
+    ids_of,
+    integer_id,
+    text_of,
+)
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
 from perfscope.trace.columns import TYPES, GrowingColumns
 from perfscope.trace.trace import NONE, Category, Int64, MemoryCounter
@@ -35,6 +40,7 @@ _CATEGORIES = {
     "runtime": Category.RUNTIME,
     "mtia_ccp_events": Category.KERNEL,  # kineto: "MTIA on-device CCP events"
     "hpu_op": Category.RUNTIME,  # kineto: "HPU host side runtime event"
+    "gpu_op": Category.KERNEL,  # Intel's unitrace
 }
 _RUNTIME_SUFFIXES = ("_runtime", "_driver")
 """``cuda_runtime``, ``cuda_driver``, ``xpu_runtime``, ``mtia_runtime``, ``privateuse1_driver`` …"""
@@ -49,12 +55,7 @@ ANNOTATED = ("name", "said", "annotation", "module_fqn", "autograd_phase")
 """Arguments of a graph's kernel in which the program says what it is."""
 
 _SHAPES = list(TYPES).index("shapes")
-_LAST_NUMBER = re.compile(r"(?<!\w)-?\d+$")
-_LONGEST_NUMBER = 100
-"""Digits; Python refuses to turn thousands of them into a number."""
 _TWO_32 = 1 << 32
-_TWO_63 = 1 << 63
-_TWO_64 = 1 << 64
 _HOST_DEVICE_TYPE = 0
 """c10::DeviceType::CPU."""
 
@@ -138,15 +139,17 @@ class ChromeColumns:
             return
         categories, ids, tracks = self._category_of, self.strings.ids, self._tracks
         category = np.frombuffer(bytearray([categories[e.cat] for e in events]), dtype=np.int8)
-        thread = _array([tracks[track] for track in zip([e.pid for e in events], [e.tid for e in events], strict=True)])
-        name = _array([ids[e.name] for e in events])
+        thread = array([tracks[track] for track in zip([e.pid for e in events], [e.tid for e in events], strict=True)])
+        name = array([ids[e.name] for e in events])
         args = [e.args for e in events]
         device, stream = self._places(events, args, category)
         shapes, types, inputs = self._described(args, category)
         self._note_steps(args, category)
+        external = first_ids(args, "external_id", "external_id_old")
+        external[category == Category.PYTHON] = NONE  # nothing but consecutive numbers
         batch = (
             category, name, start_ns, duration_ns, thread, device, stream,
-            _ids([a.correlation for a in args]), _external_ids(args, category), shapes, types, inputs,
+            first_ids(args, "correlation", "correlation_id", "connection_id"), external, shapes, types, inputs,
         )  # fmt: skip
         self._events.append(batch)
 
@@ -177,7 +180,7 @@ class ChromeColumns:
 
     def _note_steps(self, args: list[Args], category: Any) -> None:
         rows = np.flatnonzero(category == Category.OTHER).tolist()
-        numbers = _ids([args[row].step for row in rows]).tolist()
+        numbers = ids_of([args[row].step for row in rows]).tolist()
         self.step_numbers.update(
             (self.rows + row, number) for row, number in zip(rows, numbers, strict=True) if number >= 0
         )
@@ -190,8 +193,8 @@ class ChromeColumns:
         if not len(rows):
             return device, stream
         picked = list(compress(args, there.tolist()))
-        on_device = _ids([arg.device for arg in picked])
-        on_stream = _ids([arg.stream for arg in picked])
+        on_device = ids_of([arg.device for arg in picked])
+        on_stream = ids_of([arg.stream for arg in picked])
         for at in np.flatnonzero(on_device == NONE).tolist():
             on_device[at] = integer_id(events[rows[at]].pid)
         for at in np.flatnonzero(on_stream == NONE).tolist():
@@ -223,7 +226,7 @@ class ChromeColumns:
         if texts.count(NOTHING) < len(texts):
             ids = self.strings.ids_of_json
             # JSON has no zero byte. Splitting one copy takes half as long as copying each text.
-            column[rows] = _array([ids[text] for text in b"\0".join(texts).split(b"\0")])
+            column[rows] = array([ids[text] for text in b"\0".join(texts).split(b"\0")])
         return column
 
     def _add_collective(self, row: int, args: Args) -> None:
@@ -269,9 +272,9 @@ class MemoryColumns:
     def add(self, events: Sequence[Any], time_ns: Int64) -> None:
         """Append ``[memory]`` events with their times, which still count from the file's base."""
         args = [event.args for event in events]
-        device = _ids([a.device for a in args])
-        device[_ids([a.device_type for a in args]) == _HOST_DEVICE_TYPE] = NONE
-        self._batches.append((time_ns, device, _ids([a.allocated for a in args]), _ids([a.reserved for a in args])))
+        device = ids_of([a.device for a in args])
+        device[ids_of([a.device_type for a in args]) == _HOST_DEVICE_TYPE] = NONE
+        self._batches.append((time_ns, device, ids_of([a.allocated for a in args]), ids_of([a.reserved for a in args])))
 
     def finish(self, base_ns: int) -> MemoryCounter:
         """All of them, in time order."""
@@ -289,55 +292,10 @@ def _said(*fields: list[msgspec.Raw]) -> list[int]:
     return sorted(places)
 
 
-def _external_ids(args: list[Args], category: Any) -> Int64:
-    """External ids; those of Python functions, which are nothing but consecutive numbers, are left out."""
-    ids = _ids([a.external_id for a in args])
-    ids[category == Category.PYTHON] = NONE
-    unsaid = np.flatnonzero((ids == NONE) & (category != Category.PYTHON))
-    ids[unsaid] = _ids([args[row].external_id_old for row in unsaid.tolist()])
-    return ids
-
-
-def _array(values: list[int]) -> Int64:
-    """A list as a new array; twice as fast as ``numpy.array``. Raises struct.error where one is no int64."""
-    return np.frombuffer(bytearray(struct.pack(f"{len(values)}q", *values)), dtype=np.int64)
-
-
-def _ids(values: list[Any]) -> Int64:
-    """A new array of ids however they are written."""
-    try:
-        return _array(values)
-    except struct.error:
-        return _array(
-            [value if type(value) is int and -_TWO_63 <= value < _TWO_63 else integer_id(value) for value in values]
-        )
-
-
-def integer_id(value: Any) -> int:
-    """An id as int64: from a float, a quoted number, the number that ends a string (``stream 7``); NONE without one."""
-    if isinstance(value, str):
-        value = _number_in(value.strip())
-    elif isinstance(value, float):
-        value = int(value) if value.is_integer() else NONE
-    elif value is None:
-        return NONE
-    # Writers print pointers and "no id" as unsigned; what matters is that equal ids stay equal.
-    value = value % _TWO_64
-    return int(value if value < _TWO_63 else value - _TWO_64)
-
-
-def _number_in(text: str) -> int:
-    try:
-        return int(text, 0)
-    except ValueError:
-        match = _LAST_NUMBER.search(text)
-        return int(match[0]) if match and len(match[0]) <= _LONGEST_NUMBER else NONE
-
-
 def _count(raw: msgspec.Raw) -> int:
     """A count, also one in quotes; NONE where not recorded."""
     text = bytes(raw).strip(b'"')
-    return integer_id(int(text)) if text.isdigit() and len(text) <= _LONGEST_NUMBER else NONE
+    return integer_id(int(text)) if text.isdigit() and len(text) <= LONGEST_NUMBER else NONE
 
 
 def category_of(name: str) -> Category:

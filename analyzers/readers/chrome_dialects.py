@@ -3,6 +3,9 @@
 TensorFlow's and JAX's profilers (``*.trace.json.gz``) name a process after its device (``/device:GPU:0``) and a thread
 after what its events are (``Stream #13(Compute)``, ``XLA Ops``, ``Steps``). Horovod's timeline has a process for each
 tensor, whose collectives are ranges such as ``NEGOTIATE_ALLREDUCE`` and ``ALLREDUCE``. Both leave ``cat`` out.
+Ascend's profiler (``trace_view.json``) has a process for the device, one for its collectives and one for the calls of
+its runtime. torch's autograd profiler without Kineto has one named ``CPU functions``. Intel's unitrace has categories
+of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +32,27 @@ _STEP_THREAD = "Steps"
 _STEP_NUMBER = re.compile(r"(\d+)$")
 _COPY = re.compile(r"^mem(?:cpy|copy)", re.IGNORECASE)
 _FILL = re.compile(r"^memset", re.IGNORECASE)
+
+_ASCEND_DEVICE = "Ascend Hardware"
+_ASCEND_COLLECTIVES = ("Communication", "HCCL")
+"""In this process a thread per group has whole collectives, and one per plane the tasks that they consist of."""
+_ASCEND_CALLS = "CANN"
+"""Calls of the runtime, on threads of this process whose ids are those of the program's own."""
+_ASCEND_REPEATED = "Overlap Analysis"
+"""The same work once more, by kind."""
+_ASCEND_STREAM = re.compile(r"^Stream (\d+)$")
+_ASCEND_GROUP = re.compile(r"^Group (\d+) Communication$")
+_ASCEND_WAIT = re.compile(r"^(?:EVENT|NOTIFY)_|^PROFILING_|^\w*(?:Synchronize|WaitEvent)", re.IGNORECASE)
+"""Tasks of a stream that compute nothing: they wait, signal, or are the profiler's."""
+
+_ASCEND_PROGRAM = "Python"
+_COLLECTIVES_STREAM = 1 << 32
+"""Added to a group's number: its collectives are no stream's of the device."""
+
+_CPU_FUNCTIONS = "CPU functions"
+_CUDA_FUNCTIONS = "CUDA functions"
+"""Processes of torch's autograd profiler, which names them by their ids; the second one has a thread per device."""
+
 _DRIVER_CALL = re.compile(r"^(?:cu|cuda|hip|nccl)[A-Z]\w*$")
 _PYTHON_CALL = re.compile(r"^\$\S")
 """How the profiler writes a Python function: ``$module.py:12 name``, ``$<unknown> __exit__``."""
@@ -37,6 +61,11 @@ _SEVERAL_DEVICES = (
     "one process used {count} devices: they are analyzed as one, busy while any of them is; record one process per "
     "device to see them separately"
 )
+
+_LEVEL_ZERO_CALL = re.compile(r"^ze[A-Z]\w*$")
+_LEVEL_ZERO_COPY = re.compile(r"^zeCommandListAppend(?:Memory|Image)Copy\w*\(")
+_LEVEL_ZERO_FILL = re.compile(r"^zeCommandListAppendMemoryFill")
+"""What Intel's unitrace calls copies on a device: after the calls that ask for them."""
 
 _HOROVOD_NEGOTIATION = "NEGOTIATE_"
 _HOROVOD_ACTIVITY = re.compile(r"^[A-Z][A-Z0-9_]+$")
@@ -77,6 +106,7 @@ def settle(
         if columns["category"][row] == Category.CPU_OP:
             columns["category"][row] = Category.ANNOTATION
             columns["name"][row] = strings.ids[f"{PROFILER_STEP_PREFIX}{number}"]
+    _settle_level_zero(columns, strings)
     _settle_horovod(columns, threads, strings)
     return notes
 
@@ -115,9 +145,11 @@ def _settle_devices(
         elif track.category == Category.KERNEL:
             _rename_category(columns, rows, strings, _COPY, Category.MEMCPY)
             _rename_category(columns, rows, strings, _FILL, Category.MEMSET)
+            _rename_category(columns, rows, strings, _ASCEND_WAIT, Category.SYNC)
         elif track.category == Category.CPU_OP:
             _rename_category(columns, rows, strings, _DRIVER_CALL, Category.RUNTIME)
             _rename_category(columns, rows, strings, _PYTHON_CALL, Category.PYTHON)
+    _join_calls(columns, threads, processes)
     devices = {track.device for track in tracks.values() if track.device != NONE}
     if len(devices) > 1:
         return [_SEVERAL_DEVICES.format(count=len(devices))]
@@ -125,16 +157,33 @@ def _settle_devices(
 
 
 def _tracks(threads: Sequence[Thread], processes: Mapping[str, str]) -> dict[int, _Track]:
-    """Index of each thread of a process that is named as TensorFlow and JAX do, to what its events are."""
+    """Index of each thread of a process whose name says what its events are, to what they are."""
     with_streams = {thread.pid for thread in threads if _STREAM_THREAD.match(thread.name)}
     tracks: dict[int, _Track] = {}
     for at, thread in enumerate(threads):
-        process = processes.get(thread.pid, "")
+        process = processes.get(thread.pid, thread.pid)
         if (match := _DEVICE_PROCESS.match(process)) is not None:
             tracks[at] = _device_track(thread, int(match[1]), has_streams=thread.pid in with_streams)
-        elif _HOST_PROCESS.match(process):
+        elif _HOST_PROCESS.match(process) or process == _CPU_FUNCTIONS:
             tracks[at] = _Track(Category.CPU_OP)
+        elif process == _CUDA_FUNCTIONS:
+            tracks[at] = _Track(Category.KERNEL, int(thread.tid) if thread.tid.isdigit() else 0, 0)
+        elif (track := _ascend_track(thread, process)) is not None:
+            tracks[at] = track
     return tracks
+
+
+def _ascend_track(thread: Thread, process: str) -> _Track | None:
+    """A thread of Ascend's profiler; None of the program's own, whose events have categories."""
+    if process == _ASCEND_CALLS:
+        return _Track(Category.RUNTIME)
+    if process == _ASCEND_DEVICE and (match := _ASCEND_STREAM.match(thread.name)) is not None:
+        return _Track(Category.KERNEL, 0, int(match[1]))
+    if process in _ASCEND_COLLECTIVES and (match := _ASCEND_GROUP.match(thread.name)) is not None:
+        return _Track(Category.KERNEL, 0, _COLLECTIVES_STREAM + int(match[1]))
+    if process in (_ASCEND_DEVICE, *_ASCEND_COLLECTIVES, _ASCEND_REPEATED):
+        return _Track(Category.GPU_ANNOTATION, 0)
+    return None
 
 
 def _device_track(thread: Thread, device: int, *, has_streams: bool) -> _Track:
@@ -144,6 +193,14 @@ def _device_track(thread: Thread, device: int, *, has_streams: bool) -> _Track:
     if thread.name in _OP_THREADS and not has_streams:
         return _Track(Category.KERNEL, device, stream)
     return _Track(Category.GPU_ANNOTATION, device, stream, is_steps=thread.name == _STEP_THREAD)
+
+
+def _join_calls(columns: dict[str, Any], threads: Sequence[Thread], processes: Mapping[str, str]) -> None:
+    """Put the calls of Ascend's runtime on the program's threads, which made them."""
+    own = {thread.tid: at for at, thread in enumerate(threads) if processes.get(thread.pid) == _ASCEND_PROGRAM}
+    for at, thread in enumerate(threads):
+        if processes.get(thread.pid) == _ASCEND_CALLS and thread.tid in own:
+            columns["thread"][columns["thread"] == at] = own[thread.tid]
 
 
 def _step_name(name: int, strings: ChromeStrings) -> int:
@@ -157,6 +214,18 @@ def _rename_category(
 ) -> None:
     hits = [name for name in distinct(columns["name"][rows]).tolist() if pattern.match(strings.values[name])]
     columns["category"][rows[np.isin(columns["name"][rows], hits)]] = category
+
+
+def _settle_level_zero(columns: dict[str, Any], strings: ChromeStrings) -> None:
+    if not any(text.startswith("zeCommand") for text in strings.values):
+        return
+    for pattern, was, category in (
+        (_LEVEL_ZERO_CALL, Category.CPU_OP, Category.RUNTIME),
+        (_LEVEL_ZERO_COPY, Category.KERNEL, Category.MEMCPY),
+        (_LEVEL_ZERO_FILL, Category.KERNEL, Category.MEMSET),
+    ):
+        rows = np.flatnonzero(columns["category"] == was)
+        _rename_category(columns, rows, strings, pattern, category)
 
 
 def _settle_horovod(columns: dict[str, Any], threads: Sequence[Thread], strings: ChromeStrings) -> None:

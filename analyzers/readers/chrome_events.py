@@ -60,6 +60,10 @@ class Args(
     external_id: Number = -1
     external_id_old: Number = -1
     correlation: Number = -1
+    correlation_id: Number = -1
+    """What JAX calls it."""
+    connection_id: Number = -1
+    """What Ascend calls it."""
     device: Number = -1
     stream: Number = -1
     shapes: msgspec.Raw = NOTHING

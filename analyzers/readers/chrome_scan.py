@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers import chrome_times
-from perfscope.analyzers.readers.chrome_columns import DESCRIBED, ON_DEVICE, ChromeColumns, integer_id
+from perfscope.analyzers.readers.chrome_columns import DESCRIBED, ON_DEVICE, ChromeColumns
 from perfscope.analyzers.readers.chrome_events import ALLOCATOR, NUMBERS, Args, EventBatch, Instant
+from perfscope.analyzers.readers.chrome_metadata import integer_id
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Category, Int32, Int64

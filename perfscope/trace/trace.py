@@ -92,6 +92,9 @@ class ParseReport:
     truncated: bool = False
     """The file ends before the trace does: the job was killed while it wrote."""
     notes: tuple[str, ...] = ()
+    complete_until_ns: int | None = None
+    """Of a truncated file: events that begin later may be missing. Profilers write all operators first, and then what
+    devices did, in no order of time. None where nothing is missing."""
 
 
 @dataclass(frozen=True, eq=False)

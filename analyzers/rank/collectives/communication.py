@@ -17,14 +17,24 @@ from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.trace.trace import Bool, Category, Int64, Trace
 
 DEVICE_PATTERNS: Final = (
-    (r"^nccl(Dev)?Kernel", "NCCL and RCCL device functions: nccl src/device"),
+    (r"^[a-z]{0,3}ccl\w*Kernel", "NCCL and RCCL device functions, also those before 2.8, and libraries like them"),
     (r"^ncclSymk?(Dev)?Kernel|^ncclSym", "NCCL >= 2.27 symmetric-memory kernels: nccl src/device/symmetric"),
     (r"^mscclKernel|^msccl_", "MSCCL in RCCL: rccl src/device/msccl_kernel_impl.h"),
     (r"nvshmem(x|i)?_", "NVSHMEM device and host-launched collectives"),
     (r"deep_ep::|\bdeep_ep\b", "DeepEP expert-parallel dispatch and combine: DeepEP csrc/kernels"),
     (r"(^|::)(intranode|internode|internode_ll)::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
     (r"cross_device_reduce_(1|2)stage", "vLLM and SGLang custom all-reduce: csrc/custom_all_reduce.cuh"),
-    (r"(one|two)_?shot_all_?reduce|multimem_all_reduce|multimem_(one|two)_shot", "PyTorch symmetric memory"),
+    (
+        r"(?i:(one|two)_?shot_?all_?reduce)|multimem_all_reduce|multimem_(one|two)_shot",
+        "PyTorch symmetric memory, FlashInfer, TensorRT-LLM",
+    ),
+    (r"\bmscclpp::", "MSCCL++: mscclpp include/mscclpp"),
+    (r"^hcom_", "HCCL of Ascend: hccl/hcom.h"),
+    (r"^oneccl_", "oneCCL of Intel"),
+    (
+        r"^(all-(reduce|gather|to-all)|reduce-scatter|collective-(permute|broadcast))(-start|-done)?(\.\d+)*$",
+        "XLA: xla/hlo/ir/hlo_opcode.h",
+    ),
     (r"quickreduce|allreduce_prototype", "AMD quick all-reduce: vllm csrc/quickreduce"),
     (r"^(void )?(flashinfer::)?trtllm_(allreduce|moe_alltoall)|allreduce_fusion_kernel", "TensorRT-LLM, FlashInfer"),
 )
@@ -53,7 +63,7 @@ _NAMES_OF_KINDS: Final = {
     "gather": "gather",
     "scatter": "scatter",
     "send": "send",
-    "recv": "recv recvanysource",
+    "recv": "recv receive recvanysource",
     "barrier": "barrier allreducebarrier",
     "coalesced": "coalesced",
     "send_recv": "sendrecv",
@@ -111,13 +121,22 @@ def is_known_kind(kind: str) -> bool:
 
 def kind_of_kernel(name: str) -> str:
     """The kind by a kernel's name: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` is ``all_reduce``; else ``unknown``."""
-    match = re.search(r"(AllReduce|AllGather|ReduceScatter|SendRecv|Broadcast|Reduce|AllToAll)", name)
+    letters = re.sub(r"[^a-z]", "", name.lower())
+    match = _SPELLED.search(letters)
+    if match:
+        return _KINDS.get(match[1] or match[0], "send_recv")
+    match = re.search(r"(SendRecv|Reduce)", name)
     if match:
         return kind_of(match[1])
-    lowered = name.lower()
-    if "dispatch" in lowered or "combine" in lowered or "alltoall" in lowered:
+    if "dispatch" in letters or "combine" in letters:
         return "all_to_all"
-    return "all_reduce" if "reduce" in lowered else "unknown"
+    return "all_reduce" if "reduce" in letters else "unknown"
+
+
+_SPELLED: Final = re.compile(
+    "allreduce|allgather|reducescatter|alltoall|broadcast|collectivepermute|hcom(send|rec(?:v|eive))"
+)
+"""Kinds in names of kernels without their dashes and capitals."""
 
 
 @functools.lru_cache(maxsize=1 << 16)

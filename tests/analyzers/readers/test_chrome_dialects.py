@@ -163,3 +163,70 @@ def test_shadows_of_steps_and_other_threads_are_one_rank(tmp_path: Path) -> None
     ]
 
     assert len(read(tmp_path, steps)) == 3
+
+
+ASCEND = [
+    label("process", "Python", 100),
+    label("process", "CANN", 200),
+    label("process", "Ascend Hardware", 300),
+    label("thread", "Stream 46", 300, 46),
+    label("thread", "Step Trace(Model ID:1)", 300, 70001),
+    label("process", "Communication", 400),
+    label("thread", "Group 1 Communication", 400, 3),
+    label("thread", "Plane 0", 400, 4),
+    label("process", "Overlap Analysis", 500),
+    label("thread", "Computing", 500, 0),
+    {**span("ProfilerStep#3", 100, 7, 0, 40), "cat": "cpu_op"},
+    {**span("aten::mm", 100, 7, 1, 8), "cat": "cpu_op", "ts": "1.000", "args": {"Sequence number": 5}},
+    {**span("Dequeue@aten::mm", 100, 8, 2, 3), "cat": "dequeue", "args": {"correlation_id": 9}},
+    {**span("Node@launch", 200, 8, 3), "args": {"Mode": "launch", "connection_id": 4}},
+    {**span("MatMulV2", 300, 46, 10, 5), "args": {"Task Type": "AI_CORE", "connection_id": 4}},
+    span("EVENT_WAIT", 300, 46, 15, 2),
+    span("MEMCPY_ASYNC", 300, 46, 17, 3),
+    span("Reduce_1_0", 300, 70001, 10, 9),
+    span("hcom_allReduce__844_2_1", 400, 3, 20, 9),
+    span("Notify_Wait", 400, 4, 20, 4),
+    span("Computing", 500, 0, 10, 5),
+]
+"""A file of torch_npu, ``trace_view.json``: a list, in which times are text."""
+
+
+def test_ascend(tmp_path: Path) -> None:
+    assert by_name(ASCEND, tmp_path) == {
+        "ProfilerStep#3": Category.ANNOTATION,
+        "aten::mm": Category.CPU_OP,
+        "Dequeue@aten::mm": Category.OTHER,
+        "Node@launch": Category.RUNTIME,
+        "MatMulV2": Category.KERNEL,
+        "EVENT_WAIT": Category.SYNC,
+        "MEMCPY_ASYNC": Category.MEMCPY,
+        "Reduce_1_0": Category.GPU_ANNOTATION,
+        "hcom_allReduce__844_2_1": Category.KERNEL,
+        "Notify_Wait": Category.GPU_ANNOTATION,
+        "Computing": Category.GPU_ANNOTATION,
+    }
+    trace = chrome.read(tmp_path / "trace.json")
+    row = {name: at for at, name in enumerate(names(trace))}
+    assert trace.stream[row["MatMulV2"]] == 46
+    assert trace.correlation[row["MatMulV2"]] == trace.correlation[row["Node@launch"]] == 4
+    assert trace.thread[row["Node@launch"]] == trace.thread[row["Dequeue@aten::mm"]], "the thread is the program's own"
+    assert trace.start_ns[row["aten::mm"]] == 1000
+
+
+def test_profiler_of_autograd(tmp_path: Path) -> None:
+    events = [
+        {"name": "mm", "ph": "X", "ts": 1.5, "dur": 9, "tid": 1, "pid": "CPU functions", "args": {}},
+        {"name": "    mm", "ph": "X", "ts": 12, "dur": 3, "tid": 0, "pid": "CUDA functions", "args": {}},
+    ]
+
+    assert by_name(events, tmp_path) == {"mm": Category.CPU_OP, "    mm": Category.KERNEL}
+
+
+def test_unitrace(tmp_path: Path) -> None:
+    events = [
+        event("zeCommandListAppendLaunchKernel", cat="cpu_op"),
+        event("gemm_kernel[SIMD32 {1568; 1; 1} {512; 1; 1}]", cat="gpu_op", pid=4294950911, tid=4294950910),
+        event("zeCommandListAppendMemoryCopy(M2D)[4096 bytes]", cat="gpu_op", pid=4294950911, tid=4294950910),
+    ]
+
+    assert list(by_name(events, tmp_path).values()) == [Category.RUNTIME, Category.KERNEL, Category.MEMCPY]

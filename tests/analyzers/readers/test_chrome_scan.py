@@ -32,6 +32,10 @@ SCANNED = {
         event(cat="python_function", args={"External id": 9}),
         event(args={"External id": -1, "external id": 8}),
     ],
+    "ids of other tools": [
+        event(**KERNEL, args={"connection_id": 5}), event(**KERNEL, args={"correlation_id": "6"}),
+        event(**KERNEL, args={"correlation_id": 7, "correlation": 8}), event(args={"connection_id": None}),
+    ],
     "device without arguments": [event(**{**KERNEL, "pid": "GPU 3", "tid": "stream 12"}), event(**KERNEL, args={})],
     "old and unknown categories": [event(cat="Operator"), event(cat="cuda_driver"), event(cat=""), event(cat="zzz")],
     "steps": [event(cat="", args={"step_num": 12}), event(cat="cpu_op", args={"step_num": 3})],
