@@ -60,6 +60,18 @@ _BUBBLE: Final = "pipeline-bubble"
 _OF_SNAPSHOTS: Final = ("out-of-memory", "memory-growth", "memory-fragmentation")
 """Rules about memory snapshots, the most urgent first."""
 
+_BLIND: Final = {
+    "device_events_cut": (
+        "the file ends early, before any device event",
+        "Copy the file again; where the job was killed while it wrote, record again.",
+    ),
+    "no_device_events": (
+        "the recording has no device events",
+        "Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+    ),
+}
+"""Kind of a note on ranks whose devices are not in the recording -> (why, what to do)."""
+
 _GAINS: Final = 0.01
 """Speedup from which a change treats the loss that it is about."""
 
@@ -69,9 +81,9 @@ def verdict(summary: Summary) -> Verdict:
     if summary.snapshots is not None and summary.snapshots.ooms:
         return of_snapshots(summary)
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
-    blind = {rank for note in summary.notes if note.kind == "no_device_events" for rank in note.ranks}
-    if blind and blind.issuperset(row.rank for row in summary.time_breakdown):
-        return _blind(serious)
+    blind = {rank: note.kind for note in summary.notes if note.kind in _BLIND for rank in note.ranks}
+    if blind and all(row.rank in blind for row in summary.time_breakdown):
+        return _blind(serious, min(blind.values()))
     if serious:
         return _limited(summary, serious)
     shares, compute = losses(summary)
@@ -95,16 +107,17 @@ def verdict(summary: Summary) -> Verdict:
     return _without_limit(summary, busy, compute, category)
 
 
-def _blind(serious: list[Finding]) -> Verdict:
+def _blind(serious: list[Finding], kind: str) -> Verdict:
     """Of a job whose devices are not in the recording: what its hosts wait for need not delay them."""
-    headline = "What the devices do, and what limits them, is not known: the recording has no device events."
+    why, action = _BLIND[kind]
+    headline = f"What the devices do, and what limits them, is not known: {why}."
     if serious:
         headline += f" What it shows of the hosts: {serious[0].title}."
     return Verdict(
         headline=headline,
         healthy=False,
         unsure=True,
-        first_action="Record device activities too (ProfilerActivity.CUDA; perfscope run does).",
+        first_action=action,
     )
 
 

@@ -89,8 +89,11 @@ def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:
         if not partial.has_device_work
         and (partial.has_devices or partial.backend in DEVICE_BACKENDS or trained_on.get(rank, "cpu") != "cpu")
     )
-    if blind:
-        yield note("time_breakdown", "no_device_events", blind)
+    cut = tuple(rank for rank in blind if result.partials[rank].parse_report.truncated)
+    if cut:
+        yield note("time_breakdown", "device_events_cut", cut)
+    if len(cut) < len(blind):
+        yield note("time_breakdown", "no_device_events", tuple(rank for rank in blind if rank not in cut))
 
 
 def _about_collectives(result: AlignedJob) -> Iterator[Note]:

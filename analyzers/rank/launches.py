@@ -1,4 +1,7 @@
-"""Which runtime call launched which device work, and which calls return only when the device is done."""
+"""Which call launched which device work, and which calls return only when the device is done.
+
+Where no call of the runtime is recorded, the operator that the profiler names for the work stands for it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,10 @@ _WAITS_NS: Final = 30_000
 
 @dataclass(frozen=True, eq=False)
 class DeviceWork:
-    """Every piece of work on the device in order of its start, with the runtime call that launched it.
+    """Every piece of work on the device in order of its start, with the call that launched it.
 
-    Parallel arrays; ``launch`` is a row of the trace, NONE where it is not recorded.
+    Parallel arrays; ``launch`` is a row of the trace: of a runtime call, or of an operator where there are no such
+    calls; NONE where it is not recorded.
     """
 
     row: Int64
@@ -79,7 +83,23 @@ def device_work(trace: Trace) -> DeviceWork:
         known = (ids[position] == wanted) & (wanted != NONE)
         launch[known] = calls[first[position[known]]]
     _find_graphs(trace, start, launch)
+    if (launch == NONE).all():
+        launch = _by_operator(trace, rows)
     return DeviceWork(rows, start, start + trace.duration_ns[rows], launch)
+
+
+def _by_operator(trace: Trace, rows: Int64) -> Int64:
+    """The operator with the external id of each piece of work, where it had begun by then; NONE without one."""
+    operators = trace.rows(Category.CPU_OP)
+    operators = operators[trace.external_id[operators] != NONE]
+    ids, first = np.unique(trace.external_id[operators], return_index=True)
+    if len(ids) == 0:
+        return np.full(len(rows), NONE, dtype=np.int64)
+    wanted = trace.external_id[rows]
+    position = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    launch = operators[first[position]]
+    known = (ids[position] == wanted) & (trace.start_ns[launch] <= trace.start_ns[rows])
+    return np.where(known, launch, NONE)
 
 
 def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
@@ -87,7 +107,7 @@ def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
     times as long as a launch does, which copies and graphs, whose calls do more, are not.
     """
     calls = distinct(work.launch[(work.launch != NONE) & (trace.category[work.row] == Category.KERNEL)])
-    calls = calls[~np.isin(calls, graph_launches(trace))]
+    calls = calls[(trace.category[calls] == Category.RUNTIME) & ~np.isin(calls, graph_launches(trace))]
     if len(calls) == 0:
         return Intervals.of(calls, calls)
     usual = float(np.quantile(trace.duration_ns[calls], 0.1))  # where the queue is full, most of them wait

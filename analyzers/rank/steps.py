@@ -53,6 +53,9 @@ UNMARKED = "no step markers"
 
 _NEVER: Final = np.iinfo(np.int64).max
 
+_TICK: Final = 0.1
+"""Marks that are shorter than this share of the time to the next one do not show where the last step ends."""
+
 _AS_LATE: Final = 0.5
 """A step's first launch came as late as another's where the host took this share of that time to it, or more. Where
 several loader workers deliver together, the host waits once for all of them, and is as many steps ahead by then."""
@@ -112,10 +115,15 @@ def find_steps(
     On a rank with device work, steps without any are left out. Raises ValueError when the trace has no event that could
     bound a window.
     """
+    cut_ns = trace.parse_report.complete_until_ns
+    complete_ns = _NEVER if cut_ns is None else cut_ns
     for number, start, end, source in _marks(trace, work, by_batches, unmarked):
-        if len(number):
-            return _windows(trace, work, number, start, end, source)
+        whole = end <= complete_ns
+        if whole.any():
+            return _windows(trace, work, number[whole], start[whole], end[whole], source)
     start_ns, end_ns, assumed_ns = _extent(trace, work, threads)
+    if start_ns < complete_ns:
+        end_ns = min(end_ns, complete_ns)
     one = np.array([0], dtype=np.int64)
     start, end = np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64)
     return Steps(one, start, end, start, end, np.array([assumed_ns], dtype=np.int64), UNMARKED, marked=False)
@@ -151,7 +159,12 @@ def _by_annotation(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
     rows = rows[first]
     order = np.argsort(trace.start_ns[rows], kind="stable")
     rows, number = rows[order], number[order]
-    return number, trace.start_ns[rows], trace.ends_ns(rows), MARKED
+    start, end = trace.start_ns[rows], trace.ends_ns(rows)
+    # Some profilers write a step's copy on the device as a mere tick, which shows where it begins.
+    followed = np.flatnonzero(np.diff(number) == 1)
+    if len(followed) and np.median((end - start)[followed] / np.diff(start)[followed]) < _TICK:
+        number, start, end = number[followed], start[followed], start[followed + 1]
+    return number, start, end, MARKED
 
 
 def _step_number(name: str) -> int:

@@ -44,6 +44,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "threads only. Your own profiling needs ProfilerActivity.CUDA. perfscope run records with it: there CUPTI, which "
     "traces kernels for one profiler at a time (nsys, ncu, DCGM), was in use, missing or not permitted; perfscope "
     "doctor, run where the ranks ran, says which.",
+    "device_events_cut": "The file of {ranks:ranks} ends before any GPU event, although the job has devices: the "
+    "breakdown shows host threads only. Copy the file again; where the job was killed while it wrote, record again.",
     "mismatch": "Group {group!r}, step {step}: {mismatch}; collectives without a counterpart are not compared.",
     "more_mismatches": "{count} more mismatches like these.",
     "participants_missing": "{share:.0%} of the collectives have participants that are not in the recording: "

@@ -154,6 +154,15 @@ def test_a_recording_without_device_events_says_nothing_about_devices() -> None:
     assert "65% of the step is host time" in of_blind(1).headline
 
 
+def test_a_file_that_ends_before_the_devices_events_is_to_be_copied_again() -> None:
+    case = context(breakdown(0, idle_host=65_000))
+    notes = (note("time_breakdown", "device_events_cut", (0,)),)
+    found = verdict(dataclasses.replace(case.summary, notes=notes))
+    assert "is not known: the file ends early" in found.headline
+    assert str(found.first_action).startswith("Copy the file again")
+    assert found.unsure
+
+
 def test_what_hosts_without_their_devices_wait_for_may_not_matter() -> None:
     case = starved(80_000)
     notes = (note("time_breakdown", "no_device_events", case.ranks),)

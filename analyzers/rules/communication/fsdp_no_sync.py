@@ -31,7 +31,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     too small for whole gradients.
     """
     change = {"fsdp.no_sync": "true"}
-    replayed = job.replayed(change, no_sync.SHARE) if "fsdp" in job.info.strategies else None
+    replayed = job.replayed(change, no_sync.SHARE) if "fsdp" in job.info.strategies and job.steps else None
     if replayed is None:
         return None
     scattered, takes = traffic(job, "reduce_scatter"), None

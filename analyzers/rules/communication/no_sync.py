@@ -58,7 +58,7 @@ HOW: Final = {
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where gradients are reduced once per step, or little would be saved."""
     change = {"ddp.no_sync": "true"}
-    replayed = job.replayed(change, SHARE) if job.torch_ddp else None
+    replayed = job.replayed(change, SHARE) if job.torch_ddp and job.steps else None
     if replayed is None:
         return None
     sentence, typed = HOW.get(job.framework, HOW[TORCH])

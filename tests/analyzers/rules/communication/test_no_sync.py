@@ -57,3 +57,5 @@ def test_silent_where_little_is_saved_or_nothing_can_be_replayed() -> None:
     assert no_sync.evaluate(changed(accumulating(), predict=None)) is None
     assert no_sync.evaluate(changed(accumulating(), strategy="fsdp")) is None, "what FSDP would save is not known"
     assert no_sync.evaluate(accumulating(ddp={"implementation": "horovod"})) is None
+    unmarked = changed(accumulating(), steps=())
+    assert no_sync.evaluate(unmarked) is None, "what seem to be micro-batches may be steps"

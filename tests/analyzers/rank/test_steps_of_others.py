@@ -1,0 +1,94 @@
+"""Steps of recordings that lack something: marks that are ticks, files cut short, launches that are not recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.readers import chrome
+from perfscope.trace.trace import Category, ParseReport
+from tests.analyzers.readers.helpers import event, save
+from tests.traces import TraceBuilder
+
+
+def windows(steps: Steps) -> list[tuple[int, int, int]]:
+    return list(zip(steps.number.tolist(), steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True))
+
+
+def test_a_tick_shows_where_a_step_begins_and_not_where_the_last_one_ends() -> None:
+    """ROCm writes a step's copy on the device as one tick; of three steps of 100 the last one's end is not known."""
+    builder = TraceBuilder()
+    for number in (1, 2, 3):
+        begin = 100 * number
+        builder.event(f"ProfilerStep#{number}", Category.GPU_ANNOTATION, begin, begin + 2, device=0, stream=7)
+        builder.event("gemm", Category.KERNEL, begin, begin + 80, device=0, stream=7)
+    assert windows(analyze_rank(builder.build()).steps) == [(1, 100, 200), (2, 200, 300)]
+
+
+def test_a_range_shows_where_the_last_step_ends() -> None:
+    builder = TraceBuilder()
+    for number in (1, 2):
+        begin = 100 * number
+        builder.event(f"ProfilerStep#{number}", Category.GPU_ANNOTATION, begin, begin + 90, device=0, stream=7)
+        builder.event("gemm", Category.KERNEL, begin, begin + 90, device=0, stream=7)
+    assert windows(analyze_rank(builder.build()).steps) == [(1, 100, 200), (2, 200, 290)]
+
+
+def test_operators_stand_for_launches_where_no_call_is_recorded() -> None:
+    """The device takes 100 for what the host asks for in 40, so steps take 100 from the second on.
+
+    ::
+
+        host    [0 step 40)[40 step 80)[80 step 120)
+        device      [5    105)[105     205)[205       305)
+    """
+    builder = TraceBuilder()
+    for number in range(3):
+        begin = 40 * number
+        builder.step(number, begin, begin + 40).op("aten::mm", begin + 2, begin + 4, external_id=number + 1)
+        start = 5 + 100 * number
+        builder.event("gemm", Category.KERNEL, start, start + 100, device=0, stream=7, external_id=number + 1)
+    found = windows(analyze_rank(builder.build()).steps)
+    assert [window[1:] for window in found[1:]] == [(105, 205), (205, 305)]
+
+
+CALLED = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 1}
+KERNEL = {"cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 4}
+
+
+def launched(number: int, ts: int) -> list[dict[str, Any]]:
+    return [
+        event(**CALLED, ts=ts, args={"correlation": number}),
+        event(**KERNEL, ts=ts + 2, args={"correlation": number, "device": 0, "stream": 7}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("work", "numbers", "until"),
+    [
+        # In time order the cut is in step 3: steps 1 and 2 are whole.
+        ((11, 21, 31), [1, 2], 33_000),
+        # What devices did was written in no order: after the cut something of steps 1 and 2 may be missing.
+        ((31, 11), [], 13_000),
+    ],
+)
+def test_steps_after_which_a_cut_file_lacks_work_are_left_out(
+    work: tuple[int, ...], numbers: list[int], until: int, tmp_path: Path
+) -> None:
+    steps = [event(f"ProfilerStep#{n}", cat="user_annotation", ts=10 * n, dur=10) for n in (1, 2, 3)]
+    operators = [event("aten::mm", ts=10 * n + 0.5) for n in (1, 2, 3)]
+    events = [*steps, *operators, *(one for number, ts in enumerate(work) for one in launched(number, ts))]
+    whole = save(tmp_path, {"traceEvents": events}).read_text()
+    trace = chrome.read(save(tmp_path, whole.removesuffix("]}")))
+    assert trace.parse_report.truncated
+    assert trace.parse_report.complete_until_ns == min(until, 30_500)
+    partial = analyze_rank(trace)
+    assert (partial.steps.number.tolist() if partial.steps.marked else []) == numbers
+    assert partial.steps.end_ns[-1] <= until
+    again = analyze_rank(replace(trace, parse_report=ParseReport()))
+    assert again.steps.number.tolist()[-1] == 3, "a whole file has all steps"
