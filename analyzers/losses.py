@@ -50,8 +50,12 @@ _MOSTLY: Final = 0.5
 _PYTHON_FUNCTION: Final = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)$")
 
 FEW_LAUNCHES: Final = 20
-"""Least launches per step of a job that launches can limit: idle time with fewer is one slow call (an allocation, a
-kernel that is compiled or loaded at its first use), which is another problem."""
+"""Least launches per step of a job that launches can limit where each waits for long: idle time with fewer is one slow
+call (an allocation, a kernel that is compiled or loaded at its first use), which is another problem."""
+
+SLOW_LAUNCH_US: Final = 100.0
+"""Idle time per launch up to which hosts launch as usual: an operator with its launch takes 5 to 50 µs, and about twice
+as much under the profiler."""
 
 _FIRST_USE: Final = (
     "look at the longest calls in the timeline's host lane: single slow calls limit a step with so few launches, as "
@@ -116,11 +120,13 @@ def where_to_look(category: str, summary: Summary) -> str:
 
 
 def launches_few(summary: Summary) -> bool:
-    """Do steps launch so little that idle time is of single slow calls? Without recorded calls, one for each kernel or
-    copy, at most.
+    """Do steps launch so little, and wait so long for it, that idle time is of single slow calls? Without recorded
+    calls, one for each kernel or copy, at most.
     """
     launched = [row.launches_per_step for row in summary.launches]
-    return max(launched, default=sum(row.count_per_step for row in summary.kernels)) < FEW_LAUNCHES
+    most = max(launched, default=sum(row.count_per_step for row in summary.kernels))
+    waited_us = max((row.idle_launch_us for row in summary.time_breakdown), default=0.0)
+    return most < FEW_LAUNCHES and waited_us > most * SLOW_LAUNCH_US
 
 
 def _compiles(summary: Summary) -> bool:

@@ -51,6 +51,8 @@ _LOOK_AT_KERNELS: Final = (
     "fused kernels raise it."
 )
 
+_UNKNOWN_PEAK: Final = "; how near the devices come to their peak is not known"
+
 BEYOND_IDEAL: Final = 0.05
 """Share of the step by which a pipeline bubble must exceed the inherent one for both to be named."""
 
@@ -64,6 +66,10 @@ _BLIND: Final = {
     "device_events_cut": (
         "the file ends early, before any device event",
         "Copy the file again; where the job was killed while it wrote, record again.",
+    ),
+    "device_events_unread": (
+        "the recording has events of processes that PerfScope does not know, which may be its devices",
+        "See the notes for the processes' names; record with torch.profiler (perfscope run does) or Nsight Systems.",
     ),
     "no_device_events": (
         "the recording has no device events",
@@ -219,7 +225,8 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             unsure=True,
             first_action="Record 5 steps or more of all ranks to see the rest.",
         )
-    return Verdict(headline=f"No bottleneck found: {busy}.", healthy=True, first_action=None)
+    unknown = "" if mfu is not None or "CPU" in summary.job.devices else _UNKNOWN_PEAK
+    return Verdict(headline=f"No bottleneck found: {busy}{unknown}.", healthy=True, first_action=None)
 
 
 def _fusible(summary: Summary) -> float:

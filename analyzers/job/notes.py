@@ -21,6 +21,9 @@ DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
 BY_BACKWARD: Final = ("backward", "gradients")
 """What steps were found by (``StepsMetadata.detected_by``) where each is a backward pass."""
 
+_NAMED: Final = 5
+"""Processes that a note names at most."""
+
 UNKNOWN_SHARE: Final = 0.02
 """Idle time without a cause above this share of the step is a defect of the recording or of the analysis."""
 
@@ -87,13 +90,22 @@ def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:
         rank
         for rank, partial in sorted(result.partials.items())
         if not partial.has_device_work
-        and (partial.has_devices or partial.backend in DEVICE_BACKENDS or trained_on.get(rank, "cpu") != "cpu")
+        and (
+            partial.has_devices
+            or partial.parse_report.unread_processes
+            or partial.backend in DEVICE_BACKENDS
+            or trained_on.get(rank, "cpu") != "cpu"
+        )
     )
     cut = tuple(rank for rank in blind if result.partials[rank].parse_report.truncated)
     if cut:
         yield note("time_breakdown", "device_events_cut", cut)
-    if len(cut) < len(blind):
-        yield note("time_breakdown", "no_device_events", tuple(rank for rank in blind if rank not in cut))
+    unread = {rank: names for rank in blind if (names := result.partials[rank].parse_report.unread_processes)}
+    if unread:
+        shown = sorted({name for names in unread.values() for name in names})[:_NAMED]
+        yield note("time_breakdown", "device_events_unread", unread, names=shown)
+    if without := tuple(rank for rank in blind if rank not in cut and rank not in unread):
+        yield note("time_breakdown", "no_device_events", without)
 
 
 def _about_collectives(result: AlignedJob) -> Iterator[Note]:

@@ -9,6 +9,7 @@ import numpy as np
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
 
 _SAME: Final = 0.999
@@ -82,7 +83,8 @@ def edges_by_repetition(trace: Trace, work: DeviceWork) -> Int64:
     usual = np.median(pause[: whole * period].reshape(whole, period), axis=0)
     # Before the first launch the host may have done anything.
     before = np.concatenate(([called[0] - usual[0]], returned))
-    return np.asarray(before[int(usual.argmax()) :: period], dtype=np.int64)
+    # Kernels of one graph are launched together: no step begins between them.
+    return distinct(before[int(usual.argmax()) :: period].astype(np.int64))
 
 
 def _period(kernel: Int32) -> int | None:

@@ -209,7 +209,9 @@ class Builder:
             has_shapes=self._columns.has_shapes if metadata.records_shapes is None else metadata.records_shapes,
             versions=metadata.versions,
             parse_report=self._report(
-                repaired_metadata=repaired_metadata, complete_until_ns=_cut_ns(columns, rows) if truncated else None
+                repaired_metadata=repaired_metadata,
+                complete_until_ns=_cut_ns(columns, rows) if truncated else None,
+                unread_processes=chrome_dialects.unread_processes(columns, threads, self._process_names),
             ),
         )
 
@@ -251,14 +253,17 @@ class Builder:
         category = columns["category"]
         category[np.isin(columns["name"], steps) & (category == Category.CPU_OP)] = Category.ANNOTATION
 
-    def _report(self, *, repaired_metadata: bool, complete_until_ns: int | None) -> ParseReport:
+    def _report(
+        self, *, repaired_metadata: bool, complete_until_ns: int | None, unread_processes: tuple[str, ...]
+    ) -> ParseReport:
         if self._unread:
             kinds = ", ".join(f"{count} of phase {phase!r}" for phase, count in sorted(self._unread.items()))
             self.note(f"events of kinds that are not read: {kinds}")
         truncated = complete_until_ns is not None
         return ParseReport(
-            self._dropped, self._repaired + repaired_metadata, truncated, tuple(self._notes), complete_until_ns
-        )
+            self._dropped, self._repaired + repaired_metadata, truncated, tuple(self._notes), complete_until_ns,
+            tuple(map(clean, unread_processes)),
+        )  # fmt: skip
 
 
 def _cut_ns(columns: Mapping[str, Any], order: Int64) -> int:

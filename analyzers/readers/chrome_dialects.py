@@ -21,7 +21,7 @@ from perfscope.errors import TraceError
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Category, Int64, Thread
+from perfscope.trace.trace import DEVICE_WORK, NONE, Category, Int64, Thread
 
 _DEVICE_PROCESS = re.compile(r"^/device:(?:GPU|TPU|CUSTOM:[\w.]+):(\d+)")
 _HOST_PROCESS = re.compile(r"^/host:")
@@ -56,6 +56,9 @@ _CUDA_FUNCTIONS = "CUDA functions"
 _DRIVER_CALL = re.compile(r"^(?:cu|cuda|hip|nccl)[A-Z]\w*$")
 _PYTHON_CALL = re.compile(r"^\$\S")
 """How the profiler writes a Python function: ``$module.py:12 name``, ``$<unknown> __exit__``."""
+
+_ENOUGH = 10
+"""Least events of a process that may be a device: kineto has one or two that describe the recording."""
 
 _SEVERAL_DEVICES = (
     "one process used {count} devices: they are analyzed as one, busy while any of them is; record one process per "
@@ -126,6 +129,23 @@ def refuse_merged(source: str, columns: Mapping[str, Any], threads: Sequence[Thr
             "were merged into it, and device work cannot be assigned to a rank; analyze the folder of the ranks' own "
             "files instead"
         )
+
+
+def unread_processes(
+    columns: Mapping[str, Any], threads: Sequence[Thread], processes: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Names of the processes of which no event is of a known kind, where nothing is known to be a device's work."""
+    category = columns["category"]
+    if np.isin(category, DEVICE_WORK).any():
+        return ()
+    places = {pid: place for place, pid in enumerate(dict.fromkeys(thread.pid for thread in threads))}
+    process = np.array([places[thread.pid] for thread in threads], dtype=np.int64)[columns["thread"]]
+    known = category != Category.OTHER
+    unknown = ~known & (columns["duration_ns"] > 0)
+    read, unread = (np.bincount(process[rows], minlength=len(places)) for rows in (known, unknown))
+    return tuple(
+        processes.get(pid, pid) for pid, at in places.items() if unread[at] >= _ENOUGH and not read[at] and read.any()
+    )
 
 
 def _settle_devices(

@@ -25,7 +25,7 @@ _NVIDIA: Final = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID")
 _AMD: Final = re.compile(r"AMD|Instinct|Radeon")
 """Makers in the names of devices, as drivers write them."""
 
-_SAME_SHARE: Final = 0.02
+SAME_SHARE: Final = 0.02
 """Shares of the step that differ by less are the same to a reader."""
 
 SPARE: Final = 1.1
@@ -203,7 +203,7 @@ class RuleContext:
         breakdown shows.
         """
         mean = shares(self.summary.time_breakdown)[category]
-        far = abs(self.share(self.typical_us(category)) - mean) >= _SAME_SHARE
+        far = abs(self.share(self.typical_us(category)) - mean) >= SAME_SHARE
         return f" on the median rank ({mean:.0%} on the mean of all)" if far else ""
 
     def share(self, us: float) -> float:

@@ -46,6 +46,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "doctor, run where the ranks ran, says which.",
     "device_events_cut": "The file of {ranks:ranks} ends before any GPU event, although the job has devices: the "
     "breakdown shows host threads only. Copy the file again; where the job was killed while it wrote, record again.",
+    "device_events_unread": "No event of these processes is of a kind that PerfScope knows: {names:texts}. Where "
+    "devices are among them, their work is not analyzed, and the breakdown shows host threads only.",
     "mismatch": "Group {group!r}, step {step}: {mismatch}; collectives without a counterpart are not compared.",
     "more_mismatches": "{count} more mismatches like these.",
     "participants_missing": "{share:.0%} of the collectives have participants that are not in the recording: "

@@ -95,6 +95,8 @@ class ParseReport:
     complete_until_ns: int | None = None
     """Of a truncated file: events that begin later may be missing. Profilers write all operators first, and then what
     devices did, in no order of time. None where nothing is missing."""
+    unread_processes: tuple[str, ...] = ()
+    """Processes of which no event is of a known kind, in a file without device work: they may be devices."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,9 @@ def timeline_reading(summary: Summary) -> str:
     elif shares:
         text += f". Compute fills {percent(next(iter(shares.values())))} of the time"
     if any(lane.kind == "copy" for lane in summary.lanes) and not any(lane.kind == "host" for lane in summary.lanes):
-        text += ". No host lanes: the hosts had launched this step's work before it began"
+        seen = bool(summary.launches or summary.operators)
+        why = "the hosts had launched this step's work before it began" if seen else "no host events are recorded"
+        text += f". No host lanes: {why}"
     return text + "."
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share
+from perfscope.analyzers.losses import launches_few
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.verdict import verdict
@@ -74,6 +75,17 @@ def test_idle_time_of_few_launches_is_that_of_slow_calls() -> None:
     assert "compiled or loaded at its first use" in str(verdict(summary).first_action)
     summary = dataclasses.replace(case.summary, launches=(dataclasses.replace(few, launches_per_step=200),))
     assert "first use" not in str(verdict(summary).first_action)
+    # A loop that repeats few operators launches them as slowly as others do: 16 in 0.9 ms.
+    usual = dataclasses.replace(breakdown(0), idle_launch_us=900.0)
+    summary = dataclasses.replace(case.summary, launches=(few,), time_breakdown=(usual,))
+    assert not launches_few(summary)
+
+
+def test_how_efficient_busy_devices_are_is_said_to_be_unknown() -> None:
+    busy = context(breakdown(0)).summary
+    assert "how near the devices come to their peak is not known" in verdict(busy).headline
+    on_cpus = dataclasses.replace(busy, job=dataclasses.replace(busy.job, devices=("CPU",)))
+    assert "not known" not in verdict(on_cpus).headline
 
 
 def test_a_lone_step_of_a_compiled_model_is_told_to_compile() -> None:

@@ -9,11 +9,12 @@ that waits for a core: on CPUs, that looks like a pause, and is taken off.
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Final
 
 from perfscope.analyzers.losses import named_host, where_to_look
 from perfscope.analyzers.rank.host_activity import BETWEEN, COMPILING, LOADER_STARTING
-from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.results.findings import Action, Evidence, Finding
@@ -50,9 +51,13 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     where = f", mostly in {name}" if name else ""
     between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
+    saved = job.share(saved_us)
+    idle = job.share(mean(row.idle_host_us for row in job.summary.time_breakdown if row.rank in ranks))
+    # Some of that time costs nothing where devices are behind their hosts.
+    less = f"; without its pauses the step takes {saved:.0%} less" if idle - saved >= SAME_SHARE else ""
     return job.finding(
         RULE,
-        f"{job.share(saved_us):.0%} of the step is {between}{who}{where}",
+        f"{idle if less else saved:.0%} of the step is {between}{who}{where}{less}",
         saved_us,
         evidence=(
             Evidence(

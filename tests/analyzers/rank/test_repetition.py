@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import perfscope
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.steps import BY_REPETITION, Steps
 from perfscope.execution.engine import Serial
+from perfscope.trace.trace import Category
 from tests.real.sheets import of_chrome, raw_events
 from tests.real.test_sheets import TRACES, written
 from tests.traces import TraceBuilder
@@ -66,6 +68,26 @@ def test_micro_batches_are_no_steps():
     batch = ["embed", *LAYERS * 3]
     steps = steps_of(loop(*[[*batch * 4, *["adam"] * 4]] * 4))
     assert len(steps) == 4
+
+
+def test_kernels_of_one_graph_are_of_one_step():
+    """A graph of three times the same ten kernels per step: the kernels repeat after ten, the launches after thirty.
+
+    What the host did before the first launch is not known, so that step is not whole.
+    """
+    builder = TraceBuilder(world_size=None)
+    for step in range(6):
+        now = 10_000 * step
+        builder.call("cudaGraphLaunch", now, now + 20, correlation=step + 1)
+        for at in range(30):
+            start = now + 30 + 20 * at
+            builder.event(
+                LAYERS[at % 5] + str(at % 10), Category.KERNEL, start, start + 10, device=0, stream=7,
+                correlation=step + 1,
+            )  # fmt: skip
+    steps = steps_of(builder)
+    assert steps.number.tolist() == list(range(5))
+    assert (np.diff(steps.start_ns)[1:] == 10_000).all()
 
 
 def test_ranks_that_communicate_are_one_window():

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import perfscope
 from perfscope.analyzers.readers import chrome
 from perfscope.errors import TraceError
+from perfscope.execution.engine import Serial
 from perfscope.trace.trace import NONE, Category
 from tests.analyzers.readers.helpers import event, names, read, save
 
@@ -230,3 +232,21 @@ def test_unitrace(tmp_path: Path) -> None:
     ]
 
     assert list(by_name(events, tmp_path).values()) == [Category.RUNTIME, Category.KERNEL, Category.MEMCPY]
+
+
+def unknown_device(count: int) -> list[dict[str, Any]]:
+    tasks = [{**span("task", 300, 5, 10 * at, 5), "cat": "tensor_core"} for at in range(count)]
+    return [label("process", "Foo Accelerator", 300), *(event("aten::mm", ts=10 * at) for at in range(12)), *tasks]
+
+
+def test_a_process_of_unknown_events_may_be_a_device(tmp_path: Path) -> None:
+    assert read(tmp_path, unknown_device(20)).parse_report.unread_processes == ("Foo Accelerator",)
+    summary = perfscope.analyze(tmp_path / "trace.json", executor=Serial())
+    assert "which may be its devices" in summary.verdict.headline
+    assert any("Foo Accelerator" in note.text for note in summary.notes if note.kind == "device_events_unread")
+
+
+def test_few_events_that_describe_a_recording_are_no_device_s(tmp_path: Path) -> None:
+    assert read(tmp_path, unknown_device(3)).parse_report.unread_processes == ()
+    kernel = event("gemm", cat="kernel", pid=0, tid=7)
+    assert read(tmp_path, [*unknown_device(20), kernel]).parse_report.unread_processes == ()

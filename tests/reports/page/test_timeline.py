@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from perfscope.reports.page import page, timeline
+from perfscope.results.tables import OperatorRow
 from tests.reports.examples import gpu
 
 
@@ -14,6 +15,18 @@ def test_the_timeline_names_which_collective_is_longest_and_splits_it() -> None:
     assert reading.startswith("Step 17.")
     assert "all-gather of 386 MiB" in reading
     assert "waiting" in reading
+
+
+def test_lanes_of_hosts_are_missing_because_they_were_ahead_or_not_recorded() -> None:
+    lanes = tuple(lane for lane in gpu().lanes if lane.kind != "host")
+    alone = dataclasses.replace(gpu(), lanes=(*lanes, dataclasses.replace(lanes[0], kind="copy")))
+    assert "No host lanes: no host events are recorded." in timeline.timeline_reading(alone)
+    row = OperatorRow(
+        name="aten::mm", operator_class="matrix", count_per_step=1.0, device_us_per_step=1.0, host_us_per_step=1.0,
+        kernels_per_step=1.0, flops_per_step=None, tflops=None, share_of_peak=None, dtype=None,
+    )  # fmt: skip
+    ahead = dataclasses.replace(alone, operators=(row,))
+    assert "the hosts had launched this step's work before it began" in timeline.timeline_reading(ahead)
 
 
 def test_the_command_for_perfetto_names_the_ranks_and_the_step() -> None:

@@ -57,6 +57,17 @@ def test_on_cpus_pauses_of_the_training_threads_are_found(tmp_path):
     assert finding.predicted_step_us.mid == pytest.approx(simulate(CPU_JOB).truth.step_time_ns / 1e3, rel=0.03)
 
 
+def test_the_title_has_the_share_of_the_breakdown_and_what_the_replay_saves_of_it(tmp_path):
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    rows = context.summary.time_breakdown
+    idle = sum(row.idle_host_us for row in rows) / len(rows) / context.step_time_us
+    assert host_pauses.evaluate(context).title.startswith(f"{idle:.0%} of the step is host time between operators")
+    longer = tuple(replace(row, idle_host_us=row.idle_host_us + 0.1 * context.step_time_us) for row in rows)
+    title = host_pauses.evaluate(replace(context, summary=replace(context.summary, time_breakdown=longer))).title
+    assert title.startswith(f"{idle + 0.1:.0%} of the step is host time")
+    assert title.endswith("; without its pauses the step takes 42% less")
+
+
 def test_a_loop_that_makes_its_batches_itself_is_told_of_the_loader(tmp_path):
     made = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
     without = replace(made, summary=replace(made.summary, dataloader=()))
