@@ -51,11 +51,11 @@ _COMMUNICATES: Final = re.compile(r"(c10d|gloo|_c10d_functional|record_param_com
 _BY_HOST: Final = [_COMPARED.index(TimeCategory.LAUNCH), _COMPARED.index(TimeCategory.HOST)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SlowStage:
     """At the other stages' pace ``ranks`` take ``factor`` times their own time; ``row`` is the category in which they
     exceed it most, ``slowest`` the rank with the most own time. Of that their devices take ``compute`` times as long
-    for their work, and their hosts ``host`` times for all but loading (on CPUs: for what is between operators).
+    for their work, and their hosts ``host`` times for all but loading; ``left`` is the same by category of own time.
     """
 
     ranks: tuple[int, ...]
@@ -64,6 +64,7 @@ class SlowStage:
     factor: float
     compute: float
     host: float
+    left: Float64
 
 
 def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowStage]:
@@ -87,8 +88,11 @@ def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowSta
             row = _COMPARED[int(excess.argmax())]
             factor = (total - float(excess.sum())) / total
             compute = 1 - float(excess[0]) / max(min(pace.rows[_COMPARED[0]] for pace in paces[stage]), 1.0)
-            host = max(pace.host_factor(compared, excess) for pace in paces[stage]) if excess[_BY_HOST].any() else 1.0
-            stragglers.append(SlowStage(ranks, slowest, row, factor, compute, host))
+            host = max(pace.host_factor(compared) for pace in paces[stage]) if excess[_BY_HOST].any() else 1.0
+            least = np.min([pace.rows[_COMPARED_ROWS] for pace in paces[stage]], axis=0)
+            left = np.ones(len(TimeCategory))
+            left[_COMPARED_ROWS] = np.maximum(1 - excess / np.maximum(least, 1), 0)
+            stragglers.append(SlowStage(ranks, slowest, row, factor, compute, host, left))
     return stragglers
 
 
@@ -98,9 +102,10 @@ def at_other_stages_pace(
     """Schedules in which these stages are as quick as the others. ``with_hosts``: those with hosts beside their
     devices, where what a slow host delays is not in proportion to what its device computes; but for pauses.
     """
-    if not any(result.partials[rank].has_device_work for stage in slow for rank in stage.ranks):
-        return _on_cpus(result, recorded, slow)
-    if recorded.with_hosts is None or not with_hosts or any(stage.row is TimeCategory.HOST for stage in slow):
+    on_cpus = not any(result.partials[rank].has_device_work for stage in slow for rank in stage.ranks)
+    if on_cpus or any(stage.row is TimeCategory.HOST for stage in slow):
+        return _by_category(result, recorded, slow)
+    if recorded.with_hosts is None or not with_hosts:
         schedules = recorded.schedules
         for stage in slow:
             schedules = scaled(schedules, stage.ranks, stage.factor)
@@ -112,20 +117,17 @@ def at_other_stages_pace(
     return schedules
 
 
-def _on_cpus(result: AlignedJob, recorded: RecordedSchedules, slow: Sequence[SlowStage]) -> Schedules:
-    """On CPUs each category is shorter where it is: a pause before the first message delays more than one that comes
-    while the rank would wait.
+def _by_category(result: AlignedJob, recorded: RecordedSchedules, slow: Sequence[SlowStage]) -> Schedules:
+    """Each category of own time is shorter where it is: a pause before the first message delays more than one that
+    comes while the rank would wait.
     """
     schedules = recorded.schedules
     own = schedules.own_ns.copy()
     for stage in slow:
-        left = np.ones(len(TimeCategory))
-        left[TimeCategory.COMPUTE] = stage.compute
-        left[[TimeCategory.LAUNCH, TimeCategory.HOST]] = stage.host
         for rank in stage.ranks:
             span = schedules.slice_of(rank)
             rows = recorded.rows_between(result, rank, np.concatenate(([0], np.cumsum(own[span]))))
-            own[span] = np.diff(np.rint(np.cumsum(own[span] - (rows * (1 - left)).sum(axis=1))), prepend=0)
+            own[span] = np.diff(np.rint(np.cumsum(own[span] - (rows * (1 - stage.left)).sum(axis=1))), prepend=0)
     return replace(schedules, own_ns=np.maximum(own, 0))
 
 
@@ -240,13 +242,10 @@ class _WorkPace:
             over[0] = self.rows[_COMPARED_ROWS[0]] - np.median(computes) if computes else 0.0
         return over
 
-    def host_factor(self, alike: Sequence[_WorkPace], excess: Float64) -> float:
-        """How many times as long the host would take at the pace of other stages' hosts, 1 at most; ``excess`` is what
-        it takes longer.
-        """
+    def host_factor(self, alike: Sequence[_WorkPace]) -> float:
+        """How many times as long the host would take at the pace of other stages' hosts, 1 at most."""
         if not self.on_device:
-            between = float(self.rows[_COMPARED_ROWS][_BY_HOST].sum())
-            return min(1 - float(excess[_BY_HOST].sum()) / max(between, 1.0), 1.0)
+            return 1.0
         others = [pace.host_busy * self.launched / pace.launched for pace in alike if pace.launched]
         return min(float(np.median(others)) / self.host_busy, 1.0) if others and self.host_busy else 1.0
 

@@ -51,6 +51,21 @@ def test_a_stage_with_slow_kernels_costs_what_it_takes_longer(tmp_path: Path) ->
     assert abs(found.lost_us - saved_us) < 0.03 * emulation.step_ns / 1e3
 
 
+def test_a_stage_whose_host_pauses_costs_what_is_not_hidden_in_its_waits(tmp_path: Path) -> None:
+    """The pause is at one place of the step, before anything is sent; shared out over the step it would cost half."""
+    job = Job(
+        strategy="pipeline", ranks=4, ranks_per_host=4, stages=4, microbatches=4, noise=0.03, item_every=1,
+        model=Model(blocks=8, tokens=32768, width=512), recording=Recording(steps=5),
+    )  # fmt: skip
+    healthy_ns = emulate(job).step_ns
+    emulation = emulate(replace(job, causes=(Cause("pause", 0.4 * healthy_ns, (0,), how="log"),)))
+    emulation.write(tmp_path)
+    (found,) = perfscope.analyze(tmp_path).stragglers
+    assert (found.ranks, found.cause) == ((0,), "host")
+    saved_us = (emulation.step_ns - healthy_ns) / 1e3
+    assert abs(found.lost_us - saved_us) < 0.05 * emulation.step_ns / 1e3
+
+
 def pace(**kernels: tuple[float, float]) -> _WorkPace:
     """A stage that computes all the time, in kernels of these counts and total times."""
     rows = np.zeros(len(TimeCategory))
