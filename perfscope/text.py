@@ -184,6 +184,8 @@ _OF_STEPS: Final = (
         r"\1 the recording",
     ),
     (re.compile(r"'s mean step\b"), "'s recording"),
+    (re.compile(r"\bof the recorded step\b"), "of the recording"),
+    (re.compile(r"\bthe step (takes|waits)\b"), r"the recording \1"),
     (re.compile(r"\bthe step's start\b"), "the start of the recording"),
     (re.compile(r"\b(the|its) step time\b"), r"\1 length of the recording"),
     (re.compile(r"\b(per|each) step of\b"), "of"),

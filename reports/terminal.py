@@ -12,7 +12,7 @@ from perfscope.results.categories import IDLE, TimeCategory
 from perfscope.results.notes import ended
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import TimeBreakdown
-from perfscope.text import duration, plural, printable
+from perfscope.text import duration, of_recording, plural, printable
 
 ALL_RANKS_UP_TO = 8
 """Of more ranks only the extremes are shown."""
@@ -114,14 +114,20 @@ def _breakdowns(summary: Summary, paint: Paint) -> list[str]:
     if len(rows) > ALL_RANKS_UP_TO:
         shown = extremes(rows, attributed_ranks(summary.stragglers))
         heading += f" ({len(shown)} of {plural(len(rows), 'rank')})"
+    heading = of_recording(heading) if summary.is_one_window else heading
     digits = max(len(str(row.rank)) for row, _ in shown)
     lines = _wrapped(f"{heading}:", paint.width)
     for row, label in shown:
         start = f"  rank {row.rank:>{digits}}  {duration(row.step_time_us):>8}  "
         bar = paint.stack((category.id, row.share(category.id)) for category in TimeCategory)
-        taken = {category: share for category in TimeCategory if (share := row.share(category.id)) >= _VISIBLE_SHARE}
+        shares = {category: row.share(category.id) for category in TimeCategory}
+        taken = {
+            category: share
+            for category, share in shares.items()
+            if share >= _VISIBLE_SHARE or (category is TimeCategory.COMPUTE and share > 0)
+        }
         mark = _MARK * paint.coloured
-        parts = ", ".join(f"{mark}{category.short}{_UNBROKEN}{100 * share:.0f}%" for category, share in taken.items())
+        parts = ", ".join(f"{mark}{category.short}{_UNBROKEN}{_whole(share)}" for category, share in taken.items())
         blank = " " * (len(start) + _BAR * paint.coloured)
         text = "\n".join(_wrapped(blank + parts + (f"  ({label})" if label else ""), paint.width, indent=len(blank)))
         for category in taken if mark else ():
@@ -129,6 +135,11 @@ def _breakdowns(summary: Summary, paint: Paint) -> list[str]:
             text = text.replace(_MARK, paint.named(_MARK, category.id).replace(_UNBROKEN, " "), 1)
         lines += (start + bar + text.replace(_UNBROKEN, " ")[len(blank) :]).split("\n")
     return lines
+
+
+def _whole(share: float) -> str:
+    """A share in whole percent; what is there is not called 0%."""
+    return "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
 
 
 def _findings(summary: Summary, paint: Paint) -> list[str]:

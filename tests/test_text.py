@@ -183,6 +183,8 @@ def test_printable_keeps_a_name_from_driving_the_terminal() -> None:
         ("Step", "Recording"),
         ("Its parts add up to the step.", "Its parts add up to the recording."),
         ("Only changes on this path can shorten the step.", "Only changes on this path can shorten the recording."),
+        ("by replay of the recorded step", "by replay of the recording"),
+        ("without its pauses the step takes 9% less", "without its pauses the recording takes 9% less"),
         ("the hosts had launched this step's work", "the hosts had launched this work"),
         ("No steps were found", "No steps were found"),
     ],

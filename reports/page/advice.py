@@ -11,7 +11,17 @@ from perfscope.results.accuracy import accuracy_in_words
 from perfscope.results.cost import Cost, SavingRow
 from perfscope.results.findings import Block, Finding, Prediction, blocks
 from perfscope.results.summary import Summary
-from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, ranks_in_words, significant
+from perfscope.text import (
+    ABSENT,
+    byte_size,
+    duration,
+    factor,
+    known,
+    of_recording,
+    percent,
+    ranks_in_words,
+    significant,
+)
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,7 @@ def _prediction(finding: Finding, predicted: Prediction, summary: Summary) -> Sp
         full += f" {accuracy_in_words(finding.whatif)}"
     if finding.ceiling is not None and known(finding.ceiling) and factor(1 + finding.ceiling) != speedup:
         full += f" Upper bound: {factor(1 + finding.ceiling)}."
+    full = of_recording(full) if summary.is_one_window else full
     return Speedup(f"{how.lower()} {speedup} faster", full, "prediction")
 
 

@@ -165,3 +165,20 @@ def test_a_bar_has_a_cell_for_each_twentieth_of_the_step() -> None:
         line for line in verdict(gpu(), Paint(coloured=True, width=120)).splitlines() if line.startswith("  rank 0")
     ]
     assert click.unstyle(line).count("█") == 20
+
+
+def test_a_recording_without_steps_is_not_spoken_of_per_step() -> None:
+    marked = straggler()
+    summary = dataclasses.replace(marked, job=dataclasses.replace(marked.job, steps=()), history=None)
+    text = " ".join(verdict(summary).split())
+    assert "Time breakdown per rank:" in text
+    assert "Predicted speedup: 1.8x. 66.2 ms (65.0 ms to 71.0 ms) instead of 119 ms, by replay of the recording" in text
+
+
+def test_little_compute_is_shown() -> None:
+    summary = healthy()
+    row = summary.time_breakdown[0]
+    for part, shown in ((0.007, "compute 1%"), (0.0004, "compute <1%")):
+        compute = part * row.step_time_us
+        idle = dataclasses.replace(row, compute_us=compute, idle_host_us=row.idle_host_us + row.compute_us - compute)
+        assert shown in verdict(dataclasses.replace(summary, time_breakdown=(idle,)))
