@@ -13,6 +13,7 @@ from perfscope.analyzers.job.apart import Read, jobs_apart
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.engine import Outcome
 from perfscope.frozen import dataclass
+from perfscope.recording.captures import natural
 from perfscope.recording.job import Job, TraceSource
 from perfscope.recording.paths import rank_and_capture_of_trace_file
 from perfscope.results.notes import Note, note
@@ -62,22 +63,31 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
 
 
 def _label_processes(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
-    """Number the processes of one report in which none has a known rank, so that they can be compared.
+    """Number traces of which none has a known rank, so that they can be compared: the processes of one report, or the
+    files of processes that were recorded at the same time.
 
     Only where the job has no other traces, since then no number can be another rank's.
     """
-    alone_in_file = len({source.path for source, _ in read}) == 1 and len(read) > 1
-    if not alone_in_file or any(partial.rank is not None for _, partial in read):
+    if len(read) < 2 or any(partial.rank is not None for _, partial in read):
         return read
-    ranks.notes.append(
-        note(
-            "ranks",
-            "ranks_by_process_id",
-            range(len(read)),
-            order=", ".join(f"{rank} is {partial.source}" for rank, (_, partial) in enumerate(read)),
-        )
-    )
+    if len({source.path for source, _ in read}) == 1:
+        kind = "ranks_by_process_id"
+    elif _ran_together(read):
+        kind, read = "ranks_by_file_order", sorted(read, key=lambda each: natural(each[0].path.name))
+    else:
+        return read
+    order = ", ".join(f"{rank} is {partial.source}" for rank, (_, partial) in enumerate(read))
+    ranks.notes.append(note("ranks", kind, range(len(read)), order=order))
     return [(source, replace(partial, rank=rank)) for rank, (source, partial) in enumerate(read)]
+
+
+def _ran_together(read: list[Read]) -> bool:
+    """Are these files, whose names say no rank, of different processes that were recorded at the same time?"""
+    if any(source.named_rank is not None or source.part is not None for source, _ in read):
+        return False
+    processes = [process for _, partial in read for process in partial.processes]
+    own = all(partial.processes for _, partial in read) and len(set(processes)) == len(processes)
+    return own and set(_captures(read)) == {0}
 
 
 def _of_one_world(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:

@@ -39,6 +39,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "ranks_by_process_id": "Nothing in the report states the ranks of its processes, so they are numbered by "
     "process id, which may differ from the job's numbers: {order}. Let each process emit an NVTX mark, such as "
     "perfscope::rank#0 of 2.",
+    "ranks_by_file_order": "Neither the traces nor their names state the ranks, so they are numbered in the order of "
+    "their names, which may differ from the job's numbers: {order}. Name the files rank<N>.json.",
     "reading": "Rank {rank} ({source}): {problems:texts}.",
     "no_device_events": "The trace has no GPU events, although the job has devices: the breakdown shows host "
     "threads only. Your own profiling needs ProfilerActivity.CUDA. perfscope run records with it: there CUPTI, which "
