@@ -6,6 +6,7 @@ import json
 import shlex
 from datetime import datetime, timezone
 from statistics import median
+from typing import Final
 
 from perfscope.frozen import dataclass
 from perfscope.reports.page import hang
@@ -13,6 +14,11 @@ from perfscope.reports.page.run_history import drift
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
 from perfscope.text import ABSENT, byte_size, count, duration, known, percent, plural, rank_list
+
+_NOTICEABLE: Final = 0.02
+"""Change of the median step time by profiling, as a share, from which it is said."""
+_LONGER: Final = 0.05
+"""Share by which the mean of steps without the profiler is above the recorded steps, from which that is explained."""
 
 _STRATEGIES = {
     "ddp": "DDP",
@@ -104,18 +110,28 @@ def certainty(summary: Summary) -> str:
 def perturbation(job: JobInfo, ratio: float) -> str:
     """How profiling changed the step time (``ratio``: profiled over unprofiled), as a sentence."""
     change = ratio - 1
-    if abs(change) < 0.02:
-        return "Profiling did not noticeably change the step time."
-    if change < 0:
+    if change <= -_NOTICEABLE:
         faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
         return f"{faster}: the step time varies by more than the profiler overhead."
+    if change < _NOTICEABLE:
+        return f"Profiling did not noticeably change the step time{_some_took_longer(job)}."
     slowed = f"Profiling slowed the steps by {percent(change)}"
     if not known(job.unprofiled_step_us):
         return f"{slowed}: everything here is of the recorded steps, because too few were timed without the profiler."
+    slowed += _some_took_longer(job)
     return (
         f"{slowed}: shares of the step are of the recorded steps, step time and predictions are of steps without the "
         "profiler."
     )
+
+
+def _some_took_longer(job: JobInfo) -> str:
+    """Medians are compared, and the step time is a mean: where a few of the other steps took much longer, it is above
+    that of the recorded steps, whatever profiling does.
+    """
+    if not known(job.unprofiled_step_us) or job.unprofiled_step_us < (1 + _LONGER) * job.step_time_us:
+        return ""
+    return f" in the median; {duration(job.unprofiled_step_us)} is the mean of the others, some of which took longer"
 
 
 def since(summary: Summary) -> str:

@@ -59,3 +59,18 @@ def test_what_the_step_time_and_predictions_are_of(unprofiled_us: float | None, 
     job = examples.job(2, (100.0,) * 8, perturbation=1.57, unprofiled_step_us=unprofiled_us)
     assert overview.perturbation(job, 1.57).startswith("Profiling slowed the steps by 57%: ")
     assert says in overview.perturbation(job, 1.57)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "unprofiled_us", "says"),
+    [
+        (1.01, 99_000.0, "Profiling did not noticeably change the step time."),
+        (1.01, 117_000.0, "step time in the median; 117 ms is the mean of the others, some of which took longer."),
+        (1.08, 117_000.0, "slowed the steps by 8% in the median; 117 ms is the mean of the others, some of which took"),
+        (1.08, 93_000.0, "Profiling slowed the steps by 8%: shares"),
+        (0.9, 117_000.0, "10% faster than unprofiled ones: the step time varies by more than the profiler overhead."),
+    ],
+)
+def test_a_mean_above_the_recorded_steps_is_explained(ratio: float, unprofiled_us: float, says: str) -> None:
+    job = examples.job(2, (100.0,) * 8, perturbation=ratio, unprofiled_step_us=unprofiled_us)
+    assert says in overview.perturbation(job, ratio)
