@@ -8,6 +8,7 @@ Each job is run, recorded and analyzed; then it is run again without each plante
 predictions, which is several times as fast. A prediction is compared with the recorded steps, run again with the change
 and the same random numbers; with ``--long`` also with the mean of so many steps from their first one on, which holds
 what a few steps hold by chance or not at all (waits for a loader that come once in ten steps, pauses, uneven batches).
+What the recorded steps hold by chance, they hold before and after the change: so the change itself is compared, too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def report(found: list[Judged]) -> list[str]:
     healthy = [one for one in found if one.healthy]
     advised = Counter(one.advice for one in found)
     answers = [answer for one in found for answer in one.answers]
-    lines = [
+    return [
         f"{len(found)} jobs",
         f"causes of 5 % and more: {due}, named {_of(named, due)}, cost within 5 % of the step {_of(sized, due)}",
         (
@@ -50,34 +51,47 @@ def report(found: list[Judged]) -> list[str]:
         ),
         f"first advice right: {_of(advised['right'], advised['right'] + advised['wrong'])}",
         "",
-        "| setting | asked | within 5 % | in range | median error | worst error | refused | defects |",
-        "|---|---|---|---|---|---|---|---|",
+        *_table(answers),
     ]
+
+
+def _table(answers: list[Answer]) -> list[str]:
+    """Predictions by setting, against the recorded steps run again, and against many steps where that was asked for."""
     by_setting: defaultdict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
         by_setting[answer.setting].append(answer)
-    lines += [_row(name, rows) for name, rows in sorted(by_setting.items())]
-    return [*lines, _row("all", answers), *_in_the_long_run(answers)]
+    many = any(answer.long_run_ns for answer in answers)
+    head = ["setting", "asked", "within 5 %", "in range", "median error", "worst error"]
+    head += ["of many steps: within 5 %", "in range", "worst error", "the change within 5 %"] if many else []
+    head += ["refused", "defects"]
+    rows = [*sorted(by_setting.items()), ("all", answers)]
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(map(str, [name, len(own), *_cells(own, many=many)]))} |" for name, own in rows),
+    ]
 
 
-def _in_the_long_run(answers: list[Answer]) -> list[str]:
-    """The predictions against the mean of many steps, where that was asked for."""
-    known = [(one, one.found.mid_ns, one.long_run_ns) for one in answers if one.found is not None and one.long_run_ns]
-    near = sum(abs(mid_ns / truth_ns - 1) <= DUE for _, mid_ns, truth_ns in known)
-    inside = sum(one.holds(truth_ns) for one, _, truth_ns in known)
-    words = f"against the mean of many steps: within 5 % {_of(near, len(known))}, in range {_of(inside, len(known))}"
-    return ["", words] if known else []
+def _cells(answers: list[Answer], *, many: bool) -> list[str | int]:
+    known = [answer for answer in answers if answer.found is not None]
+    close, inside, errors = _against(known, [answer.truth_ns for answer in known])
+    cells: list[str | int] = [close, inside, f"{median(map(abs, errors)):.1%}" if errors else "", _worst(errors)]
+    if many:
+        close, inside, errors = _against(known, [each.long_run_ns or each.truth_ns for each in known])
+        of_change = sum(abs(each.change_error) <= DUE for each in known)
+        cells += [close, inside, _worst(errors), _of(of_change, len(known))]
+    return [*cells, len(answers) - len(known), sum("defect" in answer.refused for answer in answers)]
 
 
-def _row(name: str, answers: list[Answer]) -> str:
-    errors = [answer.error for answer in answers if answer.found is not None]
-    inside = sum(answer.inside for answer in answers if answer.found is not None)
-    cells = [
-        name, len(answers), _of(sum(abs(error) <= DUE for error in errors), len(errors)), _of(inside, len(errors)),
-        f"{median(map(abs, errors)):.1%}" if errors else "", f"{max(errors, key=abs):+.1%}" if errors else "",
-        len(answers) - len(errors), sum("defect" in answer.refused for answer in answers),
-    ]  # fmt: skip
-    return f"| {' | '.join(map(str, cells))} |"
+def _against(known: list[Answer], truths_ns: list[float]) -> tuple[str, str, list[float]]:
+    """(how many are within 5 % of these truths, how many hold them in their ranges, the errors)."""
+    errors = [answer.error_of(truth_ns) for answer, truth_ns in zip(known, truths_ns, strict=True)]
+    inside = sum(answer.holds(truth_ns) for answer, truth_ns in zip(known, truths_ns, strict=True))
+    return _of(sum(abs(error) <= DUE for error in errors), len(errors)), _of(inside, len(errors)), errors
+
+
+def _worst(errors: list[float]) -> str:
+    return f"{max(errors, key=abs):+.1%}" if errors else ""
 
 
 def _of(part: int, whole: int) -> str:

@@ -54,11 +54,21 @@ RULES = {
 
 
 @functools.lru_cache(maxsize=4096)
-def step_ns(job: Job, steps: int = 0) -> float:
-    """What a step of a job takes: in the recorded steps, or on the mean of so many from their first one on."""
-    if steps:
-        job = replace(job, recording=replace(job.recording, steps=steps))
-    return emulate(job).step_ns
+def step_ns(job: Job) -> float:
+    """What a step of a job takes in the recorded steps."""
+    return _step_and_long_run_ns(job, 0)[0]
+
+
+def _step_and_long_run_ns(job: Job, long_run: int) -> tuple[float, float]:
+    """The same, and what it takes on the mean of so many steps from the first recorded one on, or of the recorded ones
+    where these are more.
+    """
+    recording = job.recording
+    steps = max(long_run, recording.steps)
+    # What a trace would hold is not needed, unless noting it takes time.
+    job = replace(job, recording=replace(recording, steps=steps, kept=job.cpu.profiler_ns > 0))
+    ends = emulate(job).ends_ns[job.warmup - 1 :]
+    return (ends[recording.steps] - ends[0]) / recording.steps, (ends[steps] - ends[0]) / steps
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class Answer:
     refused: str = ""
     long_run_ns: float | None = None
     """What many steps with the change take on their mean; None: not asked for."""
+    long_before_ns: float = 0.0
+    """What as many steps without it take."""
 
     @property
     def setting(self) -> str:
@@ -111,8 +123,21 @@ class Answer:
     @property
     def error(self) -> float:
         """Relative, of the predicted step against the step with the change."""
+        return self.error_of(self.truth_ns)
+
+    def error_of(self, truth_ns: float) -> float:
+        """The same against another truth."""
         assert self.found is not None
-        return self.found.mid_ns / self.truth_ns - 1
+        return self.found.mid_ns / truth_ns - 1
+
+    @property
+    def change_error(self) -> float:
+        """Relative, of by how much many steps get shorter or longer: what the recorded few hold by chance is in both
+        the measured step and the predicted one.
+        """
+        assert self.found is not None
+        assert self.long_run_ns is not None
+        return (self.found.mid_ns / self.found.measured_ns) / (self.long_run_ns / self.long_before_ns) - 1
 
     @property
     def inside(self) -> bool:
@@ -132,7 +157,16 @@ class Answer:
         return (
             f"{asked} measured {found.measured_ns / 1e6:.2f} -> {found.low_ns / 1e6:.2f} .. {found.mid_ns / 1e6:.2f} "
             f".. {found.high_ns / 1e6:.2f} ms, truth {self.before_ns / 1e6:.2f} -> {self.truth_ns / 1e6:.2f} "
-            f"({self.error:+.1%}{'' if self.inside else ', outside'})"
+            f"({self.error:+.1%}{'' if self.inside else ', outside'}){self._in_the_long_run()}"
+        )
+
+    def _in_the_long_run(self) -> str:
+        if self.long_run_ns is None:
+            return ""
+        outside = "" if self.holds(self.long_run_ns) else ", outside"
+        return (
+            f"; in the long run {self.long_before_ns / 1e6:.2f} -> {self.long_run_ns / 1e6:.2f} "
+            f"({self.error_of(self.long_run_ns):+.1%}{outside}; the change {self.change_error:+.1%})"
         )
 
 
@@ -163,18 +197,23 @@ def _note(judged: Judged, answer: Answer) -> None:
         judged.miss(f"prediction off {answer.setting}", str(answer))
     elif not answer.inside:
         judged.miss(f"outside {answer.setting}", str(answer))
+    elif answer.long_run_ns is not None and not answer.holds(answer.long_run_ns):
+        judged.miss(f"outside in the long run {answer.setting}", str(answer))
+    elif answer.long_run_ns is not None and abs(answer.change_error) > DUE:
+        judged.miss(f"change off in the long run {answer.setting}", str(answer))
 
 
 def _answers(job: Job, context: Context, before_ns: float, long_run: int) -> Iterator[Answer]:
     asked = list(questions(job))
+    _, long_before = _step_and_long_run_ns(job, long_run)
     for settings in random.Random(job.seed).sample(asked, min(ASKED, len(asked))):
         changed = apply(job, settings)
         if changed is None:
             continue
-        truth = step_ns(changed.job) / changed.batches
-        mean = step_ns(changed.job, long_run) / changed.batches if long_run else None
+        truth, mean = (ns / changed.batches for ns in _step_and_long_run_ns(changed.job, long_run))
         try:
-            yield Answer(settings, predict(context, settings), before_ns, truth, long_run_ns=mean)
+            found = predict(context, settings)
+            yield Answer(settings, found, before_ns, truth, "", mean if long_run else None, long_before)
         except CannotReplay as reason:
             yield Answer(settings, None, before_ns, truth, str(reason))
 

@@ -136,7 +136,7 @@ class Rank:
         self._pace = max(0.5, 1 + job.noise * normal(job.seed, self.number, step, "host"))
         self.bounds.append(self.now)
         recorded = step - self.job.warmup
-        self.recording = 0 <= recorded < self.job.recording.steps
+        self.recording = self.job.recording.kept and 0 <= recorded < self.job.recording.steps
         self.tokens = job.tokens_of(self.number, step)
 
     def _close_step(self) -> None:

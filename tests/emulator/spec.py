@@ -118,6 +118,8 @@ class Recording:
     old: bool = False
     """Whole µs since the epoch, as kineto wrote until 2024."""
     names: str = "rank{rank}.json"
+    kept: bool = True
+    """Is anything noted that a trace would hold? Else only how long steps take is known, sooner."""
     run: bool = False
     """By ``perfscope run``: with its ranges and its metadata, under its names."""
     missing: tuple[int, ...] = ()
