@@ -9,6 +9,7 @@ and schedules changed for a question. The work passes through:
 3. ``engine``: replays schedules; knows nothing of training
 4. ``job_replay``: ranks aligned, schedules made and replayed unchanged: what the summary and what-ifs start from
 5. ``peers``: which ranks do the same work, and where each is in it
-6. ``pace``: schedules with some ranks at their peers' pace; ``step_time``: what a step takes in a changed replay
+6. ``pace``: schedules with some ranks at their peers' pace; ``step_time``: what a step takes in a changed replay;
+   ``variation``: how far few steps are from many
 7. ``stragglers``: which ranks the others wait for, found by such replays
 """

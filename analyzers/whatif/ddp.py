@@ -94,9 +94,8 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
     recorded = min(sizes)
     parameters = parameter_bytes(context.runs, recorded)
-    ends = bucket_ends(
-        float(sum(recorded)), *limits(context.runs, cap * MIB), None if parameters is None else parameters[0]
-    )
+    least = limits(context.runs, cap * MIB)
+    ends = bucket_ends(float(sum(recorded)), *least, None if parameters is None else parameters[0])
     collectives: dict[tuple[int, int, int], Collective] = {}
     first = rounds[0]
     alone = alone_share(context, first.buckets[0].collective.group)
@@ -112,10 +111,20 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     transfers = TRANSFER_ERROR * alone * sum(context.transfer_ns(first.buckets[0], size) for size in new)
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
-    share = 0.15 if parameters is not None and parameters[1] else 0.25
+    known = parameters is not None and parameters[1]
+    share = 0.15 if known else 0.25
     # Where parameters' sizes are not known, each bucket may be one of them, which no limit divides.
     spared = 1.0 if parameters is None and len(ends) > len(recorded) else 0.0
-    return Uncertainty(less=share, more=share, either_ns=transfers, spared=spared)
+    # What was taken for a parameter may be several smaller ones, which fill more buckets.
+    most = len(ends) if known else len(bucket_ends(float(sum(recorded)), *least, None))
+    slower_ns = max(most - len(ends), 0) * _each_bucket_ns(schedules, context, first)
+    return Uncertainty(less=share, more=share, either_ns=transfers, spared=spared, slower_ns=slower_ns)
+
+
+def _each_bucket_ns(schedules: EditableSchedules, context: Context, one: Round) -> float:
+    """What another bucket takes, however small: the slowest host to issue it, or its latency."""
+    issuing = (host.usually_issuing_ns for host in schedules.hosts.values())
+    return max([context.transfer_ns(one.buckets[0], 1), *issuing])
 
 
 def alone_share(context: Context, group: int) -> float:

@@ -14,9 +14,9 @@ between processes is added to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import inf, sqrt
+from math import hypot, inf, sqrt
 from statistics import median
 from typing import Final
 
@@ -50,6 +50,10 @@ _FEWER: Final = Uncertainty(less=0.20, more=0.05)
 """Of a prediction for fewer workers than set the pace now: cores are not the limit then."""
 _BATCHES_VARY: Final = 0.1
 """Standard deviation of what a batch takes to load, as a share: of few that were timed, the mean is no better."""
+_STEPS_VARY: Final = 0.02
+"""The same of a job's steps, as long as no steps show it."""
+_WAITS: Final = 0.01
+"""Share of the step from which it waits for its batches."""
 _CROWDED_BY_OTHERS: Final = 0.5
 """Share of the saving that becomes uncertain each time that the training's work takes as long as its CPU time again:
 the scheduler favours a training that sleeps over one that never does."""
@@ -57,19 +61,68 @@ _ANYTHING: Final = 1.25
 """Share of the saving that may be lost where nothing is known: passing batches between processes takes time too."""
 
 
+def unseen_variation(context: Context) -> float:
+    """Standard deviation of a job's steps, as a share, as long as no steps show it. Batches vary more than what a step
+    does with them; all of what one takes longer the step does, too, where the step waits for it at all.
+    """
+    loading, step_ns = 0.0, context.result.step_ns
+    for rank, totals in context.result.totals.items():
+        partial = context.result.partials[rank]
+        used = partial.steps.indices_of(context.result.steps)
+        if totals[:, TimeCategory.DATALOADER].mean() >= _WAITS * step_ns:
+            share = min(float(partial.loading.waited_ns[used].mean()) / step_ns, 1.0)
+            loading = max(loading, share / sqrt(max(float(partial.loading.batches[used].mean()), 1.0)))
+    return hypot(_STEPS_VARY, _BATCHES_VARY * loading)
+
+
+def of_turns_ns(context: Context, paced: Collection[int]) -> tuple[float, float]:
+    """(how much longer, how much shorter) the mean of many steps may be because loader workers deliver in turns. Where
+    these set the pace, as many steps may hold more or less of their waits: half a wait. Of a single worker each step
+    holds one, which is as long as its batch takes. Where it is not sure that they set the pace, the waits are too few
+    to show how often they come: a whole one less. ``paced`` are the ranks whose workers still may.
+    """
+    steps = max(len(context.result.steps), 1)
+    varies = _BATCHES_VARY * context.result.step_ns / sqrt(steps)
+    slower, faster = 0.0, 0.0
+    for rank, found in context.recorded.deliveries.items():
+        one = found.longest_ns / 2 / steps
+        one = min(one, varies) if found.workers == 1 else one
+        slower = max(slower, one)
+        if found.sure or rank in paced:
+            faster = max(faster, one if found.sure else found.longest_ns / steps)
+    return slower, faster
+
+
 def keep_workers_pace(schedules: EditableSchedules, context: Context) -> None:
     """No step is shorter than what its batches take to fetch, divided among the workers, or than the CPU time of that,
     where either is recorded.
     """
+    for rank, (least, _) in _fetching_ns(context).items():
+        if rank in schedules.ops:
+            known = schedules.loading_step_ns.get(rank, 0.0)
+            schedules.loading_step_ns[rank] = max(known, min(least, context.result.step_ns))
+
+
+def longest_pace_ns(schedules: EditableSchedules, context: Context) -> float:
+    """What a step may take because of what its batches take to fetch, of which a few were timed: the recorded steps may
+    have taken batches that were ready, which later ones wait for. Of ranks whose workers still set their pace.
+    """
+    paces = _fetching_ns(context).items()
+    return max(((1 + error) * least for rank, (least, error) in paces if rank in schedules.loading_step_ns), default=0)
+
+
+def _fetching_ns(context: Context) -> dict[int, tuple[float, float]]:
+    """Rank -> (what the workers take for the batches of a step, its relative error), where either was timed."""
+    found = {}
     for rank, run in context.runs.items():
         loader = run.dataloaders[0] if run.dataloaders else None
-        if rank in schedules.ops and loader is not None and loader.num_workers:
+        if loader is not None and loader.num_workers:
             partial = context.result.partials[rank]
             batches = float(partial.loading.batches[partial.steps.indices_of(context.result.steps)].mean())
             batch_ns = max(loader.load_cpu_ns / max(loader.timed_batches, 1), loader.fetched_ns or 0.0)
-            least = batch_ns * batches / loader.num_workers / context.correction
-            known = schedules.loading_step_ns.get(rank, 0.0)
-            schedules.loading_step_ns[rank] = max(known, min(least, context.result.step_ns))
+            error = 2 * _BATCHES_VARY / sqrt(max(loader.timed_batches, loader.fetched_batches, 1))
+            found[rank] = batch_ns * batches / loader.num_workers / context.correction, error
+    return found
 
 
 def _workers(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Final
 
-import numpy as np
-
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
+from perfscope.analyzers.replay.variation import most_below, of_odd_step, standard_error
 from perfscope.analyzers.whatif import (
     by_hand,
     ddp,
@@ -50,18 +49,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 _SUREST: Final = 0.01
 """Share of the step time that a prediction may be off however little is changed: other things vary as much."""
-
-_VARIES: Final = 0.02
-"""Standard deviation of a job's steps, as a share, as long as no steps show it."""
-
-_PAIR: Final = 2
-"""Of so many steps neither is the odd one."""
-
-_UNSEEN: Final = 2
-"""The quickest of n steps tells how quick a step may be to n of n + this many parts."""
-
-_BATCH_VARIES: Final = 0.1
-"""Standard deviation of what a batch takes to load, as a share."""
 
 _UNDECIDED: Final = 0.10
 """Share of a prediction that an assumed latency may make of it, either way; above, there is none."""
@@ -190,11 +177,7 @@ def _predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep
             error = max(error, abs(replayed / measured - 1))
     changed = middle or _replay_changed(context, settings, 0)
     mid = changed.step_ns * context.correction
-    varies = _standard_error(steps)
-    if any(name.startswith(_OF_RANK) for name in settings):  # what others did while they waited varies unseen
-        varies = max(varies, _standard_error(changed.steps_ns))
-    share = _SUREST + error + 2 * varies
-    fall = min(share, _SUREST + error + _most_below(changed.steps_ns, mid, context.correction))
+    (fall, share), least_ns = _shares(context, settings, changed, steps, error)
     low, high = _range(measured, mid, (fall, share), changed.sure)
     least, most = _by_hosts(context, settings, measured, mid)
     low, high = min(low, least * (1 - fall)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
@@ -204,10 +187,32 @@ def _predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep
         _refuse_undecided(changed, mid, ends)
         if changed.of_loading and max(abs(end - mid) for end in ends) > _WORTH_SAYING * mid:
             assumed += (_FEW_WAITS,)
-        low, high = low - max(mid - min(ends), 0.0), high + max(max(ends) - mid, 0.0)
+        low, high = min(low, max(low - max(mid - min(ends), 0.0), least_ns)), high + max(max(ends) - mid, 0.0)
+    high = max(high, changed.longest_pace_ns * context.correction)
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
     return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, assumed, profiled)
+
+
+def _shares(
+    context: Context, settings: Mapping[str, str], changed: _ChangedStep, steps: Int64, error: float
+) -> tuple[tuple[float, float], float]:
+    """(shares of a prediction by which it may be less and more whatever was changed, ns than which it is no less where
+    loader workers may have been waited for too often): the recorded ``steps`` are few, and their replay has an error.
+    """
+    mid, unseen = changed.step_ns * context.correction, loader.unseen_variation(context)
+    varies = standard_error(steps, unseen)
+    if any(name.startswith(_OF_RANK) for name in settings):  # what others did while they waited varies unseen
+        varies = max(varies, standard_error(changed.steps_ns, unseen))
+    share = _SUREST + error + 2 * varies + of_odd_step(changed.steps_ns)
+    fall = min(share, _SUREST + error + most_below(changed.steps_ns, mid, context.correction))
+    if not changed.shorter_ns or mid <= 0:
+        return (fall, share), -math.inf
+    # Without any wait for workers steps take what they do else.
+    others = changed.steps_ns[min(changed.settling, len(changed.steps_ns) - 1) :]
+    their = _SUREST + error + 2 * standard_error(others, unseen)
+    least = float(others.mean()) * context.correction * (1 - their)
+    return (max(min(fall + changed.shorter_ns * context.correction / mid, 1 - least / mid), their), share), least
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,11 @@ class _ChangedStep:
     step_ns: float
     freed_ns: float
     steps_ns: Int64
+    shorter_ns: float
+    """By how much fewer waits for loader workers may make it shorter; ``steps_ns`` are without any of them."""
+    longest_pace_ns: float
+    """What loader workers may make of it, by what batches take them; 0 where that is not known."""
+    settling: int
     sure: Uncertainty
     unsure: bool
     doubtful: bool
@@ -272,7 +282,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     applied += [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order > _SENDING
     ]
-    sure = Uncertainty.worst([*applied, _turns(context)])
+    longer_ns, shorter_ns = loader.of_turns_ns(context, schedules.loading_step_ns)
+    sure = Uncertainty.worst([*applied, Uncertainty(0.0, 0.0, slower_ns=longer_ns)])
     schedules.lift_holds()
     replayed = replay(schedules.compiled())
     if not replayed.complete:
@@ -285,27 +296,15 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         predicted,
         freed,
         steps_ns,
+        shorter_ns,
+        loader.longest_pace_ns(schedules, context),
+        schedules.settling,
         sure,
         bool(question.unsure) or doubtful,
         doubtful,
         of_loading,
         question.assumptions(),
     )
-
-
-def _turns(context: Context) -> Uncertainty:
-    """Where loader workers set the pace, as many steps may hold more or less of their waits: half a wait. Of a single
-    worker each step holds one, which is as long as its batch takes. Where it is not sure that they set the pace, their
-    waits make a step shorter by what they are left out for.
-    """
-    steps = max(len(context.result.steps), 1)
-    varies = _BATCH_VARIES * context.result.step_ns / math.sqrt(steps)
-    slower, faster = 0.0, 0.0
-    for found in context.recorded.deliveries.values():
-        one = found.longest_ns / 2 / steps
-        one = min(one, varies) if found.workers == 1 else one
-        slower, faster = max(slower, one), max(faster, one if found.sure else 0.0)
-    return Uncertainty(0.0, 0.0, slower_ns=slower, faster_ns=faster)
 
 
 class Predictor:
@@ -380,24 +379,6 @@ def _by_hosts(context: Context, settings: Mapping[str, str], measured: float, mi
         return mid, max(mid, min(measured, _HOST_PACE * busy))
     idle = max(float(context.result.totals[rank][:, _FOR_HOST].sum(axis=1).mean()) for rank in ranks)
     return mid - min(mid - measured, idle), mid
-
-
-def _standard_error(steps: Int64) -> float:
-    """Of the steps' mean, relative, the odd step apart: the one farthest from the median, of three or more. A few steps
-    do not show how much steps vary: they count as if there were one more, which differs by ``_VARIES``.
-    """
-    count, mean = len(steps), float(steps.mean())
-    usual = np.delete(steps, np.abs(steps - np.median(steps)).argmax()) if count > _PAIR else steps
-    variance = (_VARIES**2 + (count - 1) * (float(usual.std(ddof=min(len(usual) - 1, 1))) / mean) ** 2) / count
-    return math.sqrt(variance / count)
-
-
-def _most_below(steps_ns: Int64, mid: float, correction: float) -> float:
-    """How far the mean of all steps may be below ``mid``, relative: where pauses make some steps longer, the others are
-    not much shorter than the quickest one. Of few steps the quickest says less.
-    """
-    quickest = float(steps_ns.min()) * correction * len(steps_ns) / (len(steps_ns) + _UNSEEN)
-    return max(1 - quickest / mid, 0.0) if mid > 0 else 0.0
 
 
 def _range(measured: float, mid: float, shares: tuple[float, float], sure: Uncertainty) -> tuple[float, float]:

@@ -142,3 +142,69 @@ def test_buckets_that_each_hold_one_parameter_are_divided_by_no_limit(tmp_path: 
     assert truth == pytest.approx(emulate(job).step_ns, rel=0.001)
     assert found.mid_ns > 1.05 * truth
     assert found.low_ns < truth
+
+
+def _in_the_long_run_ns(job: Job, settings: dict[str, str]) -> float:
+    """What a step takes with the change on the mean of 60 steps from the first recorded one on."""
+    changed = apply(job, settings)
+    assert changed is not None
+    recording = replace(job.recording, steps=60, kept=False)
+    return emulate(replace(changed.job, recording=recording)).step_ns
+
+
+def test_a_lone_step_that_loads_its_batch_itself_shows_little_of_what_batches_take(tmp_path: Path) -> None:
+    """Loading is most of the step, and batches take unequally long: this one took longer than usual."""
+    loader = Loader(workers=0, load_ns=6 * MS, jitter=0.2)
+    job = replace(SMALL, ranks=1, seed=1, loader=loader, noise=0.0, recording=Recording(steps=1))
+    found, _ = _asked(job, tmp_path, {"host.launch": "0"})
+    usual = _in_the_long_run_ns(job, {"host.launch": "0"})
+    assert abs(found.mid_ns / usual - 1) > 0.07
+    assert found.low_ns < usual < found.high_ns
+
+
+def test_a_lone_pause_does_not_show_how_often_there_are_pauses(tmp_path: Path) -> None:
+    """One in four recorded steps, of each three in the long run, or of eight."""
+    for every in (3, 8):
+        pause = Cause("pause", 3 * MS, ranks=(1,), every=every, how="log")
+        job = replace(SMALL, causes=(pause,), noise=0.0, item_every=1, recording=Recording(steps=4))
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        found, _ = _asked(job, folder, {"host.launch": "0"})
+        usual = _in_the_long_run_ns(job, {"host.launch": "0"})
+        assert abs(found.mid_ns / usual - 1) > 0.02
+        assert found.low_ns < usual < found.high_ns
+
+
+def test_a_lone_wait_for_loader_workers_may_be_a_rare_one(tmp_path: Path) -> None:
+    """Workers are a few percent too slow: four steps hold one long wait, and in the long run waits are fewer. None of
+    them would leave what the other three steps take, which is the least of the range.
+    """
+    loader = Loader(workers=4, load_ns=round(1.03 * 4 * 6.65 * MS), jitter=0.1)
+    job = replace(SMALL, seed=10, loader=loader, noise=0.0, item_every=1, age=400, recording=Recording(steps=4))
+    found, _ = _asked(job, tmp_path, {"network.latency": "0.5x"})
+    usual = _in_the_long_run_ns(job, {"network.latency": "0.5x"})
+    assert found.mid_ns > 1.1 * usual
+    assert 6.2 * MS < found.low_ns < usual < found.high_ns
+
+
+def test_workers_that_are_asked_show_a_pace_that_no_recorded_step_waits_for(tmp_path: Path) -> None:
+    """The same, where four steps live on batches that were ready: the workers' own times tell of the waits to come."""
+    loader = Loader(workers=4, load_ns=round(1.05 * 4 * 6.65 * MS), jitter=0.1)
+    recording = Recording(steps=4, run=True)
+    job = replace(SMALL, seed=0, loader=loader, noise=0.0, item_every=1, age=400, recording=recording)
+    found, _ = _asked(job, tmp_path, {"network.latency": "0.5x"})
+    usual = _in_the_long_run_ns(job, {"network.latency": "0.5x"})
+    assert found.mid_ns < 0.95 * usual
+    assert found.low_ns < usual < found.high_ns
+
+
+def test_equal_parameters_that_buckets_suggest_may_be_several_smaller_ones(tmp_path: Path) -> None:
+    """Buckets of 4, 28 and 16 MiB might hold parameters of 4, and hold some of 3 and 1: more buckets are filled, and
+    each takes a slow host a third of a millisecond.
+    """
+    slow = Cause("slow host", 4.5, (0,))
+    model = Model(blocks=4, tokens=4096, width=512)
+    job = replace(SMALL, model=model, causes=(slow,), item_every=1, noise=0.0)
+    found, truth = _asked(job, tmp_path, {"ddp.bucket_cap_mb": "5"})
+    assert found.mid_ns < 0.97 * truth
+    assert found.low_ns < truth < found.high_ns
