@@ -316,14 +316,19 @@ def without_holds(schedules: Schedules) -> tuple[Schedules, bool]:
     return replace(schedules, lanes=replace(lanes, hold_ns=free)), bool((hold != NEVER).any())
 
 
-def shortened(recorded: RecordedSchedules, peers: Peers, rank: int, by_ns: Int64) -> Schedules:
-    """Schedules in which the own time of a rank is ``by_ns`` [recorded step] shorter, in proportion in each step."""
-    line, span = peers.ranks.index(rank), recorded.schedules.slice_of(rank)
-    in_step, own = peers.in_step_ns[line], recorded.schedules.own_ns.copy()
-    left = 1 - np.divide(by_ns, in_step, out=np.zeros(len(in_step)), where=in_step > 0)
-    target = (peers.own_ns[line] * np.maximum(left, 0.0)[peers.step]).astype(np.int64)
-    factor, more = _repaced(own[span][:, None], peers.anchors[line], target[:, None])
-    own[span] = _whole(own[span] * factor[:, 0] + more[:, 0])
+def shortened(recorded: RecordedSchedules, peers: Mapping[int, Peers], by_ns: Mapping[int, Int64]) -> Schedules:
+    """Schedules in which the own time of each of these ranks is so much shorter [recorded step], longer where that is
+    negative, in proportion in each step.
+    """
+    own = recorded.schedules.own_ns.copy()
+    for rank, by in by_ns.items():
+        mine, span = peers[rank], recorded.schedules.slice_of(rank)
+        line = mine.ranks.index(rank)
+        in_step = mine.in_step_ns[line]
+        left = 1 - np.divide(by, in_step, out=np.zeros(len(in_step)), where=in_step > 0)
+        target = (mine.own_ns[line] * np.maximum(left, 0.0)[mine.step]).astype(np.int64)
+        factor, more = _repaced(own[span][:, None], mine.anchors[line], target[:, None])
+        own[span] = _whole(own[span] * factor[:, 0] + more[:, 0])
     return replace(recorded.schedules, own_ns=own)
 
 

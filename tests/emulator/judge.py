@@ -241,7 +241,7 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
             judged.miss("not named " + plant.kind, f"{words}; told {told}; {summary.verdict.headline}")
             continue
         judged.named += 1
-        said_ns, truth_ns = _sizes(named, cost, before_ns, summary, drawn.job)
+        said_ns, truth_ns = _sizes(plant, named, cost, before_ns, summary, drawn.job)
         if abs(said_ns - truth_ns) > DUE * before_ns:  # not where no number is said
             judged.miss("cost of " + plant.kind, f"{words}, said {said_ns / 1e6:.2f}; told {told}")
         else:
@@ -293,13 +293,19 @@ def _named(plant: Plant, rows: list[StragglerRow], serious: list[Finding]) -> St
     return next(found, next((row for row in rows if _is(plant, row, of_all=True)), None))
 
 
+def _said_of(row: StragglerRow, plant: Plant) -> float:
+    """What a row says that a plant costs, µs: of one rank among several that hide each other, what it costs alone."""
+    alone = dict(zip(row.ranks, row.alone_us, strict=False))
+    return alone[plant.ranks[0]] if alone and plant.ranks is not None and len(plant.ranks) == 1 else row.lost_us
+
+
 def _sizes(
-    named: StragglerRow | Finding, cost: float, before_ns: float, summary: Summary, job: Job
+    plant: Plant, named: StragglerRow | Finding, cost: float, before_ns: float, summary: Summary, job: Job
 ) -> tuple[float, float]:
     """(what the analysis says, NaN where it says no number; what is true), ns: of what a cause costs, or of what the
     change brings that its finding advises, which may be another one than to remove the cause."""
     if isinstance(named, StragglerRow):
-        return named.lost_us * 1e3, cost
+        return _said_of(named, plant) * 1e3, cost
     predicted = named.predicted_step_us
     said = math.nan if predicted is None else (summary.job.step_time_us - predicted.mid) * 1e3
     changed = apply(job, named.whatif) if named.whatif else None

@@ -4,7 +4,8 @@ In come the aligned ranks, the recorded schedules and their unchanged replay; ou
 passes through:
 
 1. ``own_time``: by how much ranks' own time exceeds that of their peers; how short a step can be for the hosts
-2. ``slow_links``, ``slow_stages``, ``lone_ranks``: causes that no comparison with peers shows
+2. ``slow_links``, ``slow_stages``, ``lone_ranks``, ``slow_for_work``: causes that no comparison of times with peers
+   shows
 3. ``search``: replays candidates at their peers' pace; those that save more than noise are stragglers
 4. ``sets``: which of them hide each other, and what each adds
 5. ``rows``: how steady and how sure each is, as ``StragglerRow``

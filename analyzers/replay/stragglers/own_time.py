@@ -40,6 +40,8 @@ busy all the time too, inside its launches."""
 
 _WORK_VARIES: Final = 0.03
 """Relative standard deviation of FLOPs, without each step's and each rank's mean, from which work varies."""
+_FOLLOWS: Final = 0.9
+"""From this correlation on compute takes as long as its FLOPs."""
 
 
 def own_in_step(recorded: RecordedSchedules, peers: Peers) -> Int64:
@@ -115,6 +117,18 @@ def flops_per_step(result: AlignedJob, ranks: Iterable[int]) -> Float64:
 def flops_vary(flops: Float64) -> bool:
     """Does the work of ranks (lines) vary from step to step (columns)? Not where any of it is unknown (0)."""
     return bool(flops.all()) and varies_by(flops) >= _WORK_VARIES
+
+
+def flops_differ(flops: Float64, compute_ns: Int64) -> bool:
+    """Do ranks (lines) have different work in the only step (column), and compute as long as that takes? Whether it is
+    always the same ones that have more, one step does not show.
+    """
+    if flops.shape[1] != 1 or len(flops) < 2 or not flops.all():
+        return False
+    work, taken = flops[:, 0], compute_ns[:, 0]
+    if work.std() < _WORK_VARIES * work.mean() or not taken.std():
+        return False
+    return bool(np.corrcoef(work, taken)[0, 1] >= _FOLLOWS)
 
 
 def varies_by(work: Float64) -> float:

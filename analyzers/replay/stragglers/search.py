@@ -46,6 +46,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     HostBound,
     excess,
     excess_apart,
+    flops_differ,
     flops_per_step,
     flops_vary,
     late_loaders,
@@ -55,6 +56,7 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     steadiness,
 )
 from perfscope.analyzers.replay.stragglers.sets import HiddenSet, Unit, hidden_set
+from perfscope.analyzers.replay.stragglers.slow_for_work import longer_ns, slow_for_their_work, spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.frozen import dataclass
@@ -77,6 +79,7 @@ CAUSES: Final = {
 _LOADING: Final = CAUSES[TimeCategory.DATALOADER]
 
 _OWN: Final = np.array([int(category) for category in CAUSES])
+_OF_DEVICE: Final = [int(category) for category in (TimeCategory.COMPUTE, TimeCategory.COPY)]
 
 _CANDIDATES: Final = 24
 """Ranks that are tried one by one, those with the most time over their peers first. Only a few can cost 2 % of the step
@@ -90,6 +93,9 @@ _HIDDEN: Final = 1.25
 
 _ALIKE: Final = 0.75
 """Share of a host's ranks that must be slow for the host to be slow."""
+
+_OF_ITS_OWN: Final = 0.5
+"""Part of what one of them is slower by, at least, that has another cause than what all of them are slower by."""
 
 _SAME_STEPS: Final = 0.75
 """Share of slow steps in common from which ranks on different hosts hide each other: noise comes at different times."""
@@ -214,9 +220,53 @@ class _Search:
             return in_turn
         # At its peers' pace a rank would also have less to compute than it has on the mean.
         others = [one for one in in_turn if one.cause != together.cause or not set(uneven).issuperset(one.ranks)]
+        slow, rest = self._slow_for_their_work(together)
         named = {rank for one in others for rank in one.ranks}
         pauses = [one for rank in uneven if rank not in named and (one := self._pauses(rank)) is not None]
-        return [*others, *pauses, _without_pauses(together, pauses)]
+        if rest is not None:
+            rest = _without_pauses(rest, pauses)
+        return [*others, *slow, *pauses, *([rest] if rest is not None and rest.lost_ns >= self._noise else ())]
+
+    def _slow_for_their_work(self, together: Straggler) -> tuple[list[Straggler], Straggler | None]:
+        """Of ranks with uneven work: (those that are slow for it, what it costs beside them). ``together`` is what all
+        of them cost at the mean of their time.
+        """
+        slower: dict[int, float] = {}
+        evenly: dict[int, Int64] = {}
+        for peers, _ in self._own:
+            if set(together.ranks).issuperset(peers.ranks):
+                found = slow_for_their_work(self._result, peers, self._recorded.used)
+                slower |= found
+                evenly |= zip(peers.ranks, spread_evenly_ns(peers, found), strict=True)
+        if not slower:
+            return [], together
+        slow = [one for ranks in self._whole_hosts(slower) if (one := self._slow_devices(ranks, slower)) is not None]
+        per_step = self.saved(shortened(self._recorded, self._peers, evenly), together.ranks)
+        if per_step is None:
+            return slow, None
+        return slow, replace(together, lost_ns=float(per_step.mean()), per_step_ns=per_step)
+
+    def _slow_devices(self, ranks: Sequence[int], slower: Mapping[int, float]) -> Straggler | None:
+        """What it costs that these ranks take so many times as long for their work."""
+        over = {rank: longer_ns(self._peers[rank], rank, slower[rank]) for rank in ranks}
+        saved = self.saved(shortened(self._recorded, self._peers, over), ranks)
+        if saved is None:
+            return None
+        worst, cause = max(ranks, key=lambda rank: (slower[rank], -rank)), CAUSES[TimeCategory.COMPUTE]
+        scope = "rank" if len(ranks) == 1 else "host"
+        return Straggler(worst, tuple(ranks), scope, cause, float(saved.mean()), saved)
+
+    def _whole_hosts(self, ranks: Collection[int]) -> list[tuple[int, ...]]:
+        """These ranks, those of a host together where they are nearly all of its ranks and there are other hosts."""
+        members = grouped((self._hosts.get(rank, ""), rank) for rank in self._peers)
+        members.pop("", None)
+        units = []
+        for everyone in members.values() if len(members) > 1 else ():
+            mine = tuple(sorted(set(everyone).intersection(ranks)))
+            if len(mine) >= max(2, _ALIKE * len(everyone)):
+                units.append(mine)
+        on_hosts = {rank for unit in units for rank in unit}
+        return [*units, *((rank,) for rank in sorted(ranks) if rank not in on_hosts)]
 
     def _pauses(self, rank: int) -> Straggler | None:
         """What the pauses of a rank's host cost where its work varies: that it has more to compute than its peers now
@@ -226,7 +276,7 @@ class _Search:
         over = np.maximum(peers.excess_ns(rank)[:, TimeCategory.HOST], 0)
         if over[used].mean() < self._noise:
             return None
-        saved = self.saved(shortened(self._recorded, peers, rank, over), (rank,))
+        saved = self.saved(shortened(self._recorded, self._peers, {rank: over}), (rank,))
         cause = CAUSES[TimeCategory.HOST]
         return None if saved is None else Straggler(rank, (rank,), "rank", cause, float(saved.mean()), saved)
 
@@ -264,9 +314,22 @@ class _Search:
             mine = sorted(rank for rank, over in apart.items() if np.maximum(over, 0).mean() >= self._noise)
             if len(mine) < max(2, _ALIKE * len(ranks)):
                 continue
-            if _at_once(np.stack([apart[rank] >= self._noise for rank in mine])) >= _AT_ONCE:
+            at_once = _at_once(np.stack([apart[rank] >= self._noise for rank in mine])) >= _AT_ONCE
+            if at_once and not self._slow_by_others_causes(mine):
                 groups.append(tuple(mine))
         return groups
+
+    def _slow_by_others_causes(self, ranks: Sequence[int]) -> bool:
+        """Is any of these ranks of a host slow mainly by its device beyond what all of them are, and these by their
+        hosts, or the other way round? Then they hide each other, and are not slow alike.
+        """
+        over = np.stack([self._peers[rank].excess_ns(rank, ranks)[self._recorded.used].mean(axis=0) for rank in ranks])
+        of_device = over[:, _OF_DEVICE].sum(axis=1)
+        parts = np.maximum(np.stack([of_device, over[:, _OWN].sum(axis=1) - of_device], axis=1), 0)
+        shared = parts.min(axis=0)
+        beyond = parts - shared
+        other = beyond.argmax(axis=1) != shared.argmax()
+        return bool((other & (beyond.max(axis=1) >= _OF_ITS_OWN * parts.sum(axis=1))).any())
 
     def _merge_hidden(self, stragglers: list[Straggler]) -> list[Straggler]:
         """With those that hide each other as one straggler, where together they cost so much more than each alone."""
@@ -428,7 +491,9 @@ class _Search:
         for peers, own in self._own:
             ahead = own.max(axis=0) - own.mean(axis=0)
             often = np.bincount(own.argmax(axis=0))
-            by_flops = flops_vary(flops_per_step(self._result, peers.ranks))
+            flops = flops_per_step(self._result, peers.ranks)
+            compute = peers.rows_ns[:, self._recorded.used, TimeCategory.COMPUTE]
+            by_flops = flops_vary(flops) or flops_differ(flops, compute)
             # Of several that are slow together, as those of a host, none is the slowest of most steps.
             ratio, alone = steadiness(own), often.max() > _AT_ONCE * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone)):

@@ -34,7 +34,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     by_flops, correlation = _follows(job)
     return job.finding(
         RULE,
-        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, in turn for one another",
+        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, "
+        + ("in turn for one another" if len(job.info.steps) > 1 else "in one step, for those that had more of it"),
         row.lost_us,
         evidence=_evidence(job, row, by_flops=by_flops, correlation=correlation),
         action=Action(

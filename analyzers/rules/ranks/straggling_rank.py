@@ -5,6 +5,7 @@ Source: arXiv 2505.05713 (stragglers in large training jobs): worker faults are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -33,6 +34,8 @@ BEYOND_NOISE: Final = 0.15
 
 MORE_WORK: Final = 0.05
 """Relative difference in FLOPs from which a rank has other work than its peers."""
+_EXPLAINED: Final = 0.5
+"""Part of what it computes for longer, at least, that its further work must be: it is slow by the rest."""
 
 _ALSO: Final = 0.25
 """Of a rank's pauses in its loop: where its peers pause there for as long, they may wait for the same."""
@@ -118,7 +121,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
         return None
     work = _work_over_peers(job, worst)
-    if work is not None and work - 1 >= MORE_WORK:
+    if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
     prediction, unsure = worst.step_without(job.step_time_us), _doubts(job, worst)
     if unsure:
@@ -316,8 +319,18 @@ def _work_over_peers(job: RuleContext, worst: StragglerRow) -> float | None:
     if worst.scope != "rank" or worst.cause != "compute" or job.summary.pipeline is not None:
         return None
     sums = {rank: sum(steps.flops) for rank, steps in job.per_step.items() if steps.flops is not None}
-    others = [flops for rank, flops in sums.items() if rank != worst.rank]
-    return sums[worst.rank] / median(others) if worst.rank in sums and others and median(others) else None
+    return _over_others(sums, worst.rank)
+
+
+def _compute_over_peers(job: RuleContext, worst: StragglerRow) -> float:
+    """Compute of a rank over the other ranks' median; 1 where it is not known."""
+    return _over_others({rank: sum(steps.compute_us) for rank, steps in job.per_step.items()}, worst.rank) or 1.0
+
+
+def _over_others(sums: Mapping[int, float], rank: int) -> float | None:
+    """The value of a rank over the others' median; None where either is not known."""
+    others = [value for other, value in sums.items() if other != rank]
+    return sums[rank] / median(others) if rank in sums and others and median(others) else None
 
 
 def _mean_wait(job: RuleContext, ranks: tuple[int, ...]) -> float:

@@ -11,6 +11,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.own_time import late_loaders, steadiness, varies_by
+from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
 from perfscope.results.categories import TimeCategory
 from tests.emulator import Cause, Job, Model, Recording, emulate
 from tests.emulator.draw import draw
@@ -67,6 +68,31 @@ def test_a_pause_of_one_of_them_is_its_own(tmp_path: Path) -> None:
         assert rows[name] == pytest.approx(lost_ns, abs=0.01 * emulation.step_ns)
 
 
+@pytest.mark.parametrize("shapes", [True, False])
+def test_a_rank_that_is_slow_for_its_work_is_told_from_one_that_has_more_of_it(shapes: bool, tmp_path: Path) -> None:
+    """By FLOPs, or by the optimizer's kernels and the copies of gradients, whose work is the same in all steps."""
+    slow = Cause("slow compute", 1.25, ranks=(1,))
+    job = replace(BUSY, seed=4, imbalance=0.15, causes=(slow,), recording=Recording(steps=4, shapes=shapes))
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    summary = perfscope.analyze(tmp_path)
+    rows = {(row.scope, row.ranks): row for row in summary.stragglers}
+    assert rows.keys() <= {("rank", (1,)), ("job", (0, 1))}
+    lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
+    assert rows["rank", (1,)].lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
+    assert summary.findings[0].title.startswith("Rank 1 is a straggler (slower compute)")
+
+
+def test_paces_by_hand() -> None:
+    """The second rank takes 5/4 as long: 63 for what the first would do in 50.4. Evenly: 45.2, 45, 44.9."""
+    rows = np.zeros((2, 3, len(TimeCategory)), dtype=np.int64)
+    rows[:, :, TimeCategory.COMPUTE] = [[40, 50, 45], [63, 50, 56]]
+    peers = Peers((0, 1), np.zeros((2, 4), np.int64), rows.sum(axis=2), rows, np.arange(3))
+    over = spread_evenly_ns(peers, {1: 1.25})
+    assert over.tolist() == [[-5, 5, 0], [6, -6, 0]]
+    assert spread_evenly_ns(peers, {}).tolist() == [[-12, 0, -6], [12, 0, 6]]
+
+
 def test_a_slow_rank_of_two_is_not_uneven_work(tmp_path: Path) -> None:
     job = replace(BUSY, noise=0.03, causes=(Cause("slow compute", 1.15, ranks=(1,)),))
     emulate(job).write(tmp_path)
@@ -79,3 +105,15 @@ def test_a_device_that_waits_for_launches_while_the_other_waits_for_it_has_no_sl
     emulate(draw(8533).job).write(tmp_path)
     worst, *_ = perfscope.analyze(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((0,), "host")
+
+
+def test_work_that_differs_in_the_only_step_is_uneven_where_compute_follows_its_flops(tmp_path: Path) -> None:
+    job = replace(BUSY, ranks=4, seed=3, imbalance=0.15, recording=Recording(steps=1))
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    summary = perfscope.analyze(tmp_path)
+    (found,) = summary.stragglers
+    assert (found.scope, found.ranks, found.cause) == ("job", (0, 1, 2, 3), "compute")
+    lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
+    assert found.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
+    assert "in turn" not in summary.findings[0].title
