@@ -22,15 +22,13 @@ import numpy as np
 from perfscope.analyzers.rank.host_lane import HostLane
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.replay.lanes import ProgramOps, work_before
+from perfscope.analyzers.replay.lanes import ProgramOps, ran_before
 from perfscope.analyzers.replay.rank_ops import ReplayRankOps
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Bool, Int64
 
 _FARTHEST: Final = 2
 """Reductions behind which a gather is needed, at most: units that are gathered ahead."""
-_NOTHING_NS: Final = 2_000
-"""Own work that is only an error of clocks and of whole µs."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,5 @@ def _of_kind(partial: RankPartial, kind: str, group: int, launched: Bool) -> Int
 
 def _least(partial: RankPartial, lane: HostLane, row: int, moments: list[int]) -> int:
     """Behind how many reductions a gather is needed at least: own work that ran before its end did not need it."""
-    end = int(partial.collectives.end_ns[row])
-    done = np.maximum(lane.done_ns(np.array(moments)), partial.progress.own.start_ns[0])
-    ran = work_before(partial.progress.own, np.array([end])) - work_before(partial.progress.own, np.minimum(done, end))
-    able = np.flatnonzero(ran <= _NOTHING_NS)
+    able = np.flatnonzero(~ran_before(partial.progress.own, lane, np.array(moments), partial.collectives.end_ns[[row]]))
     return int(able[0]) if len(able) else len(moments)

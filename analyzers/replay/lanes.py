@@ -182,6 +182,13 @@ def work_before(own: Timeline, time_ns: Int64) -> Int64:
     return np.asarray(own.totals(np.full(len(time_ns), own.start_ns[0]), time_ns)[:, OF_DEVICE].sum(axis=1))
 
 
+def ran_before(own: Timeline, lane: HostLane, moment_ns: Int64, end_ns: Int64) -> Bool:
+    """Did own work that was launched behind each moment run before ``end_ns``?"""
+    done = np.maximum(lane.done_ns(moment_ns), own.start_ns[0])
+    ran = work_before(own, end_ns) - work_before(own, np.minimum(done, end_ns))
+    return np.asarray(ran > _ROUNDING_NS, dtype=np.bool_)
+
+
 def _points(
     own: Timeline, lane: HostLane, moment: Int64, begin: tuple[int, int], passed: Int64, delayed: Int64,
     device: tuple[Int64, Int64],
@@ -217,7 +224,7 @@ def _lags(
         np.where(ahead & (time < device), NEVER, np.minimum(time - device, 0)),
     )[issue]
     mark = kind == OpKind.MARK
-    by_host = mark & (time > device) & _idle_before(own, time)
+    by_host = mark & (time > device) & idle_before(own, time)
     of_host[mark] = np.minimum(time - host, 0)[mark]
     of_device[mark] = (time - device)[mark]
     of_host[by_host], of_device[by_host] = (time - host)[by_host], 0
@@ -247,7 +254,7 @@ def issued_beside(ranks: Sequence[tuple[ProgramOps, RankLane]]) -> list[Bool]:
     return [(ops.kind == OpKind.ISSUE) & ~lane.ahead & np.isin(ops.sort, free) for ops, lane in ranks]
 
 
-def _idle_before(own: Timeline, time_ns: Int64) -> Bool:
+def idle_before(own: Timeline, time_ns: Int64) -> Bool:
     """Was the device idle because of its host right before each time?"""
     stretch = np.clip(np.searchsorted(own.start_ns, time_ns, side="left") - 1, 0, len(own) - 1)
     return np.isin(own.category[stretch], OF_HOST)

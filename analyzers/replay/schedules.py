@@ -19,6 +19,7 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
 from perfscope.analyzers.replay.gathers import unseen_waits
 from perfscope.analyzers.replay.lanes import ProgramOps, RankLane, issued_beside, rank_lane, side_by_side
+from perfscope.analyzers.replay.messages import awaited_at_once, unseen_messages
 from perfscope.analyzers.replay.program import host_waits, issues, marks, other_draws, stalls, waits
 from perfscope.analyzers.replay.rank_ops import RankOpNumbers, ReplayRankOps
 from perfscope.frozen import dataclass
@@ -196,6 +197,7 @@ class _ScheduleBuilder:
     def __init__(self, result: AlignedJob, steps: Int64, found: Mapping[int, Deliveries]) -> None:
         self._result = result
         self._deliveries = found
+        self._awaited = awaited_at_once(result.partials.values())
         self._steps = steps
         self._numbers = RankOpNumbers(result.matched_before)
         self._holds: list[int] = []
@@ -236,9 +238,12 @@ class _ScheduleBuilder:
             draws = other_draws(lane, holds, (first, last), len(self._holds))
             self._holds += [NEVER] * len(draws.kind)
             self._host_holds += [NEVER] * len(draws.kind)
-            unseen = unseen_waits(partial, lane, mine, (first, last))
+            unseen = (
+                unseen_waits(partial, lane, mine, (first, last)),
+                unseen_messages(partial, lane, mine, (first, last), self._awaited),
+            )
             waiting = host_waits(partial, lane, mine, (first, last), self._notes)
-            ops = ProgramOps.in_order(*parts, draws, unseen, *waiting)
+            ops = ProgramOps.in_order(*parts, draws, *unseen, *waiting)
             self.lanes.append(rank_lane(partial.progress, lane, ops, first))
             self._ops.append(ops)
             self._notes += int((ops.kind == OpKind.NOTE).sum())
