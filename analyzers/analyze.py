@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,8 @@ from perfscope.results.summary import Summary
 from perfscope.trace.custom_flops import CustomFlops
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from perfscope.analyzers.job.tables.ncu import MeasuredKernel
     from perfscope.analyzers.replay.job_replay import JobReplay
 
@@ -40,22 +41,24 @@ def analyze(
     flops: str | Path | None = None,
     ncu: Sequence[str | Path] = (),
     role: str | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Summary:
     """Analyze a recording's folder, a folder of one job's traces, or one trace file; ``path`` may be a URL.
 
-    ``executor`` runs the per-rank work: any ``concurrent.futures.Executor``, such as ``engine.cluster``'s; by default
-    ``workers`` processes, or as many as cores and memory allow, or the caller's own process where the files are small.
+    ``executor`` runs the per-rank work: any ``concurrent.futures.Executor``, such as ``executors.cluster``'s; by
+    default ``workers`` processes, or as many as cores and memory allow, or the caller's own process where the files are
+    small.
     ``capture`` chooses among several captures. ``flops`` is a file of formulas for operators of the user's own
     (``perfscope.trace.custom_flops``); ``ncu`` are CSV exports of Nsight Compute. Of several roles in one folder
     (rollout, update …) the one that trains is analyzed in full, beside an overview of all (``summary.roles``); ``role``
-    chooses one alone.
+    chooses one alone. ``meanwhile`` is called in this process while others read ranks, where others do.
 
     Raises UnusableInput, naming the path and the remedy, when no rank can be analyzed. A rank that fails costs only
     itself: it is in ``summary.job.failures``. Raises PerfscopeError where ``flops`` or ``ncu`` cannot be used.
     """
     formulas = CustomFlops.read(flops) if flops is not None else None
     measured = _measured(ncu)
-    reader = RoleReader(executor, workers, progress, formulas)
+    reader = RoleReader(executor, workers, progress, formulas, meanwhile)
     with remote.opened(path) as folder:
         try:
             job = open_main(folder, capture, role)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy.ma  # noqa: F401  # numpy.isin and others import it: here, and not in each worker that is forked
 
@@ -18,11 +17,16 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.errors import TooLittleMemory, TraceError, UnusableInput
 from perfscope.execution import engine, machine
 from perfscope.execution.cache import Cache
+from perfscope.execution.forked import Forked
+from perfscope.execution.outcome import Outcome
 from perfscope.recording import remote
 from perfscope.recording.job import TRACE_SUFFIXES, Job, TraceSource
 from perfscope.trace.custom_flops import CustomFlops
 
-RankOutcome = engine.Outcome[TraceSource, RankPartial]
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+RankOutcome = Outcome[TraceSource, RankPartial]
 Progress = Callable[[int, int], None]
 """Called with (files done, files in all) after each."""
 
@@ -45,7 +49,7 @@ def read_ranks(
 ) -> tuple[Job, IdentifiedRanks]:
     """Read every trace of a job and identify its ranks. Raises UnusableInput when none can be analyzed.
 
-    ``meanwhile`` is called once, in this process, as soon as workers have something to read.
+    ``meanwhile`` is called once, in this process, while others read, where others do.
 
     The job comes back with one source for each rank, where one file holds several.
     """
@@ -89,12 +93,14 @@ def _split(sources: Sequence[TraceSource]) -> tuple[tuple[TraceSource, ...], lis
     reports = [source for source in sources if not source.path.name.endswith(TRACE_SUFFIXES)]
     if not reports:
         return tuple(sources), []
+    from concurrent.futures import ThreadPoolExecutor
+
     parts: dict[TraceSource, list[TraceSource]] = {}
     failures: list[RankOutcome] = []
     with ThreadPoolExecutor(min(len(reports), machine.available_cores())) as pool:
         for outcome in engine.map_items(_parts_of, reports, pool):
             if outcome.result is None:
-                failures.append(engine.Outcome(outcome.item, None, outcome.error))
+                failures.append(Outcome(outcome.item, None, outcome.error))
             parts[outcome.item] = outcome.result or []
     return tuple(part for source in sources for part in parts.get(source, [source])), failures
 
@@ -129,7 +135,7 @@ def _analyze_all(
         if known is None:
             unknown.append(source)
         else:
-            outcomes.append(engine.Outcome(source, known, None))
+            outcomes.append(Outcome(source, known, None))
             _report(progress, len(outcomes), len(sources))
     if not unknown:
         return outcomes
@@ -155,7 +161,7 @@ def executor_for(
     workers: int | None = None,
     *,
     helped: bool = False,
-) -> Iterator[Executor]:
+) -> Iterator[Executor | Forked]:
     """``executor``, else ``workers`` processes of this machine, or as many as cores and memory allow.
 
     Where ``helped``, this process may be one of them.
@@ -184,7 +190,7 @@ def _memory_needed(path: Path, size: int) -> int:
 def _on_any_machine(
     work: Callable[[TraceSource], RankPartial],
     sources: Sequence[TraceSource],
-    executor: Executor,
+    executor: Executor | Forked,
     meanwhile: Callable[[], None] | None,
 ) -> Iterator[RankOutcome]:
     """Map over sources by absolute path, which means the same in every worker; outcomes name the caller's own path."""
@@ -196,7 +202,7 @@ def _on_any_machine(
         if result is not None and absolute != own:
             result = replace(result, source=result.source.replace(absolute, own))
         error = outcome.error.replace(absolute, own) if outcome.error is not None else None
-        yield engine.Outcome(source, result, error)
+        yield Outcome(source, result, error)
 
 
 def _absolute(source: TraceSource) -> TraceSource:

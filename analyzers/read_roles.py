@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.job.apart import Read
 from perfscope.analyzers.job.identify import IdentifiedRanks, identify
 from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.analyzers.roles.side_by_side import AnalyzedJob, ran_together, with_roles
 from perfscope.errors import UnusableInput
-from perfscope.execution.engine import Outcome
+from perfscope.execution.outcome import Outcome
 from perfscope.frozen import dataclass
 from perfscope.recording.job import Job, RoleJob
 from perfscope.recording.role_jobs import unnamed_jobs
@@ -21,6 +21,9 @@ from perfscope.redact import redact_value
 from perfscope.results.rows import Failure
 from perfscope.results.summary import Summary
 from perfscope.trace.custom_flops import CustomFlops
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,17 @@ class RoleReader:
     workers: int | None
     progress: Progress | None
     flops: CustomFlops | None
+    meanwhile: Callable[[], None] | None
 
     def read(self, job: Job) -> tuple[Job, IdentifiedRanks]:
         """Every rank of a job. Raises UnusableInput when none can be analyzed."""
-        return read_ranks(job, self.executor, self.workers, self.progress, self.flops, meanwhile=_import_summarize)
+        return read_ranks(job, self.executor, self.workers, self.progress, self.flops, self._import_rest)
+
+    def _import_rest(self) -> None:
+        """The analysis across ranks takes as long to import as a small trace to read: done while others read."""
+        importlib.import_module("perfscope.analyzers.summarize")
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def analyzed(self, role: RoleJob) -> AnalyzedJob:
         """One job of a role, by itself. Raises UnusableInput when no rank can be analyzed."""
@@ -116,8 +126,3 @@ def _analyzed(roles: Sequence[RoleJob], reader: RoleReader) -> tuple[list[Analyz
 
 def _with_failures(summary: Summary, failures: Sequence[Failure]) -> Summary:
     return replace(summary, job=replace(summary.job, failures=(*summary.job.failures, *failures)))
-
-
-def _import_summarize() -> None:
-    """The analysis across ranks takes as long to import as a small trace to read: done while workers read."""
-    importlib.import_module("perfscope.analyzers.summarize")

@@ -195,6 +195,7 @@ VERBS = {
         "perfscope.analyzers.merge", "perfscope.analyzers.readers.nsys", "sqlite3",
         "perfscope.reports.markdown", "perfscope.reports.tensorboard",
         "perfscope.reports.terminal", "perfscope.results.anonymous", "perfscope.tune",
+        "perfscope.execution.executors", "concurrent", "multiprocessing",
     ),
 }  # fmt: skip
 """Arguments of the command -> modules that it must not import: they would cost every user their time."""

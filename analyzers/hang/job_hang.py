@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from perfscope.errors import TraceError
 from perfscope.execution import engine
+from perfscope.execution.outcome import Outcome
 from perfscope.recording import paths
 from perfscope.recording.job import Job
 from perfscope.results.hang import Hang
 from perfscope.results.rows import Failure
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from perfscope.analyzers.readers import flight
 
 _WORKER_BYTES: Final = 100 << 20
@@ -58,7 +60,7 @@ def job_hang(
 
 def _read_all(
     files: Sequence[Path], executor: Executor | None, workers: int | None
-) -> list[engine.Outcome[Path, flight.FlightDump]]:
+) -> list[Outcome[Path, flight.FlightDump]]:
     from perfscope.analyzers.readers import flight
 
     if executor is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,6 +22,9 @@ from perfscope.recording.job import Job
 from perfscope.results.history import OTHER, History, HistoryBin, OutlierStep, SlowRank
 from perfscope.results.rows import Failure
 from perfscope.trace.medians import median_of_others
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 MOST_OUTLIERS: Final = 50
 

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 
 from perfscope.analyzers.job.apart import Read, jobs_apart
 from perfscope.analyzers.rank.partial import RankPartial
-from perfscope.execution.engine import Outcome
+from perfscope.execution.outcome import Outcome
 from perfscope.frozen import dataclass
 from perfscope.recording.captures import natural
 from perfscope.recording.job import Job, TraceSource

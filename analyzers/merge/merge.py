@@ -20,6 +20,8 @@ from perfscope.analyzers.merge.rank_view import DEFAULT_LANES, LANES, RankView, 
 from perfscope.analyzers.read_ranks import Progress, executor_for
 from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.execution import engine
+from perfscope.execution.outcome import Outcome
+from perfscope.execution.serial import Serial
 from perfscope.frozen import dataclass
 from perfscope.recording import paths
 from perfscope.recording.whole import replacing
@@ -220,11 +222,11 @@ def _windows(result: AlignedJob, ranks: Sequence[int], selection: Selection, zer
 
 def _packed(
     analysis: JobAnalysis, views: Sequence[RankView], executor: Executor | None, workers: int | None
-) -> Iterator[engine.Outcome[RankView, RankPackets]]:
+) -> Iterator[Outcome[RankView, RankPackets]]:
     """Each rank's packets in the order of the views; at most one rank for each worker is in memory."""
     sources = [analysis.sources[view.rank] for view in views]
     with executor_for(sources, executor, workers) as chosen:
-        width = 1 if isinstance(chosen, engine.Serial) else int(getattr(chosen, "_max_workers", _ON_A_CLUSTER))
+        width = 1 if isinstance(chosen, Serial) else int(getattr(chosen, "_max_workers", _ON_A_CLUSTER))
         for first in range(0, len(views), width):
             batch = list(views[first : first + width])
             by_rank = {outcome.item.rank: outcome for outcome in engine.map_items(rank_packets, batch, chosen)}

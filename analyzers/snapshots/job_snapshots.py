@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from perfscope.analyzers.readers import snapshot as reader
 from perfscope.analyzers.readers.snapshot import Snapshot
@@ -16,10 +15,14 @@ from perfscope.analyzers.snapshots.out_of_memory import out_of_memory
 from perfscope.analyzers.snapshots.sites import sites
 from perfscope.analyzers.snapshots.space import device_row
 from perfscope.execution import engine
+from perfscope.execution.outcome import Outcome
 from perfscope.frozen import dataclass
 from perfscope.recording.job import Job
 from perfscope.results.memory.snapshots import MemorySnapshots
 from perfscope.results.rows import Failure
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 TIMELINES: Final = 4
 _WORKER_BYTES: Final = 100 << 20
@@ -78,7 +81,7 @@ def _analyze(file: _File) -> MemorySnapshots:
 
 def _analyze_all(
     files: Sequence[_File], executor: Executor | None, workers: int | None
-) -> list[engine.Outcome[_File, MemorySnapshots]]:
+) -> list[Outcome[_File, MemorySnapshots]]:
     if executor is not None:
         return list(engine.map_items(_analyze, files, executor))
     sizes = [file.path.stat().st_size for file in files]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,10 +18,12 @@ from perfscope.cli import outputs
 from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
 from perfscope.cli.progress import reading
-from perfscope.execution import engine
 from perfscope.recording import paths, remote
 from perfscope.results.prices import Price, priced
 from perfscope.results.summary import Summary
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 _OBJECTS: Final = 100_000
 """Made between two searches for unreachable cycles: an analysis makes many objects that stay, and next to no cycles."""
@@ -41,8 +43,15 @@ def _executor(scheduler: str | None) -> Iterator[Executor | None]:
     if scheduler is None:
         yield None
     else:
-        with engine.cluster(scheduler) as cluster:
-            yield cluster
+        from perfscope.execution.executors import cluster
+
+        with cluster(scheduler) as connected:
+            yield connected
+
+
+def _import_page() -> None:
+    """What writes the page takes as long to import as to write it: done while other processes read ranks."""
+    importlib.import_module("perfscope.reports.page.page")
 
 
 def _default_page(traces: str) -> Path:
@@ -213,6 +222,7 @@ def command(
             flops=flops,
             ncu=ncu,
             progress=progress,
+            meanwhile=_import_page,
         )
     if anonymize:
         from perfscope.results.anonymous import anonymous

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope import analyze
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.results.summary import Summary
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from perfscope.analyzers.analyze import analyze
-from perfscope.execution import engine
+from perfscope.execution import executors
 from perfscope.results.summary import Summary
 from tests.clusters import dask_cluster
 from tests.generator import Job, JobSpec, ModelSpec, SlowCompute, simulate
@@ -44,7 +44,7 @@ def analyzed(folder: Path, workers: int) -> Summary:
     with (
         tempfile.TemporaryDirectory() as scratch,
         dask_cluster(Path(scratch), workers) as address,
-        engine.cluster(address) as executor,
+        executors.cluster(address) as executor,
     ):
         pids = _pids(address)
 

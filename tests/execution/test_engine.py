@@ -18,7 +18,10 @@ from typing import Any
 import pytest
 
 from perfscope.errors import PerfscopeError, TooLittleMemory, TraceError
-from perfscope.execution import engine
+from perfscope.execution import engine, executors, forked
+from perfscope.execution.forked import Forked
+from perfscope.execution.outcome import WORKER_DIED, Outcome, describe
+from perfscope.execution.serial import Serial
 from tests.clusters import dask_cluster
 from tests.waiting import PATIENCE_S, until
 
@@ -85,14 +88,14 @@ def double_or_stop(marker: Path, item: int) -> int:
     return 2 * item
 
 
-def outcomes(function: Callable[[int], int], executor: Executor) -> list[engine.Outcome[int, int]]:
+def outcomes(function: Callable[[int], int], executor: Executor | Forked) -> list[Outcome[int, int]]:
     found = sorted(engine.map_items(function, ITEMS, executor), key=lambda outcome: outcome.item)
     assert [outcome.item for outcome in found] == ITEMS
     assert all((outcome.result is None) != (outcome.error is None) for outcome in found)
     return found
 
 
-@pytest.mark.parametrize("kind", [engine.Serial, ThreadPoolExecutor, ProcessPoolExecutor])
+@pytest.mark.parametrize("kind", [Serial, ThreadPoolExecutor, ProcessPoolExecutor])
 def test_results_are_the_same_on_every_executor(kind):
     with kind() as executor:
         found = outcomes(double_or_fail, executor)
@@ -104,15 +107,15 @@ def test_a_worker_that_is_killed_costs_its_item_only():
     with ProcessPoolExecutor(2) as executor:
         found = outcomes(double_or_die, executor)
     assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
-    assert found[3].error == engine.WORKER_DIED
+    assert found[3].error == WORKER_DIED
 
 
 def test_so_does_every_further_one():
     with engine.local_executor([1] * 12, 1, workers=3) as executor:
         found = outcomes(double_or_die_twice, executor)
     assert {outcome.item: outcome.error for outcome in found if outcome.error} == {
-        3: engine.WORKER_DIED,
-        9: engine.WORKER_DIED,
+        3: WORKER_DIED,
+        9: WORKER_DIED,
     }
 
 
@@ -127,12 +130,12 @@ def test_an_executor_that_was_shut_down_is_an_error_of_each_item():
             return cancelled
 
     with Cancelling(2) as executor:
-        assert {outcome.error for outcome in outcomes(double_or_fail, executor)} == {engine.WORK_LOST}
+        assert {outcome.error for outcome in outcomes(double_or_fail, executor)} == {executors.WORK_LOST}
 
 
 def test_errors_of_other_kinds_carry_their_type():
-    assert engine.describe(KeyError("x")) == "KeyError: 'x'"
-    assert engine.describe(TraceError("x")) == "x"
+    assert describe(KeyError("x")) == "KeyError: 'x'"
+    assert describe(TraceError("x")) == "x"
 
 
 def test_what_lacks_memory_beside_others_is_tried_alone(tmp_path):
@@ -145,16 +148,17 @@ def test_what_lacks_memory_beside_others_is_tried_alone(tmp_path):
 
 
 class TestHelpedPool:
-    """The caller's process takes items too."""
+    """The caller's process takes items too, beside workers that are not forked from it."""
 
     @pytest.fixture
-    def pool(self) -> Iterator[Executor]:
+    def pool(self, monkeypatch) -> Iterator[Executor | Forked]:
+        monkeypatch.setattr(forked, "is_possible", lambda: False)
         with engine.local_executor([1] * 12, 1, workers=2, helped=True) as executor:
-            assert isinstance(executor, engine.HelpedPool)
+            assert isinstance(executor, executors.HelpedPool)
             yield executor
 
     def test_the_same_results(self, pool):
-        with engine.Serial() as serial:
+        with Serial() as serial:
             assert outcomes(double_or_fail, pool) == outcomes(double_or_fail, serial)
 
     def test_one_worker_less_is_started_than_processes_work(self, pool):
@@ -165,7 +169,7 @@ class TestHelpedPool:
     def test_a_worker_that_is_killed_costs_its_item_only(self, pool):
         found = outcomes(functools.partial(double_or_die_in_worker, os.getpid()), pool)
         assert [outcome.result for outcome in found] == [None, *(2 * item for item in ITEMS[1:])]
-        assert found[0].error == engine.WORKER_DIED
+        assert found[0].error == WORKER_DIED
 
     def test_what_lacks_memory_in_the_caller_is_tried_alone(self, pool):
         found = outcomes(functools.partial(double_or_lack_memory_in, os.getpid()), pool)
@@ -198,8 +202,10 @@ class TestLocalExecutor:
     ) -> int:
         """Worker processes; 0 is the caller's own."""
         with engine.local_executor(memory, input_bytes, workers, helped=helped) as executor:
-            assert isinstance(executor, engine.HelpedPool) <= helped
-            return 0 if isinstance(executor, engine.Serial) else executor._max_workers
+            if isinstance(executor, Forked):
+                assert helped
+                return executor.workers
+            return 0 if isinstance(executor, Serial) else executor._max_workers
 
     def test_as_many_workers_as_cores(self):
         assert self.width([10] * 100) == 8
@@ -224,13 +230,18 @@ class TestLocalExecutor:
         assert self.width([10] * 8, input_bytes=1000) == 0
         assert self.width([2000]) == 0
 
-    def test_the_caller_may_be_one_of_few_processes(self):
+    def test_the_caller_may_be_one_of_the_processes(self):
         assert self.width([10] * 8, workers=2, helped=True) == 1
         assert self.width([10] * 8, workers=4, helped=True) == 3
         assert self.width([10] * 3, helped=True) == 2
-        assert self.width([10] * 8, helped=True) == 8, "it hands out the work"
+        assert self.width([10] * 8, helped=True) == 7
         assert self.width([10] * 8, workers=1, helped=True) == 0
         assert self.width([2000] * 3, helped=True) == 1, "killed for memory, a worker costs one item"
+
+    def test_where_processes_cannot_be_forked_it_may_be_one_of_few(self, monkeypatch):
+        monkeypatch.setattr(forked, "is_possible", lambda: False)
+        assert self.width([10] * 8, workers=4, helped=True) == 3
+        assert self.width([10] * 8, helped=True) == 8, "it hands out the work"
 
     def test_the_caller_takes_no_items_that_need_much_memory(self):
         assert self.width([256 << 20] * 2, workers=2, helped=True) == 1
@@ -247,7 +258,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-class OneStopped(engine.Serial):
+class OneStopped(Serial):
     """A client of dask, and its executor: what is given for the first time never comes back."""
 
     status = "running"
@@ -268,27 +279,27 @@ class OneStopped(engine.Serial):
 
 class TestCluster:
     def test_the_same_results(self, scheduler):
-        with engine.cluster(scheduler) as executor, engine.Serial() as serial:
+        with executors.cluster(scheduler) as executor, Serial() as serial:
             assert outcomes(double_or_fail, executor) == outcomes(double_or_fail, serial)
 
     @pytest.mark.scale
     def test_a_worker_that_is_killed_costs_its_item_only(self, scheduler):
-        with engine.cluster(scheduler) as executor:
+        with executors.cluster(scheduler) as executor:
             found = outcomes(double_or_die, executor)
         assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
-        assert found[3].error == engine.WORKER_DIED
+        assert found[3].error == WORKER_DIED
 
     def test_work_is_not_forgotten_while_nobody_has_asked_for_it(self, scheduler):
-        with engine.cluster(scheduler) as executor:
+        with executors.cluster(scheduler) as executor:
             promised = [executor.submit(double_slowly, item) for item in ITEMS]
             gc.collect()
             assert [each.result(PATIENCE_S) for each in promised] == [2 * item for item in ITEMS]
 
     @pytest.mark.scale
     def test_a_worker_that_is_stopped_costs_nothing(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(engine, "_POLL_S", 0.1)
+        monkeypatch.setattr(executors, "_POLL_S", 0.1)
         marker = tmp_path / "stopped"
-        with dask_cluster(tmp_path, workers=2) as address, engine.cluster(address) as executor:
+        with dask_cluster(tmp_path, workers=2) as address, executors.cluster(address) as executor:
             executor.stuck_s = 1.0
             try:
                 found = outcomes(functools.partial(double_or_stop, marker), executor)
@@ -298,31 +309,31 @@ class TestCluster:
 
     def test_a_worker_that_is_stopped_keeps_results_that_nobody_has_fetched(self, monkeypatch):
         """More of them than its threads can have at once, because each item is done at once."""
-        monkeypatch.setattr(engine, "_POLL_S", 0.01)
-        executor = engine.Cluster(OneStopped(), stuck_s=0.05)
+        monkeypatch.setattr(executors, "_POLL_S", 0.01)
+        executor = executors.Cluster(OneStopped(), stuck_s=0.05)
         assert [outcome.result for outcome in outcomes(double_or_fail, executor)] == [
-            outcome.result for outcome in outcomes(double_or_fail, engine.Serial())
+            outcome.result for outcome in outcomes(double_or_fail, Serial())
         ]
 
     def test_nothing_answers(self):
         pytest.importorskip("distributed", reason="dask.distributed is not installed (the dask extra)")
         with (
             pytest.raises(PerfscopeError, match=r"tcp://127\.0\.0\.1:9: no dask scheduler answers there"),
-            engine.cluster("tcp://127.0.0.1:9", timeout_s=1),
+            executors.cluster("tcp://127.0.0.1:9", timeout_s=1),
         ):
             pass
 
     def test_a_cluster_without_workers_is_given_up(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(engine, "_POLL_S", 0.1)
-        with dask_cluster(tmp_path, workers=0) as address, engine.cluster(address) as executor:
+        monkeypatch.setattr(executors, "_POLL_S", 0.1)
+        with dask_cluster(tmp_path, workers=0) as address, executors.cluster(address) as executor:
             executor.patience_s = 0.3
             assert {outcome.error for outcome in outcomes(double_or_fail, executor)} == {
-                engine.NO_WORKERS.format(seconds=0)
+                executors.NO_WORKERS.format(seconds=0)
             }
 
     def test_workers_of_another_version_are_refused(self, scheduler, monkeypatch):
-        monkeypatch.setattr(engine, "__version__", "0.0.other")
-        with pytest.raises(PerfscopeError, match=r"must have this version, 0\.0\.other"), engine.cluster(scheduler):
+        monkeypatch.setattr(executors, "__version__", "0.0.other")
+        with pytest.raises(PerfscopeError, match=r"must have this version, 0\.0\.other"), executors.cluster(scheduler):
             pass
 
 
@@ -330,7 +341,7 @@ def test_without_dask_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(PerfscopeError, match=r"pip install 'perfscope-profiler\[dask\]'"),
-        engine.cluster("tcp://127.0.0.1:9"),
+        executors.cluster("tcp://127.0.0.1:9"),
     ):
         pass
 
@@ -343,13 +354,15 @@ def work(item):
     os.write(1, f"{os.getpid()}\\n".encode())  # at once, whatever the other writes
     time.sleep(6000)
 
-list(engine.map_items(work, [0, 1], engine.local_executor([1, 1], 0, workers=2)))
+list(engine.map_items(work, [0, 1], engine.local_executor([1, 1], 0, workers=2, helped=HELPED)))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
-def test_workers_end_with_a_killed_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True) as parent:
+@pytest.mark.parametrize("helped", ["False", "True"])
+def test_workers_end_with_a_killed_parent(helped: str) -> None:
+    code = WORKING.replace("HELPED", helped)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         workers = [int(parent.stdout.readline()) for _ in range(2)]
         parent.kill()

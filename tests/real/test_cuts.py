@@ -14,7 +14,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.results.summary import Summary
 from tests.real import cuts
 from tests.real.sheets import common, length, of_chrome

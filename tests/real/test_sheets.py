@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import perfscope
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.results.summary import Summary
 from tests.real.sheets import Interval, Sheet, common, length, of_chrome, of_nsys, outside, raw_events
 

@@ -10,7 +10,7 @@ import pytest
 
 import perfscope
 from perfscope.errors import UnusableInput
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from tests.analyzers.readers.helpers import event, save
 
 

@@ -10,7 +10,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.steps import BY_REPETITION, Steps
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.trace.trace import Category
 from tests.real.sheets import of_chrome, raw_events
 from tests.real.test_sheets import TRACES, written

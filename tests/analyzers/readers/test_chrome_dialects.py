@@ -12,7 +12,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.readers import chrome
 from perfscope.errors import TraceError
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.trace.trace import NONE, Category
 from tests.analyzers.readers.helpers import event, names, read, save
 

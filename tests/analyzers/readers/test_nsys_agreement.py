@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import perfscope
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.summary import Summary
 from tests.analyzers.readers.nsys_exports import GENERATIONS

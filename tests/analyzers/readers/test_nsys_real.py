@@ -12,7 +12,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.rank.launches import device_work
 from perfscope.analyzers.readers import detect, nsys
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.results.summary import Summary
 from perfscope.trace.trace import NONE, Category, Trace
 

@@ -20,7 +20,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.readers import nsys, nsys_export
-from perfscope.execution.engine import Serial
+from perfscope.execution.serial import Serial
 from perfscope.trace.trace import Category, Trace
 
 SCRIPT = Path(__file__).parent / "scripts" / "nvtx_job.py"
