@@ -33,6 +33,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.completeness import whole_steps
 from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
@@ -115,15 +116,14 @@ def find_steps(
     On a rank with device work, steps without any are left out. Raises ValueError when the trace has no event that could
     bound a window.
     """
-    cut_ns = trace.parse_report.complete_until_ns
-    complete_ns = _NEVER if cut_ns is None else cut_ns
     for number, start, end, source in _marks(trace, work, by_batches, unmarked):
-        whole = end <= complete_ns
+        whole = whole_steps(trace, start, end)
         if whole.any():
             return _windows(trace, work, number[whole], start[whole], end[whole], source)
     start_ns, end_ns, assumed_ns = _extent(trace, work, threads)
-    if start_ns < complete_ns:
-        end_ns = min(end_ns, complete_ns)
+    cut_ns = trace.parse_report.complete_until_ns
+    if cut_ns is not None and start_ns < cut_ns:
+        end_ns = min(end_ns, cut_ns)
     one = np.array([0], dtype=np.int64)
     start, end = np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64)
     return Steps(one, start, end, start, end, np.array([assumed_ns], dtype=np.int64), UNMARKED, marked=False)

@@ -92,3 +92,21 @@ def test_steps_after_which_a_cut_file_lacks_work_are_left_out(
     assert partial.steps.end_ns[-1] <= until
     again = analyze_rank(replace(trace, parse_report=ParseReport()))
     assert again.steps.number.tolist()[-1] == 3, "a whole file has all steps"
+
+
+def test_a_step_whose_operators_launched_nothing_is_not_whole_though_later_ones_are(tmp_path: Path) -> None:
+    """Buffers of devices' work are in no order of time: the cut file has that of steps 1 and 3, and none of step 2."""
+    steps = [event(f"ProfilerStep#{n}", cat="user_annotation", ts=100 * n, dur=100) for n in (1, 2, 3, 4)]
+    operators, work = [], []
+    for n in (1, 2, 3, 4):
+        for at in range(3):
+            number, ts = 10 * n + at, 100 * n + 10 * at
+            operators.append(event("aten::mm", ts=ts, dur=8, args={"External id": number}))
+            operators.append(event("aten::empty", ts=ts, dur=2, args={"External id": 1000 + number}))
+            call, kernel = launched(number, ts + 3)
+            call["args"]["External id"] = number
+            work += [call, kernel] if n in (1, 3) else []
+    text = save(tmp_path, {"traceEvents": [*steps, *operators, *work, *launched(99, 401)]}).read_text()
+    cut = chrome.read(save(tmp_path, text.removesuffix("]}")))
+    assert analyze_rank(cut).steps.number.tolist() == [1, 3]
+    assert cut.parse_report.complete_until_ns == 403_000
