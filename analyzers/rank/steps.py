@@ -51,6 +51,7 @@ MARKED = "step annotations"
 BY_OPTIMIZER = "optimizer steps (nothing numbers the steps, so they are counted from the recording's start)"
 BY_REPETITION = "repetition of the kernels (nothing marks the steps, so they are counted from the recording's start)"
 UNMARKED = "no step markers"
+CUT = "no step is whole in a file that ends early"
 
 _NEVER: Final = np.iinfo(np.int64).max
 
@@ -116,17 +117,19 @@ def find_steps(
     On a rank with device work, steps without any are left out. Raises ValueError when the trace has no event that could
     bound a window.
     """
+    found = UNMARKED
     for number, start, end, source in _marks(trace, work, by_batches, unmarked):
         whole = whole_steps(trace, start, end)
         if whole.any():
             return _windows(trace, work, number[whole], start[whole], end[whole], source)
+        found = CUT if len(number) else found
     start_ns, end_ns, assumed_ns = _extent(trace, work, threads)
     cut_ns = trace.parse_report.complete_until_ns
     if cut_ns is not None and start_ns < cut_ns:
         end_ns = min(end_ns, cut_ns)
     one = np.array([0], dtype=np.int64)
     start, end = np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64)
-    return Steps(one, start, end, start, end, np.array([assumed_ns], dtype=np.int64), UNMARKED, marked=False)
+    return Steps(one, start, end, start, end, np.array([assumed_ns], dtype=np.int64), found, marked=False)
 
 
 def _window_of(time_ns: Int64, start_ns: Int64, end_ns: Int64) -> Int64:

@@ -79,7 +79,7 @@ def _step_tile(summary: Summary) -> Tile:
         return Tile("Step time", "step_time", ABSENT, "No rank could be analyzed.")
     label = "Step time" if job.steps else "Recording"
     if not job.steps:
-        detail = "No step markers: the whole recording is one window."
+        detail = f"{job.steps_from[:1].upper()}{job.steps_from[1:]}: the whole recording is one window."
     elif len(job.step_time_us_per_step) > 1:
         times = job.step_time_us_per_step
         detail = f"{plural(len(times), 'step')}, {duration(min(times))} to {duration(max(times))}"

@@ -41,6 +41,7 @@ GENERATED: dict[str, JobSpec] = {
     ),
     "slow loader": replace(DDP, causes=(SlowLoader(ranks=(6,), load_ns=14 * MS),)),
     "all synchronize": replace(DDP, causes=(HostSync(),)),
+    "all pause": replace(DDP, causes=(Pause(pause_ns=2 * MS),)),
     "ranks begin apart": replace(DDP, steps=1, start_skew_ns={rank: rank * MS for rank in range(8)}),
     "slow stage": replace(pipeline(8), causes=(SlowCompute(ranks=(2, 3), factor=1.4),)),
     "fsdp": replace(data_parallel(4, "fsdp"), causes=(SlowCompute(ranks=(0,), factor=1.3),)),
@@ -159,11 +160,11 @@ def test_nobody_who_did_not_delay_the_job_has_host_time_on_the_path(summary: Sum
 
 
 def test_shares_of_one_category_agree_or_say_of_what(summary: Summary) -> None:
-    """Launches in the headline are a share of all ranks' time, as in the bar, or it says of what else."""
+    """A category in a title is a share of all ranks' time, as in the bar, or the title says of what else."""
     taken = shares(summary.time_breakdown) if summary.time_breakdown else {}
-    for rule, category in (("launch-bound", "idle_launch"), ("host-syncs", "idle_sync")):
+    for rule, category in (("launch-bound", "idle_launch"), ("host-syncs", "idle_sync"), ("host-pauses", "idle_host")):
         title = next((finding.title for finding in summary.findings if finding.rule == rule), None)
-        if title is None or "pageable" in title:
+        if title is None or "pageable" in title or " of rank" in title:
             continue
-        share = int(re.search(r"(\d+)% of the step", title)[1]) / 100  # type: ignore[index]
+        share = int(re.search(r"(\d+)% of the (?:step|recording)", title)[1]) / 100  # type: ignore[index]
         assert abs(share - taken[category]) < 0.03 or "median rank" in title, title

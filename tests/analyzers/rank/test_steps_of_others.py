@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.steps import CUT, MARKED, Steps
 from perfscope.analyzers.readers import chrome
 from perfscope.trace.trace import Category, ParseReport
 from tests.analyzers.readers.helpers import event, save
@@ -90,6 +90,7 @@ def test_steps_after_which_a_cut_file_lacks_work_are_left_out(
     partial = analyze_rank(trace)
     assert (partial.steps.number.tolist() if partial.steps.marked else []) == numbers
     assert partial.steps.end_ns[-1] <= until
+    assert partial.steps.source == (MARKED if numbers else CUT)
     again = analyze_rank(replace(trace, parse_report=ParseReport()))
     assert again.steps.number.tolist()[-1] == 3, "a whole file has all steps"
 
