@@ -14,6 +14,7 @@ from perfscope._version import __version__
 from perfscope.analyzers import rules
 from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, time_breakdowns
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
+from perfscope.analyzers.job.collectives.of_loop import calls_per_step
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
 from perfscope.analyzers.job.extra_work import extra_cost
@@ -142,6 +143,7 @@ def summarize(
             microbatches=_microbatches(result),
             recomputation=extra_cost(result, attrgetter("recomputation")),
             conversions=extra_cost(result, attrgetter("conversions")),
+            loop_collectives=calls_per_step(result.partials, result.matched, len(result.steps)),
             balanced_step_us=balanced_step_us(replay, pipeline),
             predict=predict,
             may_save=None if predict is None else predict.may_save,

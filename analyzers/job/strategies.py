@@ -7,7 +7,8 @@ reduce gradients among themselves::
     all-reduces that compute waits for, all through the step      tensor
     messages in rings; all-gathers that the forward waits for,
     beside all-reduces of gradients                               context
-    all-reduces of as many bytes as there are gradients           data
+    all-reduces of as many bytes as there are gradients,
+    messages between the optimizer's step and the next forward    data
     reduce-scatters of gradients, all-gathers of parameters       shard
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
+from perfscope.analyzers.job.collectives.of_loop import exchanges_between_steps
 from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.job.tables.groups import in_turn, waits_of
 from perfscope.recording.metadata import RunMetadata
@@ -79,7 +81,8 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
     shown = {role for role in roles.values() if role in _ROLES}
     matched = result.matched
     instances = matched.instances
-    rings = ring_groups(result)
+    averaged = exchanges_between_steps(result.partials, matched)
+    rings = ring_groups(result) - averaged
     reduced = False
     for number in distinct(instances.group).tolist():
         lines = np.flatnonzero(instances.group[matched.instance] == number)
@@ -88,6 +91,7 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
         if described is not None or role in ("tensor", "unknown", "world"):
             reduced |= described == "data"
             continue
+        reduced |= number in averaged
         if number in rings:
             shown.add("context")
         if _reduces_gradients(result, runs, lines):

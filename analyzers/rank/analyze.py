@@ -71,7 +71,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
     host = host_activity(trace, work)
     timeline, communication = time_breakdown(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
-    collectives = _collectives(trace, work, steps)
+    collectives = _collectives(trace, work, steps, host)
     attribution = attribute(trace, work, steps, flops)
     used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
     return RankPartial(
@@ -120,10 +120,10 @@ def _processes(trace: Trace) -> frozenset[int]:
     return frozenset(int(text) for text in ids if text.isdecimal())
 
 
-def _collectives(trace: Trace, work: DeviceWork, steps: Steps) -> Collectives:
+def _collectives(trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity) -> Collectives:
     """Communication kernels where the rank has device work, the backend's host ranges otherwise."""
     raw = on_device(trace, work) if len(work) else on_host(trace)
-    return raw.collectives(steps)
+    return raw.collectives(steps, host.between)
 
 
 def _tables(

@@ -23,7 +23,7 @@ from perfscope.recording.vocabulary import (
     PROFILER_STEP_PREFIX,
 )
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
+from perfscope.trace.trace import NEVER, NONE, Category, Int32, Int64, Trace
 
 _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
 """torch's own annotation of ``__next__``, PerfScope's, and that of other loaders with such a name."""
@@ -73,7 +73,10 @@ _NAMED_HOST: Final = {
 
 AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
 """Ranges that autograd's engine records around each of its functions, with their hooks."""
-_FORWARD: Final = re.compile(rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)})$")
+_FORWARD: Final = re.compile(
+    rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward|FSDP::root_pre_forward)$"
+)
+"""Ranges that begin with a forward: the recorder's, and those of DistributedDataParallel, FSDP1 and FSDP2."""
 _STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
 
 
@@ -99,6 +102,10 @@ class HostActivity:
     """When the host was in no operator and no call for long, or for a reason that has a name, such as garbage
     collection."""
     named: dict[str, Intervals]
+    between: Intervals
+    """From each end of the optimizer's step to the next forward; from the trace's begin to a forward that is first, to
+    its end from a step that is last.
+    """
     threads: Int64
     """Indices of the training threads: the main one, autograd's, and those that launch device work."""
 
@@ -132,8 +139,9 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     named[COMPILING] = compiling
     short = [part.subtract(operators) for name, part in named.items() if name != EVALUATING]
     functions = by_function(trace, pauses, threads)
-    between = _between(trace, threads).intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
-    functions[BETWEEN] = between.subtract(named[EVALUATING])
+    between = _between(trace, threads)
+    unnamed = between.intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
+    functions[BETWEEN] = unnamed.subtract(named[EVALUATING])
     return HostActivity(
         loading=loading,
         sampling=Intervals.of_rows(
@@ -145,19 +153,23 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         blocked_row=blocked,
         pauses=pauses.union(*short),
         named={**{name: part.subtract(Intervals.empty().union(*short)) for name, part in functions.items()}, **named},
+        between=between,
         threads=threads,
     )
 
 
 def _between(trace: Trace, threads: Int64) -> Intervals:
-    """From each end of the optimizer's step to the next forward; from the trace's begin to a forward that is first."""
+    """As in ``HostActivity``; nothing where no range marks forwards."""
     forward = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=_FORWARD.match, threads=threads)])
     rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=OPTIMIZER_RANGE.match, threads=threads)
     stepped = np.sort(np.append(trace.ends_ns(rows), trace.start_ns[0]))
     last = stepped[np.searchsorted(stepped, forward, side="right") - 1]
     # Of forwards without a step between them, the first one counts.
     first = np.diff(last, prepend=last[:1] - 1) > 0
-    return Intervals.of(last[first], forward[first])
+    begin, until = last[first], forward[first]
+    if len(forward) and stepped[-1] > forward[-1]:
+        begin, until = np.append(begin, stepped[-1]), np.append(until, -NEVER)
+    return Intervals.of(begin, until)
 
 
 def loader_rows(trace: Trace, threads: Int64) -> Int64:

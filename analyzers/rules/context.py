@@ -66,6 +66,8 @@ class RuleContext:
     """Activations that are computed again in the backward; None where that is not seen."""
     conversions: ExtraCost | None = None
     """Tensors whose channels are written last for a convolution, and first again; None where that is not seen."""
+    loop_collectives: Mapping[str, float] = field(default_factory=dict)
+    """Small collectives per step between the optimizer's step and the next forward, by kind."""
     balanced_step_us: Prediction | None = None
     """The step with the pipeline's work spread evenly over its stages, replayed; None where it is even already."""
     predict: Predict | None = None

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.collectives.collectives import SMALLEST
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
@@ -36,7 +37,7 @@ from perfscope.analyzers.whatif.change import (
 )
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.extra_work import leave_out
-from perfscope.analyzers.whatif.schedules.ops import SMALLEST, Collective, RankOp, ScheduleOp, left_out
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped

@@ -1,9 +1,10 @@
 """Settings that leave out work that need not be done: activations computed again, changes of memory layout, the many
-kernels of an optimizer that loops over parameters.
+kernels of an optimizer that loops over parameters, collectives that the training loop calls for itself.
 
 The recording shows when a rank does it (``schedules.extra_work`` leaves it out). What would take its place is not
 replayed: without recomputation the forward keeps its tensors, and convolutions on tensors whose channels are last run
-other kernels.
+other kernels. What the loop does with metrics besides (pickling objects, copying numbers to the host) stays, and waits
+for late ranks move to the next collective.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operator import attrgetter
 
 from perfscope.analyzers.rank.extra_work import FEW
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
-from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, number
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.extra_work import leave_out
 from perfscope.trace.trace import Int64
@@ -63,6 +64,19 @@ _loops = partial(
     Uncertainty(less=0.25, more=0.25),
 )
 
+
+def _no_collectives(schedules: EditableSchedules, _: Context, name: str, value: str) -> Uncertainty:
+    if value != "0":
+        raise BadSetting(f"{name}={value}: write 0; the recording does not show what more of them would take")
+    called = {rank_op for rank_op in schedules.issued() if rank_op.collective.of_loop}
+    if not called:
+        raise CannotReplay(
+            f"{name}: no small collectives are recorded between the optimizer's step and the next forward"
+        )
+    schedules.without(called)
+    return Uncertainty(less=0.25, more=0.50)
+
+
 SETTINGS = (
     Setting("activations.recompute", "SHARE", "the share of activation checkpointing that is left; 0: none",
             _recomputation, -1, with_hosts=True, of_host_work=True),
@@ -70,4 +84,6 @@ SETTINGS = (
             _conversions, -1, with_hosts=True, of_host_work=True),
     Setting("optimizer.loops", "SHARE", "the share of the optimizer's kernels but for a few that is left; 0: foreach",
             _loops, -1, with_hosts=True, of_host_work=True),
+    Setting("loop.collectives", "0", "no small collectives between the optimizer's step and the next forward: metrics, "
+            "barriers", _no_collectives, 1, with_hosts=True),
 )  # fmt: skip

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
+from perfscope.analyzers.rank.collectives.collectives import SMALLEST
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
-from perfscope.analyzers.whatif.schedules.ops import SMALLEST, RankOp
+from perfscope.analyzers.whatif.schedules.ops import RankOp
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 

@@ -89,6 +89,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
+    "loop.collectives": (_ALL, lambda job, _: replace(job, metrics=0)),
     "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value, bucket_mb=25.0)),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
     "fsdp.no_sync": (_FSDP, lambda job, value: replace(job, scatters_once=value == "true")),
@@ -144,6 +145,8 @@ def advisable(job: Job) -> Iterator[dict[str, str]]:
         yield {"host.gc": "0"}
     if not job.foreach:
         yield {"optimizer.loops": "0"}
+    if job.metrics:
+        yield {"loop.collectives": "0"}
     for rank in sorted({rank for cause in job.causes for rank in cause.ranks or ()}):
         yield {f"rank.{rank}": "peers"}
     yield from ({"dataloader.num_workers": str(count)} for count in (2, 8) if count != job.loader.workers)

@@ -56,12 +56,21 @@ class Script:
         if self.by_hand is not None:
             yield from self.by_hand.reduce()
         yield from self._optimizer()
+        yield from self._metrics()
         if job.item_every and step % job.item_every == 0:
             yield from rank.item()
             rank.spend(30_000)
         for cause in job.struck("pause", rank.number):
             if (step + 1 - cause.offset) % cause.every == 0:
                 self._pause(cause)
+
+    def _metrics(self) -> Waits:
+        """``for value in metrics: dist.all_reduce(value)``."""
+        rank = self.rank
+        for number in range(rank.job.metrics):
+            rank.spend(rank.job.cpu.python_ns)
+            work = yield from collective(rank, rank.communicators["world"], Issue("allreduce", 1, 4), f"metric{number}")
+            rank.depend([work])
 
     def _pause(self, cause: Cause) -> None:
         rank = self.rank

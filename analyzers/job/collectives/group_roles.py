@@ -78,6 +78,8 @@ class GroupTraffic:
     """Its all-to-alls differ in size, as far as sizes are known."""
     indices: float
     """Share of the bytes of its all-to-alls that are whole numbers of 32 or 64 bits."""
+    between: bool
+    """All its exchanges are issued after the optimizer's step and before the next forward."""
     rings: bool
     """All its exchanges are among all its ranks at once, more than two, or every rank sends before anything comes."""
 
@@ -106,6 +108,8 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
         return sum(share.get(kind, 0.0) for kind in kinds) >= _MOST
 
     if most("send_recv"):
+        if traffic.between:
+            return "data", "parameters exchanged between the optimizer's step and the next forward"
         if traffic.rings:
             return "context", "exchanges in a ring of all its ranks"
         return "pipeline", "sends and recvs"

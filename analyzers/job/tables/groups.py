@@ -11,6 +11,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.group_roles import EARLY, GroupTraffic, role_by_description, role_by_traffic
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.job.collectives.of_loop import collectives_of_loop, exchanges_between_steps
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
@@ -37,6 +38,7 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
     alike = Blocks.of(instances.group)
     lines = Blocks.of(instances.group[matched.instance]) if len(instances) else alike
     total = float(transfer.sum())
+    of_loop = collectives_of_loop(result.partials, matched)
     everyone = set(result.partials).union(*(group.ranks for group in instances.groups))
     rows, rings = [], ring_groups(result)
     for label in range(len(alike)):
@@ -44,7 +46,11 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
         group = instances.groups[int(instances.group[chosen[0]])]
         ranks = distinct(matched.rank[own])
         ringed = int(instances.group[chosen[0]]) in rings
-        role, how = _role(result, group, chosen, own, transfer, ringed)
+        models, of_models = chosen[~of_loop[chosen]], own[~of_loop[matched.instance[own]]]
+        if len(models):
+            role, how = _role(result, group, models, of_models, transfer, ringed)
+        else:
+            role, how = "unknown", "small collectives of the training loop itself: metrics, barriers"
         of_all = len(alike) > 1 and set(group.ranks) == everyone and role_by_description(group.description) is None
         if of_all and float(transfer[chosen].sum()) < _AT_WORK * total:
             role, how = "world", "all ranks, and little of the communication"
@@ -100,6 +106,7 @@ def _traffic(
         gathers_first=_gathers_first(result, chosen),
         uneven=len(distinct(swapped[swapped > 0])) > 1,
         indices=float(swapped[whole & (swapped > 0)].sum()) / max(float(swapped[swapped > 0].sum()), 1.0),
+        between=int(instances.group[chosen[0]]) in exchanges_between_steps(result.partials, result.matched),
         rings=ringed or bool(exchanged.any() and expected > 2 and (present[exchanged] == expected).all()),
     )
 

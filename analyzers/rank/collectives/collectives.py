@@ -14,6 +14,9 @@ from perfscope.trace.trace import Bool, Int32, Int64
 POINT_TO_POINT: Final = ("send", "recv", "send_recv")
 """Kinds between two ranks of a group; ``send_recv`` is both at once, or either where it is not recorded which."""
 
+SMALLEST: Final = 4096
+"""Collectives of fewer bytes move no parameters and no gradients: losses, norms, counters."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
@@ -75,8 +78,9 @@ class Collectives:
     nccl-tests: the larger of the two buffers for all-gather and reduce-scatter, else the input; NONE when unknown.
     ``sequence`` is the sequence number within the group (NONE: not recorded); ``step`` the index of the step in whose
     host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it (False where the
-    recording has none of its functions). ``messages`` describe those that are point to point; on the host these start
-    when the operator that issued them starts.
+    recording has none of its functions); ``between``, whether the host issued it after the optimizer's step and before
+    the next forward (False where nothing marks these). ``messages`` describe those that are point to point; on the host
+    these start when the operator that issued them starts.
     """
 
     start_ns: Int64
@@ -89,6 +93,7 @@ class Collectives:
     step: Int64
     stream: Int64
     backward: Bool
+    between: Bool
     groups: tuple[Group, ...]
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Collectives, Group, Messages
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
@@ -49,8 +50,8 @@ class RawCollectives:
     messages: Messages = field(default_factory=Messages.none)
     on_host: bool = False
 
-    def collectives(self, steps: Steps) -> Collectives:
-        """The same events in order of start, with a table for each label."""
+    def collectives(self, steps: Steps, between: Intervals) -> Collectives:
+        """The same events in order of start, with a table for each label. ``between``: as in ``HostActivity``."""
         order = np.lexsort((self.end_ns, self.start_ns))
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
@@ -75,6 +76,7 @@ class RawCollectives:
             step=np.where(issued == NONE, steps.of_device_time(start), steps.of_host_time(issued)),
             stream=self.stream[order],
             backward=self.backward[order],
+            between=between.covers(issued) & (issued != NONE),
             groups=groups,
             kinds=kinds,
             dtypes=dtypes,

@@ -3,5 +3,6 @@
 In: a ``RuleContext``. Out: a finding, or None. Most rules look at ``traffic``, what a group of ranks sends per step.
 DDP: ``ddp_buckets``, ``bucket_view``, ``no_sync``, ``gradient_compression`` and ``unused_parameters``, which write
 their settings with ``ddp_arguments``. FSDP: ``fsdp_prefetch``. DeepSpeed: ``deepspeed_buckets``. Megatron:
-``megatron_overlap`` and ``tensor_parallel_span``. NCCL itself: ``nccl_environment``.
+``megatron_overlap`` and ``tensor_parallel_span``. NCCL itself: ``nccl_environment``. What the
+loop calls besides: ``loop_collectives``.
 """

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
 
+from perfscope.analyzers.rank.collectives.collectives import SMALLEST
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.frozen import dataclass
 from perfscope.results.rows import CollectiveRow
-
-SMALLEST: Final = 4096
-"""Bytes; smaller collectives carry losses, norms and counters."""
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.collectives.collectives import SMALLEST
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.schedules.hosts import OF_DEVICE_ROWS, HostPart
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE, Float64
-
-SMALLEST: Final = 4096
-"""Collectives of fewer bytes move no parameters and no gradients: losses, norms, counters."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +30,8 @@ class Collective:
     dtype: str | None = None
     whole: bool = True
     floor_ns: int = NEVER
+    of_loop: bool = False
+    """The training loop calls it for itself (``job.collectives.of_loop``)."""
 
 
 @dataclass(eq=False, slots=True)

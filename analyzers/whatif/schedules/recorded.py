@@ -10,6 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import transfers_ns
+from perfscope.analyzers.job.collectives.of_loop import collectives_of_loop
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -138,6 +139,7 @@ def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) 
 def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
     """One for each instance of the schedules; those beyond the matched ones are a single rank's."""
     known = result.matched_before.instances
+    of_loop = collectives_of_loop(result.partials, result.matched_before)
     collectives = []
     for number, floor in enumerate(schedules.floor_ns.tolist()):
         if number >= len(known):
@@ -154,6 +156,7 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 dtype=known.dtypes[dtype] if dtype != NONE else None,
                 whole=bool(known.complete[number]),
                 floor_ns=int(floor),
+                of_loop=bool(of_loop[number]),
             )
         )
     return collectives

@@ -119,3 +119,31 @@ def test_tensor_parallel_groups_across_which_gradients_are_reduced() -> None:
                 group = names[groups[kind][rank.number]]
                 rank.kernel("allreduce", group, 1000 * start, 1000 * end, 1000, launch=57)
     assert named(ranks) == ("data", "tensor")
+
+
+def test_parameters_that_neighbours_exchange_are_no_keys_and_values() -> None:
+    """A ring after the optimizer's step, as of gossip: in the forward the same would be context parallelism."""
+    for forward, expected in ((900, ("data",)), (60, ("context",))):
+        ranks = [Rank(rank, 3, {"0": (0, 1, 2)}, {"0": "default_pg"}, host="node") for rank in range(3)]
+        for rank in ranks:
+            rank.builder.note("Optimizer.step#SGD.step", 100, 50_000)
+            rank.builder.note("perfscope::forward", 1000 * forward, 1000 * forward + 90_000)
+            right, left = (rank.number + 1) % 3, (rank.number - 1) % 3
+            rank.kernel("send", "0", 310_000, 400_000, 4_000, peer=right, launch=300_000, stream=20)
+            rank.kernel("recv", "0", 311_000, 401_000, 4_000, peer=left, launch=301_000, stream=21)
+        computing(*ranks, compute=[(200, 250), (600, 900)])
+        assert named(ranks) == expected
+
+
+def test_metrics_do_not_decide_what_a_group_is_for() -> None:
+    """Objects that are gathered between steps take longer than the gradients."""
+    ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": "default_pg"}) for rank in (0, 1)]
+    for rank in ranks:
+        rank.builder.note("Optimizer.step#SGD.step", 100, 1_000)
+        rank.builder.note("perfscope::forward", 600_000, 700_000)
+        rank.kernel("_allgather_base", "0", 10_000, 200_000, 2, launch=5_000, dtype="Long")
+        rank.kernel("_allgather_base", "0", 210_000, 500_000, 9_000, launch=205_000, dtype="Byte")
+        rank.kernel("allreduce", "0", 910_000, 950_000, 100_000, launch=900_000)
+    computing(*ranks, compute=[(600, 900)])
+    result = align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})
+    assert [row.role for row in group_rows(result)] == ["data"]

@@ -90,7 +90,8 @@ def script(typed: str, frameworks: dict[str, Any]) -> dict[str, Any]:
         "torch": torch, "gc": gc, "dist": torch.distributed, "Block": Block, "blocks": blocks, "model": model,
         "batch": batch, "x": batch, "images": torch.ones(2, 3, 4, 4),
         "batches": [batch, batch], "dataset": dataset, "DataLoader": DataLoader, "loader": [batch],
-        "sampler": DistributedSampler(dataset), "epochs": 1, "step": 500, "loss": loss, "optimizer": optimizer,
+        "sampler": DistributedSampler(dataset), "epochs": 1, "step": 500, "metrics": torch.ones(3),
+        "flag": torch.ones(1), "loss": loss, "optimizer": optimizer,
         "lr": 0.1, "device": "cpu", "output_dir": "/nowhere", "stage": stage, "stages": [stage, stage],
         "loss_of": lambda model, batch: model(batch).sum(),
         "accelerator": types.SimpleNamespace(

@@ -110,6 +110,7 @@ DDP = GroupTraffic(
     gathers_first=None,
     uneven=False,
     indices=0.0,
+    between=False,
     rings=False,
 )
 
@@ -132,6 +133,7 @@ DDP = GroupTraffic(
         (replace(DDP, share={"reduce": 0.6, "all_gather": 0.4}), "shard"),
         (replace(DDP, share={"send_recv": 0.9, "all_reduce": 0.1}), "pipeline"),
         (replace(DDP, share={"send_recv": 1.0}, rings=True), "context"),
+        (replace(DDP, share={"send_recv": 1.0}, rings=True, between=True), "data"),
         (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True), "expert"),
         (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True, indices=0.001), "expert"),
         (replace(DDP, share={"all_to_all": 0.8, "all_reduce": 0.2}, uneven=True, indices=0.026), "unknown"),

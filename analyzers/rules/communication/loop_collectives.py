@@ -1,0 +1,82 @@
+"""Collectives that the training loop calls for itself in every step: fires when the step is shorter without them.
+
+Metrics that are reduced, Python objects that are gathered, barriers and flags are small, so each takes the latency, and
+the host waits for it. Done when metrics are logged, they cost nothing in the other steps. Only those between the
+optimizer's step and the next forward are meant: elsewhere the model may need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.findings import Action, Evidence, Finding, code
+from perfscope.text import count_per_step
+
+RULE: Final = "loop-collectives"
+SHARE: Final = 0.05
+"""Least share of the step that is saved."""
+_CHANGE: Final = {"loop.collectives": "0"}
+_EVERY: Final = 50
+"""Steps: metrics are rarely logged more often, and what is left is no more than 2% of the cost."""
+_METRICS: Final = (
+    "Reduce metrics only in steps that log them, all numbers in one tensor:",
+    "torch.distributed.all_reduce(metrics)  # one tensor: all numbers, added up since the last time",
+)
+_FLAGS: Final = (
+    f"Agree on flags, such as whether to stop, every {_EVERY} steps:",
+    "torch.distributed.broadcast(flag, 0)",
+)
+_BARRIERS: Final = "Leave out barriers: the next collective waits for all ranks anyway."
+_OBJECTS: Final = "all_gather_object and gather_object pickle, and take two collectives; numbers in a tensor take one."
+_NEEDED: Final = "What the next step depends on (a count of tokens by which the loss is divided, say) has to stay."
+
+
+def evaluate(job: RuleContext) -> Finding | None:
+    """The finding, or None: there are none, little would be saved, or the steps cannot be replayed."""
+    calls = job.loop_collectives
+    replayed = job.replayed(_CHANGE, SHARE) if calls else None
+    if replayed is None:
+        return None
+    prediction, saved_us = replayed
+    listed = ", ".join(f"{count_per_step(count)} {kind}" for kind, count in calls.items())
+    rows = [row for row in job.summary.time_breakdown if row.rank in job.ranks]
+    exposed_us = sum(row.exposed_comm_wait_us + row.exposed_comm_transfer_us for row in rows) / len(rows)
+    return job.finding(
+        RULE,
+        f"Small collectives of the training loop between optimizer and forward ({listed} per step) cost "
+        f"{job.share(saved_us):.0%} of the step",
+        saved_us,
+        evidence=(
+            *(Evidence(f"{kind} per step between optimizer and forward", count) for kind, count in calls.items()),
+            Evidence("exposed communication per step (mean)", exposed_us, "us", job.ranks),
+        ),
+        action=Action(
+            setting="collectives of the training loop", old="in every step", new=f"every {_EVERY} steps",
+            how=_how(calls),
+            costs="Between two of them each rank knows its own numbers only.",
+        ),
+        confidence=job.confidence(),
+        predicted=prediction,
+        whatif=_CHANGE,
+    )  # fmt: skip
+
+
+def _how(calls: Collection[str]) -> str:
+    """What to do with the kinds that are called, the first sentence with what to type."""
+    parts = []
+    if set(calls) - {"barrier", "broadcast"}:
+        parts.append(_seldom(*_METRICS))
+    if "broadcast" in calls:
+        parts.append(_seldom(*_FLAGS))
+    if "barrier" in calls:
+        parts.append(_BARRIERS)
+    if {"all_gather", "gather"} & set(calls):
+        parts.append(_OBJECTS)
+    return "\n".join((*parts, _NEEDED))
+
+
+def _seldom(sentence: str, call: str) -> str:
+    typed = f"if step % {_EVERY} == 0:\n    {call}"
+    return f"{sentence}\n{code('python', typed)}"

@@ -1,0 +1,66 @@
+"""Collectives that a training loop calls for itself: what they cost, and what is said about each kind."""
+
+from __future__ import annotations
+
+import pytest
+
+import perfscope
+from perfscope.analyzers.rules.communication import loop_collectives
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.findings import Prediction
+from tests.analyzers.rules.jobs import STEP_US, breakdown, context
+from tests.emulator.emulate import emulate
+from tests.emulator.spec import US, Job, Model, Network, Recording
+
+
+def logging(saves_us: float = 20_000.0, **calls: float) -> RuleContext:
+    """Two ranks, which ``calls`` of each kind in a step cost so much."""
+    step_us = STEP_US - saves_us
+    return context(
+        *(breakdown(rank, exposed_comm_transfer=30_000.0) for rank in range(2)), loop_collectives=calls,
+        predict=lambda change: (
+            Prediction(low=step_us, mid=step_us, high=step_us) if change == {"loop.collectives": "0"} else None
+        ),
+    )  # fmt: skip
+
+
+def test_metrics_are_reduced_where_they_are_logged() -> None:
+    finding = loop_collectives.evaluate(logging(all_reduce=3))
+    assert finding is not None
+    assert "(3 all_reduce per step) cost 20% of the step" in finding.title
+    assert (finding.rule, finding.whatif) == ("loop-collectives", {"loop.collectives": "0"})
+    assert "if step % 50 == 0:\n    torch.distributed.all_reduce(metrics)" in finding.action.how
+    assert "barrier" not in finding.action.how
+    assert "pickle" not in finding.action.how
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "said"),
+    [
+        ("barrier", "Leave out barriers", "Leave out barriers"),
+        ("all_gather", "Reduce metrics", "pickle"),
+        ("broadcast", "Agree on flags", "torch.distributed.broadcast(flag, 0)"),
+    ],
+)
+def test_each_kind_has_its_remedy(kind: str, first: str, said: str) -> None:
+    finding = loop_collectives.evaluate(logging(**{kind: 0.25}))
+    assert finding is not None
+    assert f"(0.250 {kind} per step)" in finding.title
+    assert finding.action.how.startswith(first)
+    assert said in finding.action.how
+
+
+def test_it_is_silent_without_any_and_where_they_cost_little() -> None:
+    assert loop_collectives.evaluate(logging()) is None
+    assert loop_collectives.evaluate(logging(saves_us=4_900.0, all_reduce=3)) is None
+
+
+def test_it_comes_first_in_a_job_that_does_little_else(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    network = Network(latency_ns=300 * US)
+    emulate(
+        Job(metrics=20, network=network, model=Model(blocks=4, tokens=1024), recording=Recording(steps=6))
+    ).write(folder)  # fmt: skip
+    first = perfscope.analyze(folder, workers=1).findings[0]
+    assert first.rule == loop_collectives.RULE
+    assert "20 all_reduce per step" in first.title
