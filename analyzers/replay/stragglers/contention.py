@@ -32,6 +32,9 @@ AS_MUCH: Final = 0.15
 hyper-threads: 13 % was seen."""
 ALONE: Final = 2.0
 """From this many times its peers' wait for a core on, it is that rank which waits."""
+BY_ITSELF: Final = 0.15
+"""From this share of the step on that a rank blocks for longer than its peers (sleeps, reads files), it is late without
+what it waits for cores, too."""
 NOT_ALWAYS: Final = 0.8
 """Below this share of the steps in which it costs the most, a rank is not late in each of them."""
 OF_WAITS: Final = 0.5
@@ -96,6 +99,8 @@ def _is_contention(
     usual = _OnCores(*np.median([(each.ran_ns, each.waited_ns, each.blocked_ns) for each in others], axis=0).tolist())
     if row.share_of_steps < NOT_ALWAYS and all(_is_noise(on_cores[rank], usual, row.lost_us * 1e3) for rank in mine):
         return True
+    if any(on_cores[rank].blocked_ns - usual.blocked_ns >= BY_ITSELF * result.step_ns for rank in mine):
+        return False
     return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
 
 

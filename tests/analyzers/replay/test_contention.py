@@ -44,6 +44,7 @@ def on_cores(*ran_and_waited_ms: tuple[float, float]) -> dict[int, RunMetadata]:
         ((11.0, 14.5), LATE, True),
         ((8.0, 11.0), LATE, True),
         ((8.0, 21.0), LATE, True),
+        ((1.0, 12.6), LATE, True),
         ((8.0, 14.5), replace(LATE, cause="dataloader"), True),
         ((8.0, 14.5), replace(LATE, lost_us=10_000.0), True),
         ((8.0, 14.5), IN_TURN, False),
@@ -52,7 +53,8 @@ def on_cores(*ran_and_waited_ms: tuple[float, float]) -> dict[int, RunMetadata]:
     ],
     ids=[
         "waits 4.5 ms longer for a core", "and computes somewhat longer", "computes much longer",
-        "waits little longer", "waits alone", "waits for data", "is late by much more", "in turn", "pauses in turn",
+        "waits little longer", "waits alone", "and is blocked for 4.4 ms by itself", "waits for data",
+        "is late by much more", "in turn", "pauses in turn",
         "in turn, and one hardly waits",
     ],
 )  # fmt: skip
