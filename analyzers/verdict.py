@@ -8,6 +8,7 @@ come near what they can compute.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
@@ -83,7 +84,28 @@ _GAINS: Final = 0.01
 
 
 def verdict(summary: Summary) -> Verdict:
-    """The verdict on a summary that has its findings, the one that is worth most first."""
+    """The verdict on a summary that has its findings, the one that is worth most first; and on evaluations, where steps
+    are left out for them that take long.
+    """
+    found = _of_training(summary)
+    left_out = next((note.values for note in summary.notes if note.kind == "evaluation_left_out"), {})
+    share = left_out.get("share", 0.0)
+    if share < LARGE:
+        return found
+    often = len(left_out["steps"]) > 1
+    action = (
+        "Evaluate in fewer steps, or fewer batches." if often else "Record more steps to see how often it evaluates."
+    )
+    return replace(
+        found,
+        headline=f"{found.headline} Steps with an evaluation, which are left out, take {share:.0%} of the recorded "
+        f"time{': evaluate in fewer steps, or fewer batches' if often else ''}.",
+        healthy=False,
+        first_action=found.first_action or action,
+    )
+
+
+def _of_training(summary: Summary) -> Verdict:
     if summary.snapshots is not None and summary.snapshots.ooms:
         return of_snapshots(summary)
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]

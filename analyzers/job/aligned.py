@@ -102,6 +102,17 @@ class AlignedJob:
         first, last = job_windows(begin - assumed, end, np.zeros_like(assumed), self.clocks.aligned)
         return float((last - first).sum()) / len(first)
 
+    @property
+    def evaluated_share(self) -> float:
+        """Share of the recorded steps' time that the ``evaluated`` take, mean over the ranks."""
+        every = np.union1d(self.steps, self.evaluated)
+        shares = []
+        for partial in self.partials.values():
+            index = partial.steps.indices_of(every)
+            took = partial.steps.end_ns[index] - partial.steps.start_ns[index]
+            shares.append(took[np.isin(every, self.evaluated)].sum() / max(took.sum(), 1))
+        return float(np.mean(shares))
+
     def self_check(self) -> None:
         """Raise ValueError where a rank's categories do not add up to its windows to the nanosecond."""
         for rank, totals in self.totals.items():

@@ -51,7 +51,8 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "few_steps", count=len(info.steps))
     if len(result.evaluated):
         used = np.isin(result.evaluated, result.steps).any()
-        yield note("steps", "evaluation_used" if used else "evaluation_left_out", steps=result.evaluated.tolist())
+        evaluated, share = result.evaluated.tolist(), result.evaluated_share
+        yield note("steps", "evaluation_used" if used else "evaluation_left_out", steps=evaluated, share=share)
     sources = {partial.steps.source for partial in result.partials.values()}
     if info.steps and BY_OPTIMIZER in sources:
         yield note("steps", "steps_by_optimizer")

@@ -18,7 +18,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "evaluation_used": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, as most "
     "steps do: their times include it.",
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "
-    "are left out: evaluation is not training.",
+    "are left out: evaluation is not training. They take {share:.0%} of the time of the recorded steps.",
     "steps_by_optimizer": "Steps were detected from optimizer steps and are numbered from the recording's start.",
     "steps_by_backward": "Each step is one backward pass: the program made no optimizer of torch.optim. If a training "
     "step has several, call perfscope.step() at its end.",

@@ -35,6 +35,25 @@ def test_healthy_says_so_and_how_much_is_compute():
     assert verdict.first_action is None
 
 
+@pytest.mark.parametrize(
+    ("steps", "share", "said", "first"),
+    [
+        ([3, 7], 0.9, "take 90% of the recorded time: evaluate in fewer steps", "Evaluate in fewer steps"),
+        ([3], 0.6, "take 60% of the recorded time.", "Record more steps"),
+        ([3], 0.1, "", ""),
+    ],
+)
+def test_evaluations_that_take_long_are_named_though_their_steps_are_left_out(
+    steps: list[int], share: float, said: str, first: str
+) -> None:
+    found = note("steps", "evaluation_left_out", steps=steps, share=share)
+    case = context(breakdown(0), notes=(found,))
+    verdict = judged(case)
+    assert said in verdict.headline
+    assert verdict.healthy is not bool(said)
+    assert (verdict.first_action or "").startswith(first)
+
+
 def test_a_large_loss_without_a_rule_is_not_called_healthy():
     verdict = judged(context(breakdown(0, idle_sync=30_000)))
     assert not verdict.healthy

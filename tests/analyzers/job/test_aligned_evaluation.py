@@ -33,6 +33,7 @@ def test_a_step_with_an_evaluation_is_left_out() -> None:
     assert result.steps.tolist() == [0, 1, 3, 4, 5]
     assert result.evaluated.tolist() == [2]
     assert result.step_ns == 100
+    assert result.evaluated_share == pytest.approx(1100 / 1600)
 
 
 def test_one_rank_that_evaluates_is_enough() -> None:
