@@ -38,7 +38,7 @@ _LOOK: Final = {
     "idle_dataloader": "what one batch costs in the data loading table, and how many workers load",
     "idle_sync": "which calls block in the timeline's host lane",
     "idle_launch": "which operators launch most kernels in the operators' table",
-    "idle_host": "what the host runs between operators; with_stack=True names its Python functions",
+    "idle_host": "what the host runs between operators; {stacks} names its Python functions",
     "idle_dependency": "which stream's work the kernels wait for in the timeline",
     "idle_unknown": "the notes on what is missing; record host events, and without CUDA graphs",
 }
@@ -116,7 +116,8 @@ def where_to_look(category: str, summary: Summary) -> str:
         return _FIRST_USE
     if category == "idle_host" and not summary.operators:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
-    return f"look at {_LOOK[category]}"
+    recorder = "perfscope run --stacks" if summary.job.command else "with_stack=True"
+    return f"look at {_LOOK[category].format(stacks=recorder)}"
 
 
 def launches_few(summary: Summary) -> bool:

@@ -40,6 +40,10 @@ _EXPLAINED: Final = 0.5
 _ALSO: Final = 0.25
 """Of a rank's pauses in its loop: where its peers pause there for as long, they may wait for the same."""
 
+_ANYWHERE: Final = "outside operators"
+_MOSTLY: Final = 0.5
+"""Part of a straggler's cost from which what it pauses in is named."""
+
 _AS_LONG: Final = (
     "The other ranks pause at the same place. If they wait there for what takes as long on every rank (a queue, a "
     "thread that reads ahead), this rank is only the last one, and at its peers' pace nothing is gained: see what it "
@@ -59,7 +63,7 @@ _REMEDIES: Final = {
     "more DataLoader workers, or spread expensive samples evenly over the ranks.",
     "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
     "that process (numactl, taskset).",
-    "host": "Look for Python work that only {who} does outside operators (logging, evaluation, checkpointing), for "
+    "host": "Look for Python work that only {who} does {where} (logging, evaluation, checkpointing), for "
     "garbage collection, and for other processes on its cores.",
     "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
     "where its peers do not.",
@@ -250,11 +254,20 @@ def _setting(row: StragglerRow) -> str:
 
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     if len(set(worst.causes)) > 1 and worst.scope not in ("job", "host", "stage"):
-        lines = [_REMEDIES[cause].format(who=ranks_in_words(ranks)) for cause, ranks in _by_cause(worst).items()]
+        causes = _by_cause(worst).items()
+        lines = [_REMEDIES[cause].format(who=ranks_in_words(ranks), where=_ANYWHERE) for cause, ranks in causes]
         alone = job.share(max(worst.alone_us))
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
-    return _template(job, worst).format(who=_setting(worst))
+    return _template(job, worst).format(who=_setting(worst), where=_where(job, worst))
+
+
+def _where(job: RuleContext, worst: StragglerRow) -> str:
+    """Where the ranks pause, as far as that has a name."""
+    name, over_us = _most_over_others(job, worst)
+    if worst.cause != "host" or over_us < _MOSTLY * worst.lost_us:
+        return _ANYWHERE
+    return f"in {name}" if name == BETWEEN else f"{_ANYWHERE}, mostly in {name}"
 
 
 def _template(job: RuleContext, worst: StragglerRow) -> str:
