@@ -26,6 +26,12 @@ LARGE: Final = 0.20
 NAMED: Final = 0.10
 """From this share of the step a loss without a known change is named beside a smaller one with one."""
 
+EVALUATES: Final = 0.5
+"""From this share of the recorded time in steps with an evaluation, which are left out, these come first."""
+
+_OFTEN: Final = 2
+"""Such steps of a recording from which on it shows that there are many of them."""
+
 BUSY: Final = 0.75
 """Least share of compute, and of a pipeline's inherent bubble, in a job that is called healthy."""
 
@@ -92,17 +98,11 @@ def verdict(summary: Summary) -> Verdict:
     share = left_out.get("share", 0.0)
     if share < LARGE:
         return found
-    often = len(left_out["steps"]) > 1
-    action = (
-        "Evaluate in fewer steps, or fewer batches." if often else "Record more steps to see how often it evaluates."
-    )
-    return replace(
-        found,
-        headline=f"{found.headline} Steps with an evaluation, which are left out, take {share:.0%} of the recorded "
-        f"time{': evaluate in fewer steps, or fewer batches' if often else ''}.",
-        healthy=False,
-        first_action=found.first_action or action,
-    )
+    about = f"Steps with an evaluation, which are left out, take {share:.0%} of the recorded time."
+    if share < EVALUATES or len(left_out["steps"]) < _OFTEN:
+        return replace(found, headline=f"{found.headline} {about}", healthy=False)
+    headline = f"{about} Of the others: {found.headline[:1].lower()}{found.headline[1:]}"
+    return replace(found, headline=headline, healthy=False, first_action="Evaluate in fewer steps, or fewer batches.")
 
 
 def _of_training(summary: Summary) -> Verdict:
