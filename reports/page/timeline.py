@@ -29,7 +29,7 @@ def timeline_reading(summary: Summary) -> str:
     if longest is not None:
         lane, index = longest
         text += f". Longest collective: {_collective(lane, index)}"
-    shares = _busy(summary.lanes, "compute")
+    shares = _computing(summary) if "CPU" in summary.job.devices else _busy(summary.lanes, "compute")
     if len(shares) > 1:
         most, least = max(shares, key=shares.__getitem__), min(shares, key=shares.__getitem__)
         if shares[most] - shares[least] >= 0.05:
@@ -86,3 +86,16 @@ def _busy(lanes: Sequence[Lane], kind: str) -> dict[int, float]:
     """Rank -> share of the timeline that its lane fills (concurrent kernels count each, at most all of it)."""
     end = max(lane.start_us[-1] + lane.duration_us[-1] for lane in lanes)
     return {lane.rank: min(math.fsum(lane.busy_us) / end, 1.0) for lane in lanes if lane.kind == kind and end > 0}
+
+
+def _computing(summary: Summary) -> dict[int, float]:
+    """Rank -> share of the step that is compute: on CPUs an operator's time in its lane may hold a wait."""
+    shown = {lane.rank for lane in summary.lanes}
+    return {
+        row.rank: math.fsum(
+            us for us, category in zip(row.duration_us, row.categories, strict=True) if category == "compute"
+        )
+        / math.fsum(row.duration_us)
+        for row in summary.step_timeline
+        if row.rank in shown and math.fsum(row.duration_us) > 0
+    }

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from perfscope.reports.page import page, timeline
+from perfscope.results.rows import StepTimeline
 from perfscope.results.tables import OperatorRow
 from tests.reports.examples import gpu
 
@@ -41,3 +42,20 @@ def test_a_merged_file_beside_the_page_is_linked(tmp_path: Path) -> None:
         written = (tmp_path / "report.html").read_text(encoding="utf-8")
         assert ('href="merged.pftrace"' in written) == is_there
         (tmp_path / "merged.pftrace").touch()
+
+
+def test_on_cpus_operators_that_wait_do_not_compute() -> None:
+    """Rank 0's operators last all of a step of which it waits for 60 µs, rank 1's do not."""
+    case = gpu()
+    lanes = tuple(lane for lane in case.lanes if lane.kind == "compute")[:2]
+    rows = tuple(
+        StepTimeline(
+            rank=lane.rank, step=None, categories=("compute", "exposed_comm_wait"), start_us=(0.0, 100.0 - waits),
+            duration_us=(100.0 - waits, waits),
+        )
+        for lane, waits in zip(lanes, (60.0, 10.0), strict=True)
+    )  # fmt: skip
+    job = dataclasses.replace(case.job, devices=("CPU",))
+    first, second = (lane.rank for lane in lanes)
+    reading = timeline.timeline_reading(dataclasses.replace(case, job=job, lanes=lanes, step_timeline=rows))
+    assert f"Compute fills 90% of the time on rank {second}, 40% on rank {first}" in reading
