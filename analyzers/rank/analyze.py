@@ -11,7 +11,13 @@ from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
-from perfscope.analyzers.rank.extra_work import bucket_copies, conversions, optimizer_loops, recomputation
+from perfscope.analyzers.rank.extra_work import (
+    bucket_copies,
+    buffer_copies,
+    conversions,
+    optimizer_loops,
+    recomputation,
+)
 from perfscope.analyzers.rank.host_activity import (
     AUTOGRAD,
     DDP_FORWARD,
@@ -101,6 +107,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         conversions=conversions(trace, work, steps),
         optimizer_loops=optimizer_loops(trace, work, steps),
         bucket_copies=bucket_copies(trace, work, steps),
+        buffer_copies=buffer_copies(trace, work, steps),
         flops=rank_flops(trace, work, steps, attribution),
         tables=_tables(trace, work, steps, attribution, host, timeline),
         lanes=rank_lanes(trace, work, attribution, host, steps),

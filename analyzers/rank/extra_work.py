@@ -1,5 +1,5 @@
 """Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout, most
-kernels of an optimizer that loops over parameters, copies of gradients into buckets.
+kernels of an optimizer that loops over parameters, copies of gradients into buckets and of buffers that are sent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
-from perfscope.analyzers.rank.host_activity import OPTIMIZER_RANGE
+from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.host_activity import DDP_FORWARD, OPTIMIZER_RANGE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.partial import ExtraWork
@@ -29,6 +30,11 @@ _BUCKET_COPIES: Final = re.compile(
     r"torch::distributed::reducer::(mul_out|copy_)|torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
 )
 """Ranges of DDP's reducer (reducer.cpp) around the copy of one gradient."""
+
+_COPYING_BACK: Final = re.compile(
+    r"aten::(_foreach_)?copy_$|aten::(unflatten_dense_tensors|slice|narrow|view(_as)?|as_strided|select|alias|detach)$"
+)
+"""Operators with which ``broadcast_coalesced`` (c10d ``comm.cpp``) hands buffers out again."""
 
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
@@ -100,6 +106,29 @@ def bucket_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     copies = launched[host.covers(trace.start_ns[work.launch[launched]])]
     step = steps.of_host_time(trace.start_ns[rows])
     return ExtraWork(host, Intervals.of(work.start_ns[copies], work.end_ns[copies]), steps.count(step))
+
+
+def buffer_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
+    """What DistributedDataParallel does to send buffers: from the begin of a forward in which it broadcasts to the end
+    of the last copy back, as far as it is no communication.
+    """
+    forward = trace.rows(Category.ANNOTATION, named=DDP_FORWARD.__eq__)
+    sent = trace.rows(Category.CPU_OP, named="c10d::broadcast_".__eq__)
+    other = trace.rows(Category.CPU_OP, named=lambda name: not _COPYING_BACK.match(name))
+    begin, until = [], []
+    for row in forward.tolist():
+        start, end = int(trace.start_ns[row]), int(trace.start_ns[row] + trace.duration_ns[row])
+        mine = sent[(trace.start_ns[sent] >= start) & (trace.start_ns[sent] < end)]
+        if len(mine):
+            last = int(trace.ends_ns(mine).max())
+            later = trace.start_ns[other[(trace.thread[other] == trace.thread[row]) & (trace.start_ns[other] >= last)]]
+            begin.append(start)
+            until.append(min(end, int(later.min(initial=end))))
+    host = Intervals.of(np.array(begin, dtype=np.int64), np.array(until, dtype=np.int64))
+    launched = np.flatnonzero((work.launch != NONE) & ~device_communication(trace, work))
+    copies = launched[host.covers(trace.start_ns[work.launch[launched]])]
+    count = steps.count(steps.of_host_time(host.start_ns))
+    return ExtraWork(host, Intervals.of(work.start_ns[copies], work.end_ns[copies]), count)
 
 
 def _grown(trace: Trace, steps: Steps, host: Intervals, step: Int64) -> Int64 | None:

@@ -190,6 +190,7 @@ class RankPartial:
     conversions: ExtraWork
     optimizer_loops: ExtraWork
     bucket_copies: ExtraWork
+    buffer_copies: ExtraWork
     flops: RankFlops
     tables: RankTables
     lanes: RankLanes

@@ -16,6 +16,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication import (
     bucket_view,
     ddp_buckets,
+    ddp_buffers,
     deepspeed_buckets,
     fsdp_no_sync,
     fsdp_prefetch,
@@ -71,6 +72,7 @@ RULES: Final[tuple[Rule, ...]] = (
     cpu_oversubscription.evaluate,
     dataloader_workers.evaluate,
     ddp_buckets.evaluate,
+    ddp_buffers.evaluate,
     debug_settings.evaluate,
     deepspeed_buckets.evaluate,
     fsdp_no_sync.evaluate,

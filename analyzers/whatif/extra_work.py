@@ -1,5 +1,6 @@
 """Settings that leave out work that need not be done: activations computed again, changes of memory layout, the many
-kernels of an optimizer that loops over parameters, collectives that the training loop calls for itself.
+kernels of an optimizer that loops over parameters, collectives that the training loop calls for itself, and broadcasts
+of buffers that are the same on all ranks anyway.
 
 The recording shows when a rank does it (``schedules.extra_work`` leaves it out). What would take its place is not
 replayed: without recomputation the forward keeps its tensors, and convolutions on tensors whose channels are last run
@@ -15,7 +16,7 @@ from operator import attrgetter
 
 from perfscope.analyzers.rank.extra_work import FEW
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
-from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, number
+from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, flag, number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.extra_work import leave_out
 from perfscope.trace.trace import Int64
@@ -77,6 +78,25 @@ def _no_collectives(schedules: EditableSchedules, _: Context, name: str, value: 
     return Uncertainty(less=0.25, more=0.50)
 
 
+def _no_buffers(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    if flag(name, value):
+        raise CannotReplay(f"{name}=true: the recording does not show how long broadcasts of buffers would take")
+    strategies = {strategy for partial in context.result.partials.values() for strategy in partial.strategies}
+    strategies.update(strategy for run in context.runs.values() for strategy in run.strategies)
+    # ZeRO broadcasts the parameters of each part, too.
+    sent = {
+        rank_op
+        for rank_op in schedules.issued()
+        if rank_op.collective.kind == "broadcast" and not rank_op.collective.between and not rank_op.backward
+    }
+    if "ddp" not in strategies or any(each.startswith("zero") for each in strategies) or not sent:
+        raise CannotReplay(f"{name}: no broadcasts of DistributedDataParallel's buffers are recorded")
+    for rank in schedules.ops:
+        leave_out(schedules, context.result, rank, context.result.partials[rank].buffer_copies)
+    schedules.without(sent)
+    return Uncertainty(less=0.15, more=0.25)
+
+
 SETTINGS = (
     Setting("activations.recompute", "SHARE", "the share of activation checkpointing that is left; 0: none",
             _recomputation, -1, with_hosts=True, of_host_work=True),
@@ -84,6 +104,8 @@ SETTINGS = (
             _conversions, -1, with_hosts=True, of_host_work=True),
     Setting("optimizer.loops", "SHARE", "the share of the optimizer's kernels but for a few that is left; 0: foreach",
             _loops, -1, with_hosts=True, of_host_work=True),
+    Setting("ddp.broadcast_buffers", "false", "no broadcast of the model's buffers before each forward",
+            _no_buffers, 1, with_hosts=True),
     Setting("loop.collectives", "0", "no small collectives between the optimizer's step and the next forward: metrics, "
             "barriers", _no_collectives, 1, with_hosts=True),
 )  # fmt: skip

@@ -87,6 +87,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     ),
     "dataloader.num_workers": (_ALL, lambda job, value: replace(job, loader=replace(job.loader, workers=int(value)))),
     "ddp.bucket_cap_mb": (_DDP, lambda job, value: replace(job, bucket_mb=float(value), one_bucket_limit=True)),
+    "ddp.broadcast_buffers": (_DDP, lambda job, _: replace(job, buffers_mb=0.0)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "loop.collectives": (_ALL, lambda job, _: replace(job, metrics=0)),
@@ -173,5 +174,7 @@ def _advisable_with_ddp(job: Job) -> Iterator[dict[str, str]]:
     yield from ({"ddp.bucket_cap_mb": str(size)} for size in (5, 25, 100) if size != job.bucket_mb)
     if not job.no_sync:
         yield {"ddp.no_sync": "true"}
+    if job.buffers_mb:
+        yield {"ddp.broadcast_buffers": "false"}
     if job.gradient_bytes == 4:
         yield {"ddp.comm_dtype": "bf16"}

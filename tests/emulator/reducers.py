@@ -38,6 +38,18 @@ class Reducer:
         self._left = [count for count, _ in self.buckets]
         self._works, self._next = [], 0
 
+    def send_buffers(self) -> Waits:
+        """``_sync_buffers`` at the begin of a forward: in one tensor, and back."""
+        rank, elements = self._rank, round(self._rank.job.buffers_mb * MIB / 4)
+        after: list[Work] = []
+        for operator in ("aten::cat", "aten::copy_") if elements else ():
+            with rank.operator(operator):
+                rank.spend(rank.job.cpu.operator_ns)
+                name = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 1>(float*)"
+                yield from rank.kernel(name, _copy_ns(elements, 4), f"buffers.{operator}", after)
+            if operator == "aten::cat":
+                after = [(yield from collective(rank, self._group, Issue("broadcast", elements, 4), "buffers"))]
+
     def ready(self, parameter: tuple[int, int]) -> Waits:
         """The hook of a parameter's AccumulateGrad."""
         if not self.synchronizing:

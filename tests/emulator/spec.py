@@ -166,6 +166,8 @@ class Job:
     foreach: bool = True
     item_every: int = 0
     """The loss is read (and printed) in every so many steps; 0 never."""
+    buffers_mb: float = 0.0
+    """Buffers that DDP broadcasts before each forward, copied together and back."""
     metrics: int = 0
     """All-reduces of one number after each optimizer step, each waited for on the compute stream."""
     imbalance: float = 0.0

@@ -89,6 +89,8 @@ class Script:
             self.units.begin()
         title = {"ddp": "DistributedDataParallel.forward", "fsdp": "FullyShardedDataParallel.forward"}
         with rank.range("forward"), rank.annotation(title.get(job.strategy, "Module.forward")):
+            if self.reducer is not None:
+                yield from self.reducer.send_buffers()
             for unit in range(job.model.blocks):
                 if self.units is not None:
                     yield from self.units.forward(unit)

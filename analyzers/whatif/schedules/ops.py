@@ -30,6 +30,8 @@ class Collective:
     dtype: str | None = None
     whole: bool = True
     floor_ns: int = NEVER
+    between: bool = False
+    """Every rank issues it between the optimizer's step and the next forward."""
     of_loop: bool = False
     """The training loop calls it for itself (``job.collectives.of_loop``)."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.cost_model import transfers_ns
-from perfscope.analyzers.job.collectives.of_loop import collectives_of_loop
+from perfscope.analyzers.job.collectives.of_loop import between_steps, collectives_of_loop
 from perfscope.analyzers.job.collectives.table import instance_transfer_ns
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -139,6 +139,7 @@ def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) 
 def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
     """One for each instance of the schedules; those beyond the matched ones are a single rank's."""
     known = result.matched_before.instances
+    between = between_steps(result.partials, result.matched_before)
     of_loop = collectives_of_loop(result.partials, result.matched_before)
     collectives = []
     for number, floor in enumerate(schedules.floor_ns.tolist()):
@@ -156,6 +157,7 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 dtype=known.dtypes[dtype] if dtype != NONE else None,
                 whole=bool(known.complete[number]),
                 floor_ns=int(floor),
+                between=bool(between[number]),
                 of_loop=bool(of_loop[number]),
             )
         )
