@@ -104,7 +104,7 @@ def steadiness(own: Int64) -> float:
     if ranks < 2 or steps < 2:
         return math.inf
     between = steps * float(own.mean(axis=1).var(ddof=1))
-    within = float((_from_step_to_step(own) ** 2).sum()) / ((ranks - 1) * (steps - 1))
+    within = float((from_step_to_step(own) ** 2).sum()) / ((ranks - 1) * (steps - 1))
     return between / within if within else math.inf
 
 
@@ -135,10 +135,10 @@ def varies_by(work: Float64) -> float:
     """Standard deviation of ranks' (lines) work from step to step (columns) over the mean; 0 for less than two."""
     if min(work.shape) < 2:
         return 0.0
-    return float(_from_step_to_step(work).std() / work.mean())
+    return float(from_step_to_step(work).std() / work.mean())
 
 
-def _from_step_to_step(values: Int64 | Float64) -> Float64:
+def from_step_to_step(values: Int64 | Float64) -> Float64:
     """Without each rank's (line) and each step's (column) mean."""
     apart = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
     return np.asarray(apart, dtype=np.float64)

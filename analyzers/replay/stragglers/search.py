@@ -231,16 +231,17 @@ class _Search:
         """Of ranks with uneven work: (those that are slow for it, what it costs beside them). ``together`` is what all
         of them cost at the mean of their time.
         """
+        groups = [peers for peers, _ in self._own if set(together.ranks).issuperset(peers.ranks)]
         slower: dict[int, float] = {}
-        evenly: dict[int, Int64] = {}
-        for peers, _ in self._own:
-            if set(together.ranks).issuperset(peers.ranks):
-                found = slow_for_their_work(self._result, peers, self._recorded.used)
-                slower |= found
-                evenly |= zip(peers.ranks, spread_evenly_ns(peers, found), strict=True)
-        if not slower:
-            return [], together
+        for peers in groups:
+            slower |= slow_for_their_work(self._result, peers, self._recorded.used)
         slow = [one for ranks in self._whole_hosts(slower) if (one := self._slow_devices(ranks, slower)) is not None]
+        if not slow:
+            return [], together
+        slower = {rank: slower[rank] for one in slow for rank in one.ranks}
+        evenly: dict[int, Int64] = {}
+        for peers in groups:
+            evenly |= zip(peers.ranks, spread_evenly_ns(peers, slower), strict=True)
         per_step = self.saved(shortened(self._recorded, self._peers, evenly), together.ranks)
         if per_step is None:
             return slow, None

@@ -1,9 +1,9 @@
 """Ranks that are slow for their work, where the work of all varies from step to step.
 
 No such rank is the slowest of most steps, and what one has more to compute in some of them is no fault of its own. Its
-pace is: how long it takes for as much work. With shapes that is its compute per FLOP. Without, some kernels show it, as
-those of an optimizer: their work does not depend on the batch, so that each takes as long in every step of a rank
-however long the others take; on a slow rank all of them take longer, by about the same factor.
+pace is: how long it takes for as much work. With shapes that is its compute for as many FLOPs. Without, some kernels
+show it, as those of an optimizer: their work does not depend on the batch, so that each takes as long in every step of
+a rank however long the others take; on a slow rank all of them take longer, by about the same factor.
 
 Example, compute of two ranks in three steps, and of their optimizers: 40 50 45 (4 4 4), and 63 50 56 (5 5 5). The
 second rank is slow by 5 / 4: for the first one's work it would take 50 62 56, for its own the first one 50 40 45.
@@ -19,7 +19,12 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.work.tables import OTHER_KERNELS
 from perfscope.analyzers.replay.peers import Peers
-from perfscope.analyzers.replay.stragglers.own_time import flops_per_step, over_others, varies_by
+from perfscope.analyzers.replay.stragglers.own_time import (
+    flops_per_step,
+    from_step_to_step,
+    over_others,
+    varies_by,
+)
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Bool, Float64, Int64
 
@@ -42,7 +47,9 @@ def slow_for_their_work(result: AlignedJob, peers: Peers, used: Bool) -> dict[in
     """
     flops = flops_per_step(result, peers.ranks)
     compute = peers.rows_ns[:, used, TimeCategory.COMPUTE].astype(np.float64)
-    paces = [compute / flops] if flops.all() else _of_fixed_kernels(result, peers, varies_by(compute))
+    if flops.shape[1] < 2:
+        return {}
+    paces = _per_work(compute, flops) if flops.all() else _of_fixed_kernels(result, peers, varies_by(compute))
     slow = [_slower(pace) for pace in paces]
     if not slow:
         return {}
@@ -75,6 +82,17 @@ def _slower(pace: Float64) -> Float64:
     usual = np.median(ratio, axis=1)
     steady = (ratio - 1 >= (usual[:, None] - 1) / 2).mean(axis=1) >= _STEADY
     return np.asarray(np.where(steady, usual, 1.0), dtype=np.float64)
+
+
+def _per_work(compute: Float64, flops: Float64) -> list[Float64]:
+    """Compute [rank, step] over what ranks with as many FLOPs take; empty where it does not grow with them. What takes
+    as long however many there are, as an optimizer does, is part of the work.
+    """
+    varies = from_step_to_step(flops)
+    each = float((from_step_to_step(compute) * varies).sum()) / max(float((varies**2).sum()), 1.0)
+    if each <= 0:
+        return []
+    return [compute / (max(float(compute.mean()) - each * float(flops.mean()), 0.0) + each * flops)]
 
 
 def _of_fixed_kernels(result: AlignedJob, peers: Peers, varies: float) -> list[Float64]:

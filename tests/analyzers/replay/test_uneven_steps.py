@@ -83,6 +83,18 @@ def test_a_rank_that_is_slow_for_its_work_is_told_from_one_that_has_more_of_it(s
     assert summary.findings[0].title.startswith("Rank 1 is a straggler (slower compute)")
 
 
+def test_what_takes_as_long_whatever_the_batch_makes_no_rank_slow(tmp_path: Path) -> None:
+    """Compute per FLOP is longest on the rank with the fewest: all loop over as many parameters."""
+    model = Model(blocks=6, tokens=4096, width=512)
+    job = replace(BUSY, ranks=8, seed=14046, imbalance=0.15, foreach=False, model=model, recording=Recording(steps=2))
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    (found,) = perfscope.analyze(tmp_path).stragglers
+    assert (found.scope, found.cause) == ("job", "compute")
+    lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
+    assert found.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
+
+
 def test_paces_by_hand() -> None:
     """The second rank takes 5/4 as long: 63 for what the first would do in 50.4. Evenly: 45.2, 45, 44.9."""
     rows = np.zeros((2, 3, len(TimeCategory)), dtype=np.int64)
