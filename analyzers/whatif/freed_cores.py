@@ -18,8 +18,10 @@ from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.recording.metadata import RunMetadata
 
 
-def transfers_ns(schedules: EditableSchedules) -> dict[int, float]:
-    """Rank -> what all its transfers take together, ns."""
+def transfers_ns(context: Context, schedules: EditableSchedules) -> dict[int, float]:
+    """Rank -> what all its transfers take together, ns; empty where they take no cores that can be freed."""
+    if context.on_devices or context.events_cost_all:  # what events cost includes the waits for cores
+        return {}
     taken = dict.fromkeys(schedules.ops, 0.0)
     for rank_op in schedules.issued():
         taken[rank_op.rank] += rank_op.transfer_ns
@@ -30,8 +32,8 @@ def freed_ns(context: Context, before: Mapping[int, float], after: Mapping[int, 
     """By how much a step may become shorter where training threads wait less for cores, in the replay's time; 0 where
     nothing shows it. ``before`` and ``after``: the ranks' ``transfers_ns``.
     """
-    if context.on_devices or context.events_cost_all:
-        return 0.0  # what events cost includes the waits for cores
+    if not before:
+        return 0.0
     freed = []
     for rank, taken in before.items():
         run = context.runs.get(rank)

@@ -274,11 +274,11 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         schedules.free_of_absent(never_late=follows is not None or at_once)
     even = WORK_OF_RANKS in settings
     question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
-    sent = transfers_ns(schedules)
+    sent = transfers_ns(context, schedules)
     applied = [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING
     ]
-    freed = freed_ns(context, sent, transfers_ns(schedules))
+    freed = freed_ns(context, sent, transfers_ns(context, schedules))
     applied += [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order > _SENDING
     ]

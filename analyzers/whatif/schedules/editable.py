@@ -31,6 +31,8 @@ _EARLY_SHARE: Final = 0.1
 _OFTEN: Final = 0.5
 """Share of the batches from which waits that no device notices are those for busy workers."""
 
+_ISSUE: Final = OpKind.ISSUE
+
 StepCollectives = dict[tuple[int, int], list[RankOp]]
 """(rank, step) -> its rank ops of one sort in the order of issue."""
 
@@ -69,7 +71,7 @@ class EditableSchedules:
 
     def issued(self) -> Iterator[RankOp]:
         """Every rank op, rank by rank in the order of issue."""
-        return filter(None, (op.issued for op in chain.from_iterable(self.ops.values())))
+        return _issued(chain.from_iterable(self.ops.values()))
 
     def by_step(self, kind: str) -> StepCollectives:
         """The collectives of a kind that move parameters or gradients, rank by rank and step by step."""
@@ -152,7 +154,7 @@ class EditableSchedules:
         last: dict[tuple[int, int], int] = {}
         columns: list[tuple[int, ...]] = []
         every = [op for rank in ranks for op in self.ops[rank]]
-        for rank_op in filter(None, (op.issued for op in every)):
+        for rank_op in _issued(every):
             instance = instances.setdefault(rank_op.collective, len(instances))
             previous = last.get((rank_op.rank, rank_op.lane), NONE)
             after = NONE if rank_op.after is None else numbers.get(rank_op.after, NONE)
@@ -276,13 +278,18 @@ class EditableSchedules:
     @property
     def waits_for_absent(self) -> bool:
         """Does a rank wait for one that is not in the recording?"""
-        return any(not collective.whole for collective in self.collectives())
+        return any(not rank_op.collective.whole for rank_op in self.issued())
 
     def free_of_absent(self, *, never_late: bool) -> None:
         """Ranks that are not in the recording arrive as long after the others as they did, or never later."""
         for rank_op in self.issued():
             rank_op.collective.floor_ns = NEVER
             rank_op.late_ns = 0.0 if never_late else rank_op.late_ns
+
+
+def _issued(ops: Iterable[ScheduleOp]) -> Iterator[RankOp]:
+    """``ScheduleOp.issued`` of those that issue something: every question about a job asks all ops several times."""
+    return (op.rank_op for op in ops if op.kind is _ISSUE and op.rank_op is not None)
 
 
 def _group_of_gradients(steps: Sequence[Sequence[RankOp]]) -> int:
