@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from perfscope.results.accuracy import CLOSE, REAL, SIMULATED, Accuracy, accuracy_in_words, kind
+from perfscope.results.accuracy import CLOSE, EMULATED, NONE, REAL, SIMULATED, Accuracy, accuracy_in_words, kind
 
 
 def _tables(root: Path) -> list[list[list[str]]]:
@@ -36,6 +36,18 @@ def test_simulated_jobs_are_counted_as_documented(root: Path) -> None:
     assert documented == SIMULATED
 
 
+def test_emulated_jobs_are_counted_as_documented(root: Path) -> None:
+    (table,) = (rows for rows in _tables(root) if rows[0][:2] == ["setting", "asked"])
+    first = table[0].index("of many steps: within 5 %")
+    documented = {}
+    for name, *cells in table[2:]:
+        (close, made), (inside, _) = (_of(cell.partition(" (")[0]) for cell in cells[first - 1 : first + 1])
+        documented[name.strip("`")] = Accuracy(made, close, inside)
+    every = documented.pop("all")
+    assert documented == EMULATED
+    assert sum(documented.values(), NONE) == every
+
+
 def test_real_trainings_are_counted_as_documented(root: Path) -> None:
     (table,) = (rows for rows in _tables(root) if rows[0][0] == "scenario")
     counted: dict[str, Accuracy] = defaultdict(lambda: Accuracy(0, 0, 0))
@@ -49,9 +61,11 @@ def test_real_trainings_are_counted_as_documented(root: Path) -> None:
 def test_of_several_changes_the_least_accurate_kind_is_named() -> None:
     text = accuracy_in_words({"compute": "2x", "rank.3": "peers"})
     assert text.startswith("Predictions of rank.N so far: within 5% of the true step time in")
-    made = SIMULATED["rank.N"] + REAL["rank.N"]
+    made = SIMULATED["rank.N"] + EMULATED["rank.N"] + REAL["rank.N"]
     assert re.search(rf"between low and high in {made.inside} of {made.made}\.$", text)
 
 
 def test_a_kind_that_was_never_compared_says_so() -> None:
-    assert accuracy_in_words(["host.gc"]) == "No prediction of host.gc has been compared with a measured step yet."
+    assert (
+        accuracy_in_words(["host.pauses"]) == "No prediction of host.pauses has been compared with a measured step yet."
+    )
