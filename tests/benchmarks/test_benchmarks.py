@@ -12,7 +12,17 @@ import pytest
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.readers import chrome
 from perfscope.trace.trace import Category
-from tests.benchmarks import agreement, agreement_tracelens, floor, generate, growth, measure, overhead, overhead_turns
+from tests.benchmarks import (
+    agreement,
+    agreement_tracelens,
+    floor,
+    generate,
+    growth,
+    measure,
+    overhead,
+    overhead_counts,
+    overhead_turns,
+)
 from tests.collectors.harness import needs_torch
 
 
@@ -146,6 +156,12 @@ def test_processes_that_are_recorded_and_not_take_turns(capsys: pytest.CaptureFi
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     kinds = ["bare again", "bare, more modules", "not recorded", "waiting", "always-on"]
     assert [row[0].strip() for row in rows[2:]] == kinds
+
+
+def test_counts_of_callgrind_are_added_up_per_step(tmp_path: Path) -> None:
+    file = tmp_path / "out.2-01"
+    file.write_text("version: 1\nevents: Ir I1mr D1mr D1mw DLmr Bcm Bim\nfn=(1) f\n1 5\ntotals: 1000 10 20 4 3 7 1\n")
+    assert list(overhead_counts.per_step(file, 2).values()) == [500, 5, 12, 1.5, 4]
 
 
 @pytest.mark.frameworks
