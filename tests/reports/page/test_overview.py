@@ -66,7 +66,11 @@ def test_what_the_step_time_and_predictions_are_of(unprofiled_us: float | None, 
     [
         (1.01, 99_000.0, "Profiling did not noticeably change the step time."),
         (1.01, 117_000.0, "step time in the median; 117 ms is the mean of the others, some of which took longer."),
-        (1.08, 117_000.0, "slowed the steps by 8.0% in the median; 117 ms is the mean of the others, some of which took"),
+        (
+            1.08,
+            117_000.0,
+            "slowed the steps by 8.0% in the median; 117 ms is the mean of the others, some of which took",
+        ),
         (1.08, 93_000.0, "Profiling slowed the steps by 8.0%: shares"),
         (0.9, 117_000.0, "10% faster than unprofiled ones: the step time varies by more than the profiler overhead."),
     ],
