@@ -52,6 +52,11 @@ _OF_TABLES: Final = 0.01
 """Least share of indices in what ranks with embedding tables exchange, where vectors have up to 200 values. Experts
 exchange whole numbers too: how many tokens come, and a few for each token, which has thousands of bytes."""
 
+_ALTERNATING: Final = 1 / 3
+"""Share of neighbouring all-gathers and reduce-scatters that are one of each from which they take turns: with sequence
+parallelism all in the forward and most in the backward. Where all gradients are reduced to their owners, and then all
+parameters gathered, kinds change once or twice in a step."""
+
 _OFTEN: Final = 8
 """Collectives in a step below which a group does not serve every layer."""
 
@@ -74,6 +79,8 @@ class GroupTraffic:
     """Its ranks are all of the job's, and run DistributedDataParallel."""
     gathers_first: float | None
     """All-gathers before the first reduce-scatter of a step, median; None without either."""
+    alternating: float
+    """Share of neighbours of one step among its all-gathers and reduce-scatters that are one of each."""
     uneven: bool
     """Its all-to-alls differ in size, as far as sizes are known."""
     indices: float
@@ -116,7 +123,8 @@ def role_by_traffic(traffic: GroupTraffic) -> tuple[str, str]:
     if most("all_to_all"):
         return _swapping(traffic)
     if most("all_gather", "reduce_scatter") and traffic.gathers_first is not None:
-        if traffic.gathers_first <= 2 and traffic.per_step >= _OFTEN:
+        in_turn = traffic.gathers_first <= 2 and traffic.alternating >= _ALTERNATING
+        if in_turn and traffic.per_step >= _OFTEN:
             return "tensor", "all-gathers and reduce-scatters in turn, all through the step"
         return "shard", "all-gathers and reduce-scatters"
     if most("all_gather", "reduce_scatter", "reduce", "broadcast"):

@@ -104,6 +104,7 @@ def _traffic(
         replicas=set(group.ranks) >= set(result.partials)
         and all("ddp" in partial.strategies for partial in result.partials.values()),
         gathers_first=_gathers_first(result, chosen),
+        alternating=_alternating(result, chosen),
         uneven=len(distinct(swapped[swapped > 0])) > 1,
         indices=float(swapped[whole & (swapped > 0)].sum()) / max(float(swapped[swapped > 0].sum()), 1.0),
         between=int(instances.group[chosen[0]]) in exchanges_between_steps(result.partials, result.matched),
@@ -174,6 +175,17 @@ def _gathers_first(result: AlignedJob, chosen: Int64) -> float | None:
         # Instances are in the order of their last arrivals.
         counts.append(int(gathers[inside][: int(np.argmax(scatters[inside]))].sum()))
     return float(np.median(counts)) if counts and gathers.any() else None
+
+
+def _alternating(result: AlignedJob, chosen: Int64) -> float:
+    """Share of neighbours in a step, among all-gathers and reduce-scatters, that are one of each."""
+    instances = result.matched.instances
+    kinds = [instances.is_kind((kind,))[chosen] for kind in ("all_gather", "reduce_scatter")]
+    of_either = kinds[0] | kinds[1]
+    is_gather, step = kinds[0][of_either], instances.step[chosen[of_either]]
+    neighbours = step[1:] == step[:-1]
+    changes = (is_gather[1:] != is_gather[:-1])[neighbours]
+    return float(changes.mean()) if len(changes) else 0.0
 
 
 def _busy_ns(matched: MatchedCollectives, lines: Int64) -> float:

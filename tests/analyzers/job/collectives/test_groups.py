@@ -108,6 +108,7 @@ DDP = GroupTraffic(
     in_turn=0.0,
     replicas=False,
     gathers_first=None,
+    alternating=0.0,
     uneven=False,
     indices=0.0,
     between=False,
@@ -128,8 +129,15 @@ DDP = GroupTraffic(
         (replace(DDP, early_reduced=0.3, in_turn=0.9, replicas=True), "data"),
         (replace(DDP, early_reduced=None), "unknown"),
         (replace(DDP, share={"all_gather": 0.6, "reduce_scatter": 0.4}, gathers_first=12.0), "shard"),
-        (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0), "tensor"),
-        (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0, per_step=4), "shard"),
+        (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0, alternating=0.7), "tensor"),
+        (
+            replace(
+                DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=1.0, alternating=0.7, per_step=4
+            ),
+            "shard",
+        ),
+        # ZeRO-1 and 2: gradients to their owners during the backward, parameters from them after the optimizer.
+        (replace(DDP, share={"all_gather": 0.5, "reduce_scatter": 0.5}, gathers_first=0.0, alternating=0.1), "shard"),
         (replace(DDP, share={"reduce": 0.6, "all_gather": 0.4}), "shard"),
         (replace(DDP, share={"send_recv": 0.9, "all_reduce": 0.1}), "pipeline"),
         (replace(DDP, share={"send_recv": 1.0}, rings=True), "context"),
@@ -219,6 +227,31 @@ def test_gradients_reduced_by_hand_are_no_activations() -> None:
     reduced = [(500 + 10 * place, 508 + 10 * place) for place in range(40)]
     row = all_reduces_of([(1, 500), *((end, end + 1) for _, end in reduced)], reduced)
     assert row.role == "data"
+
+
+def exchanges_of(kinds: list[str]) -> GroupRow:
+    """The undescribed group of two ranks on two hosts that issue these one after another, compute between them."""
+    ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": "default_pg"}, steps=2, host=f"node{rank}") for rank in (0, 1)]
+    for rank in ranks:
+        for step in (0, 1):
+            for place, kind in enumerate(kinds):
+                at = 100_000 + 40_000 * place
+                rank.builder.launched("gemm", step * STEP + 55, step * STEP + at - 20_000, step * STEP + at)
+                rank.kernel(kind, "0", at, at + 20_000, step=step, launch=57)
+    (row,) = rows_of(ranks)
+    return row
+
+
+GATHER, SCATTER = "_allgather_base", "_reduce_scatter_base"
+
+
+def test_gradients_to_their_owners_then_parameters_from_them_are_sharded() -> None:
+    assert exchanges_of([SCATTER] * 10 + [GATHER] * 8).role == "shard"
+
+
+def test_layers_that_gather_and_scatter_sequences_are_tensor_parallel() -> None:
+    """Two layers: each half gathers and scatters in the forward; in the backward two gathers come before a scatter."""
+    assert exchanges_of([GATHER, SCATTER] * 4 + [GATHER, GATHER, SCATTER] * 4).role == "tensor"
 
 
 def test_one_bucket_after_each_micro_batch_is_of_ddp() -> None:
