@@ -91,7 +91,8 @@ class HostLane:
     listed, but in every stretch what the device had to wait for, or would first have to.
 
     ``issued_ns`` and ``called_ns`` are begin and end of the call that launched each collective (NONE: not known),
-    ``cost_ns`` what issuing it takes its host.
+    ``cost_ns`` what issuing it takes its host. ``behind_ns`` is, of a collective that waited for own work and not
+    for all that had been launched before it (an event recorded earlier), the moment right behind that; else NONE.
     ``blocked_ns`` has for each blocked stretch of the ``Progress`` the moment before which the device waits, or the
     host (``joined``), and ``resumed_ns`` when that went on. ``call_ns`` is what a call that launches work takes.
     ``opens_ns`` and ``closes_ns`` are the moments of the steps' windows. ``loading`` is the time in
@@ -106,6 +107,7 @@ class HostLane:
     issued_ns: Int64
     called_ns: Int64
     cost_ns: Int64
+    behind_ns: Int64
     blocked_ns: Int64
     resumed_ns: Int64
     joined: Bool

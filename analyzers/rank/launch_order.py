@@ -79,6 +79,7 @@ class _Builder:
         self._issued = np.where(known, trace.start_ns[work.launch[chosen]], NONE)
         self._called = np.where(known, trace.ends_ns(work.launch[chosen]), NONE)
         self._cost = _cost_of_issuing(trace, host, self._issued, self._called)
+        self._behind = self._behind_events()
 
     def lane(self) -> HostLane:
         waits, waiting = self._waits()
@@ -88,7 +89,8 @@ class _Builder:
         arrived = np.where(late, self._start, np.minimum(self._at + latency, self._start))
         cuts = distinct(
             np.concatenate((
-                self._issued[self._issued != NONE], blocked_ns[blocked_ns < LATER], waits.entered_ns, waits.noted_ns,
+                self._issued[self._issued != NONE], self._behind[self._behind != NONE],
+                blocked_ns[blocked_ns < LATER], waits.entered_ns, waits.noted_ns,
                 for_queue.entered_ns, for_queue.noted_ns,
                 self._host.loading.end_ns, self._steps.host_start_ns,
                 *(self._next_launch(edges) for edges in (self._steps.start_ns, self._steps.end_ns)),
@@ -114,6 +116,7 @@ class _Builder:
             issued_ns=self._issued,
             called_ns=self._called,
             cost_ns=self._cost,
+            behind_ns=self._behind,
             blocked_ns=blocked_ns,
             resumed_ns=self._resumed(late),
             joined=joined,
@@ -176,6 +179,20 @@ class _Builder:
         """The number of the stretch of each time."""
         length = (int(self._start[-1]) - int(self._start[0])) // (_BLOCKS * max(len(self._steps), 1))
         return time_ns // max(length, 1)
+
+    def _behind_events(self) -> Int64:
+        """``HostLane.behind_ns``: of a collective that could have started, but did so only as such work ended, and no
+        other collective. FSDP's gathers wait for the unit before to have copied its parameters out of their buffer.
+        """
+        own = self._collectives
+        able = np.maximum(self._called, _end_before(own))
+        place = np.searchsorted(self._end, own.start_ns, side="right") - 1
+        end, at = self._end[np.maximum(place, 0)], self._at[np.maximum(place, 0)]
+        waited = (place >= 0) & (end > able) & (own.start_ns - able > _PROMPT_NS) & (own.start_ns - end <= _PROMPT_NS)
+        ended = np.sort(own.end_ns)
+        other = np.append(NEVER, ended)[np.searchsorted(ended, own.start_ns, side="right")]
+        earlier = place < np.searchsorted(self._at, self._issued, side="left") - 1
+        return np.where((self._issued != NONE) & waited & earlier & (other < end), at + 1, NONE)
 
     def _queue_waits(self) -> HostWaits:
         """Launches that wait until the device has begun earlier work and so taken it out of its full queue: of those in
@@ -272,6 +289,15 @@ def _cost_of_issuing(trace: Trace, host: HostActivity, issued: Int64, called: In
     around = operators.covers(issued)
     length = operators.end_ns - operators.start_ns
     return np.where(around, length[np.maximum(place, 0)] if len(length) else 0, np.maximum(called - issued, 0))
+
+
+def _end_before(collectives: Collectives) -> Int64:
+    """The end of the collective before each on its stream; NEVER for the first."""
+    before = np.full(len(collectives), NEVER, dtype=np.int64)
+    order = np.argsort(collectives.stream, kind="stable")
+    following = np.flatnonzero(np.diff(collectives.stream[order]) == 0)
+    before[order[following + 1]] = collectives.end_ns[order[following]]
+    return before
 
 
 class _HostRows:

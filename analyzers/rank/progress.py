@@ -19,7 +19,7 @@ import numpy as np
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import HostActivity
-from perfscope.analyzers.rank.host_lane import LATER
+from perfscope.analyzers.rank.host_lane import LATER, HostLane
 from perfscope.analyzers.rank.idle import LATENCY_NS, idle_layers
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launch_order import host_lane
@@ -74,15 +74,16 @@ def progress(
     first = np.minimum(np.searchsorted(work.start_ns, steps.start_ns), len(work) - 1)
     launched = work.launch_start_ns(trace)[first]
     behind = work.start_ns[first] - launched
+    lane = host_lane(trace, work, is_communication, host, queue, collectives, own, steps)
     return Progress(
         own=own,
         blocker=_blockers(own, collectives),
-        ready_ns=_ready(trace, work, is_communication, collectives),
+        ready_ns=_ready(trace, work, is_communication, collectives, lane),
         lead_ns=launched - steps.host_start_ns,
         behind_ns=behind,
         late=(work.launch[first] != NONE) & (behind < LATENCY_NS),
         host_busy_ns=busy,
-        host=host_lane(trace, work, is_communication, host, queue, collectives, own, steps),
+        host=lane,
     )
 
 
@@ -218,11 +219,14 @@ def _blockers(own: Timeline, collectives: Collectives) -> Int64:
     return np.where(inside, ended, following).astype(np.int64)
 
 
-def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: Collectives) -> Int64:
+def _ready(
+    trace: Trace, work: DeviceWork, is_communication: Bool, collectives: Collectives, lane: HostLane | None
+) -> Int64:
     """When each communication kernel had been launched and the compute kernel launched last before it had ended.
 
-    A kernel that started before that compute kernel's end did not need it (a prefetch): only its launch counts. On one
-    stream none is ready before those in front of it, so that all ranks issue them in one order.
+    A kernel that started before that compute kernel's end did not need it (a prefetch): only its launch counts, and
+    what it waited for instead (``HostLane.behind_ns``). On one stream none is ready before those in front of it, so
+    that all ranks issue them in one order.
     """
     chosen = np.flatnonzero(is_communication)
     chosen = chosen[np.lexsort((work.end_ns[chosen], work.start_ns[chosen]))]
@@ -236,6 +240,9 @@ def _ready(trace: Trace, work: DeviceWork, is_communication: Bool, collectives: 
         tail = np.where(before >= 0, work.end_ns[kernels[np.maximum(before, 0)]], ready)
         needed = (launch != NONE) & (tail <= collectives.start_ns)
         ready = np.where(needed, np.maximum(ready, tail), ready)
+    if lane is not None:
+        awaited = np.minimum(lane.done_ns(lane.behind_ns), collectives.start_ns)
+        ready = np.where(lane.behind_ns != NONE, np.maximum(ready, awaited), ready)
     for stream in distinct(collectives.stream).tolist():
         of_stream = np.flatnonzero(collectives.stream == stream)
         ready[of_stream] = np.maximum.accumulate(ready[of_stream])

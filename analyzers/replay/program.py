@@ -41,8 +41,11 @@ def _sorts(partial: RankPartial, lane: HostLane, numbers: dict[tuple[str, int | 
 
 
 def _issued(partial: RankPartial, lane: HostLane) -> Int64:
-    """The moment of each collective; without a recorded launch, right before the work that starts after it."""
-    return np.where(lane.issued_ns == NONE, lane.moment_of(partial.progress.ready_ns) - 1, lane.issued_ns)
+    """The moment of each collective: of its launch, or right behind the work that it waited for, where that was
+    launched long before; without a recorded launch, right before the work that starts after it.
+    """
+    launched = np.where(lane.issued_ns == NONE, lane.moment_of(partial.progress.ready_ns) - 1, lane.issued_ns)
+    return np.where(lane.behind_ns == NONE, launched, lane.behind_ns)
 
 
 def waits(partial: RankPartial, mine: ReplayRankOps, first_ns: int, last_ns: int) -> ProgramOps:

@@ -7,6 +7,8 @@ import pytest
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import NONE
+from tests.analyzers.job.collectives.matching_jobs import Rank
 from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder
 
 US = 1_000
@@ -54,3 +56,31 @@ def test_a_collective_that_ends_between_two_queued_kernels_was_waited_for_only_i
     builder.launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 25_000 * US, end, stream=30)
     found = analyze_rank(builder.build()).progress.blocked
     assert list(zip((found.start_ns // US).tolist(), (found.end_ns // US).tolist(), strict=True)) == blocked
+
+
+def gathers(*starts: int) -> RankPartial:
+    """Three units of one step, µs: each gather is launched, then the copy out of its buffer and the unit's compute. The
+    device copies at 100, 300 and 500, for 10 each, and computes from there to the next; gathers begin at ``starts``.
+    """
+    rank = Rank(0, 2, {"0": (0, 1)})
+    for unit, start in enumerate(starts):
+        launch, begin = (10 + 9 * unit) * US, (100 + 200 * unit) * US
+        rank.kernel("_allgather_base", "0", start * US, (start + 15) * US, launch=launch)
+        rank.builder.launched("split", launch + 3 * US, begin, begin + 10 * US)
+        rank.builder.launched("gemm", launch + 6 * US, begin + 10 * US, begin + 200 * US)
+    return analyze_rank(rank.builder.build())
+
+
+def test_a_gather_that_begins_as_an_earlier_copy_ends_waited_for_it() -> None:
+    """The second gather is launched behind the first unit's compute, and needs only its copy: an event before that."""
+    found = gathers(20, 111, 311).progress
+    assert found.host is not None
+    assert found.ready_ns.tolist()[1:] == [110 * US, 310 * US]
+    assert found.host.behind_ns.tolist() == [NONE, 13 * US + 1, 22 * US + 1]
+
+
+def test_a_gather_that_begins_as_soon_as_it_can_waited_for_nothing() -> None:
+    """The second begins while the first unit computes, the third right behind the second."""
+    found = gathers(20, 200, 216).progress
+    assert found.host is not None
+    assert found.host.behind_ns.tolist() == [NONE, NONE, NONE]
