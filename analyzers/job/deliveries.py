@@ -51,6 +51,9 @@ _NO_SLACK: Final = 0.9
 _SLACK: Final = 0.75
 """Share below which they are not; between both a few batches' time leaves it open, and waits decide."""
 
+_SUSTAINED: Final = 1.1
+"""Batches of workers that set the pace come no farther apart than this many times those of the recorded steps."""
+
 _SOME: Final = 0.3
 """Share of them below which they are not."""
 
@@ -133,6 +136,10 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     if idle and batch_ns is not None:
         sure, batch_ns = False, _quickest_ns(hit, end[hit], batch_ns)
     seen, on_ns, stall_ns = _seen(partial, start[hit], end[hit])
+    recorded_ns = _recorded_ns(partial) / len(end)
+    if sure and pace_ns is None and not seen.any() and (batch_ns or 0.0) > _SUSTAINED * recorded_ns:
+        # Were they so slow, devices would wait for them, too, and not only hosts that were ahead as this began.
+        sure, turns = False, None
     begun, launched = _under_work(partial, end[hit[~seen]])
     order = np.argsort(np.concatenate((on_ns, begun)), kind="stable")
     return Deliveries(

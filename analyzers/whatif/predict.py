@@ -235,12 +235,14 @@ class _ChangedStep:
     doubtful: bool
     of_loading: bool
     """Waits for loader workers leave open whether these set the pace."""
+    unheld: bool
+    """They are taken not to."""
     assumed: tuple[str, ...]
 
 
 def _refuse_undecided(changed: _ChangedStep, mid: float, ends: list[float]) -> None:
     """Raise CannotReplay where the prediction is little but what was assumed of latencies."""
-    of_latency = ends[1:] if changed.doubtful else ends  # the other end holds the doubt
+    of_latency = ends[:1] if changed.unheld else ends[1:] if changed.doubtful else ends  # the other end holds the doubt
     if changed.assumed and max(abs(end - mid) for end in of_latency) > _UNDECIDED * mid:
         least, most = min(*ends, mid) / 1e6, max(*ends, mid) / 1e6
         raise CannotReplay(
@@ -252,8 +254,9 @@ def _refuse_undecided(changed: _ChangedStep, mid: float, ends: list[float]) -> N
 def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
     schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
+    unheld: frozenset[int] = frozenset()
     if leaning <= 0:
-        schedules.free_hidden_loading()
+        unheld = schedules.free_hidden_loading()
     else:
         schedules.hold_by_hidden_loading(context.result.step_ns)
     loader.keep_workers_pace(schedules, context)
@@ -262,7 +265,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     of_loading = schedules.has_doubtful_loading
     doubtful = of_loading or schedules.waits_for_absent
     if leaning < 0:
-        schedules.free_loading(schedules.ops, doubtful=True)
+        schedules.free_loading(schedules.ops.keys() - unheld, doubtful=True)
     ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
     paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
@@ -303,6 +306,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         bool(question.unsure) or doubtful,
         doubtful,
         of_loading,
+        bool(unheld),
         question.assumptions(),
     )
 

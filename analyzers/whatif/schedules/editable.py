@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from itertools import chain
-from statistics import mean
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -249,15 +249,18 @@ class EditableSchedules:
                     self.lifted |= not doubtful and op.hold_ns != NEVER
                     op.hold(NEVER, 0.0)
 
-    def free_hidden_loading(self) -> None:
+    def free_hidden_loading(self) -> frozenset[int]:
         """Workers do not set the pace where only hosts waited that are ahead of their devices, now and then: a host
         that comes out of a pause asks for batches faster than any device trains. That is so on most ranks alike; one
-        that waits alone has a slow loader.
+        that waits alone has a slow loader. The ranks of which that is so.
         """
         every = self.recorded.deliveries
         hidden = {rank: found.share for rank, found in every.items() if found.is_hidden}
-        if 2 * len(hidden) > len(every) and mean(hidden.values()) < _OFTEN:
-            self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
+        # Of few recorded batches one rank may happen to have waited for most.
+        if 2 * len(hidden) <= len(every) or median(hidden.values()) >= _OFTEN:
+            return frozenset()
+        self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
+        return frozenset(hidden)
 
     def hold_by_hidden_loading(self, step_ns: float) -> None:
         """A step takes as long as recorded, ``step_ns``, where hosts that are ahead of their devices waited for workers

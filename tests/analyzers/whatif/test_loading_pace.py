@@ -11,6 +11,7 @@ import pytest
 
 from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns, deliveries
+from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
@@ -19,6 +20,7 @@ from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import Cause, Job, Loader, Model, Recording
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
+from tests.traces import TraceBuilder
 
 pytestmark = pytest.mark.scale
 
@@ -291,6 +293,25 @@ def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_
     found = predict(context, {"compute": "1.5x"})
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.high_ns > context.result.step_ns
+
+
+@pytest.mark.parametrize(("device_ms", "sure"), [(180, False), (240, True)])
+def test_workers_too_slow_for_the_recorded_steps_do_not_set_their_pace(device_ms: int, sure: bool) -> None:
+    """A host 600 ms ahead waits for three batches in a row, which end 225 ms apart on average, evenly: a lone worker's.
+    It would not sustain steps of 180 ms, in which the device waits for none.
+    """
+    builder = TraceBuilder().launched("gemm", 0, 1 * US, 600 * MS)
+    host, device = 10 * MS, 600 * MS
+    for step, waited in enumerate((31, 297, 134)):
+        begin, host = host, host + waited * MS
+        builder.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, host)
+        builder.launched("gemm", host + 100 * US, device, device + device_ms * MS)
+        host += 10 * MS
+        builder.step(step, begin, host)
+        device += device_ms * MS
+    found = deliveries(analyze_rank(builder.build()))
+    assert found.batch_ns == pytest.approx(225.5 * MS)
+    assert found.sure is sure
 
 
 def test_a_wait_of_which_the_device_notices_only_the_end_holds_the_step(tmp_path: Path) -> None:
