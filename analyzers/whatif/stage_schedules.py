@@ -193,7 +193,7 @@ def taken_apart(
             found, between[number + 1] = _divided(between[number + 1], wanted, at_end=False)
             step_.pieces[works[-1]].append(found)
     messages = {stage: _typical_message(ops, layout, peer, ends) for stage, peer in layout.peers[rank].items()}
-    return StageSchedule(rank, steps, between, messages, _lanes(schedules, layout, rank), groups)
+    return StageSchedule(rank, steps, between, messages, _lanes(schedules, layout, messages), groups)
 
 
 def _marks_outside(ops: list[ScheduleOp]) -> tuple[list[ScheduleOp], list[ScheduleOp], list[ScheduleOp]]:
@@ -351,14 +351,18 @@ def _typical_message(
     return issue
 
 
-def _lanes(schedules: EditableSchedules, layout: Layout, rank: int) -> dict[tuple[int, bool], int]:
-    """The stream for messages of each neighbouring stage and way: one per neighbour, or one per way too where both ways
-    share a kernel.
+def _lanes(
+    schedules: EditableSchedules, layout: Layout, messages: Mapping[int, ScheduleOp]
+) -> dict[tuple[int, bool], int]:
+    """The stream for messages of each neighbouring stage and way: as recorded, one for both ways, and for both
+    neighbours where those share it; or each its own, where several share a kernel.
     """
     lanes: dict[tuple[int, bool], int] = {}
-    for stage in layout.peers[rank]:
+    of_recorded: dict[int, int] = {}
+    for stage, issue in messages.items():
+        assert issue.rank_op is not None
         for sends in (True, False):
-            shared = not layout.at_once and (stage, not sends) in lanes
-            lanes[stage, sends] = lanes[stage, not sends] if shared else schedules.lanes
-            schedules.lanes += not shared
+            lane = schedules.lanes if layout.at_once else of_recorded.setdefault(issue.rank_op.lane, schedules.lanes)
+            lanes[stage, sends] = lane
+            schedules.lanes += lane == schedules.lanes
     return lanes

@@ -6,12 +6,18 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
 from perfscope.analyzers.whatif.pipeline_turns import Hop, Work, turns
 from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
+from perfscope.analyzers.whatif.stage_schedules import Layout, _lanes
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
 from tests.emulator.emulate import emulate
@@ -150,6 +156,26 @@ class TestSchedules:
                 ]  # fmt: skip
                 # One after the other on one stream, both ends in the same order: nobody waits for ever.
                 assert [(hop.forward, not hop.sends) for hop in hops if hop.stage == other] == back
+
+
+@pytest.mark.parametrize(
+    ("recorded", "at_once", "streams"),
+    [((3, 3), False, [0, 0, 0, 0]), ((3, 5), False, [0, 0, 1, 1]), ((3, 3), True, [0, 1, 2, 3])],
+)
+def test_messages_share_the_streams_that_they_were_recorded_on(
+    recorded: tuple[int, int], at_once: bool, streams: list[int]
+) -> None:
+    """A stage between two, whose messages with them ran on these streams; 7 are known already."""
+    layout = Layout("gpipe", 3, 4, {0: 0, 1: 1, 2: 2}, {1: {0: 0, 2: 2}}, frozenset({0}), at_once)
+    message = Collective("send_recv", 0, 100, 2, 0)
+    issues = {
+        stage: ScheduleOp.of(OpKind.ISSUE, RankOp(1, message, lane), None)
+        for stage, lane in zip((0, 2), recorded, strict=True)
+    }
+    schedules = SimpleNamespace(lanes=7)
+    lanes = _lanes(cast("EditableSchedules", schedules), layout, issues)
+    assert [lane - 7 for lane in lanes.values()] == streams
+    assert schedules.lanes == 7 + len(set(streams))
 
 
 PIPELINE = Job(strategy="pipeline", ranks=2, stages=2, noise=0.0, recording=Recording(steps=3))
