@@ -16,7 +16,7 @@ from perfscope.analyzers.replay.engine import Lanes, OpKind, ReplayResult, Sched
 from perfscope.analyzers.replay.lanes import side_by_side
 from perfscope.analyzers.replay.step_time import predicted_step_ns
 from perfscope.analyzers.whatif.schedules.hosts import HostOfRank, in_whole_ns, lanes_of
-from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, without
+from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out, waits_on_device, without
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
@@ -216,8 +216,9 @@ class EditableSchedules:
             op.scale(category, factor)
 
     def without_host_waits(self, share: float) -> None:
-        """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all. So do those that came
-        late to their first work after a wait in the step before.
+        """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all, and where one waited for
+        a collective, its device does, as streams do for what is reduced or received. So do those that came late to
+        their first work after a wait in the step before.
         """
         kinds = (OpKind.SYNC, OpKind.JOIN)
         earliest = min(self.start_ns.values())
@@ -228,7 +229,8 @@ class EditableSchedules:
                 self.start_ns[rank] = round(earliest + share * (self.start_ns[rank] - earliest))
                 self.sooner = True
             if share == 0:
-                self.ops[rank], _ = left_out(ops, lambda op: op.kind in kinds)
+                waits = [waits_on_device(op) if op.kind is OpKind.JOIN else op for op in ops]
+                self.ops[rank], _ = left_out(waits, lambda op: op.kind is OpKind.SYNC)
             for op in ops if share else ():
                 if op.kind in kinds and op.host is not None:
                     op.host.lag_ns -= (1 - share) * op.host.waited_ns

@@ -160,6 +160,11 @@ def left_out(ops: Sequence[ScheduleOp], gone: Callable[[ScheduleOp], bool]) -> t
     return left, np.zeros(len(TimeCategory)) if carried is None else carried.own_ns
 
 
+def waits_on_device(op: ScheduleOp) -> ScheduleOp:
+    """A JOIN as a WAIT: the device waits for the collective, and the host goes on."""
+    return replace(op, kind=OpKind.WAIT, lag_ns=0.0, host=None if op.host is None else replace(op.host, lag_ns=NEVER))
+
+
 def behind(first: ScheduleOp, op: ScheduleOp) -> ScheduleOp:
     """``op`` with the time before ``first`` in front of its own."""
     joined = replace(op, own_ns=first.own_ns + op.own_ns)
