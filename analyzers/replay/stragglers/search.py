@@ -114,6 +114,11 @@ ranks and four steps on it is as large by chance in less than 8 % of cases (F di
 _SURELY_STEADY: Final = 16.0
 """The same in less than 0.4 %."""
 
+_OF_ONE: Final = 0.05
+"""Share of what a slow rank is above the mean in its slowest step: below that no rank is slow in a step."""
+_QUIET: Final = 2
+"""Such steps, at least: in one, work that varies may happen to be even."""
+
 _SLOW_HOST: Final = 1.25
 """From this ratio of the time for operators to their peers' on, hosts are slow."""
 
@@ -497,7 +502,7 @@ class _Search:
             by_flops = flops_vary(flops) or flops_differ(flops, compute)
             # Of several that are slow together, as those of a host, none is the slowest of most steps.
             ratio, alone = steadiness(own), often.max() > _AT_ONCE * own.shape[1]
-            if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone)):
+            if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone) or _of_one_rank(own)):
                 continue
             if ahead.mean() >= _VARIES * self._steps_ns.mean() and self._varies_by_compute(peers):
                 varying += peers.ranks
@@ -738,6 +743,16 @@ def _is_a_host(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> bool:
     names = {hosts.get(rank, "") for rank in ranks}
     whole = tuple(sorted(rank for rank, name in hosts.items() if name in names))
     return len(names) == 1 and "" not in names and len(ranks) > 1 and whole == ranks and len(set(hosts.values())) > 1
+
+
+def _of_one_rank(own_ns: Int64) -> bool:
+    """Is one rank (line) slower in some steps (columns), as a device whose clock drops, and nobody in the others? Work
+    that varies does so in all steps, and on all ranks.
+    """
+    ahead = own_ns.max(axis=0) - own_ns.mean(axis=0)
+    slow = ahead >= _OF_ONE * ahead.max()
+    of_one = len(set(own_ns.argmax(axis=0)[slow].tolist())) == 1
+    return of_one and int((~slow).sum()) >= _QUIET
 
 
 def _in_turn(hits: Bool) -> bool:

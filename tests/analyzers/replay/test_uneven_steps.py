@@ -11,6 +11,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.own_time import late_loaders, steadiness, varies_by
+from perfscope.analyzers.replay.stragglers.search import _of_one_rank
 from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
 from perfscope.results.categories import TimeCategory
 from tests.emulator import Cause, Job, Model, Recording, emulate
@@ -26,6 +27,20 @@ def test_variance_between_ranks_and_from_step_to_step() -> None:
     assert varies_by(own.astype(np.float64)) == pytest.approx(np.sqrt(4 / 6) / 2)
     assert steadiness(np.array([[4, 4], [2, 2]])) == np.inf
     assert (steadiness(own[:, :1]), varies_by(own[:, :1].astype(np.float64))) == (np.inf, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "is_one"),
+    [
+        ([[100, 101, 150, 160], [101, 100, 100, 100]], True),  # throttled from the third step on
+        ([[120, 90, 150, 100], [100, 110, 90, 140]], False),
+        ([[100, 120, 150, 130], [100, 100, 100, 100]], False),  # even by chance in one of them
+        ([[120, 130, 150, 160], [100, 100, 100, 100]], False),  # slow in all steps: its steadiness decides
+        ([[100, 100, 150, 100], [100, 150, 100, 100]], False),
+    ],
+)
+def test_a_rank_that_is_slow_in_some_steps_beside_one_that_never_is(own: list[list[int]], is_one: bool) -> None:
+    assert _of_one_rank(np.array(own)) is is_one
 
 
 @pytest.mark.parametrize("late", ["in turn", "one of them", "and computes for less", "never"])
