@@ -35,7 +35,7 @@ def of_odd_step(steps: Int64) -> float:
     """Share of the steps' mean that the odd one makes of it: as many steps may hold two such, or none."""
     count = len(steps)
     odd = float(np.abs(steps - np.median(steps)).max()) if count > _PAIR else 0.0
-    return odd / count / float(steps.mean())
+    return odd / float(steps.sum()) if odd else 0.0
 
 
 def most_below(steps_ns: Int64, mid: float, correction: float) -> float:

@@ -70,8 +70,13 @@ class Context:
     """Hosts are replayed beside their devices."""
 
     def refuse_cleared(self, name: str) -> None:
-        """Raise CannotReplay where the backward passes of a step do not sum up their gradients."""
+        """Raise CannotReplay where backward passes do not sum up their gradients, or may be of several steps."""
         for partial in self.result.partials.values():
+            if not partial.steps.marked:
+                raise CannotReplay(
+                    f"{name}: no steps were found, and what seem to be micro-batches may be steps; record with "
+                    "perfscope run, or call prof.step() at the end of each"
+                )
             if not partial.keeps_gradients[partial.steps.indices_of(self.result.steps)].all():
                 raise CannotReplay(
                     f"{name}: gradients are cleared or used between the backward passes of a step, so none accumulate"

@@ -22,6 +22,7 @@ def test_the_odd_step_is_apart() -> None:
 
 def test_of_two_steps_neither_is_odd() -> None:
     assert of_odd_step(np.array([10, 20])) == 0
+    assert of_odd_step(np.array([0])) == 0, "a step that takes no time with a change"
     # Standard deviation 7.07, of a mean of 15, and a step that was not seen.
     assert standard_error(np.array([10, 20]), 0.0) == pytest.approx((0.5 * 50 / 15**2 / 2) ** 0.5)
 

@@ -35,6 +35,16 @@ def test_each_of_three_micro_batches_reduces(tmp_path: Path, metadata: str) -> N
     assert found.low_ns <= truth <= found.high_ns
 
 
+def test_backward_passes_without_steps_may_be_steps(tmp_path: Path) -> None:
+    emulate(replace(ONCE, no_sync=False)).write(tmp_path)
+    for path in tmp_path.iterdir():
+        document = json.loads(path.read_bytes())
+        kept = [e for e in document["traceEvents"] if not e.get("name", "").startswith(("ProfilerStep#", "Optimizer."))]
+        path.write_text(json.dumps({**document, "traceEvents": kept}))
+    with pytest.raises(CannotReplay, match="no steps were found"):
+        predict(context_of(tmp_path), {"ddp.no_sync": "true"})
+
+
 LAUNCHES = Job(ranks=2, noise=0.0, model=Model(blocks=4, tokens=512, width=512), loader=Loader(load_ns=1 * MS))
 """Hosts set the pace, and copying each gradient into its bucket is much of what they do in a backward."""
 
