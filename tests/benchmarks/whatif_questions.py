@@ -130,7 +130,8 @@ def _pipeline(rng: random.Random) -> JobSpec:
     )  # fmt: skip
 
 
-def _network_changed(spec: JobSpec, bandwidth: float = 1.0, latency: float = 1.0) -> JobSpec:
+def network_changed(spec: JobSpec, bandwidth: float = 1.0, latency: float = 1.0) -> JobSpec:
+    """The job on a network with so many times the bandwidth and the latency."""
     network = spec.network
     return replace(
         spec,
@@ -142,14 +143,14 @@ def _bandwidth(rng: random.Random) -> Iterator[Question]:
     spec = _any_job(rng)
     for times in (0.5, rng.choice((2.0, 4.0))):
         yield Question(
-            Trained(spec), {"network.bandwidth": f"{times}x"}, Trained(_network_changed(spec, bandwidth=times))
+            Trained(spec), {"network.bandwidth": f"{times}x"}, Trained(network_changed(spec, bandwidth=times))
         )
 
 
 def _latency(rng: random.Random) -> Iterator[Question]:
     spec = _any_job(rng)
     for times in (0.25, rng.choice((2.0, 4.0))):
-        yield Question(Trained(spec), {"network.latency": f"{times}x"}, Trained(_network_changed(spec, latency=times)))
+        yield Question(Trained(spec), {"network.latency": f"{times}x"}, Trained(network_changed(spec, latency=times)))
 
 
 def _compute(rng: random.Random) -> Iterator[Question]:
@@ -263,20 +264,24 @@ def _comm_dtype(rng: random.Random) -> Iterator[Question]:
     spec = _job(rng)
     spec = replace(spec, model=replace(spec.model, element_bytes=4))
     # Nothing but gradients travels: half their bytes take as long as all of them at twice the bandwidth.
-    yield Question(Trained(spec), {"ddp.comm_dtype": "bf16"}, Trained(_network_changed(spec, bandwidth=2.0)))
+    yield Question(Trained(spec), {"ddp.comm_dtype": "bf16"}, Trained(network_changed(spec, bandwidth=2.0)))
 
 
 def _microbatches(rng: random.Random) -> Iterator[Question]:
     spec = _pipeline(rng)
     for count in rng.sample([count for count in (4, 8, 16, 32) if count != spec.microbatches], 2):
-        times = count / spec.microbatches
-        model = replace(
-            spec.model,
-            tokens=round(spec.model.tokens / times),
-            small_kernel_ns=round(spec.model.small_kernel_ns / times),
-        )
-        changed = replace(spec, microbatches=count, model=model)
-        yield Question(Trained(spec), {"pipeline.microbatches": str(count)}, Trained(changed))
+        yield Question(Trained(spec), {"pipeline.microbatches": str(count)}, Trained(in_microbatches(spec, count)))
+
+
+def in_microbatches(spec: JobSpec, count: int) -> JobSpec:
+    """The pipeline with the same batch in so many micro-batches."""
+    times = count / spec.microbatches
+    model = replace(
+        spec.model,
+        tokens=round(spec.model.tokens / times),
+        small_kernel_ns=round(spec.model.small_kernel_ns / times),
+    )
+    return replace(spec, microbatches=count, model=model)
 
 
 def _fsdp(rng: random.Random) -> Iterator[Question]:
@@ -338,16 +343,16 @@ def _host_bound(rng: random.Random) -> Iterator[Question]:
         )
         yield Question(Trained(spec), {"compute": f"{times}x"}, Trained(replace(spec, model=quick)))
         yield Question(
-            Trained(spec), {"network.bandwidth": f"{times}x"}, Trained(_network_changed(spec, bandwidth=times))
+            Trained(spec), {"network.bandwidth": f"{times}x"}, Trained(network_changed(spec, bandwidth=times))
         )
-        yield Question(Trained(spec), {"network.latency": f"{times}x"}, Trained(_network_changed(spec, latency=times)))
+        yield Question(Trained(spec), {"network.latency": f"{times}x"}, Trained(network_changed(spec, latency=times)))
     at_once = replace(host, operator_ns=0, launch_ns=0, event_ns=0)
     yield Question(Trained(spec), {"host.launch": "0"}, Trained(replace(spec, host=at_once)))
     if spec is not free:
         free = replace(free, end_sync=False)
         yield Question(Trained(spec), {"host.sync": "0"}, Trained(free))
         both = {"host.sync": "0", "network.bandwidth": "2x"}
-        yield Question(Trained(spec), both, Trained(_network_changed(free, bandwidth=2.0)))
+        yield Question(Trained(spec), both, Trained(network_changed(free, bandwidth=2.0)))
     slow = rng.randrange(free.ranks)
     cause = rng.choice((SlowHost(ranks=(slow,), factor=rng.uniform(1.5, 4.0)), SlowCompute(ranks=(slow,), factor=1.7)))
     if free.ranks > 2:

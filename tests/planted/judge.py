@@ -5,6 +5,7 @@ The truth is the simulator's: the same job simulated without the cause, in the s
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 import time
@@ -19,6 +20,7 @@ from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
 from tests.generator import TENSORBOARD, Cause, HostSync, SlowHost, SlowLoader, SmallBuckets, simulate
 from tests.generator.truth import Truth
+from tests.planted.advice import Advice, judge_advice
 from tests.planted.draw import Drawn, draw
 from tests.planted.jobs import Expected
 
@@ -49,10 +51,12 @@ class Judged:
     wrong: tuple[tuple[str, str], ...]
     due: int
     analyze_s: float
+    advice: Advice | None = None
+    """None where nothing can be said, or that was not asked for."""
 
 
-def judge(drawn: Drawn) -> Judged:
-    """Simulate, write, analyze, compare."""
+def judge(drawn: Drawn, *, advice: bool = False) -> Judged:
+    """Simulate, write, analyze, compare; with ``advice`` also take the first one."""
     job = simulate(drawn.spec)
     begin = time.perf_counter()
     try:
@@ -67,7 +71,9 @@ def judge(drawn: Drawn) -> Judged:
     planted = [PlantedCost(who, step_us - _without_us(drawn, causes, summary)) for who, causes in _nameable(drawn)]
     attribution = Attribution(drawn, summary, step_us, planted)
     wrong = (*_arithmetic(summary), *attribution.wrong(), *_rules(drawn, summary, step_us))
-    return Judged(drawn, wrong, len(attribution.due), took)
+    steps_us = functools.partial(_step_us, summary=summary)
+    advised = judge_advice(drawn.spec, drawn.missing, summary, steps_us) if advice else None
+    return Judged(drawn, wrong, len(attribution.due), took, advised)
 
 
 def _step_us(truth: Truth, summary: Summary) -> float:
@@ -219,6 +225,6 @@ def _is(row: StragglerRow, who: Expected) -> bool:
     return row.rank in who.ranks and (row.scope != "ranks" or who.scope == "job")
 
 
-def judge_seed(seed: int) -> Judged:
+def judge_seed(seed: int, *, advice: bool = False) -> Judged:
     """Draw and judge."""
-    return judge(draw(seed))
+    return judge(draw(seed), advice=advice)
