@@ -3,7 +3,8 @@
 A collective runs at the pace of its slowest link, equally on all its ranks, so no rank's own time shows it. But jobs
 run the same collective (kind, size, number of ranks) in several groups side by side, and a pipeline sends the same
 message between many pairs. Where some of them take longer than the others, and one host or rank is in all of these and
-in none of the others, its link is the cause.
+in none of the others, its link is the cause. A host in the middle of a pipeline has most of the pairs that cross hosts:
+it is told from the pairs without it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ SLOWER: Final = 1.3
 _SIBLINGS: Final = 3
 """Fewer groups side by side have no meaningful median."""
 
+_SEVERAL: Final = 2
+"""Groups that a slow host is told by, at least: one may be slow by the other host's link."""
+
 Members = tuple[int, ...]
 
 
@@ -41,13 +45,13 @@ class SlowLink:
 
 def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str]) -> SlowLink | None:
     """The one host or rank whose link is slower than the others'; None where none is, or several are."""
-    members = _members(matched)
     transfer = _transfers(matched)
+    every = _siblings(matched, _members(matched))
+    measured = [{ranks: float(transfer[lines].mean()) for ranks, lines in siblings.items()} for siblings in every]
     factor = np.ones(len(matched.instances), dtype=np.float64)
     slow: set[Members] = set()
     quick: set[Members] = set()
-    for siblings in _siblings(matched, members):
-        means = {ranks: float(transfer[lines].mean()) for ranks, lines in siblings.items()}
+    for siblings, means in zip(every, measured, strict=True):
         usual = float(np.median(list(means.values())))
         for ranks, mean in means.items():
             if mean > SLOWER * usual:
@@ -56,7 +60,33 @@ def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str]) -> SlowLin
             else:
                 quick.add(ranks)
     place = _in_common(slow, quick - slow, hosts)
-    return SlowLink(*place, factor) if place is not None else None
+    if place is not None:
+        return SlowLink(*place, factor)
+    return _of_most(every, measured, hosts, len(matched.instances))
+
+
+def _of_most(
+    every: Sequence[Mapping[Members, Sequence[int]]],
+    measured: Sequence[Mapping[Members, float]],
+    hosts: Mapping[int, str],
+    instances: int,
+) -> SlowLink | None:
+    """The one host all of whose transfers with others take longer than all between those, even if most are its."""
+    found = []
+    for host in sorted(set(hosts.values()) - {""}):
+        factor, slower = np.ones(instances, dtype=np.float64), []
+        for siblings, means in zip(every, measured, strict=True):
+            across = {ranks for ranks in means if len({hosts.get(rank, "") for rank in ranks}) > 1}
+            mine = {ranks for ranks in across if host in {hosts.get(rank, "") for rank in ranks}}
+            others = [means[ranks] for ranks in across - mine]
+            if len(mine) < _SEVERAL or not others:
+                continue
+            slower.append(min(means[ranks] for ranks in mine) > SLOWER * max(others))
+            for ranks in mine:
+                factor[siblings[ranks]] = float(np.median(others)) / means[ranks]
+        if slower and all(slower):
+            found.append(SlowLink(tuple(sorted(rank for rank, name in hosts.items() if name == host)), "host", factor))
+    return found[0] if len(found) == 1 else None
 
 
 def with_usual_links(schedules: Schedules, link: SlowLink) -> Schedules:
