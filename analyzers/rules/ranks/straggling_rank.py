@@ -15,6 +15,7 @@ from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
+from perfscope.analyzers.rules.ranks.remedies import OF_CAUSE, template, waits_for_cores
 from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, subject
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
@@ -56,55 +57,10 @@ _ONE_BATCH: Final = (
     "then. Record more steps, or with perfscope run, which times batches."
 )
 
-_REMEDIES: Final = {
-    "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
-    "PERFORMANCE,CLOCK,POWER), then the amount of work (sequence lengths, experts).",
-    "dataloader": "Check the storage and the samples of {who}, which waits for its batches longer than its peers; use "
-    "more DataLoader workers, or spread expensive samples evenly over the ranks.",
-    "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
-    "that process (numactl, taskset).",
-    "host": "Look for Python work that only {who} does {where} (logging, evaluation, checkpointing), for "
-    "garbage collection, and for other processes on its cores.",
-    "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
-    "where its peers do not.",
-    "copy": "Check pinned memory and the PCIe link of {who}: its host-device copies take longer than its peers'.",
-    "communication": "Compare links and network adapters of {who} with the others' (nvidia-smi topo -m, ibstat, "
-    "ethtool -S), and its place in the network: the same transfers take longer on it.",
-}
-
-_IN_TURN: Final = (
-    "One rank after another pauses, and each time all wait. Python's garbage collector does that, because every "
-    "process starts it by its own count of objects: call gc.disable() before the loop and gc.collect() on all ranks at "
-    "the same step, every 500 steps for example. If it is off already, look for other work that is not synchronized "
-    "(logging, checkpoints, evaluation)."
-)
-
-_VARYING: Final = (
-    "The slowest rank changes from step to step, as it does where the work of batches varies: compare sequence lengths "
-    "and experts' tokens of the ranks; pack samples to one length, or draw batches by tokens from buckets of similar "
-    "length, on all ranks. With shapes recorded, FLOPs show whether that is it."
-)
-
-_WHOLE_HOST: Final = (
-    "Compare clocks, power caps and temperature of {who} with other hosts' (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), "
-    "its CPU governor, and other processes there: all its ranks are equally slow, so the cause is the machine, not one "
-    "process. Run without it to confirm."
-)
-
-_WHOLE_STAGE: Final = (
-    "Compare clocks of the devices and efficiency of the kernels of this pipeline stage ({who}) with another stage's: "
-    "all its ranks are slow with the same work. If that does not help, move layers to other stages."
-)
-
 _MORE_WORK: Final = (
     "Spread samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens: "
     "{who} has more to compute than its peers, so its device is not the cause. The prediction is of all ranks at the "
     "mean of their work."
-)
-
-_SLOW_ON_CPU: Final = (
-    "Look for other processes on the cores of {who}, its CPU frequency and its number of threads (OMP_NUM_THREADS), "
-    "then its amount of work (sequence lengths, experts)."
 )
 
 
@@ -255,11 +211,13 @@ def _setting(row: StragglerRow) -> str:
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     if len(set(worst.causes)) > 1 and worst.scope not in ("job", "host", "stage"):
         causes = _by_cause(worst).items()
-        lines = [_REMEDIES[cause].format(who=ranks_in_words(ranks), where=_ANYWHERE) for cause, ranks in causes]
+        lines = [OF_CAUSE[cause].format(who=ranks_in_words(ranks), where=_ANYWHERE) for cause, ranks in causes]
         alone = job.share(max(worst.alone_us))
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
-    return _template(job, worst).format(who=_setting(worst), where=_where(job, worst))
+    who = _setting(worst)
+    usual = template(job, worst).format(who=who, where=_where(job, worst))
+    return "\n".join((*waits_for_cores(job, worst, who), usual))
 
 
 def _where(job: RuleContext, worst: StragglerRow) -> str:
@@ -268,21 +226,6 @@ def _where(job: RuleContext, worst: StragglerRow) -> str:
     if worst.cause != "host" or over_us < _MOSTLY * worst.lost_us:
         return _ANYWHERE
     return f"in {name}" if name == BETWEEN else f"{_ANYWHERE}, mostly in {name}"
-
-
-def _template(job: RuleContext, worst: StragglerRow) -> str:
-    """The remedy of one cause."""
-    run = job.runs.get(worst.rank)
-    is_cpu = run is not None and run.device.type == "cpu"
-    if worst.scope == "job":
-        return {"host": _IN_TURN, "compute": _VARYING}.get(worst.cause, _REMEDIES[worst.cause])
-    if worst.scope == "host" and worst.cause != "communication":
-        return _WHOLE_HOST
-    if worst.scope == "stage":
-        return _WHOLE_STAGE
-    if worst.cause == "compute" and is_cpu:
-        return _SLOW_ON_CPU
-    return _REMEDIES[worst.cause]
 
 
 def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:

@@ -145,6 +145,30 @@ def test_host_work_with_a_name_is_evidence():
     assert finding is not None
     found = {evidence.what: evidence.value for evidence in finding.evidence}
     assert found["its host time in train.py(70): log over the others'"] == 18_000.0
+    assert "that only rank 0 does outside operators, mostly in train.py(70): log (" in finding.action.how
+
+
+def test_a_pause_in_the_loop_is_looked_for_there():
+    rows = [replace(breakdown(rank), named_host_us={BETWEEN: us}) for rank, us in enumerate((15_000.0, 1_000.0))]
+    finding = straggling_rank.evaluate(context(*rows, stragglers=(PAUSES,)))
+    assert finding is not None
+    assert "that only rank 0 does in the loop between optimizer and forward (" in finding.action.how
+
+
+@pytest.mark.parametrize(("waited_ms", "said"), [(30, True), (15, False), (None, False)])
+def test_who_waits_for_a_core_is_told_so_first(waited_ms: int | None, said: bool) -> None:
+    """Rank 0 loads for 20 ms longer than its peers; each of these waits 10 ms per step for a core."""
+    row = replace(PAUSES, cause="dataloader")
+    waits = (waited_ms, 10, 10)
+    runs = {
+        rank: RunMetadata(rank=rank, cpu=CpuMetadata(steps=2, waited_ns=None if ms is None else 2_000_000 * ms))
+        for rank, ms in enumerate(waits)
+    }
+    finding = straggling_rank.evaluate(context(*map(breakdown, range(3)), stragglers=(row,), runs=runs))
+    assert finding is not None
+    first = finding.action.how.split("\n")[0]
+    assert first.endswith("waits for a core 20.0 ms per step longer than its peers' do.") is said
+    assert "Check the storage" in finding.action.how
 
 
 def pausing(others_us: float, thread_ns: int, elsewhere_us: float = 0.0) -> RuleContext:

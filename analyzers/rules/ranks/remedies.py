@@ -1,0 +1,92 @@
+"""What to do about a straggler, by its cause and by who it is."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Final
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.results.rows import StragglerRow
+from perfscope.text import duration
+
+WAITS: Final = 0.5
+"""Part of a straggler's cost from which its longer wait for a core is what to look at first."""
+
+OF_CAUSE: Final = {
+    "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
+    "PERFORMANCE,CLOCK,POWER), then the amount of work (sequence lengths, experts).",
+    "dataloader": "Check the storage and the samples of {who}, which waits for its batches longer than its peers; use "
+    "more DataLoader workers, or spread expensive samples evenly over the ranks.",
+    "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
+    "that process (numactl, taskset).",
+    "host": "Look for Python work that only {who} does {where} (logging, evaluation, checkpointing), for "
+    "garbage collection, and for other processes on its cores.",
+    "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
+    "where its peers do not.",
+    "copy": "Check pinned memory and the PCIe link of {who}: its host-device copies take longer than its peers'.",
+    "communication": "Compare links and network adapters of {who} with the others' (nvidia-smi topo -m, ibstat, "
+    "ethtool -S), and its place in the network: the same transfers take longer on it.",
+}
+
+_IN_TURN: Final = (
+    "One rank after another pauses, and each time all wait. Python's garbage collector does that, because every "
+    "process starts it by its own count of objects: call gc.disable() before the loop and gc.collect() on all ranks at "
+    "the same step, every 500 steps for example. If it is off already, look for other work that is not synchronized "
+    "(logging, checkpoints, evaluation)."
+)
+
+_VARYING: Final = (
+    "The slowest rank changes from step to step, as it does where the work of batches varies: compare sequence lengths "
+    "and experts' tokens of the ranks; pack samples to one length, or draw batches by tokens from buckets of similar "
+    "length, on all ranks. With shapes recorded, FLOPs show whether that is it."
+)
+
+_WHOLE_HOST: Final = (
+    "Compare clocks, power caps and temperature of {who} with other hosts' (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), "
+    "its CPU governor, and other processes there: all its ranks are equally slow, so the cause is the machine, not one "
+    "process. Run without it to confirm."
+)
+
+_WHOLE_STAGE: Final = (
+    "Compare clocks of the devices and efficiency of the kernels of this pipeline stage ({who}) with another stage's: "
+    "all its ranks are slow with the same work. If that does not help, move layers to other stages."
+)
+
+_SLOW_ON_CPU: Final = (
+    "Look for other processes on the cores of {who}, its CPU frequency and its number of threads (OMP_NUM_THREADS), "
+    "then its amount of work (sequence lengths, experts)."
+)
+
+
+def template(job: RuleContext, worst: StragglerRow) -> str:
+    """The remedy of one cause."""
+    run = job.runs.get(worst.rank)
+    is_cpu = run is not None and run.device.type == "cpu"
+    if worst.scope == "job":
+        return {"host": _IN_TURN, "compute": _VARYING}.get(worst.cause, OF_CAUSE[worst.cause])
+    if worst.scope == "host" and worst.cause != "communication":
+        return _WHOLE_HOST
+    if worst.scope == "stage":
+        return _WHOLE_STAGE
+    if worst.cause == "compute" and is_cpu:
+        return _SLOW_ON_CPU
+    return OF_CAUSE[worst.cause]
+
+
+def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[str, ...]:
+    """A sentence, where one rank is late mostly because its training thread waits for a core longer than its peers' do:
+    whatever it does then takes longer, loading on that thread too.
+    """
+    waited = {
+        run.rank: run.cpu.waited_ns / run.cpu.steps / 1e3
+        for run in job.runs.values()
+        if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.steps
+    }
+    others = [us for rank, us in waited.items() if rank not in worst.members]
+    if worst.scope != "rank" or worst.rank not in waited or not others:
+        return ()
+    longer_us = waited[worst.rank] - median(others)
+    if longer_us < WAITS * worst.lost_us:
+        return ()
+    late = f"its training thread waits for a core {duration(longer_us)} per step longer than its peers' do"
+    return (f"Look for other processes on the cores of {who}: {late}.",)
