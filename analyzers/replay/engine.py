@@ -2,8 +2,9 @@
 
 A rank's schedule is a list of ops, each preceded by some time of the rank's own. Collectives occupy their stream on
 each rank in order. They start there when the rank has issued them and the one before has ended, and end on all ranks
-once the last of them has started, plus the transfer. Example, two ranks, own work 10 and 14 ns, then a collective whose
-transfer takes 5, for which both wait::
+once the last of them has started, plus the transfer; where messages chain several ranks, on each once those at the
+other ends of its own have. Example, two ranks, own work 10 and 14 ns, then a collective whose transfer takes 5, for
+which both wait::
 
     rank 0   own [0, 10)   collective [10, 19)   waits until 19
     rank 1   own [0, 14)   collective [14, 19)   waits until 19
@@ -17,7 +18,8 @@ The engine knows nothing of training: ``schedules`` makes the schedules, ``pace`
 from __future__ import annotations
 
 import enum
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -104,6 +106,9 @@ class Schedules:
     """For each rank op, the one on another stream whose end it waits for as well, or NONE; None: none does."""
     after_gap_ns: Int64 | None = None
     """From that end to its start, which ``gap_ns`` includes."""
+    chained: Mapping[int, Mapping[int, Set[int]]] = field(default_factory=dict)
+    """Of instances that are chains of messages between three ranks or more: rank -> the ranks at the other ends of its
+    messages, for which alone it waits. In all others each rank waits for all."""
     lanes: Lanes | None = None
     """None: what a rank's host does is part of its own time."""
 
@@ -171,6 +176,9 @@ class _Replay:
         self._absent = [len(members) for members in self._members]
         self._hold = schedules.hold_ns.tolist()
         self._latest = schedules.floor_ns.tolist()
+        self._meets = _meets(schedules, self._members)
+        self._to_come = {rank_op: len(others) for rank_op, others in self._meets.items()}
+        self._came = {rank_op: self._latest[self._instance[rank_op]] for rank_op in self._meets}
         self._waiting: dict[int, int] = {}
         self._runnable = list(range(len(self._time)))[::-1]
 
@@ -229,23 +237,53 @@ class _Replay:
                     continue
                 start = max(ready, end + self._after_gap[rank_op])
             self._start[rank_op] = start
-            instance = self._instance[rank_op]
-            if start > self._latest[instance]:
-                self._latest[instance] = start
-            self._absent[instance] -= 1
-            if self._absent[instance] == 0:
-                able += self._finish(instance)
+            able += self._meet(rank_op, start) if rank_op in self._meets else self._arrive(rank_op, start)
 
-    def _finish(self, instance: int) -> list[int]:
-        """End a collective on all its ranks; returns the rank ops that may start now."""
-        latest, able = self._latest[instance], []
-        for rank_op in self._members[instance]:
-            self._end[rank_op] = latest + self._transfer[rank_op]
-            rank = self._waiting.pop(rank_op, None)
-            if rank is not None:
-                self._runnable.append(rank)
-            able += self._following[rank_op]
+    def _arrive(self, rank_op: int, start: int) -> list[int]:
+        """A rank has come to a collective: the last one ends it on all ranks."""
+        instance = self._instance[rank_op]
+        if start > self._latest[instance]:
+            self._latest[instance] = start
+        self._absent[instance] -= 1
+        if self._absent[instance]:
+            return []
+        return [able for member in self._members[instance] for able in self._finish(member, self._latest[instance])]
+
+    def _meet(self, rank_op: int, start: int) -> list[int]:
+        """Its part in a chain of messages has started: end those at their other ends that waited for no other."""
+        able = []
+        for other in self._meets[rank_op]:
+            self._came[other] = max(self._came[other], start)
+            self._to_come[other] -= 1
+            if self._to_come[other] == 0:
+                able += self._finish(other, self._came[other])
         return able
+
+    def _finish(self, rank_op: int, latest: int) -> list[int]:
+        """End a collective on one rank, the last arrival being known; returns the rank ops that may start now."""
+        self._end[rank_op] = latest + self._transfer[rank_op]
+        rank = self._waiting.pop(rank_op, None)
+        if rank is not None:
+            self._runnable.append(rank)
+        return self._following[rank_op]
+
+
+def _meets(schedules: Schedules, members: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+    """Rank op in a chain of messages -> those that it waits for, itself among them."""
+    if not schedules.chained:
+        return {}
+    rank_of = {}
+    for index, rank in enumerate(schedules.ranks):
+        span = slice(int(schedules.first[index]), int(schedules.first[index + 1]))
+        issued = schedules.operand[span][schedules.kind[span] == OpKind.ISSUE]
+        rank_of.update(dict.fromkeys(issued.tolist(), rank))
+    found = {}
+    for instance, others in schedules.chained.items():
+        on_rank = {rank_of[rank_op]: rank_op for rank_op in members[instance] if rank_op in rank_of}
+        for rank, rank_op in on_rank.items():
+            met = {rank, *others.get(rank, ())}
+            found[rank_op] = [on_rank[other] for other in sorted(met) if other in on_rank]
+    return found
 
 
 class _LanesReplay(_Replay):

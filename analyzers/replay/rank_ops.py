@@ -12,6 +12,9 @@ from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Int64
 
+_TWO: Final = 2
+"""Ends of a message: what has more participants is a chain of several."""
+
 _PROMPT_NS: Final = 20_000
 """What waits for an event of another stream starts within this time of it."""
 
@@ -90,6 +93,24 @@ class RankOpNumbers:
         """For each instance, its last arrival where that was a rank which is not in the recording."""
         known = np.where(self._matched.instances.complete, NEVER, self._matched.instances.last_arrival_ns)
         return np.concatenate((known, np.full(self._alone, NEVER)))
+
+    def chained(self) -> dict[int, dict[int, set[int]]]:
+        """As in ``Schedules``. A message that lay in a buffer before its recv began makes nobody wait."""
+        matched, messages = self._matched, self._matched.messages
+        found: dict[int, dict[int, set[int]]] = {}
+        of_chain = matched.instances.participants[messages.instance] > _TWO
+        if not of_chain.any():
+            return found
+        own = zip(matched.instance.tolist(), matched.rank.tolist(), strict=True)
+        line = {which: place for place, which in enumerate(own)}
+        columns = (messages.instance[of_chain], messages.source[of_chain], messages.destination[of_chain])
+        for instance, source, destination in zip(*(column.tolist() for column in columns), strict=True):
+            ranks = found.setdefault(instance, {})
+            sender, receiver = line.get((instance, source)), line.get((instance, destination))
+            if sender is not None and receiver is not None and matched.end_ns[sender] > matched.start_ns[receiver]:
+                ranks.setdefault(source, set()).add(destination)
+                ranks.setdefault(destination, set()).add(source)
+        return found
 
 
 def _follow(stream: Int64, ready_ns: Int64, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:

@@ -271,6 +271,7 @@ class _ScheduleBuilder:
             marks=marks,
             after=np.concatenate([own.after for own in self.rank_ops]),
             after_gap_ns=np.concatenate([own.after_gap_ns for own in self.rank_ops]),
+            chained=self._numbers.chained(),
         )
         if len(self.lanes) < len(ranks):
             return self._columns.into(both), None

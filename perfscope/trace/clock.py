@@ -16,6 +16,7 @@ import numpy as np
 from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.medians import Lines, fit_lines, median_by, middle_of
+from perfscope.trace.message_kernels import MessageKernels
 from perfscope.trace.rhythm import OpenEnds, offset_between
 from perfscope.trace.trace import Bool, Float64, Int64
 
@@ -119,7 +120,8 @@ class SendRecvTimes:
     """Matched sends and recvs, each on its own rank's clock: parallel arrays.
 
     ``recv_ends_with_send`` where the recv ends as soon as the message is sent. A device's kernels do so, unless the
-    message fits into a buffer; a host's range ends when the program asks for the message.
+    message fits into a buffer; a host's range ends when the program asks for the message. ``kernels`` are the numbers
+    of the two kernels of each message (0 to n - 1), where one may carry several: it ends with the last of them.
     """
 
     sender: Int64
@@ -128,6 +130,8 @@ class SendRecvTimes:
     send_end_ns: Int64
     recv_end_ns: Int64
     recv_ends_with_send: Bool
+    recv_start_ns: Int64 | None = None
+    kernels: tuple[Int64, Int64] | None = None
 
 
 def align(
@@ -243,17 +247,58 @@ class _ClockFit:
         """Set the clusters against that of clock 0 by the messages between them."""
         sender = self.unit[np.searchsorted(ranks, messages.sender)]
         receiver = self.unit[np.searchsorted(ranks, messages.receiver)]
+        ends_with_send = messages.recv_ends_with_send
+        sent = np.where(ends_with_send, messages.send_end_ns, messages.send_start_ns)
+        if messages.kernels is None or messages.recv_start_ns is None:
+            self._connect(sender, receiver, sent, messages.recv_end_ns, ends_with_send)
+            return
+        on_host, (senders, receivers) = ~ends_with_send, messages.kernels
+        of_host = sender[on_host], receiver[on_host], sent[on_host], messages.recv_end_ns[on_host]
+        ends = MessageKernels(
+            senders[ends_with_send],
+            receivers[ends_with_send],
+            _each_kernel(messages.kernels, sender, receiver),
+            _each_kernel(messages.kernels, messages.send_start_ns, messages.recv_start_ns),
+            _each_kernel(messages.kernels, messages.send_end_ns, messages.recv_end_ns),
+        )
+        while self._connect_together(ends, of_host) or self._connect_apart(ends):
+            pass
+
+    def _connect_together(self, ends: MessageKernels, of_host: tuple[Int64, Int64, Int64, Int64]) -> bool:
+        """By kernels that both end with the message between them, and by messages of hosts."""
+        last = self._last(ends)
+        both = last[ends.sender] & last[ends.receiver]
+        one, other = ends.sender[both], ends.receiver[both]
+        on_device = ends.clock[one], ends.clock[other], ends.end_ns[one], ends.end_ns[other]
+        sender, receiver, sent, received = (np.append(*pair) for pair in zip(on_device, of_host, strict=True))
+        return self._connect(sender, receiver, sent, received, np.arange(len(sender)) < len(one))
+
+    def _connect_apart(self, ends: MessageKernels) -> bool:
+        """By the least that is sure: one kernel of a message ends no sooner than the other, where that ends with the
+        message; and a recv no sooner than the message takes from the send's start on.
+        """
+        one, other = np.append(ends.sender, ends.receiver), np.append(ends.receiver, ends.sender)
+        last = self._last(ends)[one]
+        sooner, later = np.append(one[last], ends.sender), np.append(other[last], ends.receiver)
+        since = np.append(ends.end_ns[one[last]], ends.start_ns[ends.sender] + ends.least_ns())
+        exactly = np.zeros(len(since), dtype=np.bool_)
+        return self._connect(ends.clock[sooner], ends.clock[later], since, ends.end_ns[later], exactly)
+
+    def _last(self, ends: MessageKernels) -> Bool:
+        end = ends.end_ns + self.lines.at(ends.clock, ends.end_ns - self.reference[ends.clock])
+        return ends.last(self.cluster[ends.clock], end)
+
+    def _connect(self, sender: Int64, receiver: Int64, sent: Int64, received: Int64, ends_with_send: Bool) -> bool:
+        """Set clusters against that of clock 0 by messages, of which clocks and times are given; is there any?"""
         crossing = self.cluster[sender] != self.cluster[receiver]
         sender, receiver = sender[crossing], receiver[crossing]
-        ends_with_send = messages.recv_ends_with_send[crossing]
-        sent = np.where(ends_with_send, messages.send_end_ns[crossing], messages.send_start_ns[crossing])
-        received = messages.recv_end_ns[crossing]
+        sent, received = sent[crossing], received[crossing]
         constraints = ClockConstraints(
             self.cluster[sender],
             self.cluster[receiver],
             sent + self.lines.at(sender, sent - self.reference[sender]),
             received + self.lines.at(receiver, received - self.reference[receiver]),
-            ends_with_send,
+            ends_with_send[crossing],
             self.reference,
         )
         constraints.solve()
@@ -261,8 +306,10 @@ class _ClockFit:
         lines = constraints.lines
         moved = Lines(lines.at(self.cluster, middle - self.reference[self.cluster]), lines.slope[self.cluster])
         self.lines = self.lines.plus(moved)
-        self.slack = constraints.slack[self.cluster]
-        self.cluster[constraints.reached[self.cluster]] = 0
+        found = constraints.reached[self.cluster] & (self.cluster != 0)
+        self.slack = np.where(found, constraints.slack[self.cluster], self.slack)
+        self.cluster[found] = 0
+        return bool(found.any())
 
     def connect_by_rhythm(self, ends: OpenEnds, ranks: Int64) -> None:
         """Set those of the clusters that are left against that of clock 0 that messages without peers tie to it."""
@@ -308,6 +355,15 @@ def _one_clock_per_host(fit: _ClockFit, hosts: Sequence[str]) -> Int64:
         if all(np.ptp(offset[cluster == each]) <= _ONE_HOST_NS for each in distinct(cluster)):
             unit[members] = members[0]
     return np.unique(unit, return_inverse=True)[1].astype(np.int64)
+
+
+def _each_kernel(kernels: tuple[Int64, Int64], of_send: Int64, of_recv: Int64) -> Int64:
+    """What the messages at their two ends say of each kernel."""
+    size = max(int(side.max(initial=-1)) for side in kernels) + 1
+    values = np.zeros(size, dtype=np.int64)
+    for numbers, of_end in zip(kernels, (of_send, of_recv), strict=True):
+        values[numbers] = of_end
+    return values
 
 
 class ClockConstraints:

@@ -137,6 +137,7 @@ def test_hybrid_sharding_with_an_evaluation(tmp_path: Path) -> None:
         pytest.param(9113, id="all hosts are slow, and those of one stage launch while it waits"),
         pytest.param(2601, id="one device alone notices that all loaders are slow"),
         pytest.param(62056, id="a loader that is slow behind a rank that computes slowly"),
+        pytest.param(62040, id="stages on a host each, which nothing but batched sends and receives ties together"),
         pytest.param(63028, id="costs are those of the used steps, not of the one with an evaluation"),
     ],
 )

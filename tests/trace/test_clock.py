@@ -239,3 +239,30 @@ class TestMessages:
         clocks = jobs.aligned(messages=self.messages(jobs, lines))
         assert clocks.aligned.all()
         assert clocks.offset_ns.tolist() == pytest.approx([0, -100_000, -5_000_000, -6_000_000], abs=4000)
+
+    def test_a_kernel_of_several_messages_ends_with_the_last_of_them(self):
+        """Ranks 0 and 1 share a host, ranks 2 and 3 another. All exchange with the next one in a ring, in one kernel
+        each; a message inside a host takes 30 us, one between hosts 300. Rank 2 comes last by 900, ranks 1 and 2 end
+        with the message between them, rank 3 with the quick one of rank 2, and rank 0 with the slow one of rank 3.
+        """
+        jobs = Skewed({0: 0, 1: 0, 2: 4_000_000, 3: 4_000_000}, {})
+        came = {0: 100_000, 1: 150_000, 2: 1_000_000, 3: 120_000}
+        ends = {0: 420_000, 1: 1_300_000, 2: 1_300_000, 3: 1_030_000}
+        ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
+        columns = []
+        for k in range(10):
+            jobs.collective((0, 1), k * SECOND // 10)
+            jobs.collective((2, 3), k * SECOND // 10)
+            for sender, receiver in (*ring, *((receiver, sender) for sender, receiver in ring)):
+                begin, sent, here, there = (
+                    jobs.shows(rank, k * SECOND // 10 + at[rank])
+                    for rank, at in ((sender, came), (sender, ends), (receiver, came), (receiver, ends))
+                )
+                columns.append((sender, receiver, begin, sent, there, here, 4 * k + sender, 4 * k + receiver))
+        lines = np.array(columns, dtype=np.int64).T
+        messages = SendRecvTimes(
+            *lines[:5], np.ones(len(columns), dtype=np.bool_), recv_start_ns=lines[5], kernels=(lines[6], lines[7])
+        )
+        clocks = jobs.aligned(("a", "a", "b", "b"), messages)
+        assert clocks.aligned.all()
+        assert clocks.offset_ns.tolist() == pytest.approx([0, 0, -4_000_000, -4_000_000], abs=1000)

@@ -100,6 +100,7 @@ def _samples(ops: UnmatchedOps, rows: Int64, instance: Int64) -> tuple[Int64, In
 
 
 def _send_recv_times(ops: UnmatchedOps, pairs: MessagePairs) -> SendRecvTimes:
+    _, kernel = np.unique(np.append(pairs.sender, pairs.receiver), return_inverse=True)
     return SendRecvTimes(
         sender=ops.rank[pairs.sender],
         receiver=ops.rank[pairs.receiver],
@@ -107,6 +108,8 @@ def _send_recv_times(ops: UnmatchedOps, pairs: MessagePairs) -> SendRecvTimes:
         send_end_ns=ops.end_ns[pairs.sender],
         recv_end_ns=ops.end_ns[pairs.receiver],
         recv_ends_with_send=~ops.on_host[pairs.sender],
+        recv_start_ns=ops.start_ns[pairs.receiver],
+        kernels=(kernel[: len(pairs)], kernel[len(pairs) :]),
     )
 
 

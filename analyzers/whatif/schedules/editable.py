@@ -193,6 +193,7 @@ class EditableSchedules:
             marks=self.marks,
             after=of_rank_ops[:, 4],
             after_gap_ns=of_rank_ops[:, 5],
+            chained={number: each.chained for each, number in instances.items() if each.chained},
             lanes=self._lanes(ranks) if self.hosts else None,
         )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class Collective:
     """Every rank issues it between the optimizer's step and the next forward."""
     of_loop: bool = False
     """The training loop calls it for itself (``job.collectives.of_loop``)."""
+    chained: Mapping[int, Set[int]] = field(default_factory=dict)
+    """As in ``Schedules``."""
 
 
 @dataclass(eq=False, slots=True)

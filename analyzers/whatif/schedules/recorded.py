@@ -159,6 +159,7 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 floor_ns=int(floor),
                 between=bool(between[number]),
                 of_loop=bool(of_loop[number]),
+                chained=schedules.chained.get(number, {}),
             )
         )
     return collectives

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfscope.analyzers.replay.engine import OpKind, Schedules, replay
@@ -138,3 +140,16 @@ def test_schedules_that_wait_for_each_other_are_not_replayed_to_the_end() -> Non
         )
     )
     assert not replayed.complete
+
+
+def test_in_a_chain_of_messages_a_rank_waits_only_for_those_at_the_other_ends_of_its_own() -> None:
+    """Ranks 0 to 3 come at 10, 20, 30 and 100, and each exchanges messages of 5 with the one before and the next."""
+    chain = schedules(
+        *([(OpKind.ISSUE, rank, came, 0), (OpKind.WAIT, rank, 0, 0)] for rank, came in enumerate((10, 20, 30, 100))),
+        collectives=[(0, NONE, 0, 5)] * 4,
+        floor=[NEVER],
+    )
+    assert replay(chain).end_ns.tolist() == [105, 105, 105, 105]
+    replayed = replay(replace(chain, chained={0: {0: {1}, 1: {0, 2}, 2: {1, 3}, 3: {2}}}))
+    assert replayed.complete
+    assert replayed.end_ns.tolist() == [25, 35, 105, 105]
