@@ -132,6 +132,9 @@ _NOW_AND_THEN: Final = 0.5
 _IN_TURN_RANKS: Final = 3
 """Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
 
+_LONE_TURNS: Final = 2
+"""The same of ranks without peers, which are found in turn where one of them is slow in most steps, as in histories."""
+
 
 @dataclass(frozen=True, eq=False)
 class Straggler:
@@ -469,7 +472,7 @@ class _Search:
         """Those of these ranks that are slow in turn, by their whole own time or by a category of it."""
         used = self._recorded.used
         slow = slow_now_and_then(ranks, used, self._result.step_ns, view)
-        if not slow or not _in_turn(np.stack([one.slow[used] for one in slow])):
+        if not slow or not _in_turn(np.stack([one.slow[used] for one in slow]), _LONE_TURNS):
             return None
         return self._at_usual_pace(slow, "job")
 
@@ -755,11 +758,11 @@ def _of_one_rank(own_ns: Int64) -> bool:
     return of_one and int((~slow).sum()) >= _QUIET
 
 
-def _in_turn(hits: Bool) -> bool:
-    """Are these ranks (lines) slow in turn, seldom two in one step (column)?"""
+def _in_turn(hits: Bool, fewest: int = _IN_TURN_RANKS) -> bool:
+    """Are these ranks (lines), so many or more, slow in turn, seldom two in one step (column)?"""
     at_once = hits.sum(axis=0)
     turns = hits[:, at_once > 0].argmax(axis=0)
-    if len(hits) < _IN_TURN_RANKS or not len(turns):
+    if len(hits) < fewest or not len(turns):
         return False
     changes = int((turns[1:] != turns[:-1]).sum())
     return changes >= _IN_TURN_RANKS - 1 and float((at_once[at_once > 0] == 1).mean()) >= _AT_ONCE

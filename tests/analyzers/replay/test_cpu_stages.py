@@ -60,6 +60,16 @@ def test_a_stage_that_is_slow_now_and_then_is_compared_with_its_other_steps(
     assert row.lost_us == pytest.approx(lost_us(slow, healthy), abs=0.03 * slow.took / slow.steps)
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_that_are_slow_in_turn_are_one_straggler_and_none_of_them_is_slow_alone(
+    stages: int, tmp_path: Path
+) -> None:
+    """With two, half of the steps of each are slow, and nearly alike."""
+    slow = CpuPipeline(stages=stages, operator=lambda rank, step: 9000.0 * (step % stages == rank))
+    (row,) = found(slow, tmp_path)
+    assert (row.ranks, row.cause, row.pattern) == (tuple(range(stages)), "compute", "rotating")
+
+
 @pytest.mark.parametrize(
     "job",
     [
