@@ -77,8 +77,9 @@ def evaluate(job: RuleContext) -> Finding | None:
             "them in fewer steps, or at the same step on all ranks.",
         ),
         confidence=job.confidence(),
-        predicted=prediction,
-        whatif=_CHANGE,
+        # Without steps nothing says that a pause comes again in each: what it costs is a bound.
+        predicted=prediction if job.steps else None,
+        whatif=_CHANGE if job.steps else None,
     )
 
 

@@ -9,11 +9,13 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.rank.host_activity import BETWEEN
+from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.host import host_pauses
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
+from perfscope.results.findings import Obtained
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
@@ -66,6 +68,15 @@ def test_the_title_has_the_share_of_the_breakdown_and_what_the_replay_saves_of_i
     title = host_pauses.evaluate(replace(context, summary=replace(context.summary, time_breakdown=longer))).title
     assert title.startswith(f"{idle + 0.1:.0%} of the step is host time")
     assert title.endswith("; without its pauses the step takes 42% less")
+
+
+def test_without_steps_what_pauses_cost_is_a_bound(tmp_path):
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    job = replace(context.summary.job, steps=())
+    (finding,) = evaluate(replace(context, summary=replace(context.summary, job=job)))
+    assert finding.rule == host_pauses.RULE
+    assert (finding.predicted_step_us, finding.obtained) == (None, Obtained.BOUNDED)
+    assert finding.ceiling == pytest.approx(1 / (1 - 0.42) - 1, abs=0.02)
 
 
 def test_a_loop_that_makes_its_batches_itself_is_told_of_the_loader(tmp_path):
