@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from struct import Struct
 from typing import Any, Final, Generic, NoReturn
@@ -63,10 +63,11 @@ class Forked:
         """
         left = dict(enumerate(items))
         work = _SharedWork(function, items, _numbered(len(items)))
-        gc.freeze()  # looking for cycles writes to every object: to copies of what the processes share
-        others = [work.forked() for _ in range(min(self.workers, len(items)))]
-        gc.unfreeze()
+        others: list[_Other] = []
         try:
+            with suppress(OSError), _shared_memory():  # an error is a limit on processes: those that there are suffice
+                while len(others) < min(self.workers, len(items)):
+                    others.append(work.forked())
             for number in work.taken():
                 done = work.attempted(number)
                 if done is not None:
@@ -82,6 +83,20 @@ class Forked:
                 other.end()
             os.close(work.numbers)
         suspects.extend(left.values())
+
+
+@contextmanager
+def _shared_memory() -> Iterator[None]:
+    """Looking for cycles writes to every object, and so to a copy of its own of what the processes share: those forked
+    meanwhile leave out what there is now.
+    """
+    was_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not was_frozen:
+            gc.unfreeze()
 
 
 _Done = tuple[Any, str | None]
@@ -127,7 +142,12 @@ class _SharedWork(Generic[Item, Result]):
         """Start another process that takes items."""
         receiving, sending = os.pipe()
         watched, held = os.pipe()
-        process = os.fork()
+        try:
+            process = os.fork()
+        except OSError:
+            for end in (receiving, sending, watched, held):
+                os.close(end)
+            raise
         if process:
             os.close(sending)
             os.close(watched)

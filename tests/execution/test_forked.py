@@ -199,6 +199,13 @@ class TestNothingStays:
             outcomes(str, meanwhile=fail)
         self.none_is_left(processes)
 
+    def test_where_no_process_can_be_started(self, monkeypatch):
+        def refused() -> int:
+            raise BlockingIOError("Resource temporarily unavailable")
+
+        monkeypatch.setattr(os, "fork", refused)
+        assert [outcome.result for outcome in outcomes(str)] == list(map(str, ITEMS))
+
     @staticmethod
     def none_is_left(processes: list[int]) -> None:
         assert len(processes) == 2
