@@ -8,7 +8,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.typed import call, training_arguments
 from perfscope.results.findings import code
 
-_TRANSFORMERS: Final = ("bucket_cap_mb", "find_unused_parameters", "static_graph")
+_TRANSFORMERS: Final = ("broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "static_graph")
 """Arguments that TrainingArguments has, with ``ddp_`` in front."""
 
 

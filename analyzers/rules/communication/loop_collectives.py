@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.typed import training_arguments
 from perfscope.results.findings import Action, Evidence, Finding, code
 from perfscope.text import count_per_step
 
@@ -52,14 +53,25 @@ def evaluate(job: RuleContext) -> Finding | None:
             *(Evidence(f"{kind} per step between optimizer and forward", count) for kind, count in calls.items()),
             Evidence("exposed communication per step (mean)", exposed_us, "us", job.ranks),
         ),
-        action=Action(
-            setting="collectives of the training loop", old="in every step", new=f"every {_EVERY} steps",
-            how=_how(calls),
-            costs="Between two of them each rank knows its own numbers only.",
-        ),
+        action=_action(job),
         confidence=job.confidence(),
         predicted=prediction,
         whatif=_CHANGE,
+    )  # fmt: skip
+
+
+def _action(job: RuleContext) -> Action:
+    """What the user sets: of the Trainer, which gathers counts of tokens in every step, an argument of its own."""
+    averaged = "average_tokens_across_devices"
+    if set(job.loop_collectives) == {"all_gather"} and job.settings("transformers").get(averaged) is True:
+        return Action(
+            setting=f"TrainingArguments({averaged}=…)", old="True", new="False",
+            how=training_arguments(**{averaged: False}),
+            costs="Each rank divides its loss by its own count of tokens, which weighs ranks with few tokens more.",
+        )  # fmt: skip
+    return Action(
+        setting="collectives of the training loop", old="in every step", new=f"every {_EVERY} steps",
+        how=_how(job.loop_collectives), costs="Between two of them each rank knows its own numbers only.",
     )  # fmt: skip
 
 

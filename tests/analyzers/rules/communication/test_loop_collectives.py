@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import perfscope
 from perfscope.analyzers.rules.communication import loop_collectives
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Prediction
-from tests.analyzers.rules.jobs import STEP_US, breakdown, context
+from tests.analyzers.rules.jobs import STEP_US, breakdown, context, runs
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import US, Job, Model, Network, Recording
 
@@ -48,6 +50,18 @@ def test_each_kind_has_its_remedy(kind: str, first: str, said: str) -> None:
     assert f"(0.250 {kind} per step)" in finding.title
     assert finding.action.how.startswith(first)
     assert said in finding.action.how
+
+
+def test_the_trainer_has_an_argument_of_its_own() -> None:
+    """It gathers how many tokens each rank's labels have, in every step."""
+    recorded = runs(2, transformers={"average_tokens_across_devices": True})
+    finding = loop_collectives.evaluate(dataclasses.replace(logging(all_gather=1), runs=recorded))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("True", "False")
+    assert "TrainingArguments(output_dir, average_tokens_across_devices=False)" in finding.action.how
+    other = loop_collectives.evaluate(dataclasses.replace(logging(all_gather=1, all_reduce=1), runs=recorded))
+    assert other is not None
+    assert other.action.how.startswith("Reduce metrics")
 
 
 def test_it_is_silent_without_any_and_where_they_cost_little() -> None:
