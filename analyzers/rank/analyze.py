@@ -50,7 +50,7 @@ from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import DATALOADER_START, FORWARD
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Category, Device, Int64, Trace
 
 _OF_DEVICES: Final = re.compile(
     r"aten::_?(cudnn_(?!is_acceptable)|miopen_|(scaled_dot_product_)?(flash|efficient)_attention(_forward|_backward)?$)"
@@ -87,7 +87,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         backend=trace.backend,
         host=trace.host,
         processes=_processes(trace),
-        devices=tuple(device for device in trace.devices if device.index in used),
+        devices=_devices(trace, used),
         has_devices=len(trace.devices) > 0 or bool(trace.names_where(_OF_DEVICES.match).any()),
         has_device_work=len(work) > 0,
         steps=steps,
@@ -119,6 +119,12 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         versions=trace.versions,
         parse_report=trace.parse_report,
     )
+
+
+def _devices(trace: Trace, used: set[int]) -> tuple[Device, ...]:
+    """Those of the trace's devices that work; where kernels do not state theirs, the only one that is listed."""
+    listed = tuple(device for device in trace.devices if device.index in used)
+    return trace.devices if not listed and len(trace.devices) == len(used) == 1 else listed
 
 
 def _processes(trace: Trace) -> frozenset[int]:

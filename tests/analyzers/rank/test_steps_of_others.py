@@ -111,3 +111,15 @@ def test_a_step_whose_operators_launched_nothing_is_not_whole_though_later_ones_
     cut = chrome.read(save(tmp_path, text.removesuffix("]}")))
     assert analyze_rank(cut).steps.number.tolist() == [1, 3]
     assert cut.parse_report.complete_until_ns == 403_000
+
+
+@pytest.mark.parametrize(
+    ("pids", "named"), [((0,), ["H100"]), ((4242,), ["H100"]), ((0, 4242), ["H100"]), ((5, 6), [])]
+)
+def test_kernels_that_state_no_device_run_on_the_only_one_that_is_listed(
+    pids: tuple[int, ...], named: list[str], tmp_path: Path
+) -> None:
+    """Without an argument a kernel's process stands for its device."""
+    kernels = [event(**{**KERNEL, "pid": pid}, ts=10 * at) for at, pid in enumerate(pids, 1)]
+    path = save(tmp_path, {"deviceProperties": [{"id": 0, "name": "H100"}], "traceEvents": [event(), *kernels]})
+    assert [device.name for device in analyze_rank(chrome.read(path)).devices] == named
