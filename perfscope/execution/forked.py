@@ -26,6 +26,8 @@ from perfscope.frozen import dataclass
 _NUMBER: Final = Struct("<I")
 _HEAD: Final = Struct("<IQ")
 """An item's number, and how many bytes of its outcome follow."""
+_PROTOCOL: Final = 4
+"""Of later protocols an array comes as one more object, which takes more memory than most arrays have."""
 _MOST_NUMBERS: Final = 1000
 """Every system's pipes hold them at once; one number stands for several of more items."""
 
@@ -176,9 +178,9 @@ class _SharedWork(Generic[Item, Result]):
 
 def _packed(number: int, done: _Done) -> bytes:
     try:
-        body = pickle.dumps(done, protocol=5)
+        body = pickle.dumps(done, protocol=_PROTOCOL)
     except Exception as error:
-        body = pickle.dumps((None, describe(error)), protocol=5)
+        body = pickle.dumps((None, describe(error)), protocol=_PROTOCOL)
     return _HEAD.pack(number, len(body)) + body
 
 
