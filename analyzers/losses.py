@@ -13,11 +13,12 @@ from perfscope.results.findings import Finding
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares as shares_of
 
-_WAIT, _TRANSFER = "exposed_comm_wait", "exposed_comm_transfer"
+WAIT, _TRANSFER = "exposed_comm_wait", "exposed_comm_transfer"
+"""Categories of the time breakdown."""
 
 _ABOUT: Final = {
-    **dict.fromkeys(("straggling-rank", "uneven-work"), (_WAIT,)),
-    **dict.fromkeys(("pipeline-imbalance", "pipeline-bubble"), (_WAIT, _TRANSFER)),
+    **dict.fromkeys(("straggling-rank", "uneven-work"), (WAIT,)),
+    **dict.fromkeys(("pipeline-imbalance", "pipeline-bubble"), (WAIT, _TRANSFER)),
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     "slow-sampler": ("idle_dataloader", "idle_host"),
     "recompilation": ("idle_host",),
@@ -31,7 +32,7 @@ _ABOUT: Final = {
 """Rule -> the categories that its change shortens; every other rule is about transfers."""
 
 _LOOK: Final = {
-    _WAIT: "which rank arrives last in the collectives' table, and what it does before in the timeline",
+    WAIT: "which rank arrives last in the collectives' table, and what it does before in the timeline",
     _TRANSFER: "which collectives take long in the collectives' table, their bandwidth, and what could run meanwhile",
     "exposed_copy": "what is copied in the kernels' table and by which operator; copies from pinned memory with "
     "non_blocking=True overlap compute",
@@ -45,7 +46,7 @@ _LOOK: Final = {
 """Category -> where to look when no fix is known."""
 
 _MOSTLY: Final = 0.5
-"""From this share of the host time on, what has a name is the place to look."""
+"""From this share of the host time on, what has a name is the place to look; and of the wait, what ranks wait for."""
 
 _PYTHON_FUNCTION: Final = re.compile(r"^(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)$")
 
@@ -78,7 +79,7 @@ def losses(summary: Summary) -> tuple[dict[str, float], float]:
     shares = shares_of(summary.time_breakdown)
     compute = shares.pop("compute")
     inherent = inherent_bubble_share(summary.pipeline) if summary.pipeline is not None else 0.0
-    for category in (_WAIT, _TRANSFER):  # without its neighbours a rank seems to transfer
+    for category in (WAIT, _TRANSFER):  # without its neighbours a rank seems to transfer
         part = min(shares[category], inherent)
         shares[category] -= part
         inherent -= part
@@ -91,9 +92,20 @@ def largest(shares: dict[str, float], treated: Collection[Finding] = ()) -> tupl
     return max(((name, share) for name, share in shares.items() if name not in about), key=lambda item: item[1])
 
 
+def waits_for(summary: Summary, treated: Collection[Finding]) -> bool:
+    """Do ranks wait mostly for others that do what these findings are about? The critical path goes through each wait
+    to the rank that was waited for: what is lost to both is what it holds of their categories.
+    """
+    about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
+    shares = shares_of(summary.time_breakdown)
+    path = summary.critical_path or ()
+    on_path = sum(row.us for row in path if row.category in about) / max(sum(row.us for row in path), 1.0)
+    return on_path >= sum(shares[category] for category in about) + _MOSTLY * shares[WAIT]
+
+
 def in_words(category: str, share: float, summary: Summary) -> str:
     """What a category is called in a sentence."""
-    if category == _WAIT and summary.pipeline is not None:
+    if category == WAIT and summary.pipeline is not None:
         pipeline = summary.pipeline
         if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
             return "waiting for other stages of the pipeline"
@@ -105,7 +117,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
 
 def where_to_look(category: str, summary: Summary) -> str:
     """What shows more about a loss that no fix is known for."""
-    if category in (_WAIT, _TRANSFER) and _is_bound(summary):
+    if category in (WAIT, _TRANSFER) and _is_bound(summary):
         return _ALL_RANKS
     named = named_host(summary) if category == "idle_host" else ""
     if named:

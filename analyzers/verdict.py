@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
-from perfscope.analyzers.losses import in_words, largest, losses, where_to_look
+from perfscope.analyzers.losses import WAIT, in_words, largest, losses, waits_for, where_to_look
 from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
@@ -181,7 +181,9 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     category, share = largest(shares, [finding for finding in serious if _gains(finding, summary)])
     gain = first.gain(summary.job.step_us)
     recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
-    if share >= NAMED and share > recoverable:
+    if share >= NAMED and category == WAIT and waits_for(summary, serious):
+        headline += f" Waiting for late ranks takes another {share:.0%} of the step, mostly for the same reason."
+    elif share >= NAMED and share > recoverable:
         what = in_words(category, share, summary)
         headline += f" A larger part, {share:.0%} of the step, is {what}: no fix is known; "
         headline += f"{where_to_look(category, summary)}."

@@ -16,7 +16,7 @@ from perfscope.analyzers.verdict import verdict
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.findings import Action, Finding, Obtained, Prediction, code
 from perfscope.results.notes import note
-from perfscope.results.rows import Verdict
+from perfscope.results.rows import PathRow, Verdict
 from perfscope.results.tables import LaunchRow, OperatorRow
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context, kernel, starved
@@ -122,6 +122,24 @@ def test_a_lone_step_of_a_compiled_model_is_told_to_compile() -> None:
     summary = dataclasses.replace(case.summary, operators=(compiled,), job=lone)
     assert "the model is compiled" in str(verdict(summary).first_action)
     assert "the model is compiled" not in str(verdict(dataclasses.replace(summary, job=case.summary.job)).first_action)
+
+
+@pytest.mark.parametrize(("on_path_us", "same"), [(50_000, True), (30_000, False)])
+def test_waiting_for_ranks_that_load_late_is_for_the_same_reason(on_path_us: float, same: bool) -> None:
+    """Each of two ranks loads for 20 ms of a step of 100 and waits for the other for 30; the path has 50 or 30 of
+    loading: of the others' waits all 30 are for loading, or 10.
+    """
+    case = context(*(breakdown(rank, idle_dataloader=20_000, exposed_comm_wait=30_000) for rank in (0, 1)))
+    path = (
+        PathRow(rank=0, category="idle_dataloader", us=on_path_us),
+        PathRow(rank=1, category="compute", us=STEP_US - on_path_us),
+    )
+    case = dataclasses.replace(case, summary=dataclasses.replace(case.summary, critical_path=path))
+    (finding, *_) = evaluate(starved(80_000))
+    loading = dataclasses.replace(finding, rule="dataloader-workers", title="Data loading", ceiling=100 / 80 - 1)
+    headline = judged(case, loading).headline
+    assert ("Waiting for late ranks takes another 30% of the step, mostly for the same reason" in headline) is same
+    assert ("no fix is known" in headline) is not same
 
 
 def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> None:
