@@ -86,17 +86,25 @@ def losses(summary: Summary) -> tuple[dict[str, float], float]:
     return shares, compute
 
 
-def largest(shares: dict[str, float], treated: Collection[Finding] = ()) -> tuple[str, float]:
+def largest(shares: dict[str, float], summary: Summary, treated: Collection[Finding] = ()) -> tuple[str, float]:
     """The category with the largest share of those that none of the findings ``treated`` is about."""
-    about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
+    about = _categories(summary, treated)
     return max(((name, share) for name, share in shares.items() if name not in about), key=lambda item: item[1])
+
+
+def _categories(summary: Summary, treated: Collection[Finding]) -> set[str]:
+    """What these findings are about: of a straggler whose links are slow, transfers, too."""
+    about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
+    slow_links = any(row.cause == "communication" for row in summary.stragglers)
+    stragglers = any(finding.rule == "straggling-rank" for finding in treated)
+    return about | {_TRANSFER} if slow_links and stragglers else about
 
 
 def waits_for(summary: Summary, treated: Collection[Finding]) -> bool:
     """Do ranks wait mostly for others that do what these findings are about? The critical path goes through each wait
     to the rank that was waited for: what is lost to both is what it holds of their categories.
     """
-    about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
+    about = _categories(summary, treated)
     shares = shares_of(summary.time_breakdown)
     path = summary.critical_path or ()
     on_path = sum(row.us for row in path if row.category in about) / max(sum(row.us for row in path), 1.0)

@@ -115,7 +115,7 @@ def _of_training(summary: Summary) -> Verdict:
     if serious:
         return _limited(summary, serious)
     shares, compute = losses(summary)
-    category, share = largest(shares)
+    category, share = largest(shares, summary)
     bubble = _bubble(summary.pipeline)
     small = next((finding for finding in summary.findings if finding.rule == _BUBBLE), None)
     if small is not None and summary.pipeline is not None and inherent_bubble_share(summary.pipeline) >= share:
@@ -178,7 +178,7 @@ def _limited(summary: Summary, serious: list[Finding]) -> Verdict:
     first = serious[0]
     headline = f"{first.title}."
     shares, _ = losses(summary)
-    category, share = largest(shares, [finding for finding in serious if _gains(finding, summary)])
+    category, share = largest(shares, summary, [finding for finding in serious if _gains(finding, summary)])
     gain = first.gain(summary.job.step_us)
     recoverable = 1.0 if gain is None or math.isinf(gain) else gain / (1 + gain)
     if share >= NAMED and category == WAIT and waits_for(summary, serious):

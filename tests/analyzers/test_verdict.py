@@ -16,7 +16,7 @@ from perfscope.analyzers.verdict import verdict
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.findings import Action, Finding, Obtained, Prediction, code
 from perfscope.results.notes import note
-from perfscope.results.rows import PathRow, Verdict
+from perfscope.results.rows import PathRow, StragglerRow, Verdict
 from perfscope.results.tables import LaunchRow, OperatorRow
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context, kernel, starved
@@ -140,6 +140,20 @@ def test_waiting_for_ranks_that_load_late_is_for_the_same_reason(on_path_us: flo
     headline = judged(case, loading).headline
     assert ("Waiting for late ranks takes another 30% of the step, mostly for the same reason" in headline) is same
     assert ("no fix is known" in headline) is not same
+
+
+@pytest.mark.parametrize("cause", ["communication", "compute"])
+def test_what_is_transferred_over_a_slow_link_is_no_other_loss(cause: str) -> None:
+    """The straggler costs 20 % of the step; transfers take 40 %."""
+    case = context(*(breakdown(rank, exposed_comm_transfer=40_000) for rank in (0, 1)))
+    slow = StragglerRow(
+        rank=0, cause=cause, lost_us=20_000.0, confidence="high", share_of_steps=1.0, host="", scope="host", ranks=(0,),
+        pattern="steady", steps=(1,),
+    )  # fmt: skip
+    case = dataclasses.replace(case, summary=dataclasses.replace(case.summary, stragglers=(slow,)))
+    (finding, *_) = evaluate(starved(80_000))
+    straggler = dataclasses.replace(finding, rule="straggling-rank", title="Slow", ceiling=100 / 80 - 1)
+    assert ("A larger part" in judged(case, straggler).headline) is (cause == "compute")
 
 
 def test_a_larger_loss_than_that_of_the_first_finding_is_named_beside_it() -> None:
