@@ -12,7 +12,8 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.own_time import NOISE
-from perfscope.analyzers.replay.stragglers.search import Straggler, find_stragglers
+from perfscope.analyzers.replay.stragglers.search import find_stragglers
+from perfscope.analyzers.replay.stragglers.straggler import Straggler
 from perfscope.results.findings import Confidence
 from perfscope.results.rows import FEW_STEPS, StragglerRow
 

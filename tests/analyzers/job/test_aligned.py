@@ -17,7 +17,8 @@ from perfscope.analyzers.job.critical_path import critical_path, walk
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.schedules import record_schedules
-from perfscope.analyzers.replay.stragglers.search import Straggler, find_stragglers
+from perfscope.analyzers.replay.stragglers.search import find_stragglers
+from perfscope.analyzers.replay.stragglers.straggler import Straggler
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import CollectiveRow
 from perfscope.trace.trace import ProcessGroup

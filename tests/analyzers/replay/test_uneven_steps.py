@@ -11,8 +11,8 @@ import pytest
 import perfscope
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.own_time import late_loaders, steadiness, varies_by
-from perfscope.analyzers.replay.stragglers.search import _of_one_rank
 from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
+from perfscope.analyzers.replay.stragglers.uneven import of_one_rank
 from perfscope.results.categories import TimeCategory
 from tests.emulator import Cause, Job, Model, Recording, emulate
 from tests.emulator.draw import draw
@@ -40,7 +40,7 @@ def test_variance_between_ranks_and_from_step_to_step() -> None:
     ],
 )
 def test_a_rank_that_is_slow_in_some_steps_beside_one_that_never_is(own: list[list[int]], is_one: bool) -> None:
-    assert _of_one_rank(np.array(own)) is is_one
+    assert of_one_rank(np.array(own)) is is_one
 
 
 @pytest.mark.parametrize("late", ["in turn", "one of them", "and computes for less", "never"])

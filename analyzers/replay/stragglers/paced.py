@@ -1,0 +1,123 @@
+"""Replays with ranks or stages at the pace of others: what each saves of the recorded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
+from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
+from perfscope.analyzers.replay.peers import find_peers
+from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
+from perfscope.analyzers.replay.stragglers.own_time import (
+    NOISE,
+    HostBound,
+    excess,
+    late_loaders,
+    own_in_step,
+    slow_once,
+)
+from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
+from perfscope.trace.trace import Int64
+
+
+class PacedReplays:
+    """One job's ranks beside their peers, and what the steps take with some of them at their peers' pace."""
+
+    def __init__(
+        self, result: AlignedJob, recorded: RecordedSchedules, base: ReplayResult, hosts: Mapping[int, str]
+    ) -> None:
+        groups = find_peers(result, recorded)
+        self.result, self.recorded, self.base = result, recorded, base
+        self.host_bound = HostBound.of(result, recorded)
+        self.beside_hosts = _replayed_beside_hosts(result, recorded)
+        self.steps_ns = recorded.steps_ns(base if self.beside_hosts is None else self.beside_hosts)
+        replayed_ns = float(self.steps_ns.mean())
+        # No rank can be charged with the replay's own error.
+        self.noise = NOISE * replayed_ns + abs(replayed_ns - result.step_ns)
+        self.peers = {rank: peers for peers in groups for rank in peers.ranks}
+        self.hosts = hosts
+        self.on_devices = all(partial.has_device_work for partial in result.partials.values())
+        waited = {
+            rank: partial.loading.waited_ns[partial.steps.indices_of(result.steps)]
+            for rank, partial in result.partials.items()
+        }
+        self.in_loader_per_step_ns = waited
+        self.in_loader_ns = {rank: float(ns.mean()) for rank, ns in waited.items()}
+        self.loading_ns = recorded.loading_step_ns(result)
+        # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
+        loading = [self.loading_ns.get(rank, 0.0) for rank in recorded.schedules.ranks]
+        self.usual_loading_ns = float(np.median(loading))
+        self.loaded_first_ns = np.array([waited[rank][0] for rank in recorded.schedules.ranks])
+        self.own = [(peers, own_in_step(recorded, peers)) for peers in groups]
+        self.excess = {rank: over for peers, own in self.own for rank, over in excess(peers, own).items()}
+        over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self.excess.items()}
+        self.slow = [rank for rank in sorted(over, key=lambda rank: -over[rank]) if over[rank] >= self.noise]
+        self.slow_once = {rank for peers, own in self.own for rank in slow_once(peers, own)}
+        for peers, own in self.own:
+            self.slow_once.update(late_loaders(peers, own, recorded.used, result.step_ns))
+
+    def saved_at_pace(self, ranks: Collection[int], *, even: bool = False) -> Int64 | None:
+        """``saved`` with these ranks at their peers' pace."""
+        paced, with_hosts = sorted(ranks), self.beside_hosts is not None
+        return self.saved(at_peers_pace(self.recorded, self.peers, paced, even=even, with_hosts=with_hosts), paced)
+
+    def saved_at_other_stages_pace(self, stages: Sequence[SlowStage]) -> Int64 | None:
+        """``saved`` with these stages as quick as the others."""
+        changed = at_other_stages_pace(self.result, self.recorded, stages, with_hosts=self.beside_hosts is not None)
+        return self.saved(changed, ranks_of(stages), loading=False)
+
+    def saved(self, schedules: Schedules, paced: Collection[int], *, loading: bool = True) -> Int64 | None:
+        """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others,
+        nor their loader workers (``loading``); None where that is no more than noise. Their mean is what a what-if
+        predicts.
+        """
+        schedules, lifted = without_holds(schedules) if paced else (schedules, False)
+        replayed = replay(schedules)
+        if not replayed.complete:
+            return None
+        recorded, result = self.recorded, self.result
+        base = self.base if replayed.host_mark_ns is None else self.beside_hosts
+        assert base is not None
+        before = recorded.steps_ns(base)
+        kept = [ns for rank, ns in self.loading_ns.items() if not loading or rank not in paced]
+        floors = [self.usual_loading_ns, *kept]
+        if replayed.host_mark_ns is None:
+            floors.append(self.host_bound.least_ns(paced, before))
+        step_ns = predicted_step_ns(
+            recorded, replayed, base, settling=0, steps_alike=False, lifted=lifted, floors_ns=floors
+        )
+        per_step = before - recorded.steps_ns(replayed)
+        mean, saved_ns = float(per_step.mean()), result.step_ns * (1 - step_ns / float(before.mean()))
+        # Ranks do not begin a recording together, and no rank causes that skew: where no step before the first used one
+        # was recorded, a saving in that step alone is evidence only where a batch is seen to come late.
+        only_first = len(per_step) > 1 and recorded.used[0] and per_step[1:].sum() <= 0
+        if mean <= 0 or saved_ns < self.noise:
+            return None
+        if only_first and not (paced and self.load_longer(paced, saved_ns)):
+            return None
+        return np.asarray(np.rint(per_step * (saved_ns / mean)), dtype=np.int64)
+
+    def load_longer(self, ranks: Collection[int], lost_ns: float) -> bool:
+        """Are these ranks in the loader for so much longer than the others? Where all loaders are slow, they may differ
+        only in that their devices have no work left to overlap that.
+        """
+        others = [waited for rank, waited in self.in_loader_ns.items() if rank not in ranks]
+        usual = float(np.median(others)) if others else 0.0
+        return max(self.in_loader_ns[rank] for rank in ranks) - usual >= lost_ns / 2
+
+
+def ranks_of(stages: Collection[SlowStage]) -> tuple[int, ...]:
+    """The ranks of these stages, in order."""
+    return tuple(sorted(rank for stage in stages for rank in stage.ranks))
+
+
+def _replayed_beside_hosts(result: AlignedJob, recorded: RecordedSchedules) -> ReplayResult | None:
+    """The unchanged replay with hosts beside their devices, where that replays what was recorded."""
+    if recorded.with_hosts is None:
+        return None
+    replayed = replay(recorded.with_hosts)
+    return replayed if is_trusted(recorded, replayed, result.step_ns) else None
