@@ -79,11 +79,14 @@ def analyze(
             if hang is None and snapshots is None and not inspected:
                 raise
             return _untraced(job, history, hang, snapshots, inspected, failures)
-        from perfscope.analyzers.history.beside_traces import with_history
         from perfscope.analyzers.summarize import summarize
 
         ranks.failures += failures
-        summary = with_history(summarize(read, ranks, measured, snapshots=snapshots), history)
+        summary = summarize(read, ranks, measured, snapshots=snapshots)
+        if history is not None:
+            from perfscope.analyzers.history.beside_traces import with_history
+
+            summary = with_history(summary, history)
         summary = with_other_roles(read, ranks, summary, reader) if role is None else summary
         return _inspected(_with_hang(summary, hang), inspected)
 

@@ -18,10 +18,8 @@ NOTICEABLE: Final = 0.05
 """Share of the run from which what a straggler costs is in the verdict, as of the rule about stragglers in traces."""
 
 
-def with_history(summary: Summary, history: History | None) -> Summary:
+def with_history(summary: Summary, history: History) -> Summary:
     """The summary of traces with the history of the whole run."""
-    if history is None:
-        return summary
     summary = replace(summary, history=history)
     unseen = [row for row in history.stragglers if row.cost_share >= NOTICEABLE and not _is_seen(row, summary)]
     return replace(summary, verdict=_verdict(summary.verdict, unseen[0])) if unseen else summary

@@ -17,6 +17,7 @@ from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.history import CORE, SEVERAL, HistoryStraggler
+from perfscope.results.rows import UNLIKE_STAGES
 from perfscope.trace.trace import Bool, Float32, Float64, Int64
 
 FEWEST_STEPS: Final = 20
@@ -24,9 +25,6 @@ FEWEST_STEPS: Final = 20
 
 NOTICEABLE: Final = 0.025
 """Share of the step from which a rank's excess is more than noise, in a step and steadily."""
-
-UNEVEN: Final = 0.1
-"""The same of a rank without peers: stages of a pipeline are not divided more evenly than that."""
 
 LEAST_COST: Final = 0.005
 """Share of the run from which what a rank costs now and then is reported, where the ranks vary little."""
@@ -120,7 +118,7 @@ def _ranks(rows: Iterable[HistoryStraggler]) -> set[int]:
 def _steady(excess: Excess, step_us: float) -> Bool:
     """Ranks whose own time is above their peers' in nearly all parts of the run, and in most of their steps."""
     chance_us = _SURE * excess.noise_us / math.sqrt(len(excess.total))  # of the median of so many steps
-    least = np.maximum(np.where(excess.alone, UNEVEN, NOTICEABLE) * step_us, chance_us)
+    least = np.maximum(np.where(excess.alone, UNLIKE_STAGES, NOTICEABLE) * step_us, chance_us)
     windows = min(_WINDOWS, len(excess.total) // 5)
     medians = np.array([np.median(part, axis=0) for part in np.array_split(excess.total, windows)])
     steady: Bool = (excess.level >= least) & ((medians >= least / 2).mean(axis=0) >= _STEADY)
@@ -164,7 +162,7 @@ def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int,
         if pattern != "steady":
             places = [job.ranks.index(rank) for row in together for rank in row.ranks]
             lone = excess.alone[places].any()
-            least = max(LEAST_COST, float(noise_us[places].min()) / step_us / 2, UNEVEN / 5 * lone)
+            least = max(LEAST_COST, float(noise_us[places].min()) / step_us / 2, UNLIKE_STAGES / 5 * lone)
         if cost < least:
             continue
         # Ranks that are slow together share what they cost; one beside them that costs next to nothing is chance.
@@ -207,7 +205,7 @@ def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> tuple[Bool, Flo
     slow[:, steady] = excess.total[:, steady] > 0
     noise_us = np.full(slow.shape[1], excess.noise_us)
     # Of ranks without peers that are always above the others, the level is no cause, and nor is what varies about it.
-    always = np.quantile(excess.total, _USUAL, axis=0) >= UNEVEN * step_us
+    always = np.quantile(excess.total, _USUAL, axis=0) >= UNLIKE_STAGES * step_us
     open_ = np.flatnonzero(~steady & ~(excess.alone & always)).tolist()
     for view in _views(excess):
         found = _often_slow(view, step_us, open_)

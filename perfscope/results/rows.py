@@ -15,6 +15,10 @@ from perfscope.results.findings import Prediction
 FEW_STEPS: Final = 5
 """Used steps below which the evidence is too thin for more than low confidence."""
 
+UNLIKE_STAGES: Final = 0.1
+"""Share of the step by which a stage of a pipeline must be slower than the others to be reported: stages are rarely
+divided more evenly."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:

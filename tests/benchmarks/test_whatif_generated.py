@@ -9,9 +9,16 @@ from perfscope.analyzers.whatif.predict import SETTINGS, WhatIfAnswer
 from tests.benchmarks.whatif_generated import Answer, describe, table
 from tests.benchmarks.whatif_questions import Question, questions
 
-NOT_ASKED = {"host.gc", "env.OMP_NUM_THREADS", "gradients.reduce", "optimizer.loops"}
-"""The generator collects no garbage, its operators have no threads, its optimizer has no loop over parameters, and it
-reduces no gradients by hand (the emulator has both)."""
+NOT_ASKED = {
+    "host.gc",
+    "env.OMP_NUM_THREADS",
+    "gradients.reduce",
+    "optimizer.loops",
+    "loop.collectives",
+    "ddp.broadcast_buffers",
+}
+"""The generator collects no garbage, its operators have no threads, its optimizer has no loop over parameters; it
+reduces no gradients by hand, nothing in its loop, and sends no buffers (the emulator has these four)."""
 
 
 def predicted(question: Question, *, off: float, assumed: bool = False, spread: float = 0.1) -> Answer:

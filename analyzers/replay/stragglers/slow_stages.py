@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.history.stragglers import UNEVEN
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.stages import ranks_of, stages
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -31,6 +30,7 @@ from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.own_time import NOISE, flops_per_step
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
+from perfscope.results.rows import UNLIKE_STAGES
 from perfscope.trace.trace import Float64, Int64
 
 SAME_WORK: Final = 0.02
@@ -83,7 +83,7 @@ def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowSta
         excess = np.min([pace.excess(compared, alike) for pace in paces[stage]], axis=0)
         total = min(float(pace.rows.sum()) for pace in paces[stage])
         # What waits for data seems to save more at another stage's pace than it takes longer.
-        if (NOISE if mine.on_device else UNEVEN) * result.step_ns <= excess.sum() < total:
+        if (NOISE if mine.on_device else UNLIKE_STAGES) * result.step_ns <= excess.sum() < total:
             slowest = max(zip(ranks, paces[stage], strict=True), key=lambda pair: float(pair[1].rows.sum()))[0]
             row = _COMPARED[int(excess.argmax())]
             factor = (total - float(excess.sum())) / total

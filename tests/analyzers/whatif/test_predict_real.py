@@ -89,4 +89,6 @@ def test_where_all_cores_are_busy_workers_may_save_nothing_and_cost_a_little(tmp
     assert crowded.mid_ns == roomy.mid_ns < crowded.measured_ns
     assert roomy.high_ns < crowded.measured_ns
     saving = crowded.measured_ns - crowded.mid_ns
-    assert crowded.high_ns == pytest.approx(crowded.measured_ns + 0.25 * saving, rel=0.01)
+    # Of the saving a fifth may be lost where there is room, and all of it and a quarter more where there is none.
+    assert crowded.high_ns - roomy.high_ns == pytest.approx((1.25 - 0.2) * saving, rel=0.001)
+    assert crowded.high_ns >= crowded.measured_ns + 0.25 * saving
