@@ -168,9 +168,11 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         contended = _contended(context, row, need, workers, batches[rank])
         taking = max(taking + contended.mid - contended.before, 0.0)
         _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank])
-        # Work that fits into a step now will still fit.
+        # Work that fits into a step now will still fit. The profiler's own CPU time is in what was recorded.
+        profiling = context.profiler.of_step(context.result, rank) if context.profiler is not None else 0.0
         least, floor = (
-            min(needed_ns(needs, rank, batches) * longer, context.result.step_ns) for longer in (1.0, need.slowdown)
+            min(max(needed_ns(needs, rank, batches) * longer - profiling, 0.0), context.result.step_ns)
+            for longer in (1.0, need.slowdown)
         )
         schedules.at_least(rank, floor)
         less = min(_SURE.less + _CROWDED_BY_OTHERS * (need.slowdown - 1), _ANYTHING)
