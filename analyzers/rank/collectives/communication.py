@@ -21,14 +21,16 @@ DEVICE_PATTERNS: Final = (
     (r"^ncclSymk?(Dev)?Kernel|^ncclSym", "NCCL >= 2.27 symmetric-memory kernels: nccl src/device/symmetric"),
     (r"^mscclKernel|^msccl_", "MSCCL in RCCL: rccl src/device/msccl_kernel_impl.h"),
     (r"nvshmem(x|i)?_", "NVSHMEM device and host-launched collectives"),
-    (r"deep_ep::|\bdeep_ep\b", "DeepEP expert-parallel dispatch and combine: DeepEP csrc/kernels"),
-    (r"(^|::)(intranode|internode|internode_ll)::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
+    (r"deep_ep(?<!\wdeep_ep)\b", "DeepEP expert-parallel dispatch and combine: DeepEP csrc/kernels"),
+    (r"intranode::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
+    (r"internode(_ll)?::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
     (r"cross_device_reduce_(1|2)stage", "vLLM and SGLang custom all-reduce: csrc/custom_all_reduce.cuh"),
     (
-        r"(?i:(one|two)_?shot_?all_?reduce)|multimem_all_reduce|multimem_(one|two)_shot",
+        "|".join(rf"{number}_?(?i:shot_?all_?reduce)" for number in ("one", "One", "two", "Two")),
         "PyTorch symmetric memory, FlashInfer, TensorRT-LLM",
     ),
-    (r"\bmscclpp::", "MSCCL++: mscclpp include/mscclpp"),
+    (r"multimem_(all_reduce|(one|two)_shot)", "PyTorch symmetric memory"),
+    (r"mscclpp::", "MSCCL++: mscclpp include/mscclpp"),
     (r"^hcom_", "HCCL of Ascend: hccl/hcom.h"),
     (r"^oneccl_", "oneCCL of Intel"),
     (
@@ -36,9 +38,11 @@ DEVICE_PATTERNS: Final = (
         "XLA: xla/hlo/ir/hlo_opcode.h",
     ),
     (r"quickreduce|allreduce_prototype", "AMD quick all-reduce: vllm csrc/quickreduce"),
-    (r"^(void )?(flashinfer::)?trtllm_(allreduce|moe_alltoall)|allreduce_fusion_kernel", "TensorRT-LLM, FlashInfer"),
+    (r"trtllm_(allreduce|moe_alltoall)|allreduce_fusion_kernel", "TensorRT-LLM, FlashInfer"),
 )
-"""Names of kernels that are communication, each with its source."""
+"""Names of kernels that are communication, each with its source. Those that may stand anywhere in a name begin with a
+letter: Python looks for such patterns in a long name twenty times as fast as for others.
+"""
 
 HOST_PATTERNS: Final = (
     (r"^gloo:", "c10d ProcessGroupGloo.cpp"),
@@ -49,7 +53,8 @@ HOST_PATTERNS: Final = (
 )
 """Names of host ranges in which a backend's threads carry out a collective, each with its source."""
 
-_DEVICE = re.compile("|".join(pattern for pattern, _ in DEVICE_PATTERNS))
+_DEVICE_BEGIN = re.compile("|".join(pattern for pattern, _ in DEVICE_PATTERNS if pattern.startswith("^")))
+_DEVICE_WITHIN = re.compile("|".join(pattern for pattern, _ in DEVICE_PATTERNS if not pattern.startswith("^")))
 _HOST = re.compile("|".join(pattern for pattern, _ in HOST_PATTERNS))
 
 _NAMES_OF_KINDS: Final = {
@@ -142,7 +147,7 @@ _SPELLED: Final = re.compile(
 @functools.lru_cache(maxsize=1 << 16)
 def is_device_communication(name: str) -> bool:
     """Whether a kernel of this name is communication."""
-    return _DEVICE.search(name) is not None
+    return _DEVICE_BEGIN.match(name) is not None or _DEVICE_WITHIN.search(name) is not None
 
 
 def device_communication(trace: Trace, work: DeviceWork) -> Bool:
