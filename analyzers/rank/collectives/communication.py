@@ -24,12 +24,22 @@ DEVICE_PATTERNS: Final = (
     (r"deep_ep(?<!\wdeep_ep)\b", "DeepEP expert-parallel dispatch and combine: DeepEP csrc/kernels"),
     (r"intranode::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
     (r"internode(_ll)?::(notify_)?(dispatch|combine|cached_notify)", "DeepEP csrc/kernels"),
+    (r"hybrid_ep::(dispatch|combine|device_sync)", "DeepEP csrc/hybrid_ep"),
+    (r"a2a_(dispatch|combine)_(send|recv)", "pplx-kernels and pplx-garden, expert-parallel: a2a_kernels/src"),
+    (r"Ep(Dispatch|Combine)(Intra|Inter)Node|Ep(Dispatch|Combine)LowLatency", "MORI of AMD: src/ops/dispatch_combine"),
     (r"cross_device_reduce_(1|2)stage", "vLLM and SGLang custom all-reduce: csrc/custom_all_reduce.cuh"),
+    (r"reduce_scatter_cross_device_store", "AITER of AMD: csrc/include/custom_all_reduce.cuh"),
+    (
+        r"userbuffers_(fp16_sum_|push|pull)",
+        "Transformer Engine, tensor parallelism that overlaps: common/comm_gemm_overlap/userbuffers/userbuffers.cu",
+    ),
     (
         "|".join(rf"{number}_?(?i:shot_?all_?reduce)" for number in ("one", "One", "two", "Two")),
         "PyTorch symmetric memory, FlashInfer, TensorRT-LLM",
     ),
-    (r"multimem_(all_reduce|(one|two)_shot)", "PyTorch symmetric memory"),
+    (r"multimem_(all_reduce|all_gather|(one|two)_shot)", "PyTorch: CUDASymmetricMemoryOps.cu"),
+    (r"symmetric_memory::\w*(barrier|signal)_kernel", "PyTorch: CUDASymmetricMemory.cu"),
+    (r"all_?[rR]educe_?([oO]ne|[tT]wo)_?[sS]hot", "SGLang custom all-reduce: all_reduce_one_shot_push_kernel"),
     (r"mscclpp::", "MSCCL++: mscclpp include/mscclpp"),
     (r"^hcom_", "HCCL of Ascend: hccl/hcom.h"),
     (r"^oneccl_", "oneCCL of Intel"),
@@ -130,6 +140,9 @@ def kind_of_kernel(name: str) -> str:
     match = _SPELLED.search(letters)
     if match:
         return _KINDS.get(match[1] or match[0], "send_recv")
+    match = _USERBUFFERS.search(name)
+    if match:
+        return _OF_USERBUFFERS[match[1] or match[2]]
     match = re.search(r"(SendRecv|Reduce)", name)
     if match:
         return kind_of(match[1])
@@ -142,6 +155,11 @@ _SPELLED: Final = re.compile(
     "allreduce|allgather|reducescatter|alltoall|broadcast|collectivepermute|hcom(send|rec(?:v|eive))"
 )
 """Kinds in names of kernels without their dashes and capitals."""
+
+
+_USERBUFFERS: Final = re.compile(r"userbuffers_(?:fp16_sum_inplace_gpu_[a-z]+_?(ag|rs)?|(pu)(?:sh|ll)(?:send|recv))")
+_OF_USERBUFFERS: Final = {"ag": "all_gather", "rs": "reduce_scatter", "pu": "send_recv", None: "all_reduce"}
+"""Kinds in names of Transformer Engine's kernels, such as ``userbuffers_fp16_sum_inplace_gpu_rr_rs_oop``."""
 
 
 @functools.lru_cache(maxsize=1 << 16)
