@@ -21,15 +21,16 @@ from perfscope.grouping import grouped
 from perfscope.recording import paths
 
 _RANK: Final = re.compile(
-    r"(?:^|[^a-z])(?<!local[-_.])(?:(?:rank|worker)[-_.=]?(?P<rank>\d{1,6})(?!\d)|(?<![^-_.])r(?P<r>\d{1,6})(?![a-z\d]))",
+    r"(?:^|[^a-z]|global)(?<!local[-_.])(?:(?:rank|worker)[-_.=]?(?P<rank>\d{1,6})(?!\d)"
+    r"|(?<![^-_.])r(?P<r>\d{1,6})(?![a-z\d]))",
     re.IGNORECASE,
 )
-"""``rank3``, ``global_rank-3``, ``worker_3``, ``r3``; not ``local_rank3``, ``frank3``, ``r3x``."""
+"""``rank3``, ``global_rank-3``, ``GlobalRank3``, ``worker_3``, ``r3``; not ``local_rank3``, ``frank3``, ``r3x``."""
 _HANDLER: Final = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(?:\.gz)?$")
 """torch.profiler.tensorboard_trace_handler: worker, and the time of writing in ms or ns."""
 _NUMBER: Final = re.compile(r"\d+")
-_LONE_NUMBER: Final = re.compile(r"^(\D*)(\d+)(\.\D*)$")
-"""``profile_3.json`` (accelerate), ``trace_3.json.gz``, ``3.json``: a rank, if the others of its kind are there."""
+_OF_TIME: Final = re.compile(r"(?:step|iter|iteration|epoch|batch|cycle|capture)s?[-_.=]?$", re.IGNORECASE)
+"""What stands before a number that counts captures, as in ``trace_step100.json``, and not ranks."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def rank_in_name(path: Path) -> int | None:
 
 def captures_of_files(files: Sequence[Path]) -> list[Capture]:
     """The captures that the files of one folder belong to, in order. One, without a label, where names show none."""
+    at_times = _at_times(files)
+    if at_times is not None:
+        return at_times
     sources = _with_ranks(files)
     by_owner = grouped((_owner(source), source) for source in sources)
     if all(len(owned) == 1 for owned in by_owner.values()):
@@ -116,15 +120,39 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _with_ranks(files: Sequence[Path]) -> list[TraceSource]:
+    """The files with the ranks that their names state, or that they number from 0 without a gap: ``profile_3.json``
+    (accelerate), ``gpu3_trace.json.gz``, ``3.json``.
+    """
     ranks = [rank_in_name(path) for path in files]
-    if len(files) > 1 and all(rank is None for rank in ranks):
-        numbered = [_LONE_NUMBER.match(path.name) for path in files]
-        if all(numbered) and len({(match[1], match[3]) for match in numbered if match}) == 1:
-            numbers = [int(match[2]) for match in numbered if match]
-            # Counted from 0 without a gap; else they number something else, such as steps.
-            if sorted(numbers) == list(range(len(files))):
-                ranks = list(numbers)
+    if all(rank is None for rank in ranks):
+        counted = _counted(files)
+        # Others number something else, such as processes.
+        if counted is not None and sorted(counted[1]) == list(range(len(files))):
+            ranks = list(counted[1])
     return [TraceSource(path, rank) for path, rank in zip(files, ranks, strict=True)]
+
+
+def _counted(files: Sequence[Path]) -> tuple[str, list[int]] | None:
+    """(what stands before it, the number of each file), where names differ in one number; None for others."""
+    if len(files) < 2:
+        return None
+    parts = [re.split(r"(\d+)", path.name) for path in files]
+    if len({len(each) for each in parts}) > 1:
+        return None
+    differing = [place for place, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:
+        return None
+    (place,) = differing
+    return "".join(parts[0][:place]), [int(each[place]) for each in parts]
+
+
+def _at_times(files: Sequence[Path]) -> list[Capture] | None:
+    """A capture of each file, where their names state no rank and number steps; None for others."""
+    counted = _counted(files)
+    if counted is None or not _OF_TIME.search(counted[0]) or any(rank_in_name(path) is not None for path in files):
+        return None
+    in_order = sorted(files, key=lambda path: natural(path.name))
+    return [Capture(path.name, (TraceSource(path, None),)) for path in in_order]
 
 
 def _owner(source: TraceSource) -> str:

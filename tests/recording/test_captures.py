@@ -29,6 +29,7 @@ def files(*paths: str) -> list[Path]:
         ("trace_rank-12.json.gz", 12),
         ("rank_7_trace.json", 7),
         ("global_rank3.json", 3),
+        ("trace_GlobalRank3.json", 3),
         ("rank=4.json", 4),
         ("rank3of8.json", 3),
         ("rank-00003.capture-1.trace.json.gz", 3),
@@ -87,6 +88,13 @@ class TestFilesOfOneFolder:
         assert [source.named_rank for source in capture.sources] == [0, 1, 2]
         (capture,) = captures_of_files(files("profile_10.json", "profile_20.json"))
         assert [source.named_rank for source in capture.sources] == [None, None]
+        (capture,) = captures_of_files(files("h100_gpu1_trace.json", "h100_gpu0_trace.json"))
+        assert [source.named_rank for source in capture.sources] == [1, 0]
+
+    def test_lone_numbers_of_steps_are_captures_of_one_rank(self):
+        found = captures_of_files(files("trace_step10.json", "trace_step9.json"))
+        assert list(names(found).values()) == [["trace_step9.json"], ["trace_step10.json"]]
+        assert [source.named_rank for capture in found for source in capture.sources] == [None, None]
 
 
 class TestFolders:
