@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from perfscope.collectors.capture import session
 from perfscope.collectors.capture.session import Collector, Session
 from perfscope.collectors.compiled.watch import watch as watch_compiler
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.bootstrap import RUN_BACKWARD
-from perfscope.collectors.phases.phases import NO_TASK
+from perfscope.collectors.launch.bootstrap import NO_TASK, RUN_BACKWARD
 
 
 def attach_torch(folder: str) -> None:
@@ -48,16 +47,19 @@ def hook_torch(collector: Collector) -> Edges:
     return edges
 
 
-def attach_backwards(_folder: str) -> None:
-    """This process has run backward passes and made no optimizer: each further pass ends a step."""
+def attach_backwards(_folder: str, passes: Sequence[bool]) -> None:
+    """This process has run backward passes and made no optimizer: they were steps, and each further one ends a step."""
     collector = session.attached()
     if collector is not None:
-        count_backwards(collector)
+        count_backwards(collector, passes)
 
 
-def count_backwards(collector: Collector) -> None:
-    """Have the end of every outermost backward pass end a step, as long as nothing tells steps better."""
+def count_backwards(collector: Collector, passes: Sequence[bool]) -> None:
+    """Have the end of every outermost backward pass end a step, as long as nothing tells steps better. ``passes`` have
+    ended before: whether each has written ``.grad``.
+    """
     torch: Any = sys.modules["torch"]
+    collector.report(Session.backwards_ended_before, passes)
     run = getattr(torch.autograd, RUN_BACKWARD)
 
     @functools.wraps(run)

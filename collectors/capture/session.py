@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,10 +29,10 @@ from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
 from perfscope.collectors.identity import attempt
 from perfscope.collectors.jobs import earlier_run, join_job
-from perfscope.collectors.launch.bootstrap import MODULE_NAME
+from perfscope.collectors.launch.bootstrap import MODULE_NAME, NO_TASK
 from perfscope.collectors.launch.nsys import make_way
 from perfscope.collectors.overrides.stop import end_training
-from perfscope.collectors.phases.phases import NO_TASK, OPTIMIZER, StepPhases
+from perfscope.collectors.phases.phases import OPTIMIZER, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.role import identify_with_role, stated_role
 from perfscope.collectors.sampler.sampler import HostSampler, start_sampler
@@ -106,6 +106,11 @@ class Session:
         """An outermost backward pass has ended, in a process that has made no optimizer."""
         if self._counts():
             self._act(self._detector.backward(accumulates=accumulates))
+
+    def backwards_ended_before(self, passes: Sequence[bool]) -> None:
+        """These have ended before it was known that this process trains: steps of which only the number is known."""
+        for accumulates in passes:
+            self._detector.backward(accumulates=accumulates)
 
     def explicitly_stepped(self) -> None:
         """``perfscope.step()`` was called."""

@@ -9,7 +9,7 @@ import functools
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -59,10 +59,10 @@ def _hook_torch(collector: Collector) -> None:
             _hook_object(edges, optimizer)
 
 
-def _count_backwards(collector: Collector) -> None:
-    """Some backward passes have ended: without an optimizer, the further ones are steps."""
+def _count_backwards(collector: Collector, passes: Sequence[bool]) -> None:
+    """Some backward passes have ended: without an optimizer, they were steps, and so are the further ones."""
     if next(_made(sys.modules["torch"].optim.Optimizer), None) is None:
-        collector.problems.guard("counting backward passes", attach.count_backwards, collector)
+        collector.problems.guard("counting backward passes", attach.count_backwards, collector, passes)
 
 
 def _made(base: type[Any]) -> Iterator[type[Any]]:

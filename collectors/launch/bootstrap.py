@@ -58,6 +58,9 @@ BACKWARDS = 4
 RUN_BACKWARD = "_engine_run_backward"
 """Function of ``torch.autograd`` through which ``backward()`` and ``grad()`` reach the engine."""
 
+NO_TASK = -1
+"""What ``torch._C._current_graph_task_id()`` is outside of every backward pass."""
+
 
 class Watch:
     """A meta-path finder that calls back when a module of interest has been imported, and is otherwise not there.
@@ -164,7 +167,7 @@ def wait_for_training(then: Callable[[], None] | None = None) -> None:
     """
     optimizer = sys.modules["torch"].optim.Optimizer
     original = vars(optimizer)["profile_hook_step"]
-    wait_no_more = wait_for_backwards(then or attach_without_optimizer)
+    wait_no_more = wait_for_backwards(attach_without_optimizer if then is None else lambda _passes: then())
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
         wait_no_more()
@@ -181,24 +184,28 @@ def wait_for_training(then: Callable[[], None] | None = None) -> None:
     optimizer.profile_hook_step = replacement
 
 
-def wait_for_backwards(then: Callable[[], None]) -> Callable[[], None]:
-    """Have the end of the backward pass number :data:`BACKWARDS` call ``then``. Returns what waits no more."""
-    autograd: Any = sys.modules["torch"].autograd
+def wait_for_backwards(then: Callable[[list[bool]], None]) -> Callable[[], None]:
+    """Have the end of the outermost backward pass number :data:`BACKWARDS` call ``then`` with whether each has written
+    ``.grad``. Returns what waits no more.
+    """
+    torch: Any = sys.modules["torch"]
+    autograd = torch.autograd
     original = getattr(autograd, RUN_BACKWARD, None)
-    left = [BACKWARDS]
+    passes: list[bool] = []
     if original is None:
         return lambda: None
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
+        outermost = torch._C._current_graph_task_id() == NO_TASK
         result = original(*args, **kwargs)
-        left[0] -= 1
-        if left[0] == 0:
-            wait_no_more()
-            then()
+        if outermost and len(passes) < BACKWARDS:
+            passes.append(bool(kwargs.get("accumulate_grad")))
+            if len(passes) == BACKWARDS:
+                wait_no_more()
+                then(passes)
         return result
 
     def wait_no_more() -> None:
-        left[0] = 0
         if getattr(autograd, RUN_BACKWARD, None) is run_backward:
             setattr(autograd, RUN_BACKWARD, original)
 
@@ -238,13 +245,13 @@ def attach_waiting() -> None:
         attach(callback)
 
 
-def attach_without_optimizer() -> None:
+def attach_without_optimizer(passes: list[bool]) -> None:
     """This process trains without an optimizer of torch's: its backward passes are its steps."""
     attach_waiting()
-    attach("attach_backwards")
+    attach("attach_backwards", arguments=(passes,))
 
 
-def attach(callback: str, module: str = "perfscope.collectors.capture.attach") -> None:
+def attach(callback: str, module: str = "perfscope.collectors.capture.attach", arguments: tuple[Any, ...] = ()) -> None:
     """Hand over to a function of ``module``; a failure goes to a file that ``perfscope run`` reads."""
     try:
         if sys.version_info < (3, 10):
@@ -255,7 +262,7 @@ def attach(callback: str, module: str = "perfscope.collectors.capture.attach") -
         with open(os.path.join(FOLDER, "config.json"), encoding="utf-8") as file:
             config = json.load(file)
         import_perfscope(config["package_root"])
-        getattr(importlib.import_module(module), callback)(FOLDER)
+        getattr(importlib.import_module(module), callback)(FOLDER, *arguments)
     except Exception as error:
         note_failure("%s: %s" % (type(error).__name__, error))
     return None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
 from typing import Any, Final, Protocol
 
+from perfscope.collectors.launch.bootstrap import NO_TASK
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.phases import forward_calls
 from perfscope.collectors.phases.clock import PhaseClock
@@ -30,8 +31,6 @@ ALL: Final = (DATALOADER, FORWARD, BACKWARD, OPTIMIZER)
 
 BATCHES_DESCRIBED: Final = 32
 """Batches after which the loaders are described no further, once somebody has asked for their description."""
-
-NO_TASK: Final = -1
 
 MOST_POSTPONED: Final = 1 << 14
 """Actions that may wait for a backward: several times the parameters of a model that has an optimizer for each."""

@@ -62,7 +62,7 @@ def test_a_rank_that_ends_leaves_what_was_complete(tmp_path: Path, how: str, mes
     for rank in (0, 1):
         holds(recording, rank, to_the_last=rank == 1 and how == "raise")
     assert recording.run(1).outcome == outcome
-    # torchrun may terminate rank 0 while it writes that it failed: what it wrote before is kept beside the unfinished file.
+    # torchrun may terminate rank 0 while it writes that it failed: the file that it wrote before stays as it was.
     left = {path.name for path in recording.folder.iterdir() if path.name.endswith(".partial")}
     assert left <= {partial(run_file(recording.folder, 0)).name}
     summary = analyze(recording.folder)
