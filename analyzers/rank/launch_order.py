@@ -192,7 +192,8 @@ class _Builder:
         ended = np.sort(own.end_ns)
         other = np.append(NEVER, ended)[np.searchsorted(ended, own.start_ns, side="right")]
         earlier = place < np.searchsorted(self._at, self._issued, side="left") - 1
-        return np.where((self._issued != NONE) & waited & earlier & (other < end), at + 1, NONE)
+        behind = np.where((self._issued != NONE) & waited & earlier & (other < end), at + 1, NONE)
+        return _in_order(behind, self._issued, own.stream)
 
     def _queue_waits(self) -> HostWaits:
         """Launches that wait until the device has begun earlier work and so taken it out of its full queue: of those in
@@ -298,6 +299,19 @@ def _end_before(collectives: Collectives) -> Int64:
     following = np.flatnonzero(np.diff(collectives.stream[order]) == 0)
     before[order[following + 1]] = collectives.end_ns[order[following]]
     return before
+
+
+def _in_order(behind_ns: Int64, issued_ns: Int64, stream: Int64) -> Int64:
+    """The moments ``behind_ns`` of collectives behind those of the ones in front of them on their streams: a rank that
+    issued them in another order than the others would wait for these forever.
+    """
+    found: Int64 = behind_ns.copy()
+    for each in distinct(stream):
+        mine = np.flatnonzero(stream == each)
+        moment = np.maximum.accumulate(np.where(behind_ns[mine] == NONE, issued_ns[mine], behind_ns[mine]))
+        least = np.minimum(np.append(NONE, moment[:-1]) + 1, issued_ns[mine])
+        found[mine] = np.where(behind_ns[mine] == NONE, NONE, np.maximum(behind_ns[mine], least))
+    return found
 
 
 class _HostRows:

@@ -79,6 +79,21 @@ def test_a_gather_that_begins_as_an_earlier_copy_ends_waited_for_it() -> None:
     assert found.host.behind_ns.tolist() == [NONE, 13 * US + 1, 22 * US + 1]
 
 
+def test_a_gather_stays_behind_the_one_in_front_of_it_on_its_stream() -> None:
+    """The second gather begins as work ends that was launched before the first one was issued, at 30 µs: the program
+    does not issue it sooner than that one, whatever it waited for.
+    """
+    rank = Rank(0, 2, {"0": (0, 1)})
+    rank.builder.launched("gemm", 5 * US, 10 * US, 100 * US)
+    rank.kernel("_allgather_base", "0", 50 * US, 80 * US, launch=30 * US)
+    rank.builder.launched("split", 33 * US, 100 * US, 110 * US)
+    rank.builder.launched("gemm", 36 * US, 110 * US, 200 * US)
+    rank.kernel("_allgather_base", "0", 101 * US, 120 * US, launch=40 * US)
+    found = analyze_rank(rank.builder.build()).progress.host
+    assert found is not None
+    assert found.behind_ns.tolist() == [NONE, 30 * US + 1]
+
+
 def test_a_gather_that_begins_as_soon_as_it_can_waited_for_nothing() -> None:
     """The second begins while the first unit computes, the third right behind the second."""
     found = gathers(20, 200, 216).progress
