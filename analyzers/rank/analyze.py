@@ -15,6 +15,7 @@ from perfscope.analyzers.rank.extra_work import (
     bucket_copies,
     buffer_copies,
     conversions,
+    gather_copies,
     optimizer_loops,
     recomputation,
 )
@@ -108,6 +109,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         optimizer_loops=optimizer_loops(trace, work, steps),
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
+        gather_copies=gather_copies(trace, work, steps),
         flops=rank_flops(trace, work, steps, attribution),
         tables=_tables(trace, work, steps, attribution, host, timeline),
         lanes=rank_lanes(trace, work, attribution, host, steps),

@@ -1,5 +1,6 @@
 """Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout, most
-kernels of an optimizer that loops over parameters, copies of gradients into buckets and of buffers that are sent.
+kernels of an optimizer that loops over parameters, copies of gradients into buckets, of buffers that are sent and of
+parameters that are gathered.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
+from perfscope.analyzers.rank.collectives.autograd import in_backward
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import DDP_FORWARD, OPTIMIZER_RANGE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.partial import ExtraWork
 from perfscope.analyzers.rank.steps import Steps
+from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.trace.trace import NEVER, NONE, Category, Int64, Trace
 
 TO_LAST: Final = re.compile(r"[nN]chwTo[nN]hwc|[nN]cdhwTo[nN]dhwc")
@@ -35,6 +38,11 @@ _COPYING_BACK: Final = re.compile(
     r"aten::(_foreach_)?copy_$|aten::(unflatten_dense_tensors|slice|narrow|view(_as)?|as_strided|select|alias|detach)$"
 )
 """Operators with which ``broadcast_coalesced`` (c10d ``comm.cpp``) hands buffers out again."""
+
+_GATHERING: Final = re.compile(r"FSDP::all_gather\b")
+_GATHER_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out\b|fsdp::(all_gather_copy_in|split_with_sizes_copy)$")
+"""Ranges (``fsdp/_fully_shard/_fsdp_param_group.py``) and operators (``_fsdp_collectives.py``) in which FSDP2 puts its
+shards of a unit's parameters into one tensor, gathers that, and copies the whole parameters out of it."""
 
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
@@ -129,6 +137,24 @@ def buffer_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     copies = launched[host.covers(trace.start_ns[work.launch[launched]])]
     count = steps.count(steps.of_host_time(host.start_ns))
     return ExtraWork(host, Intervals.of(work.start_ns[copies], work.end_ns[copies]), count)
+
+
+def gather_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
+    """What FSDP2 does beside the collectives to gather parameters in backwards, which it does only where these were
+    freed after the forward.
+    """
+    named = (_GATHERING.match, _GATHER_COPIES.match)
+    rows = np.concatenate([
+        trace.rows(category, named=each) for category in (Category.ANNOTATION, Category.CPU_OP) for each in named
+    ])  # fmt: skip
+    rows = np.sort(rows[in_backward(trace, trace.start_ns[rows], rows)])
+    gathering = Intervals.of_rows(trace, rows)
+    launched = np.flatnonzero((work.launch != NONE) & ~device_communication(trace, work))
+    copies = launched[gathering.covers(trace.start_ns[work.launch[launched]])]
+    sent = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match))
+    step = steps.of_host_time(trace.start_ns[rows])
+    device = Intervals.of(work.start_ns[copies], work.end_ns[copies])
+    return ExtraWork(gathering.subtract(sent), device, steps.count(step))
 
 
 def _grown(trace: Trace, steps: Steps, host: Intervals, step: Int64) -> Int64 | None:

@@ -191,6 +191,7 @@ class RankPartial:
     optimizer_loops: ExtraWork
     bucket_copies: ExtraWork
     buffer_copies: ExtraWork
+    gather_copies: ExtraWork
     flops: RankFlops
     tables: RankTables
     lanes: RankLanes

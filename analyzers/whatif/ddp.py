@@ -36,7 +36,7 @@ from perfscope.analyzers.whatif.change import (
     whole_number,
 )
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.extra_work import leave_out
+from perfscope.analyzers.whatif.schedules.extra_work import is_as_recorded, leave_out
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out
 from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.frozen import dataclass
@@ -209,10 +209,7 @@ def _without_copies(
     """Gradients that are not reduced are not copied into buckets: ``spared`` are those copies of a rank's host and of
     its device. They stay in the replay where another change has taken ops out before.
     """
-    recorded = context.recorded.with_hosts if schedules.hosts else context.recorded.schedules
-    assert recorded is not None
-    span = recorded.slice_of(rank)
-    if len(schedules.ops[rank]) == span.stop - span.start:
+    if is_as_recorded(schedules, rank):
         host, device = spared
         copies = replace(context.result.partials[rank].bucket_copies, host=host, device=device)
         leave_out(schedules, context.result, rank, copies)

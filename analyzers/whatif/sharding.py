@@ -35,6 +35,7 @@ from perfscope.analyzers.whatif.gather_limit import (
 )
 from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers, recorded_stage
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
+from perfscope.analyzers.whatif.schedules.extra_work import is_as_recorded, leave_out
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
 from perfscope.analyzers.whatif.sharding_on import shard
@@ -189,7 +190,7 @@ def _keep_gathered(
     schedules: EditableSchedules, context: Context, gathers: Gathers, reductions: StepCollectives
 ) -> Uncertainty:
     """Parameters gathered for the forward stay for the backward: its gathers go. FSDP1 frees them only in a backward
-    that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too.
+    that reduces gradients, so that under ``no_sync`` those of later micro-batches go, too. FSDP2's copies go with them.
     """
     dropped: set[RankOp] = set()
     for key, passes in gathers.passes.items():
@@ -197,6 +198,9 @@ def _keep_gathered(
         for each in passes:
             if each.backward or (stay and each.microbatch):
                 dropped.update(each.gathers)
+    for rank in schedules.ops:
+        if is_as_recorded(schedules, rank):
+            leave_out(schedules, context.result, rank, context.result.partials[rank].gather_copies)
     without_gathers(schedules, gathers, dropped, reductions)
     return Uncertainty(less=0.20, more=0.10)
 

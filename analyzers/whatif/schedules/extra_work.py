@@ -34,6 +34,15 @@ def leave_out(schedules: EditableSchedules, result: AlignedJob, rank: int, work:
         (_shorten_lanes if schedules.hosts else _shorten)(schedules, result, rank, work, share)
 
 
+def is_as_recorded(schedules: EditableSchedules, rank: int) -> bool:
+    """Has no change taken ops of this rank out, or put some in, so that work can still be left out?"""
+    recorded = schedules.recorded.with_hosts if schedules.hosts else schedules.recorded.schedules
+    assert recorded is not None
+    span = recorded.slice_of(rank)
+    recorded_ops: int = span.stop - span.start
+    return len(schedules.ops[rank]) == recorded_ops
+
+
 def _shorten(schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float) -> None:
     """A rank whose host is not replayed beside its device."""
     rank_partial = result.partials[rank]
