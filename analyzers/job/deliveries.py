@@ -8,7 +8,8 @@ the training asks, and moves with it.
 A worker that is asked for P batches ahead stays busy for the P batches after one that the training waited for. So
 workers are always busy where the training waits once in every round of all workers. Traces alone do not show how many
 workers there are. There, waits for nearly every batch, or for every k-th, are evidence; fewer of them leave it open,
-unless the workers have told how long they take for a batch.
+unless the workers have told how long they take for a batch. Short ones are what taking a batch costs, unless they come
+in turns.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ class Deliveries:
     """They may idle in a part of every step, and be too slow in another."""
     share: float = 0.0
     """Share of the batches for which the host waited."""
+    slight: bool = False
+    """No batch took longer than taking one may cost, but unequally long: few of them may be waits. There are none here,
+    and what the rank spent on them is its own time."""
 
     def __len__(self) -> int:
         return len(self.on_ns)
@@ -128,6 +132,10 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     if sure is None:
         return unseen
     hit = np.flatnonzero(stalled)
+    if not sure and pace_ns is None and waited.max() <= _OWN_COST_NS:
+        # The training thread takes a batch under Python's lock, for which the thread that pins memory competes. Workers
+        # that set the pace would have to be as quick as the training, by chance, to be waited for so little.
+        return replace(unseen, sure=False, longest_ns=int(waited.max()), share=float(stalled.mean()), slight=True)
     batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None
     if pace_ns is not None:
         # Delivering takes time, too; and a recording may begin with batches that were ready before.

@@ -255,22 +255,25 @@ class EditableSchedules:
     def free_hidden_loading(self) -> frozenset[int]:
         """Workers do not set the pace where only hosts waited that are ahead of their devices, now and then: a host
         that comes out of a pause asks for batches faster than any device trains. That is so on most ranks alike; one
-        that waits alone has a slow loader. The ranks of which that is so.
+        that waits alone has a slow loader. Nor do they where no batch took longer than taking one may cost. The ranks
+        of which either is so.
         """
         every = self.recorded.deliveries
+        slight = frozenset(rank for rank, found in every.items() if found.slight)
         hidden = {rank: found.share for rank, found in every.items() if found.is_hidden}
         # Of few recorded batches one rank may happen to have waited for most.
         if 2 * len(hidden) <= len(every) or median(hidden.values()) >= _OFTEN:
-            return frozenset()
+            return slight
         self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
-        return frozenset(hidden)
+        return slight.union(hidden)
 
     def hold_by_hidden_loading(self, step_ns: float) -> None:
         """A step takes as long as recorded, ``step_ns``, where hosts that are ahead of their devices waited for workers
-        once: how fast these are is not known, and they may be no faster.
+        once, or any waited for as long as taking a batch may cost: how fast these are is not known, and they may be no
+        faster.
         """
         for rank, found in self.recorded.deliveries.items():
-            if found.is_hidden and found.batch_ns is None:
+            if found.slight or (found.is_hidden and found.batch_ns is None):
                 self.loading_step_ns[rank] = step_ns
 
     def lift_holds(self) -> None:

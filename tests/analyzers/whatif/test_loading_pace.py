@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.analyze import analyze
+from perfscope.analyzers.job.aligned import align_job
 from perfscope.analyzers.job.deliveries import _busy, _own_cost_ns, _turns, deliveries
 from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.replay.schedules import record_schedules
+from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
@@ -312,6 +315,26 @@ def test_workers_too_slow_for_the_recorded_steps_do_not_set_their_pace(device_ms
     found = deliveries(analyze_rank(builder.build()))
     assert found.batch_ns == pytest.approx(225.5 * MS)
     assert found.sure is sure
+
+
+def test_taking_batches_may_take_unequally_long() -> None:
+    """A step takes a batch in 90 to 440 µs, computes for 4 ms and waits for the device: no workers are waited for. With
+    twice the speed steps are 2 ms shorter; that workers are just as quick as the training stays possible.
+    """
+    builder, host = TraceBuilder(), 0
+    for step, taken in enumerate((160, 330, 90, 440, 250, 120, 380, 200)):
+        begin, host = host, host + taken * US
+        builder.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, host)
+        builder.launched("gemm", host + 10 * US, host + 20 * US, host + 20 * US + 4 * MS)
+        builder.call("cudaDeviceSynchronize", host + 15 * US, host + 25 * US + 4 * MS)
+        host += 30 * US + 4 * MS
+        builder.step(step, begin, host)
+    result = align_job({0: analyze_rank(builder.build())})
+    recorded = record_schedules(result)
+    assert recorded.deliveries[0].slight
+    found = predict(Context(result, recorded, {}, {}), {"compute": "2x"})
+    assert found.mid_ns == pytest.approx(result.step_ns - 2 * MS, rel=0.01)
+    assert found.high_ns >= result.step_ns
 
 
 def test_a_wait_of_which_the_device_notices_only_the_end_holds_the_step(tmp_path: Path) -> None:
