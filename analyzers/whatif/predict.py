@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Final
@@ -11,7 +10,6 @@ from typing import Final
 from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.replay.job_replay import JobReplay
 from perfscope.analyzers.replay.step_time import TRUSTED, replay_error
-from perfscope.analyzers.replay.variation import most_below, of_odd_step, standard_error
 from perfscope.analyzers.whatif import (
     by_hand,
     ddp,
@@ -25,14 +23,19 @@ from perfscope.analyzers.whatif import (
 )
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.freed_cores import freed_ns, transfers_ns
+from perfscope.analyzers.whatif.ranges import (
+    ChangedStep,
+    by_hosts,
+    least_of_devices_ns,
+    range_around,
+    unsure_shares,
+)
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.speed import WORK_OF_RANKS
 from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
-from perfscope.results.categories import TimeCategory
 from perfscope.results.display import Displayed
 from perfscope.results.findings import Prediction
-from perfscope.trace.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
@@ -47,9 +50,6 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 )
 """Everything that can be changed."""
 
-_SUREST: Final = 0.01
-"""Share of the step time that a prediction may be off however little is changed: other things vary as much."""
-
 _UNDECIDED: Final = 0.10
 """Share of a prediction that an assumed latency may make of it, either way; above, there is none."""
 
@@ -61,9 +61,6 @@ _FEW_WAITS: Final = (
     "and that they do not; perfscope run records what a batch takes them"
 )
 
-_HOST_PACE: Final = 1.15
-"""How much longer than what it does a host may take for a step that it limits."""
-
 _SENDING: Final = 1
 """Order of the settings of what is sent; those after it are of how fast."""
 
@@ -72,9 +69,6 @@ _ROUNDED: Final = 1 + 1e-6
 
 _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
-
-_FOR_HOST: Final = [TimeCategory.SYNC, TimeCategory.LAUNCH, TimeCategory.HOST]
-"""A device's idle time for its host."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,7 +128,7 @@ class WhatIfAnswer(Displayed):
         return min(share[0], whole[0]), (share[1] + whole[1]) / 2, max(share[2], whole[2])
 
 
-def predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep | None = None) -> WhatIfAnswer:
+def predict(context: Context, settings: Mapping[str, str], middle: ChangedStep | None = None) -> WhatIfAnswer:
     """One replay with all ``settings`` changed; several where it is not known what the profiler has slowed down, or how
     long something takes. ``middle`` is the first of them, where it was made before.
 
@@ -155,7 +149,7 @@ def _for_settings(context: Context, settings: Mapping[str, str]) -> Context:
     return context.beside_hosts if all(setting_named(name).with_hosts for name in settings) else context
 
 
-def _predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep | None = None) -> WhatIfAnswer:
+def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep | None = None) -> WhatIfAnswer:
     """With one cost of the profiler. Raises as ``predict`` does."""
     measured = context.result.step_ns
     if not context.unchanged.complete:
@@ -177,9 +171,11 @@ def _predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep
             error = max(error, abs(replayed / measured - 1))
     changed = middle or _replay_changed(context, settings, 0)
     mid = changed.step_ns * context.correction
-    (fall, share), least_ns = _shares(context, settings, changed, steps, error)
-    low, high = _range(measured, mid, (fall, share), changed.sure)
-    least, most = _by_hosts(context, settings, measured, mid)
+    of_ranks = any(name.startswith(_OF_RANK) for name in settings)
+    (fall, share), least_ns = unsure_shares(context, changed, steps, error, of_ranks=of_ranks)
+    low, high = range_around(measured, mid, (fall, share), changed.sure)
+    of_host_work = any(setting_named(name).of_host_work for name in settings)
+    least, most = by_hosts(context, measured, mid, of_host_work=of_host_work)
     low, high = min(low, least * (1 - fall)), max(high, most) + context.result.longest_step_ns - context.result.step_ns
     assumed = changed.assumed
     if changed.unsure:
@@ -191,56 +187,11 @@ def _predict(context: Context, settings: Mapping[str, str], middle: _ChangedStep
     high = max(high, changed.longest_pace_ns * context.correction)
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
-    return WhatIfAnswer(settings, measured, replayed, max(low, 0.0), mid, high, error, assumed, profiled)
+    low = max(low, min(changed.busy_ns * context.correction * (1 - fall), mid), 0.0)
+    return WhatIfAnswer(settings, measured, replayed, low, mid, high, error, assumed, profiled)
 
 
-def _shares(
-    context: Context, settings: Mapping[str, str], changed: _ChangedStep, steps: Int64, error: float
-) -> tuple[tuple[float, float], float]:
-    """(shares of a prediction by which it may be less and more whatever was changed, ns than which it is no less where
-    loader workers may have been waited for too often): the recorded ``steps`` are few, and their replay has an error.
-    """
-    mid, unseen = changed.step_ns * context.correction, loader.unseen_variation(context)
-    varies = standard_error(steps, unseen)
-    if any(name.startswith(_OF_RANK) for name in settings):  # what others did while they waited varies unseen
-        varies = max(varies, standard_error(changed.steps_ns, unseen))
-    share = _SUREST + error + 2 * varies + of_odd_step(changed.steps_ns)
-    fall = min(share, _SUREST + error + most_below(changed.steps_ns, mid, context.correction))
-    if not changed.shorter_ns or mid <= 0:
-        return (fall, share), -math.inf
-    # Without any wait for workers steps take what they do else.
-    others = changed.steps_ns[min(changed.settling, len(changed.steps_ns) - 1) :]
-    their = _SUREST + error + 2 * standard_error(others, unseen)
-    least = float(others.mean()) * context.correction * (1 - their)
-    return (max(min(fall + changed.shorter_ns * context.correction / mid, 1 - least / mid), their), share), least
-
-
-@dataclass(frozen=True)
-class _ChangedStep:
-    """What a step takes with settings changed, ns, how much less it may take as cores are freed, and each one as
-    replayed; how sure that is, whether latencies are uncertain, or anything else is that makes a range (``doubtful``),
-    and what was assumed.
-    """
-
-    step_ns: float
-    freed_ns: float
-    steps_ns: Int64
-    shorter_ns: float
-    """By how much fewer waits for loader workers may make it shorter; ``steps_ns`` are without any of them."""
-    longest_pace_ns: float
-    """What loader workers may make of it, by what batches take them; 0 where that is not known."""
-    settling: int
-    sure: Uncertainty
-    unsure: bool
-    doubtful: bool
-    of_loading: bool
-    """Waits for loader workers leave open whether these set the pace."""
-    unheld: bool
-    """They are taken not to."""
-    assumed: tuple[str, ...]
-
-
-def _refuse_undecided(changed: _ChangedStep, mid: float, ends: list[float]) -> None:
+def _refuse_undecided(changed: ChangedStep, mid: float, ends: list[float]) -> None:
     """Raise CannotReplay where the prediction is little but what was assumed of latencies."""
     of_latency = ends[:1] if changed.unheld else ends[1:] if changed.doubtful else ends  # the other end holds the doubt
     if changed.assumed and max(abs(end - mid) for end in of_latency) > _UNDECIDED * mid:
@@ -251,7 +202,7 @@ def _refuse_undecided(changed: _ChangedStep, mid: float, ends: list[float]) -> N
         )
 
 
-def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> _ChangedStep:
+def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int) -> ChangedStep:
     """Edit the recorded schedules and replay them; ``leaning`` as in ``Context``. Raises as ``predict`` does."""
     schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
     unheld: frozenset[int] = frozenset()
@@ -295,8 +246,9 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         )
     predicted = schedules.step_ns(replayed, context.replayed_unchanged) * (follows or 1.0)
     steps_ns = context.recorded.steps_ns(replayed)
-    return _ChangedStep(
+    return ChangedStep(
         predicted,
+        0.0 if leaning else least_of_devices_ns(schedules, context, sure),
         freed,
         steps_ns,
         shorter_ns,
@@ -318,7 +270,7 @@ class Predictor:
         self._context = context
         # Rules, the joint plan and the curves ask for the same more than once.
         self._known: dict[tuple[tuple[str, str], ...], Prediction | None] = {}
-        self._middle: dict[tuple[tuple[str, str], ...], _ChangedStep] = {}
+        self._middle: dict[tuple[tuple[str, str], ...], ChangedStep] = {}
 
     def __call__(self, settings: Mapping[str, str]) -> Prediction | None:
         """The step with settings changed; None where that cannot be replayed."""
@@ -366,31 +318,3 @@ def setting_named(name: str) -> Setting:
             return setting
     names = [setting.name for setting in SETTINGS]
     raise BadSetting(f"{name}: no such setting{did_you_mean(name, names)}; choose from {', '.join(names)}")
-
-
-def _by_hosts(context: Context, settings: Mapping[str, str], measured: float, mid: float) -> tuple[float, float]:
-    """(least, most) that the hosts' pace may make of a prediction, ns.
-
-    A host that limits a faster step may take longer for it than the work that is known of it. And while a device waits
-    for its host, it could do more in the same time: a change for the worse may cost nothing. Where the host's own work
-    is what changes, the recorded work says neither.
-    """
-    if not context.on_devices or any(setting_named(name).of_host_work for name in settings):
-        return mid, mid
-    ranks = list(context.result.partials)
-    if mid <= measured:
-        busy = max(context.host_busy_ns(rank) for rank in ranks)
-        return mid, max(mid, min(measured, _HOST_PACE * busy))
-    idle = max(float(context.result.totals[rank][:, _FOR_HOST].sum(axis=1).mean()) for rank in ranks)
-    return mid - min(mid - measured, idle), mid
-
-
-def _range(measured: float, mid: float, shares: tuple[float, float], sure: Uncertainty) -> tuple[float, float]:
-    """(low, high) of a prediction, ns: ``shares`` of it, below and above, are uncertain whatever was changed."""
-    saving = abs(measured - mid)
-    below, above = (sure.either_ns + share * mid for share in shares)
-    # What makes a step longer makes it no shorter.
-    less = (sure.less if mid <= measured else min(max(sure.less, sure.spared), 1.0)) * saving
-    more = sure.more * saving
-    toward_slower, toward_faster = (less, more) if mid <= measured else (more, less)
-    return max(mid - (toward_faster + below + sure.faster_ns), 0.0), mid + (toward_slower + above + sure.slower_ns)

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.job.aligned import align_job
+from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.replay.schedules import record_schedules
+from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator import MS, US, Cause, Job, Loader, Model, Recording, emulate
 from tests.emulator.changes import apply
+from tests.traces import TraceBuilder
 
 SMALL = Job(ranks=2, model=Model(blocks=2, tokens=4096), loader=Loader(load_ns=2 * MS), noise=0.02)
 
@@ -208,3 +213,20 @@ def test_equal_parameters_that_buckets_suggest_may_be_several_smaller_ones(tmp_p
     found, truth = _asked(job, tmp_path, {"ddp.bucket_cap_mb": "5"})
     assert found.mid_ns < 0.97 * truth
     assert found.low_ns < truth < found.high_ns
+
+
+def test_no_step_is_shorter_than_what_its_device_computes() -> None:
+    """Steps of 1 ms launch ten kernels of 12 µs, 100 µs apart, in operators: without these the device has 120 µs of
+    work. Kernels alone may be a tenth shorter than beside communication.
+    """
+    builder = TraceBuilder()
+    for step in range(4):
+        begin = step * MS
+        builder.step(step, begin, begin + MS)
+        for number in range(10):
+            at = begin + number * 100 * US
+            builder.op("aten::mul", at, at + 95 * US)
+            builder.launched("mul", at + 80 * US, at + 85 * US, at + 97 * US)
+    result = align_job({0: analyze_rank(builder.build())})
+    found = predict(Context(result, record_schedules(result), {}, {}), {"host.launch": "0"})
+    assert 0.85 * 120 * US <= found.low_ns <= 120 * US <= found.mid_ns
