@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -22,6 +23,9 @@ settings.load_profile("perfscope")
 
 # Neither the user's cache in the tests' way nor the tests' traces in the user's cache; tests of it have their own.
 os.environ["PERFSCOPE_CACHE"] = "off"
+
+# As ``perfscope analyze`` has it: simulators and analyses make millions of objects that stay, and next to no cycles.
+gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 ROOT = Path(__file__).parent.parent
 

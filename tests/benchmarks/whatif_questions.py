@@ -270,18 +270,7 @@ def _comm_dtype(rng: random.Random) -> Iterator[Question]:
 def _microbatches(rng: random.Random) -> Iterator[Question]:
     spec = _pipeline(rng)
     for count in rng.sample([count for count in (4, 8, 16, 32) if count != spec.microbatches], 2):
-        yield Question(Trained(spec), {"pipeline.microbatches": str(count)}, Trained(in_microbatches(spec, count)))
-
-
-def in_microbatches(spec: JobSpec, count: int) -> JobSpec:
-    """The pipeline with the same batch in so many micro-batches."""
-    times = count / spec.microbatches
-    model = replace(
-        spec.model,
-        tokens=round(spec.model.tokens / times),
-        small_kernel_ns=round(spec.model.small_kernel_ns / times),
-    )
-    return replace(spec, microbatches=count, model=model)
+        yield Question(Trained(spec), {"pipeline.microbatches": str(count)}, Trained(spec.in_microbatches(count)))
 
 
 def _fsdp(rng: random.Random) -> Iterator[Question]:

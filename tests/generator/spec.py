@@ -201,6 +201,16 @@ class JobSpec:
         """The same job without these causes."""
         return dataclasses.replace(self, causes=tuple(cause for cause in self.causes if cause not in causes))
 
+    def in_microbatches(self, count: int) -> JobSpec:
+        """The same batch in ``count`` micro-batches, whose kernels all take in proportion."""
+        times = count / self.microbatches
+        model = dataclasses.replace(
+            self.model,
+            tokens=round(self.model.tokens / times),
+            small_kernel_ns=round(self.model.small_kernel_ns / times),
+        )
+        return dataclasses.replace(self, microbatches=count, model=model)
+
     def factor(self, kind: type[SlowCompute | SlowHost | SlowCopy], rank: int, step: int) -> float:
         """Product of the factors of all causes of one kind that affect this rank in this step."""
         result = 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from perfscope.results.findings import Finding, Severity
 from perfscope.results.summary import Summary
 from tests.analyzers.whatif.fsdp_variants import keeps_parameters
-from tests.benchmarks.whatif_questions import Trained, in_microbatches, network_changed
+from tests.benchmarks.whatif_questions import Trained, network_changed
 from tests.generator import (
     MIB,
     Cause,
@@ -149,7 +149,7 @@ _SETTINGS: dict[str, Callable[[JobSpec, str], JobSpec]] = {
     "ddp.bucket_cap_mb": _in_buckets,
     "network.bandwidth": lambda spec, value: network_changed(spec, bandwidth=float(value.removesuffix("x"))),
     "network.latency": lambda spec, value: network_changed(spec, latency=float(value.removesuffix("x"))),
-    "pipeline.microbatches": lambda spec, value: in_microbatches(spec, int(value)),
+    "pipeline.microbatches": lambda spec, value: spec.in_microbatches(int(value)),
     "zero.stage": lambda spec, value: replace(spec, strategy=f"zero{value}"),
 }
 

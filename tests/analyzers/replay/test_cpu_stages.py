@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
 from perfscope.results.rows import StragglerRow
+from tests.analyzers.measured import measured
 from tests.analyzers.replay.cpu_pipelines import CpuPipeline, Extra
 
 
@@ -24,7 +24,7 @@ def now_and_then(rank: int, every: int = 3, us: float = 9000) -> Extra:
 
 def found(job: CpuPipeline, folder: Path) -> tuple[StragglerRow, ...]:
     job.write(folder)
-    return perfscope.analyze(folder, workers=1).stragglers
+    return measured(folder).stragglers
 
 
 def lost_us(job: CpuPipeline, without: CpuPipeline) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
+from tests.analyzers.measured import measured
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, US, Cause, Cpu, Job, Loader, Model, Recording
@@ -34,7 +34,7 @@ def test_a_host_behind_a_slow_device_takes_longer_for_batches_as_for_all_it_does
 ) -> None:
     job = replace(JOB, causes=(*JOB.causes, hidden), loader=loader)
     emulate(job).write(tmp_path)
-    (row,) = analyze(tmp_path, workers=1).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert row.ranks == (0, 1)
     assert row.causes == ("compute", cause)
 
@@ -45,7 +45,7 @@ def test_a_rank_of_a_slow_host_that_is_slower_by_a_cause_of_its_own_is_named_wit
     launches, _ = drawn.plants
     emulation = emulate(drawn.job)
     emulation.write(tmp_path)
-    (row,) = analyze(tmp_path, workers=1).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.scope, row.ranks, row.cause, row.causes) == ("ranks", (0, 1), "launch", ("launch", "compute"))
     cured = emulate(replace(drawn.job, causes=())).step_ns
     assert row.lost_us * 1e3 == pytest.approx(emulation.step_ns - cured, rel=0.05)
@@ -56,5 +56,5 @@ def test_a_rank_of_a_slow_host_that_is_slower_by_a_cause_of_its_own_is_named_wit
 def test_ranks_of_a_host_that_are_slow_alike_are_their_host(tmp_path: Path) -> None:
     job = replace(JOB, ranks_per_host=2, causes=(Cause("slow compute", 1.38, (0, 1)), Cause("slow host", 6.0, (0, 1))))
     emulate(job).write(tmp_path)
-    (row,) = analyze(tmp_path, workers=1).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.scope, row.ranks) == ("host", (0, 1))

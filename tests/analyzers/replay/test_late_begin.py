@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.replay.pace import came_later_ns
+from tests.analyzers.measured import measured
 from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate
 
 
@@ -34,7 +34,7 @@ def test_a_pause_at_the_end_of_steps(tmp_path: Path, every: int, steps: int) -> 
     job = Job(ranks=4, item_every=1, noise=0.0, model=Model(blocks=2), recording=recording, causes=(pause,))
     emulation = emulate(job)
     emulation.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "host")
     lost_ns = emulation.step_ns - emulate(job.without(pause)).step_ns
     assert worst.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.05)
@@ -48,7 +48,7 @@ def test_a_batch_that_comes_late_to_the_first_step(tmp_path: Path) -> None:
     job = Job(ranks=2, noise=0.0, model=model, loader=loader, recording=recording, causes=(slow,))
     emulation = emulate(job)
     emulation.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "dataloader")
     lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
     assert worst.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.05)

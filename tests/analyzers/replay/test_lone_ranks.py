@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
+from tests.analyzers.measured import measured
 from tests.emulator import Cause, Job, Model, Recording, emulate
 
 STAGES = 3
@@ -29,7 +29,7 @@ def pauses(*offsets: int, every: int = STAGES) -> Job:
 def test_stages_that_pause_in_turn_are_one_straggler_that_rotates(tmp_path: Path) -> None:
     emulation = emulate(pauses(0, 1, 2))
     emulation.write(tmp_path)
-    (row,) = perfscope.analyze(tmp_path).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.pattern, row.cause, row.ranks) == ("rotating", "host", (0, 1, 2))
     lost_us = (emulation.step_ns - emulate(JOB).step_ns) / 1e3
     assert row.lost_us == pytest.approx(lost_us, abs=0.03 * emulation.step_ns / 1e3)
@@ -37,10 +37,10 @@ def test_stages_that_pause_in_turn_are_one_straggler_that_rotates(tmp_path: Path
 
 def test_stages_that_pause_at_once_take_no_turns(tmp_path: Path) -> None:
     emulate(pauses(0, 0, 0)).write(tmp_path)
-    assert all(row.pattern != "rotating" for row in perfscope.analyze(tmp_path).stragglers)
+    assert all(row.pattern != "rotating" for row in measured(tmp_path).stragglers)
 
 
 def test_stages_that_pause_seldom_take_no_turns(tmp_path: Path) -> None:
     """Pauses of a machine come here and there; what rotates delays most steps."""
     emulate(pauses(0, 1, 2, every=JOB.recording.steps)).write(tmp_path)
-    assert all(row.pattern != "rotating" for row in perfscope.analyze(tmp_path).stragglers)
+    assert all(row.pattern != "rotating" for row in measured(tmp_path).stragglers)

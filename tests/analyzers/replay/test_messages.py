@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
+from tests.analyzers.measured import measured
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, US, Cause, Cpu, Job, Loader, Model, Network, Recording
 
@@ -23,6 +23,6 @@ def test_a_stage_with_a_quicker_host_waits_for_messages(tmp_path: Path) -> None:
     slow = Cause("slow host", 4.0, (0,))
     emulation = emulate(replace(JOB, causes=(slow,)))
     emulation.write(tmp_path)
-    (row,) = analyze(tmp_path, workers=1).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.rank, row.cause) == (0, "launch")
     assert row.lost_us * 1e3 == pytest.approx(emulation.step_ns - emulate(JOB).step_ns, abs=0.015 * emulation.step_ns)

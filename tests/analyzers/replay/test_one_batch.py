@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.analyze import analyze
 from perfscope.results.rows import StragglerRow
+from tests.analyzers.measured import measured
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import MS, Cause, Job, Loader, Model, Recording
 
@@ -21,7 +21,7 @@ def stragglers(took: tuple[float, ...], steps: int, folder: Path) -> tuple[Strag
         recording=Recording(steps=steps), causes=causes,
     )  # fmt: skip
     emulate(job).write(folder)
-    return analyze(folder, workers=1).stragglers
+    return measured(folder).stragglers
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import perfscope
 from perfscope.analyzers.replay.pace import _capped
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.measured import measured
 from tests.emulator import MS, US, Cause, Cpu, Job, Loader, Model, Recording, emulate
 from tests.emulator.draw import draw
 
@@ -24,7 +24,7 @@ BUSY_HOST = replace(SMALL, cpu=Cpu(python_ns=20 * US, operator_ns=20 * US))
 def _step_of(folder: Path, rank: int) -> tuple[float, float]:
     """(measured step less what the finding says that a rank costs, the same as a what-if predicts it)."""
     context = context_of(folder, workers=1)
-    (row,) = [row for row in perfscope.analyze(folder, workers=1).stragglers if row.ranks in ((rank,), ())]
+    (row,) = [row for row in measured(folder).stragglers if row.ranks in ((rank,), ())]
     return context.result.step_ns - 1e3 * row.lost_us, predict(context, {f"rank.{rank}": "peers"}).mid_ns
 
 

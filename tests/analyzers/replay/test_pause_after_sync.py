@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import perfscope
+from tests.analyzers.measured import measured
 from tests.analyzers.rules.jobs import QUICK
 from tests.emulator.emulate import emulate
 from tests.emulator.spec import Cause, Job, Loader, Model
@@ -32,7 +32,7 @@ def test_a_pause_after_item_is_the_host_s(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(CudaProcess, "item", pausing)
     job = simulate(BUSY)
     job.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "host")
     assert worst.lost_us == pytest.approx((job.truth.step_time_ns - without_ns) / 1e3, rel=0.05)
 
@@ -43,7 +43,7 @@ def test_a_synchronization_costs_what_the_job_loses_by_it(tmp_path: Path):
     spec = replace(BUSY, host=slow_host, causes=(HostSync(ranks=(1,)),))
     job = simulate(spec)
     job.write(tmp_path)
-    row = perfscope.analyze(tmp_path).time_breakdown[1]
+    row = measured(tmp_path).time_breakdown[1]
     assert row.idle_sync_us == pytest.approx(job.lost_ns(spec.causes[0]) / 1e3, rel=0.05)
     assert row.idle_launch_us < 0.05 * row.idle_sync_us
 
@@ -54,7 +54,7 @@ def test_a_slow_host_is_one_although_all_synchronize(tmp_path: Path, factor: flo
     slow = SlowHost(ranks=(1,), factor=factor)
     job = simulate(replace(QUICK, ranks=2, causes=(HostSync(), slow)))
     job.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "launch")
     assert worst.lost_us == pytest.approx(job.lost_ns(slow) / 1e3, rel=0.05)
 
@@ -64,7 +64,7 @@ def test_a_rank_that_alone_synchronizes_is_the_one_that_blocks(tmp_path: Path):
     sync = HostSync(ranks=(1,))
     job = simulate(replace(QUICK, ranks=2, end_sync=False, host=late, causes=(sync,)))
     job.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "sync")
     assert worst.lost_us == pytest.approx(job.lost_ns(sync) / 1e3, rel=0.05)
 
@@ -83,7 +83,7 @@ def test_a_slow_host_that_takes_batches_as_slowly_has_no_slow_loader(
     )
     emulation = emulate(job)
     emulation.write(tmp_path)
-    (row,) = perfscope.analyze(tmp_path).stragglers
+    (row,) = measured(tmp_path).stragglers
     assert (row.ranks, row.cause) == ((1,), cause)
     lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
     assert row.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.05 * emulation.step_ns)
@@ -94,7 +94,7 @@ def test_a_short_pause_of_a_rank_is_the_host_s_although_all_synchronize(tmp_path
     pause = Pause(ranks=(1,), pause_ns=400 * US)
     job = simulate(replace(QUICK, ranks=2, strategy="zero3", noise=0.05, seed=52002, causes=(pause,)))
     job.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "host")
     assert worst.lost_us == pytest.approx(job.lost_ns(pause) / 1e3, rel=0.25)
 
@@ -106,6 +106,6 @@ def test_a_rank_that_drains_its_device_is_named_although_that_waits_for_batches(
     loader = LoaderSpec(workers=0, load_ns=1500 * US)
     job = simulate(replace(QUICK, end_sync=False, host=slow_host, loader=loader, causes=(sync,)))
     job.write(tmp_path)
-    (worst, *_) = perfscope.analyze(tmp_path).stragglers
+    (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "sync")
     assert worst.lost_us == pytest.approx(job.lost_ns(sync) / 1e3, rel=0.05)

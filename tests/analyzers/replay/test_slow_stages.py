@@ -11,6 +11,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.replay.stragglers.slow_stages import _WorkPace
 from perfscope.results.categories import TimeCategory
+from tests.analyzers.measured import measured
 from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate
 
 JOB = Job(
@@ -38,14 +39,14 @@ def test_slow_kernels_of_a_stage_cost_nothing_while_its_batches_come_later(tmp_p
     both = emulate(replace(JOB, causes=(late, slow)))
     assert emulate(replace(JOB, causes=(late,))).step_ns > 0.99 * both.step_ns
     both.write(tmp_path)
-    assert "compute" not in {row.cause for row in perfscope.analyze(tmp_path).stragglers}
+    assert "compute" not in {row.cause for row in measured(tmp_path).stragglers}
 
 
 def test_a_stage_with_slow_kernels_costs_what_it_takes_longer(tmp_path: Path) -> None:
     job = replace(JOB, causes=(Cause("slow compute", 1.3, ranks=(1,)),))
     emulation = emulate(job)
     emulation.write(tmp_path)
-    (found,) = perfscope.analyze(tmp_path).stragglers
+    (found,) = measured(tmp_path).stragglers
     assert (found.ranks, found.cause) == ((1,), "compute")
     saved_us = (emulation.step_ns - emulate(JOB).step_ns) / 1e3
     assert abs(found.lost_us - saved_us) < 0.03 * emulation.step_ns / 1e3
@@ -60,7 +61,7 @@ def test_a_stage_whose_host_pauses_costs_what_is_not_hidden_in_its_waits(tmp_pat
     healthy_ns = emulate(job).step_ns
     emulation = emulate(replace(job, causes=(Cause("pause", 0.4 * healthy_ns, (0,), how="log"),)))
     emulation.write(tmp_path)
-    (found,) = perfscope.analyze(tmp_path).stragglers
+    (found,) = measured(tmp_path).stragglers
     assert (found.ranks, found.cause) == ((0,), "host")
     saved_us = (emulation.step_ns - healthy_ns) / 1e3
     assert abs(found.lost_us - saved_us) < 0.05 * emulation.step_ns / 1e3

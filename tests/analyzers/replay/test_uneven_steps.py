@@ -14,6 +14,7 @@ from perfscope.analyzers.replay.stragglers.own_time import late_loaders, steadin
 from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.uneven import of_one_rank
 from perfscope.results.categories import TimeCategory
+from tests.analyzers.measured import measured
 from tests.emulator import Cause, Job, Model, Recording, emulate
 from tests.emulator.draw import draw
 
@@ -64,7 +65,7 @@ def test_two_ranks_whose_batches_vary_are_slow_in_turn(tmp_path: Path) -> None:
     job = replace(BUSY, seed=3, imbalance=0.15)
     emulation = emulate(job)
     emulation.write(tmp_path)
-    (found,) = perfscope.analyze(tmp_path).stragglers
+    (found,) = measured(tmp_path).stragglers
     assert (found.scope, found.ranks, found.cause) == ("job", (0, 1), "compute")
     lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
     assert found.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.1)
@@ -75,7 +76,7 @@ def test_a_pause_of_one_of_them_is_its_own(tmp_path: Path) -> None:
     drawn = draw(8569)
     emulation = emulate(drawn.job)
     emulation.write(tmp_path)
-    rows = {(row.scope, row.ranks, row.cause): row.lost_us * 1e3 for row in perfscope.analyze(tmp_path).stragglers}
+    rows = {(row.scope, row.ranks, row.cause): row.lost_us * 1e3 for row in measured(tmp_path).stragglers}
     expected = (("rank", (1,), "host"), ("job", (0, 1), "compute"))
     assert rows.keys() == set(expected)
     for name, plant in zip(expected, drawn.plants, strict=True):
@@ -104,7 +105,7 @@ def test_what_takes_as_long_whatever_the_batch_makes_no_rank_slow(tmp_path: Path
     job = replace(BUSY, ranks=8, seed=14046, imbalance=0.15, foreach=False, model=model, recording=Recording(steps=2))
     emulation = emulate(job)
     emulation.write(tmp_path)
-    (found,) = perfscope.analyze(tmp_path).stragglers
+    (found,) = measured(tmp_path).stragglers
     assert (found.scope, found.cause) == ("job", "compute")
     lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
     assert found.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
@@ -123,14 +124,14 @@ def test_paces_by_hand() -> None:
 def test_a_slow_rank_of_two_is_not_uneven_work(tmp_path: Path) -> None:
     job = replace(BUSY, noise=0.03, causes=(Cause("slow compute", 1.15, ranks=(1,)),))
     emulate(job).write(tmp_path)
-    (found,) = perfscope.analyze(tmp_path).stragglers
+    (found,) = measured(tmp_path).stragglers
     assert (found.scope, found.ranks, found.cause) == ("rank", (1,), "compute")
 
 
 def test_a_device_that_waits_for_launches_while_the_other_waits_for_it_has_no_slow_host(tmp_path: Path) -> None:
     """Rank 0 pauses. Both hosts launch as slowly, but the device of rank 1 waits for rank 0 meanwhile."""
     emulate(draw(8533).job).write(tmp_path)
-    worst, *_ = perfscope.analyze(tmp_path).stragglers
+    worst, *_ = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((0,), "host")
 
 

@@ -50,17 +50,6 @@ JOBS = {
 }  # fmt: skip
 
 
-def divided(spec: JobSpec, count: int) -> JobSpec:
-    """The same batch in ``count`` micro-batches whose kernels all take in proportion."""
-    times = count / spec.microbatches
-    model = replace(
-        spec.model,
-        tokens=round(spec.model.tokens / times),
-        small_kernel_ns=round(spec.model.small_kernel_ns / times),
-    )
-    return replace(spec, microbatches=count, model=model)
-
-
 @pytest.fixture(scope="module")
 def recordings() -> Iterator[dict[str, Context]]:
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +65,7 @@ def recordings() -> Iterator[dict[str, Context]]:
 @pytest.mark.parametrize("name", JOBS)
 def test_the_prediction_comes_true(recordings: dict[str, Context], name: str, count: int) -> None:
     found = predict(recordings[name], {"pipeline.microbatches": str(count)})
-    truth = simulate(divided(JOBS[name], count)).truth.step_time_ns
+    truth = simulate(JOBS[name].in_microbatches(count)).truth.step_time_ns
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns <= found.mid_ns <= found.high_ns
 
@@ -85,7 +74,7 @@ def test_the_prediction_comes_true(recordings: dict[str, Context], name: str, co
 def test_four_times_as_many(recordings: dict[str, Context], name: str) -> None:
     count = 4 * JOBS[name].microbatches
     asked = {"pipeline.microbatches": str(count)}
-    truth = simulate(divided(JOBS[name], count)).truth.step_time_ns
+    truth = simulate(JOBS[name].in_microbatches(count)).truth.step_time_ns
     if name == "tensor parallel":
         # Its collectives have one size: what a quarter of it takes depends on a latency that is assumed.
         with pytest.raises(CannotReplay, match="latency and bandwidth cannot be separated"):
@@ -106,7 +95,7 @@ def test_as_many_as_there_are_change_nothing(recordings: dict[str, Context]) -> 
 def test_together_with_a_quicker_network(recordings: dict[str, Context]) -> None:
     asked = {"pipeline.microbatches": "16", "network.bandwidth": "4x"}
     quick = replace(JOBS["slow network"], network=NetworkSpec(busbw_gbps=80.0, alpha_ns=30_000))
-    truth = simulate(divided(quick, 16)).truth.step_time_ns
+    truth = simulate(quick.in_microbatches(16)).truth.step_time_ns
     assert predict(recordings["slow network"], asked).mid_ns == pytest.approx(truth, rel=0.05)
 
 
