@@ -13,12 +13,13 @@ scripts), ``trace`` (kineto's files). ``draw`` makes random jobs, ``changes`` ma
 
     emulation = emulate(Job(causes=(Cause("slow compute", 1.4, ranks=(2,)),)))
     emulation.write(folder)
-    emulation.step_ns - emulate(emulation.job.without(*emulation.job.causes)).step_ns
+    emulation.step_ns - step_ns(emulation.job.without(*emulation.job.causes))
 """
 
-from tests.emulator.emulate import Emulation, emulate
+from tests.emulator.emulate import Emulation, emulate, step_ns
 from tests.emulator.spec import MIB, MS, US, Cause, Cpu, Job, Loader, Model, Network, Recording
 
 __all__ = [
     "MIB", "MS", "US", "Cause", "Cpu", "Emulation", "Job", "Loader", "Model", "Network", "Recording", "emulate",
+    "step_ns",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
 from tests.emulator.changes import advisable, apply, questions
 from tests.emulator.draw import Drawn, Plant
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_and_long_run_ns, step_ns
 from tests.emulator.spec import Job
 
 DUE = 0.05
@@ -51,24 +51,6 @@ RULES = {
     "loops over parameters": ("launch-bound", "optimizer-kernels"),
 }
 """Rules that name what all ranks suffer from; nothing can name a slow link that all use."""
-
-
-@functools.lru_cache(maxsize=4096)
-def step_ns(job: Job) -> float:
-    """What a step of a job takes in the recorded steps."""
-    return _step_and_long_run_ns(job, 0)[0]
-
-
-def _step_and_long_run_ns(job: Job, long_run: int) -> tuple[float, float]:
-    """The same, and what it takes on the mean of so many steps from the first recorded one on, or of the recorded ones
-    where these are more.
-    """
-    recording = job.recording
-    steps = max(long_run, recording.steps)
-    # What a trace would hold is not needed, unless noting it takes time.
-    job = replace(job, recording=replace(recording, steps=steps, kept=job.cpu.profiler_ns > 0))
-    ends = emulate(job).ends_ns[job.warmup - 1 :]
-    return (ends[recording.steps] - ends[0]) / recording.steps, (ends[steps] - ends[0]) / steps
 
 
 @dataclass(frozen=True)
@@ -205,12 +187,12 @@ def _note(judged: Judged, answer: Answer) -> None:
 
 def _answers(job: Job, context: Context, before_ns: float, long_run: int) -> Iterator[Answer]:
     asked = list(questions(job))
-    _, long_before = _step_and_long_run_ns(job, long_run)
+    _, long_before = step_and_long_run_ns(job, long_run)
     for settings in random.Random(job.seed).sample(asked, min(ASKED, len(asked))):
         changed = apply(job, settings)
         if changed is None:
             continue
-        truth, mean = (ns / changed.batches for ns in _step_and_long_run_ns(changed.job, long_run))
+        truth, mean = (ns / changed.batches for ns in step_and_long_run_ns(changed.job, long_run))
         try:
             found = predict(context, settings)
             yield Answer(settings, found, before_ns, truth, "", mean if long_run else None, long_before)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.analyzers.measured import measured
 from tests.emulator.draw import draw
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, US, Cause, Cpu, Job, Loader, Model, Recording
 
 JOB = Job(
@@ -47,9 +47,9 @@ def test_a_rank_of_a_slow_host_that_is_slower_by_a_cause_of_its_own_is_named_wit
     emulation.write(tmp_path)
     (row,) = measured(tmp_path).stragglers
     assert (row.scope, row.ranks, row.cause, row.causes) == ("ranks", (0, 1), "launch", ("launch", "compute"))
-    cured = emulate(replace(drawn.job, causes=())).step_ns
+    cured = step_ns(replace(drawn.job, causes=()))
     assert row.lost_us * 1e3 == pytest.approx(emulation.step_ns - cured, rel=0.05)
-    alone = emulate(launches.cure(drawn.job)).step_ns
+    alone = step_ns(launches.cure(drawn.job))
     assert row.alone_us[0] * 1e3 == pytest.approx(emulation.step_ns - alone, rel=0.05)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.replay.pace import came_later_ns
 from tests.analyzers.measured import measured
-from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate
+from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate, step_ns
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_pause_at_the_end_of_steps(tmp_path: Path, every: int, steps: int) -> 
     emulation.write(tmp_path)
     (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "host")
-    lost_ns = emulation.step_ns - emulate(job.without(pause)).step_ns
+    lost_ns = emulation.step_ns - step_ns(job.without(pause))
     assert worst.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.05)
 
 
@@ -50,5 +50,5 @@ def test_a_batch_that_comes_late_to_the_first_step(tmp_path: Path) -> None:
     emulation.write(tmp_path)
     (worst, *_) = measured(tmp_path).stragglers
     assert (worst.ranks, worst.cause) == ((1,), "dataloader")
-    lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
+    lost_ns = emulation.step_ns - step_ns(job.without(slow))
     assert worst.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.05)

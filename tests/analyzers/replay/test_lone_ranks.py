@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.analyzers.measured import measured
-from tests.emulator import Cause, Job, Model, Recording, emulate
+from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 
 STAGES = 3
 JOB = Job(
@@ -19,7 +19,7 @@ JOB = Job(
 
 def pauses(*offsets: int, every: int = STAGES) -> Job:
     """Each rank pauses in every so many steps, for a quarter of one, this many steps later."""
-    pause_ns = int(0.25 * emulate(JOB).step_ns)
+    pause_ns = int(0.25 * step_ns(JOB))
     causes = [
         Cause("pause", pause_ns, (rank,), every=every, offset=offset, how="log") for rank, offset in enumerate(offsets)
     ]
@@ -31,7 +31,7 @@ def test_stages_that_pause_in_turn_are_one_straggler_that_rotates(tmp_path: Path
     emulation.write(tmp_path)
     (row,) = measured(tmp_path).stragglers
     assert (row.pattern, row.cause, row.ranks) == ("rotating", "host", (0, 1, 2))
-    lost_us = (emulation.step_ns - emulate(JOB).step_ns) / 1e3
+    lost_us = (emulation.step_ns - step_ns(JOB)) / 1e3
     assert row.lost_us == pytest.approx(lost_us, abs=0.03 * emulation.step_ns / 1e3)
 
 

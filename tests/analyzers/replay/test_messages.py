@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.analyzers.measured import measured
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, US, Cause, Cpu, Job, Loader, Model, Network, Recording
 
 JOB = Job(
@@ -25,4 +25,4 @@ def test_a_stage_with_a_quicker_host_waits_for_messages(tmp_path: Path) -> None:
     emulation.write(tmp_path)
     (row,) = measured(tmp_path).stragglers
     assert (row.rank, row.cause) == (0, "launch")
-    assert row.lost_us * 1e3 == pytest.approx(emulation.step_ns - emulate(JOB).step_ns, abs=0.015 * emulation.step_ns)
+    assert row.lost_us * 1e3 == pytest.approx(emulation.step_ns - step_ns(JOB), abs=0.015 * emulation.step_ns)

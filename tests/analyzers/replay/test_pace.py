@@ -12,7 +12,7 @@ from perfscope.analyzers.replay.pace import _capped
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.measured import measured
-from tests.emulator import MS, US, Cause, Cpu, Job, Loader, Model, Recording, emulate
+from tests.emulator import MS, US, Cause, Cpu, Job, Loader, Model, Recording, emulate, step_ns
 from tests.emulator.draw import draw
 
 SMALL = Job(
@@ -44,7 +44,7 @@ def test_finding_and_what_if_agree_with_the_job_without_the_cause(tmp_path: Path
     emulate(replace(job, causes=(cause,))).write(tmp_path)
     found, predicted = _step_of(tmp_path, 1)
     assert found == pytest.approx(predicted, rel=0.001)
-    assert predicted == pytest.approx(emulate(job).step_ns, rel=0.05)
+    assert predicted == pytest.approx(step_ns(job), rel=0.05)
 
 
 @pytest.mark.scale

@@ -9,7 +9,7 @@ import pytest
 
 from tests.analyzers.measured import measured
 from tests.analyzers.rules.jobs import QUICK
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Loader, Model
 from tests.generator import MS, US, HostSync, LoaderSpec, Pause, SlowHost, simulate
 from tests.generator.cuda import CudaProcess
@@ -85,7 +85,7 @@ def test_a_slow_host_that_takes_batches_as_slowly_has_no_slow_loader(
     emulation.write(tmp_path)
     (row,) = measured(tmp_path).stragglers
     assert (row.ranks, row.cause) == ((1,), cause)
-    lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
+    lost_ns = emulation.step_ns - step_ns(job.without(slow))
     assert row.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.05 * emulation.step_ns)
 
 

@@ -12,7 +12,7 @@ import perfscope
 from perfscope.analyzers.replay.stragglers.slow_stages import _WorkPace
 from perfscope.results.categories import TimeCategory
 from tests.analyzers.measured import measured
-from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate
+from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate, step_ns
 
 JOB = Job(
     strategy="pipeline", ranks=2, ranks_per_host=2, stages=2, microbatches=2, noise=0.03,
@@ -23,7 +23,7 @@ JOB = Job(
 
 def test_a_stage_that_waits_for_data_has_no_slow_kernels(tmp_path: Path) -> None:
     """Kernels of both stages differ by their noise alone; rank 1 loads a batch for longer than a step takes."""
-    healthy_ns = emulate(JOB).step_ns
+    healthy_ns = step_ns(JOB)
     late = Cause("slow loader", 1.2 * healthy_ns / JOB.loader.load_ns, ranks=(1,))
     emulate(replace(JOB, causes=(late,))).write(tmp_path)
     summary = perfscope.analyze(tmp_path)
@@ -33,11 +33,11 @@ def test_a_stage_that_waits_for_data_has_no_slow_kernels(tmp_path: Path) -> None
 
 def test_slow_kernels_of_a_stage_cost_nothing_while_its_batches_come_later(tmp_path: Path) -> None:
     """Rank 1 computes for longer too, but waits for its batches until after that."""
-    healthy_ns = emulate(JOB).step_ns
+    healthy_ns = step_ns(JOB)
     late = Cause("slow loader", 1.6 * healthy_ns / JOB.loader.load_ns, ranks=(1,))
     slow = Cause("slow compute", 1.2, ranks=(1,))
     both = emulate(replace(JOB, causes=(late, slow)))
-    assert emulate(replace(JOB, causes=(late,))).step_ns > 0.99 * both.step_ns
+    assert step_ns(replace(JOB, causes=(late,))) > 0.99 * both.step_ns
     both.write(tmp_path)
     assert "compute" not in {row.cause for row in measured(tmp_path).stragglers}
 
@@ -48,7 +48,7 @@ def test_a_stage_with_slow_kernels_costs_what_it_takes_longer(tmp_path: Path) ->
     emulation.write(tmp_path)
     (found,) = measured(tmp_path).stragglers
     assert (found.ranks, found.cause) == ((1,), "compute")
-    saved_us = (emulation.step_ns - emulate(JOB).step_ns) / 1e3
+    saved_us = (emulation.step_ns - step_ns(JOB)) / 1e3
     assert abs(found.lost_us - saved_us) < 0.03 * emulation.step_ns / 1e3
 
 
@@ -58,7 +58,7 @@ def test_a_stage_whose_host_pauses_costs_what_is_not_hidden_in_its_waits(tmp_pat
         strategy="pipeline", ranks=4, ranks_per_host=4, stages=4, microbatches=4, noise=0.03, item_every=1,
         model=Model(blocks=8, tokens=32768, width=512), recording=Recording(steps=5),
     )  # fmt: skip
-    healthy_ns = emulate(job).step_ns
+    healthy_ns = step_ns(job)
     emulation = emulate(replace(job, causes=(Cause("pause", 0.4 * healthy_ns, (0,), how="log"),)))
     emulation.write(tmp_path)
     (found,) = measured(tmp_path).stragglers

@@ -15,7 +15,7 @@ from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.uneven import of_one_rank
 from perfscope.results.categories import TimeCategory
 from tests.analyzers.measured import measured
-from tests.emulator import Cause, Job, Model, Recording, emulate
+from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 from tests.emulator.draw import draw
 
 BUSY = Job(ranks=2, noise=0.0, model=Model(blocks=2, tokens=8192), recording=Recording(steps=6, shapes=False))
@@ -67,7 +67,7 @@ def test_two_ranks_whose_batches_vary_are_slow_in_turn(tmp_path: Path) -> None:
     emulation.write(tmp_path)
     (found,) = measured(tmp_path).stragglers
     assert (found.scope, found.ranks, found.cause) == ("job", (0, 1), "compute")
-    lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
+    lost_ns = emulation.step_ns - step_ns(replace(job, evened=True))
     assert found.lost_us * 1e3 == pytest.approx(lost_ns, rel=0.1)
 
 
@@ -80,7 +80,7 @@ def test_a_pause_of_one_of_them_is_its_own(tmp_path: Path) -> None:
     expected = (("rank", (1,), "host"), ("job", (0, 1), "compute"))
     assert rows.keys() == set(expected)
     for name, plant in zip(expected, drawn.plants, strict=True):
-        lost_ns = emulation.step_ns - emulate(plant.cure(drawn.job)).step_ns
+        lost_ns = emulation.step_ns - step_ns(plant.cure(drawn.job))
         assert rows[name] == pytest.approx(lost_ns, abs=0.01 * emulation.step_ns)
 
 
@@ -94,7 +94,7 @@ def test_a_rank_that_is_slow_for_its_work_is_told_from_one_that_has_more_of_it(s
     summary = perfscope.analyze(tmp_path)
     rows = {(row.scope, row.ranks): row for row in summary.stragglers}
     assert rows.keys() <= {("rank", (1,)), ("job", (0, 1))}
-    lost_ns = emulation.step_ns - emulate(job.without(slow)).step_ns
+    lost_ns = emulation.step_ns - step_ns(job.without(slow))
     assert rows["rank", (1,)].lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
     assert summary.findings[0].title.startswith("Rank 1 is a straggler (slower compute)")
 
@@ -107,7 +107,7 @@ def test_what_takes_as_long_whatever_the_batch_makes_no_rank_slow(tmp_path: Path
     emulation.write(tmp_path)
     (found,) = measured(tmp_path).stragglers
     assert (found.scope, found.cause) == ("job", "compute")
-    lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
+    lost_ns = emulation.step_ns - step_ns(replace(job, evened=True))
     assert found.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
 
 
@@ -142,6 +142,6 @@ def test_work_that_differs_in_the_only_step_is_uneven_where_compute_follows_its_
     summary = perfscope.analyze(tmp_path)
     (found,) = summary.stragglers
     assert (found.scope, found.ranks, found.cause) == ("job", (0, 1, 2, 3), "compute")
-    lost_ns = emulation.step_ns - emulate(replace(job, evened=True)).step_ns
+    lost_ns = emulation.step_ns - step_ns(replace(job, evened=True))
     assert found.lost_us * 1e3 == pytest.approx(lost_ns, abs=0.02 * emulation.step_ns)
     assert "in turn" not in summary.findings[0].title

@@ -13,7 +13,7 @@ from perfscope.analyzers.rules.communication import ddp_buffers
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Job, Model, Network, Recording
 from tests.traces import TraceBuilder
 
@@ -28,7 +28,7 @@ SENDS = Job(
 def test_a_forward_that_waits_for_no_buffers(job: Job, tmp_path: Path) -> None:
     emulated = emulate(job)
     emulated.write(tmp_path)
-    truth = emulate(replace(job, buffers_mb=0.0)).step_ns / emulated.step_ns
+    truth = step_ns(replace(job, buffers_mb=0.0)) / emulated.step_ns
     assert truth < 0.85
     found = predict(context_of(tmp_path), CHANGE)
     assert found.mid_ns / found.measured_ns == pytest.approx(truth, rel=0.03)

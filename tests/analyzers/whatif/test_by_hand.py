@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import US, Cpu, Job, Model, Network, Recording
 
 pytestmark = pytest.mark.scale
@@ -35,7 +35,7 @@ def recorded(job: Job, folder: Path) -> Context:
 def test_the_step_takes_what_it_takes_where_it_is_trained_so(name: str, way: str, tmp_path: Path) -> None:
     job = JOBS[name]
     answer = predict(recorded(job, tmp_path), {"gradients.reduce": way})
-    truth = emulate(replace(job, strategy=way)).step_ns
+    truth = step_ns(replace(job, strategy=way))
     assert answer.mid_ns == pytest.approx(truth, rel=0.05)
     assert answer.low_ns <= truth <= answer.high_ns
 
@@ -45,7 +45,7 @@ def test_where_the_host_sets_the_pace_the_range_holds_what_it_gains(way: str, tm
     """The loop's host time is the step's: without it the forward is launched earlier, too."""
     job = replace(LOOP, model=Model(blocks=6, tokens=512, width=512), cpu=Cpu(python_ns=12 * US))
     answer = predict(recorded(job, tmp_path), {"gradients.reduce": way})
-    assert answer.low_ns <= emulate(replace(job, strategy=way)).step_ns <= answer.high_ns < answer.measured_ns
+    assert answer.low_ns <= step_ns(replace(job, strategy=way)) <= answer.high_ns < answer.measured_ns
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor"])

@@ -19,7 +19,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Loader, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 
@@ -152,7 +152,7 @@ def test_gradients_reduced_in_every_micro_batch_free_the_parameters(tmp_path: Pa
     emulated = emulate(job)
     emulated.write(tmp_path)
     answer = predict(context_of(str(tmp_path)), RESHARD)
-    truth = emulate(replace(job, reshard=False)).step_ns / emulated.step_ns
+    truth = step_ns(replace(job, reshard=False)) / emulated.step_ns
     assert truth < 0.9
     assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.01)
 
@@ -168,7 +168,7 @@ def test_gathers_that_are_issued_one_unit_ahead_are_early_enough(tmp_path: Path,
     emulated = emulate(job)
     emulated.write(tmp_path)
     answer = predict(context_of(str(tmp_path)), {"fsdp.prefetch": "1"})
-    truth = emulate(replace(job, backward_prefetch=True, forward_prefetch=True)).step_ns / emulated.step_ns
+    truth = step_ns(replace(job, backward_prefetch=True, forward_prefetch=True)) / emulated.step_ns
     assert truth == pytest.approx(1.0) if early else truth < 0.95
     assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.01)
 
@@ -239,7 +239,7 @@ def test_hosts_wait_for_fewer_gathers_or_issue_them_earlier(
     emulated = emulate(job)
     emulated.write(tmp_path)
     answer = predict(context_of(str(tmp_path)), {setting: value})
-    truth = emulate(replace(job, **change)).step_ns / emulated.step_ns
+    truth = step_ns(replace(job, **change)) / emulated.step_ns
     assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, abs=0.02)
 
 

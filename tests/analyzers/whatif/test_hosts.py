@@ -12,7 +12,7 @@ from perfscope.analyzers.replay.engine import replay
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate
+from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate, step_ns
 from tests.emulator.changes import apply
 
 LOADER = Loader(load_ns=2 * MS)
@@ -61,8 +61,8 @@ def test_a_change_of_the_devices_brings_what_it_brings(name: str, tmp_path: Path
     job, settings = ASKED[name]
     changed = apply(job, settings)
     assert changed is not None
-    truth = emulate(changed.job).step_ns
-    assert truth < 0.8 * emulate(job).step_ns  # else little shows
+    truth = step_ns(changed.job)
+    assert truth < 0.8 * step_ns(job)  # else little shows
     assert predict(recorded(job, tmp_path), settings).mid_ns == pytest.approx(truth, rel=0.01)
 
 
@@ -82,8 +82,8 @@ def test_gathers_of_a_slow_host_would_wait_for_no_computation(tmp_path: Path) ->
     """It has launched nothing else by then, so its own recording does not show that: those of its peers do."""
     changed = apply(ONE_HOST_IS_SLOW, {"rank.2": "peers"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
-    assert truth < 0.8 * emulate(ONE_HOST_IS_SLOW).step_ns  # else little shows
+    truth = step_ns(changed.job)
+    assert truth < 0.8 * step_ns(ONE_HOST_IS_SLOW)  # else little shows
     assert predict(recorded(ONE_HOST_IS_SLOW, tmp_path), {"rank.2": "peers"}).mid_ns == pytest.approx(truth, rel=0.03)
 
 
@@ -128,8 +128,8 @@ READS_SOME_LOSSES = Job(
 def test_hosts_that_do_not_wait_run_ahead(job: Job, tmp_path: Path) -> None:
     changed = apply(job, {"host.sync": "0"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
-    assert truth < 0.96 * emulate(job).step_ns  # else little shows
+    truth = step_ns(changed.job)
+    assert truth < 0.96 * step_ns(job)  # else little shows
     assert predict(recorded(job, tmp_path), {"host.sync": "0"}).mid_ns == pytest.approx(truth, rel=0.02)
 
 
@@ -142,7 +142,7 @@ def test_a_host_that_is_kept_near_its_device_still_loads_before_each_step(tmp_pa
     )  # fmt: skip
     changed = apply(job, {"host.sync": "0"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
+    truth = step_ns(changed.job)
     assert predict(recorded(job, tmp_path), {"host.sync": "0"}).mid_ns == pytest.approx(truth, rel=0.02)
 
 
@@ -150,6 +150,6 @@ def test_a_batch_that_is_copied_from_pageable_memory_is_waited_for_too(tmp_path:
     job = Job(ranks=2, noise=0.0, model=Model(blocks=4, width=512), loader=replace(LOADER, pinned=False))
     changed = apply(job, {"host.sync": "0"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
-    assert truth < 0.98 * emulate(job).step_ns  # else little shows
+    truth = step_ns(changed.job)
+    assert truth < 0.98 * step_ns(job)  # else little shows
     assert predict(recorded(job, tmp_path), {"host.sync": "0"}).mid_ns == pytest.approx(truth, rel=0.02)

@@ -20,7 +20,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from tests.emulator.changes import apply
 from tests.emulator.draw import draw
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Loader, Model, Recording
 from tests.generator import MS, US, JobSpec, LoaderSpec, ModelSpec, SlowCompute, cpu_job, simulate
 from tests.traces import TraceBuilder
@@ -184,7 +184,7 @@ def test_one_rank_s_workers_set_the_pace_of_all(tmp_path: Path) -> None:
     changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
     found = predict(context_of(tmp_path, workers=1), {"compute": "1.5x"})
-    assert found.mid_ns == pytest.approx(emulate(changed.job).step_ns, rel=0.05)
+    assert found.mid_ns == pytest.approx(step_ns(changed.job), rel=0.05)
 
 
 @pytest.mark.parametrize("end_sync", [True, False], ids=["in step", "ahead"])
@@ -209,7 +209,7 @@ def test_loading_and_accumulating_beside_a_device_that_is_behind(item_every: int
     for settings in ({"dataloader.num_workers": "0"}, {"batch.accumulation": "2"}, {"dataloader.num_workers": "4"}):
         changed = apply(job, settings)
         assert changed is not None
-        truth = emulate(changed.job).step_ns / changed.batches
+        truth = step_ns(changed.job) / changed.batches
         found = predict(context, settings)
         assert found.mid_ns == pytest.approx(truth, rel=0.05)
         assert found.low_ns * 0.999 <= truth <= found.high_ns * 1.001
@@ -238,13 +238,13 @@ def test_workers_that_nobody_waits_for_say_how_fast_they_are(microbatches: int, 
     """On the second simulator, recorded by ``perfscope run``: four workers that need 70 % of a step."""
     model = Model(blocks=4)
     quick = Job(ranks=2, ranks_per_host=2, noise=0.0, model=model, microbatches=microbatches)
-    load_ns = round(0.7 * 4 * emulate(quick).step_ns)
+    load_ns = round(0.7 * 4 * step_ns(quick))
     job = replace(
         quick, loader=Loader(workers=4, load_ns=load_ns, jitter=0.02), recording=replace(quick.recording, run=True)
     )
     emulate(job).write(tmp_path)
     found = predict(context_of(tmp_path), {"dataloader.num_workers": str(workers)})
-    truth = emulate(replace(job, loader=replace(job.loader, workers=workers))).step_ns
+    truth = step_ns(replace(job, loader=replace(job.loader, workers=workers)))
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns * 0.999 <= truth <= found.high_ns * 1.001
 
@@ -292,7 +292,7 @@ def test_hosts_that_seldom_wait_ahead_of_their_devices_do_not_show_the_pace(tmp_
     assert all(found.is_hidden for found in context.recorded.deliveries.values() if len(found))
     changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
+    truth = step_ns(changed.job)
     found = predict(context, {"compute": "1.5x"})
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.high_ns > context.result.step_ns
@@ -346,7 +346,7 @@ def test_a_wait_of_which_the_device_notices_only_the_end_holds_the_step(tmp_path
     assert held.longest_ns > 10 * held.stall_ns.max() > 0
     changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
+    truth = step_ns(changed.job)
     found = predict(context, {"compute": "1.5x"})
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
     assert found.low_ns <= truth <= found.high_ns
@@ -361,7 +361,7 @@ def test_one_wait_of_a_host_ahead_of_its_device_leaves_the_pace_open_and_says_so
     changed = apply(job, {"compute": "1.5x"})
     assert changed is not None
     found = predict(context, {"compute": "1.5x"})
-    assert found.low_ns <= emulate(changed.job).step_ns <= found.high_ns
+    assert found.low_ns <= step_ns(changed.job) <= found.high_ns
     assert any("loader workers" in words for words in found.assumed)
 
 
@@ -382,7 +382,7 @@ def test_in_a_recording_of_one_step_a_wait_for_workers_holds_where_training_is_q
     job = Job(ranks=2, ranks_per_host=2, item_every=1, noise=0.0, model=Model(blocks=4))
     job = replace(job, recording=replace(job.recording, steps=1, run=run))
     for pace, waits in ((1.6, True), (0.5, False)):
-        loader = Loader(workers=1, load_ns=round(pace * emulate(job).step_ns), jitter=0.0)
+        loader = Loader(workers=1, load_ns=round(pace * step_ns(job)), jitter=0.0)
         slow, folder = replace(job, loader=loader), tmp_path / str(pace)
         folder.mkdir()
         emulate(slow).write(folder)
@@ -391,7 +391,7 @@ def test_in_a_recording_of_one_step_a_wait_for_workers_holds_where_training_is_q
         for settings in ({"compute": "1.5x"}, *([{"dataloader.num_workers": "8"}] if run and waits else [])):
             changed = apply(slow, settings)
             assert changed is not None
-            found, truth = predict(context, settings), emulate(changed.job).step_ns
+            found, truth = predict(context, settings), step_ns(changed.job)
             assert found.mid_ns == pytest.approx(truth, rel=0.05)
             assert found.low_ns <= truth <= found.high_ns
             assert found.high_ns < 1.3 * found.measured_ns
@@ -420,14 +420,14 @@ def test_a_pause_costs_no_more_than_known_workers_leave(taken: float, tmp_path: 
     """Nobody waits for the workers: they told what they take, ``taken`` of the step with a pause of a quarter of it."""
     job = Job(ranks=2, ranks_per_host=2, noise=0.0, item_every=1, model=Model(blocks=4, tokens=4096), loader=Loader(2))
     job = replace(job, recording=replace(job.recording, run=True), loader=replace(job.loader, load_ns=1 * MS))
-    pause = Cause("pause", emulate(job).step_ns / 3, (1,), how="checkpoint")
+    pause = Cause("pause", step_ns(job) / 3, (1,), how="checkpoint")
     paused = replace(job, causes=(pause,))
-    load_ns = round(taken * emulate(paused).step_ns * job.loader.workers)
+    load_ns = round(taken * step_ns(paused) * job.loader.workers)
     paused = replace(paused, loader=replace(job.loader, load_ns=load_ns, jitter=0.02))
     emulation = emulate(paused)
     emulation.write(tmp_path)
     (row,) = analyze(tmp_path, workers=1).stragglers
-    truth = emulation.step_ns - emulate(paused.without(pause)).step_ns
+    truth = emulation.step_ns - step_ns(paused.without(pause))
     assert (row.ranks, row.cause) == ((1,), "host")
     assert row.lost_us * 1e3 == pytest.approx(truth, abs=0.02 * emulation.step_ns)
 
@@ -444,6 +444,6 @@ def test_loading_that_delays_the_first_recorded_step_is_not_there_with_workers(t
     emulated.write(tmp_path)
     changed = apply(job, {"dataloader.num_workers": "2"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
+    truth = step_ns(changed.job)
     assert truth < 0.97 * emulated.step_ns
     assert predict(context_of(tmp_path), {"dataloader.num_workers": "2"}).mid_ns == pytest.approx(truth, rel=0.01)

@@ -11,7 +11,7 @@ from perfscope.analyzers.whatif.change import BadSetting, CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator.changes import apply
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import US, Cause, Job, Model, Network, Recording
 
 CHANGE = {"loop.collectives": "0"}
@@ -36,7 +36,7 @@ def test_metrics_that_are_not_reduced_take_no_time(job: Job, tmp_path: Path) -> 
     emulated.write(tmp_path)
     changed = apply(job, CHANGE)
     assert changed is not None
-    truth = emulate(changed.job).step_ns / emulated.step_ns
+    truth = step_ns(changed.job) / emulated.step_ns
     assert truth < 0.8
     found = predict(context_of(tmp_path), CHANGE)
     # Four steps of a host that is ahead end with what it has launched for the fifth: both are as much longer.
@@ -49,7 +49,7 @@ def test_gathers_of_fsdp_come_sooner(tmp_path: Path) -> None:
     job = replace(LOGS, strategy="fsdp", ranks_per_host=2, recording=Recording(steps=10))
     emulated = emulate(job)
     emulated.write(tmp_path)
-    truth = emulate(replace(job, metrics=0)).step_ns
+    truth = step_ns(replace(job, metrics=0))
     assert truth < 0.7 * emulated.step_ns
     found = predict(context_of(tmp_path), CHANGE)
     assert found.mid_ns == pytest.approx(truth, rel=0.06)
@@ -62,7 +62,7 @@ def test_who_waits_for_a_late_rank_does_so_at_the_next_collective(tmp_path: Path
     emulated = emulate(job)
     emulated.write(tmp_path)
     found = predict(context_of(tmp_path), CHANGE)
-    assert found.mid_ns == pytest.approx(emulate(replace(job, metrics=0)).step_ns, rel=0.03)
+    assert found.mid_ns == pytest.approx(step_ns(replace(job, metrics=0)), rel=0.03)
     assert found.mid_ns > 0.9 * emulated.step_ns
 
 

@@ -20,7 +20,7 @@ from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, Schedul
 from perfscope.analyzers.whatif.stage_schedules import Layout, _lanes
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Job, Model, Recording
 from tests.generator import ExtraLayers, JobSpec, ModelSpec, NetworkSpec, simulate
 
@@ -189,6 +189,6 @@ def test_emulated_hosts_set_the_pace_of_a_pipeline_or_its_devices_do(tmp_path: P
     emulated = emulate(job)
     emulated.write(tmp_path)
     answer = predict(context_of(str(tmp_path)), {"pipeline.microbatches": str(count)})
-    truth = emulate(replace(job, microbatches=count)).step_ns
+    truth = step_ns(replace(job, microbatches=count))
     assert answer.mid_ns == pytest.approx(truth, rel=0.05)
     assert answer.low_ns <= truth <= answer.high_ns

@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate
+from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate, step_ns
 from tests.emulator.changes import apply
 
 JOB = Job(
@@ -46,7 +46,7 @@ def _missed(job: Job, folder: Path, settings: dict[str, str]) -> float:
     found = predict(context_of(folder, workers=1), settings)
     changed = apply(job, settings)
     assert changed is not None
-    truth = emulate(changed.job).step_ns
+    truth = step_ns(changed.job)
     assert found.low_ns < truth < found.high_ns
     return found.mid_ns / truth - 1
 

@@ -12,7 +12,7 @@ from perfscope.analyzers.rank.extra_work import FEW
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Loader, Model, Recording
 from tests.traces import TraceBuilder
 
@@ -57,7 +57,7 @@ def test_the_prediction_is_the_step_with_few_kernels(job: Job, tmp_path: Path) -
     emulated = emulate(job)
     emulated.write(tmp_path)
     answer = predict(context_of(str(tmp_path)), NO_LOOPS)
-    truth = emulate(replace(job, foreach=True)).step_ns / emulated.step_ns
+    truth = step_ns(replace(job, foreach=True)) / emulated.step_ns
     assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, abs=0.03)
     assert answer.low_ns <= truth * answer.measured_ns <= answer.high_ns
 

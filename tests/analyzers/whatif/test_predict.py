@@ -32,24 +32,24 @@ from tests.generator import (
 
 DEEP = ModelSpec(layers=12, tokens=2048)
 SLOW_NETWORK = NetworkSpec(busbw_gbps=40.0, alpha_ns=100_000)
-DDP = JobSpec(ranks=4, model=DEEP, network=SLOW_NETWORK, end_sync=True)
+DDP = JobSpec(ranks=4, steps=4, model=DEEP, network=SLOW_NETWORK, end_sync=True)
 STRAGGLING = replace(DDP, causes=(SlowCompute(ranks=(2,), factor=1.4),))
 CPUS = cpu_job(ranks=2, steps=6)
 ACCUMULATING = replace(DDP, microbatches=4)
-LOADING = JobSpec(ranks=2, model=DEEP, loader=LoaderSpec(workers=0, load_ns=8 * MS), end_sync=True)
+LOADING = JobSpec(ranks=2, steps=4, model=DEEP, loader=LoaderSpec(workers=0, load_ns=8 * MS), end_sync=True)
 FSDP = replace(DDP, strategy="fsdp")
 LAUNCH_BOUND = JobSpec(
-    ranks=4, tensor=2, steps=6, model=ModelSpec(layers=12, tokens=1024, width=512, hidden=1024),
+    ranks=4, tensor=2, steps=4, model=ModelSpec(layers=12, tokens=1024, width=512, hidden=1024),
     network=NetworkSpec(busbw_gbps=217.0, alpha_ns=13 * US), clip_norm=True,
 )  # fmt: skip
 HOST_BOUND = JobSpec(
-    ranks=2, steps=6, end_sync=True, causes=(HostSync(),), host=HostSpec(operator_ns=10 * US, latency_ns=5 * US),
+    ranks=2, steps=4, end_sync=True, causes=(HostSync(),), host=HostSpec(operator_ns=10 * US, latency_ns=5 * US),
     model=ModelSpec(layers=8, tokens=1024, width=512, hidden=1024), network=NetworkSpec(busbw_gbps=35.0),
 )  # fmt: skip
 FREE = replace(HOST_BOUND, end_sync=False, causes=())
 AHEAD = replace(HOST_BOUND, strategy="fsdp", end_sync=False, causes=(), model=replace(HOST_BOUND.model, tokens=3072))
 SMALL = JobSpec(
-    ranks=4, end_sync=True, model=ModelSpec(layers=16, tokens=1024, width=512, hidden=1024),
+    ranks=2, steps=4, end_sync=True, model=ModelSpec(layers=16, tokens=1024, width=512, hidden=1024),
     network=NetworkSpec(busbw_gbps=79.0, alpha_ns=126 * US),
 )  # fmt: skip
 

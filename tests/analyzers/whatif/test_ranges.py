@@ -13,7 +13,7 @@ from perfscope.analyzers.replay.schedules import record_schedules
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
-from tests.emulator import MS, US, Cause, Job, Loader, Model, Recording, emulate
+from tests.emulator import MS, US, Cause, Job, Loader, Model, Recording, emulate, step_ns
 from tests.emulator.changes import apply
 from tests.traces import TraceBuilder
 
@@ -25,7 +25,7 @@ def _asked(job: Job, folder: Path, settings: dict[str, str]) -> tuple[WhatIfAnsw
     emulate(job).write(folder)
     changed = apply(job, settings)
     assert changed is not None
-    return predict(context_of(folder, workers=1), settings), emulate(changed.job).step_ns
+    return predict(context_of(folder, workers=1), settings), step_ns(changed.job)
 
 
 def test_a_change_without_effect_has_the_range_of_a_few_steps(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_slow_host_takes_as_long_for_batches_of_more_workers(tmp_path: Path) -
         folder = tmp_path / workers
         folder.mkdir()
         found, truth = _asked(job, folder, {"dataloader.num_workers": workers})
-        assert truth == pytest.approx(emulate(job).step_ns, rel=0.001)
+        assert truth == pytest.approx(step_ns(job), rel=0.001)
         assert found.mid_ns == pytest.approx(truth, rel=0.02)
 
 
@@ -99,7 +99,7 @@ def test_launches_that_wait_for_a_full_queue_are_no_work_of_the_host(tmp_path: P
 def test_a_slower_device_that_waits_for_its_host_may_cost_nothing(tmp_path: Path) -> None:
     job = replace(SMALL, model=Model(blocks=2, tokens=512, width=512), noise=0.01)
     found, truth = _asked(job, tmp_path, {"compute": "0.8x"})
-    assert truth < 1.03 * emulate(job).step_ns
+    assert truth < 1.03 * step_ns(job)
     assert found.low_ns < truth < found.high_ns
 
 
@@ -144,7 +144,7 @@ def test_buckets_that_each_hold_one_parameter_are_divided_by_no_limit(tmp_path: 
     """Their sizes alone do not show that; more buckets would make the launches of this step longer."""
     job = replace(SMALL, model=Model(blocks=4, tokens=512), bucket_mb=10, noise=0.0)
     found, truth = _asked(job, tmp_path, {"ddp.bucket_cap_mb": "5"})
-    assert truth == pytest.approx(emulate(job).step_ns, rel=0.001)
+    assert truth == pytest.approx(step_ns(job), rel=0.001)
     assert found.mid_ns > 1.05 * truth
     assert found.low_ns < truth
 
@@ -154,7 +154,7 @@ def _in_the_long_run_ns(job: Job, settings: dict[str, str]) -> float:
     changed = apply(job, settings)
     assert changed is not None
     recording = replace(job.recording, steps=60, kept=False)
-    return emulate(replace(changed.job, recording=recording)).step_ns
+    return step_ns(replace(changed.job, recording=recording))
 
 
 def test_a_lone_step_that_loads_its_batch_itself_shows_little_of_what_batches_take(tmp_path: Path) -> None:

@@ -17,11 +17,14 @@ from perfscope.analyzers.whatif.schedules import extra_work
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator.changes import apply
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Job, Loader, Model, Network, Recording
 from tests.traces import TraceBuilder
 
-ONCE = Job(ranks=2, ranks_per_host=1, microbatches=3, noise=0.01, item_every=0, model=Model(blocks=4, tokens=2048))
+ONCE = Job(
+    ranks=2, ranks_per_host=1, microbatches=3, noise=0.01, item_every=0, model=Model(blocks=4, tokens=2048),
+    recording=Recording(steps=4),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("metadata", ["kernel", "none"])
@@ -29,8 +32,8 @@ def test_each_of_three_micro_batches_reduces(tmp_path: Path, metadata: str) -> N
     job = replace(ONCE, no_sync=False, recording=Recording(steps=4, metadata=metadata))
     emulate(job).write(tmp_path)
     found = predict(context_of(tmp_path), {"ddp.no_sync": "true"})
-    truth = emulate(ONCE).step_ns
-    assert truth < 0.95 * emulate(job).step_ns
+    truth = step_ns(ONCE)
+    assert truth < 0.95 * step_ns(job)
     assert found.mid_ns == pytest.approx(truth, rel=0.02)
     assert found.low_ns <= truth <= found.high_ns
 
@@ -70,7 +73,7 @@ def test_a_host_does_not_copy_what_is_not_reduced(tmp_path: Path) -> None:
         emulate(job).write(folder)
         changed = apply(job, settings)
         assert changed is not None
-        truth = emulate(changed.job).step_ns / changed.batches
+        truth = step_ns(changed.job) / changed.batches
         assert predict(context_of(folder), settings).mid_ns == pytest.approx(truth, rel=0.02)
 
 
@@ -83,7 +86,7 @@ def test_accumulating_in_three_steps_of_hosts_that_are_ahead(tmp_path: Path) -> 
     found = predict(context_of(tmp_path), {"batch.accumulation": "2"})
     changed = apply(replace(job, item_every=0), {"batch.accumulation": "2"})
     assert changed is not None
-    assert found.mid_ns == pytest.approx(emulate(changed.job).step_ns / 2, rel=0.05)
+    assert found.mid_ns == pytest.approx(step_ns(changed.job) / 2, rel=0.05)
 
 
 def test_copies_are_what_the_reducer_marks() -> None:
@@ -142,7 +145,7 @@ def _with_range_after_first_backward(path: Path, name: str) -> None:
 
 
 SHARDED = Job(
-    strategy="fsdp", ranks=4, ranks_per_host=2, microbatches=3, noise=0.0, network=Network(gbps=20.0),
+    strategy="fsdp", ranks=2, ranks_per_host=1, microbatches=3, noise=0.0, network=Network(gbps=20.0),
     model=Model(blocks=4, tokens=2048), recording=Recording(steps=4),
 )  # fmt: skip
 
@@ -162,7 +165,7 @@ def test_fsdp_reduces_after_the_last_micro_batch(job: Job, tmp_path: Path) -> No
     emulated.write(tmp_path)
     changed = apply(job, {"fsdp.no_sync": "true"})
     assert changed is not None
-    truth = emulate(changed.job).step_ns
+    truth = step_ns(changed.job)
     assert truth < 0.95 * emulated.step_ns
     found = predict(context_of(tmp_path), {"fsdp.no_sync": "true"})
     assert found.mid_ns == pytest.approx(truth, rel=0.02)

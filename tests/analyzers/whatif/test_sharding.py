@@ -17,7 +17,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters, waits_for_reductions
 from tests.emulator.changes import apply
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Recording
 from tests.generator import MIB, JobSpec, ModelSpec, NetworkSpec, cpu_job, simulate
 
@@ -179,7 +179,7 @@ def test_what_follows_the_optimizer_is_done_once(tmp_path: Path) -> None:
     found = predict(context_of(str(tmp_path)), {"batch.accumulation": "2"})
     changed = apply(job, {"batch.accumulation": "2"})
     assert changed is not None
-    took = emulate(changed.job).step_ns / changed.batches / emulated.step_ns * found.measured_ns
+    took = step_ns(changed.job) / changed.batches / emulated.step_ns * found.measured_ns
     assert found.mid_ns == pytest.approx(took, rel=0.06)
     assert found.low_ns <= took <= found.high_ns
     assert found.high_ns - found.mid_ns >= 2.5e6

@@ -12,11 +12,11 @@ import perfscope
 from perfscope.analyzers.rules.communication import gradients_by_hand
 from perfscope.results.findings import Finding
 from perfscope.results.summary import Summary
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.model import parameters
 from tests.emulator.spec import Job, Model, Network, Recording
 
-LOOP = Job(strategy="manual", recording=Recording(steps=5))
+LOOP = Job(strategy="manual", model=Model(blocks=4), recording=Recording(steps=4))
 SLOW = replace(LOOP, network=Network(gbps=15.0))
 
 Analyzed = Callable[[Job], Summary]
@@ -46,7 +46,7 @@ def test_it_fires_with_the_step_that_ddp_would_have(analyzed: Analyzed, job: Job
     assert finding is not None
     assert (finding.obtained, finding.whatif) == ("replayed", {"gradients.reduce": "ddp"})
     assert finding.predicted_step_us is not None
-    assert finding.predicted_step_us.mid == pytest.approx(emulate(replace(job, strategy="ddp")).step_ns / 1e3, rel=0.05)
+    assert finding.predicted_step_us.mid == pytest.approx(step_ns(replace(job, strategy="ddp")) / 1e3, rel=0.05)
     (count,) = [one.value for one in finding.evidence if one.what == "all-reduces per step"]
     assert count == job.model.blocks * len(parameters(job))
     assert "DistributedDataParallel(model" in finding.action.how
@@ -75,13 +75,13 @@ def test_it_is_silent_elsewhere(analyzed: Analyzed, job: Job) -> None:
 
 @pytest.mark.parametrize(
     "recording",
-    [Recording(steps=5, metadata="none"), Recording(steps=5, missing=(2,))],
+    [Recording(steps=4, metadata="none"), Recording(steps=4, missing=(2,))],
     ids=["no sizes", "rank missing"],
 )
 def test_without_sizes_or_ranks_it_is_bounded(analyzed: Analyzed, recording: Recording) -> None:
     finding = found(analyzed(replace(SLOW, recording=recording)))
     assert finding is not None
     assert (finding.obtained, finding.confidence, finding.whatif) == ("bounded", "low", {})
-    gain = emulate(SLOW).step_ns / emulate(replace(SLOW, strategy="ddp")).step_ns - 1
+    gain = step_ns(SLOW) / step_ns(replace(SLOW, strategy="ddp")) - 1
     assert finding.ceiling is not None
     assert finding.ceiling >= gain

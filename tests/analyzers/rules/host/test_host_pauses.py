@@ -17,7 +17,7 @@ from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
 from perfscope.results.findings import Obtained
 from tests.analyzers.rules.jobs import QUICK, analyze
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
 from tests.generator import Pause, SlowLoader, cpu_job, simulate
 
@@ -102,22 +102,22 @@ def test_on_cpus_threads_that_wait_for_a_core_are_not_said_to_pause(tmp_path, wa
 
 @pytest.mark.scale
 def test_pauses_of_a_whole_stage_have_no_peers_and_are_found(tmp_path):
-    pause = Cause("pause", 2.5 * emulate(PIPELINE).step_ns, (2, 3), 2, how="checkpoint")
+    pause = Cause("pause", 2.5 * step_ns(PIPELINE), (2, 3), 2, how="checkpoint")
     emulate(replace(PIPELINE, causes=(pause,))).write(tmp_path)
     summary = perfscope.analyze(tmp_path)
     finding = next(one for one in summary.findings if one.rule == host_pauses.RULE)
     assert finding.evidence[0].ranks == (2, 3)
-    truth_us = emulate(PIPELINE).step_ns / 1e3
+    truth_us = step_ns(PIPELINE) / 1e3
     assert finding.predicted_step_us.mid == pytest.approx(truth_us, rel=0.05)
     assert summary.verdict.headline.startswith(finding.title)
 
 
 @pytest.mark.parametrize("ranks", [None, (0,)])
 def test_the_what_if_is_the_job_without_pauses(tmp_path, ranks):
-    pause = Cause("pause", 0.4 * emulate(EMULATED).step_ns, ranks, 2, how="log")
+    pause = Cause("pause", 0.4 * step_ns(EMULATED), ranks, 2, how="log")
     emulate(replace(EMULATED, causes=(pause,))).write(tmp_path)
     found = predict(context_of(tmp_path), {"host.pauses": "0"})
-    assert found.mid_ns == pytest.approx(emulate(EMULATED).step_ns, rel=0.03)
+    assert found.mid_ns == pytest.approx(step_ns(EMULATED), rel=0.03)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

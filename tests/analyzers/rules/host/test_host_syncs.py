@@ -13,7 +13,7 @@ from perfscope.analyzers.rules.host import host_syncs
 from perfscope.results.findings import Prediction
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, breakdown, changed, context, runs
 from tests.emulator.changes import apply
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Model
 from tests.generator import US, HostSpec, HostSync, simulate
 
@@ -151,9 +151,9 @@ def test_waits_that_keep_hosts_from_running_ahead_are_told_by_what_the_step_take
     are all there is to make up for, they are what is told.
     """
     job = Job(ranks=2, ranks_per_host=2, item_every=1, noise=0.0, model=Model(blocks=6, tokens=4096))
-    step_ns = emulate(job).step_ns
-    loader = replace(job.loader, workers=0, load_ns=round(loads * step_ns), jitter=0.0)
-    pause = Cause("pause", 0.3 * step_ns, (1,), every=2, how="log")
+    usual_ns = step_ns(job)
+    loader = replace(job.loader, workers=0, load_ns=round(loads * usual_ns), jitter=0.0)
+    pause = Cause("pause", 0.3 * usual_ns, (1,), every=2, how="log")
     job = replace(job, causes=(pause,), loader=loader, recording=replace(job.recording, steps=4))
     emulate(job).write(tmp_path)
     summary = perfscope.analyze(tmp_path, workers=1)
@@ -162,7 +162,7 @@ def test_waits_that_keep_hosts_from_running_ahead_are_told_by_what_the_step_take
     assert len(found) == fires
     applied = apply(job, {"host.sync": "0"})
     assert applied is not None
-    truth = emulate(applied.job).step_ns / 1e3
+    truth = step_ns(applied.job) / 1e3
     for finding in found:
         assert finding.whatif == {"host.sync": "0"}
         assert finding.predicted_step_us.mid == pytest.approx(truth, rel=0.02)

@@ -15,7 +15,7 @@ from perfscope.analyzers.rules.host import launch_bound, optimizer_kernels
 from perfscope.results.findings import Prediction
 from perfscope.results.tables import ModuleRow
 from tests.analyzers.rules.jobs import STEP_US, breakdown, context, kernel, runs
-from tests.emulator.emulate import emulate
+from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Job, Model, Recording
 
 
@@ -95,5 +95,5 @@ def test_the_replay_is_what_an_implementation_with_few_kernels_brings(tmp_path: 
     loops.write(tmp_path)
     (finding,) = (row for row in perfscope.analyze(tmp_path).findings if row.rule == optimizer_kernels.RULE)
     assert finding.predicted_step_us is not None
-    fused_us = emulate(replace(job, foreach=True)).step_ns / 1e3
+    fused_us = step_ns(replace(job, foreach=True)) / 1e3
     assert finding.predicted_step_us.mid == pytest.approx(fused_us, rel=0.02)
