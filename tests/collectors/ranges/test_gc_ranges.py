@@ -26,15 +26,17 @@ def problems() -> Problems:
 
 @pytest.fixture
 def ranges(problems: Problems) -> Iterator[Any]:
-    """Removed again, and no collections but the test's own."""
+    """Removed again, and no collections but the test's own, which look at nothing but what the test has made."""
     from perfscope.collectors.annotate import Annotator
     from perfscope.collectors.ranges.gc_ranges import GcRanges
 
     before = list(gc.callbacks)
     gc.disable()
+    gc.freeze()
     made = GcRanges(Annotator(nvtx=False), problems)
     yield made
     made.remove()
+    gc.unfreeze()
     gc.enable()
     assert gc.callbacks == before
     assert problems.as_tuple() == ()
