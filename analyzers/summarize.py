@@ -81,7 +81,7 @@ def summarize(
     runs, result = replay.runs, replay.result
     pipeline, machines = find_pipeline(result, runs), system(job, result, runs)
     late = _stragglers(replay)
-    stragglers = without_contention(late, result, runs, machines)
+    stragglers = without_contention(late, result, runs, machines, replay.core_ns)
     groups, size = group_rows(result), world_size(result.partials, runs)
     strategies = job_strategies(result, runs, pipeline, groups, size) or ("unknown",)
     info = _job_info(job, identified, result, runs, strategies)
@@ -280,7 +280,8 @@ def _stragglers(replay: JobReplay) -> tuple[StragglerRow, ...]:
     if not replay.result.is_marked:
         return ()
     complete = not _missing(replay.result, replay.runs)
-    return straggler_rows(replay.result, replay.recorded, replay.replayed, replay.result.hosts.names, complete=complete)
+    result, hosts = replay.result, replay.result.hosts.names
+    return straggler_rows(result, replay.recorded, replay.replayed, hosts, replay.core_ns, complete=complete)
 
 
 def _replay(replay: JobReplay) -> Replay:

@@ -66,22 +66,32 @@ class StepTimes:
         """Those that have ended."""
         self.took = Times(0, 0, 0)
         """By them."""
-        self.waited: int | None = None
-        """Time for which the training thread waited for a core meanwhile, ns; None where not known."""
-        self._began: tuple[Times, int | None] | None = None
+        self.waits: list[int] = []
+        """Time for which the training thread waited for a core in each of them, ns; empty where not known."""
+        self._began: Times | None = None
+        self._waited_before: int | None = None
+
+    @property
+    def waited(self) -> int | None:
+        """Time for which the training thread waited for a core in all of them, ns; None where not known."""
+        return sum(self.waits) if self.waits else None
 
     def begin(self) -> None:
         """The first recorded step begins."""
-        self._began = now(), waited_for_core()
+        self._began, self._waited_before = now(), waited_for_core()
 
     def step_ended(self) -> None:
         """A recorded step has ended."""
-        if self._began is not None:
-            began, waited_before = self._began
-            self.steps += 1
-            self.took = now().since(began)
-            waited = waited_for_core()
-            self.waited = waited - waited_before if waited is not None and waited_before is not None else None
+        if self._began is None:
+            return
+        self.steps += 1
+        self.took = now().since(self._began)
+        before, self._waited_before = self._waited_before, waited_for_core()
+        if before is None or self._waited_before is None:
+            self.waits.clear()
+            self._waited_before = None
+        else:
+            self.waits.append(self._waited_before - before)
 
 
 def describe_cpu(captures: Iterable[StepTimes]) -> CpuMetadata:

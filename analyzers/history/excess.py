@@ -9,24 +9,14 @@ which costs are shared where each larger need includes the smaller ones: Littlec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
 
 import numpy as np
 
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes
 from perfscope.frozen import dataclass
 from perfscope.results.history import OTHER
-from perfscope.trace.medians import SIGMA_OF_MAD, densest
+from perfscope.trace.above_peers import above_peers, noise_of
 from perfscope.trace.trace import Bool, Float32, Float64
-
-_QUICK: Final = 0.25
-"""Quantile of steps: below it nothing is slow that is not so nearly always."""
-
-_SIGMAS_BELOW_QUICK: Final = 0.4758
-"""Standard deviations of a normal distribution between that quantile and half of it."""
-
-_APART: Final = 2.0
-"""Standard deviations from 0 at which absolute differences have a middle of their own; noise is densest at 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +57,10 @@ def measure_excess(job: JobOwnTimes, peers: Sequence[Sequence[int]]) -> Excess:
     for members, among, own_us in compared:
         mine = [among.index(member) for member in members]
         stages = own_us[:, among].transpose(2, 0, 1)
-        views = [(own, _above_peers(own)) for own in (*stages, stages.sum(axis=0))]
+        views = [(own, above_peers(own)) for own in (*stages, stages.sum(axis=0))]
         by_stage[:, members] = np.stack([excess[:, mine] for _, excess in views[:-1]], axis=2)
         total[:, members] = views[-1][1][:, mine]
-        noises.append([_noise(own, excess) for own, excess in views])
+        noises.append([noise_of(own, excess) for own, excess in views])
     *stage_noise, noise = np.median(np.array(noises), axis=0).tolist()
     return Excess(
         total=total,
@@ -102,40 +92,6 @@ def cost_of(excess: Excess, ranks: Sequence[int], slow: Bool) -> Float64:
     costs = np.zeros_like(above)
     np.put_along_axis(costs, order, shares, axis=1)
     return costs
-
-
-def _above_peers(own: Float32) -> Float32:
-    """Above the lower median over ranks (axis 1): with half of the ranks slow it is still that of those that are not.
-
-    Of two ranks, above the other: what varies on both is then as often below 0.
-    """
-    if own.shape[1] == 2:
-        return own - own[:, ::-1]
-    place = (own.shape[1] - 1) // 2
-    middle: Float32 = np.partition(own, place, axis=1)[:, place]
-    return own - middle[:, None]
-
-
-def _noise(own: Float32, excess: Float32) -> float:
-    """Of one group: from the quickest quarter of each rank's steps, which no cause slows; of two ranks, from how they
-    differ.
-    """
-    if own.shape[1] > 2:
-        below: Any = np.quantile(excess, _QUICK, axis=0) - excess
-        below = below[below > 0]
-        return float(np.median(below) / _SIGMAS_BELOW_QUICK) if below.size else 0.0
-    if own.shape[1] < 2 or len(own) < 2:
-        return 0.0
-    # Of the quicker rank's steps, which a cause leaves alone, and a batch's size does not; or of the ranks' difference,
-    # with which it is the other way round.
-    changes = SIGMA_OF_MAD * np.median(np.abs(np.diff(own.min(axis=1))))
-    difference = own[:, 0] - own[:, 1]
-    found = [float(changes), densest(difference)[1]]
-    # Where they are late in turn, half of the differences lie about a delay, and half about its opposite.
-    middle, deviation = densest(np.abs(difference))
-    if middle >= _APART * deviation:
-        found.append(deviation)
-    return min(found)
 
 
 def _only(values: Float32, columns: list[int]) -> Float32:

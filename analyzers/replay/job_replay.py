@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
 from perfscope.analyzers.job.hosts import find_hosts
@@ -15,6 +17,7 @@ from perfscope.analyzers.replay.schedules import RecordedSchedules, record_sched
 from perfscope.frozen import dataclass
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
+from perfscope.trace.trace import Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,8 @@ class JobReplay:
     recorded: RecordedSchedules
     replayed: ReplayResult
     models: tuple[CostModel, ...]
+    core_ns: Mapping[int, Int64]
+    """Rank -> for how long its training thread waited for a core in each used step; empty unless all recorded it."""
 
     @property
     def unprofiled_ns(self) -> float | None:
@@ -40,7 +45,31 @@ def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:
     result = align_job(ranks.partials, _first_step(job, runs), hosts, _last_step(job, runs))
     loaders = {rank: run.dataloaders[0] for rank, run in runs.items() if run.dataloaders}
     recorded = record_schedules(result, loaders)
-    return JobReplay(runs, result, recorded, replay(recorded.schedules), cost_models(result.matched))
+    return JobReplay(
+        runs,
+        result,
+        recorded,
+        replay(recorded.schedules),
+        cost_models(result.matched),
+        core_waits(job.capture, runs, result),
+    )
+
+
+def core_waits(capture: int | None, runs: Mapping[int, RunMetadata], result: AlignedJob) -> dict[int, Int64]:
+    """Rank -> for how long its training thread waited for a core in each used step of a capture, ns; empty unless all
+    ranks recorded it of all of these steps.
+    """
+    found: dict[int, Int64] = {}
+    if capture is None:
+        return found
+    for rank in result.partials:
+        mine = runs[rank].capture(capture) if rank in runs else None
+        waited = np.array(mine.waited_ns if mine is not None else (), dtype=np.int64)
+        places = result.steps - (mine.first_step if mine is not None else 0)
+        if not len(waited) or not ((places >= 0) & (places < len(waited))).all():
+            return {}
+        found[rank] = waited[places]
+    return found
 
 
 def world_size(partials: Mapping[int, RankPartial], runs: Mapping[int, RunMetadata]) -> int | None:

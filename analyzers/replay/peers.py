@@ -77,7 +77,8 @@ class Peers:
 
     def others(self, rank: int, without: Collection[int] = ()) -> list[int]:
         """Lines of the peers that ``rank`` is compared with: all but itself and ``without``; all where that leaves none
-        (each is slow now and then, so the median of each step, of three or more, is a usual one).
+        (each is slow now and then, so the median of each step, of three or more, is a usual one, and of two the quicker
+        one).
         """
         others = [index for index, peer in enumerate(self.ranks) if peer != rank and peer not in without]
         return others or list(range(len(self.ranks)))
@@ -96,10 +97,10 @@ class Peers:
         lines = self.others(rank, without)
         others, steps = of.own_ns[lines], self.rows_ns.shape[1]
         in_step = _per_step(others.sum(axis=2), of.step, steps)
-        middle = np.mean if even else np.median
+        middle = np.mean if even else np.min if len(lines) == len(self.ranks) == 2 else np.median
         usual, typical = middle(others, axis=0), middle(in_step, axis=0)
         least = 0.0 if self.ranks.index(rank) in lines else float(in_step.sum(axis=1).min())
-        typical *= max(1.0, least / max(float(typical.sum()), 1.0))
+        typical = typical * max(1.0, least / max(float(typical.sum()), 1.0))
         summed = _per_step(usual.sum(axis=1)[None, :], of.step, steps)[0]
         factor = np.divide(typical, summed, out=np.ones_like(typical), where=summed > 0)
         return np.asarray(usual * factor[of.step][:, None], dtype=np.int64)

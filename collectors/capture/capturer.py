@@ -199,6 +199,7 @@ class Capturer:
                 last_step=capture.first_active + capture.active_completed - 1,
                 complete=complete,
                 reason=self._due.reason,
+                waited_ns=tuple(capture.times.waits[lead_in:]),
             )
         )
         self._run_file.flops = capture.flops or self._run_file.flops

@@ -56,6 +56,9 @@ class CaptureMetadata:
     """False when the job ended before the last planned step of the capture."""
     reason: str = ""
     """Why it was made, where it was not planned: a step that was slow, or who asked."""
+    waited_ns: tuple[int, ...] = ()
+    """Of each step, for how long the training thread was ready to run and waited for a core, ns; empty where not
+    known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,13 +48,29 @@ def test_steps_before_the_first_recorded_one_do_not_count() -> None:
     assert (times.steps, times.took) == (0, Times(0, 0, 0))
 
 
+@pytest.mark.parametrize(
+    ("count", "waits"), [((5, 5, 9, 10), [0, 4, 1]), ((5, None, 9, 10), [1]), ((None, 5, 6, 8), [])]
+)
+def test_waits_for_a_core_are_those_of_each_step(
+    monkeypatch: pytest.MonkeyPatch, count: tuple[int | None, ...], waits: list[int]
+) -> None:
+    answers = iter(count)
+    monkeypatch.setattr(cpu, "waited_for_core", lambda: next(answers))
+    times = StepTimes()
+    times.begin()
+    for _ in count[1:]:
+        times.step_ended()
+    assert times.waits == (waits if None not in count else [])
+    assert times.waited == (sum(waits) if None not in count else None)
+
+
 def test_captures_are_added_up() -> None:
     first, second = StepTimes(), StepTimes()
-    first.steps, first.took, first.waited = 2, Times(10, 3, 4), 1
-    second.steps, second.took, second.waited = 3, Times(20, 6, 9), 2
+    first.steps, first.took, first.waits = 2, Times(10, 3, 4), [0, 1]
+    second.steps, second.took, second.waits = 3, Times(20, 6, 9), [2, 0, 0]
     found = describe_cpu([first, second])
     assert (found.steps, found.wall_ns, found.thread_ns, found.process_ns, found.waited_ns) == (5, 30, 9, 13, 3)
-    second.waited = None
+    second.waits.clear()
     assert describe_cpu([first, second]).waited_ns is None
 
 

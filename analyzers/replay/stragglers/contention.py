@@ -4,6 +4,8 @@ Where other processes keep the cores busy, the scheduler lets now one rank wait 
 one of them is then slower than its peers although it did the same work. A rank is one only by more than that: by its
 CPU time, by blocking, or because its threads alone wait. One that is the last in some steps only must be late by more
 than a part of what all wait for cores: over all steps that may be as long for each, and late is who waited just then.
+Where each step's waits are recorded, they tell: in the steps in which a rank is late, its own time and its waits for a
+core are compared with those in its other steps.
 
 Example, per step: two ranks compute for 70 and 77 ms, and wait 270 and 315 ms for a core, so that one of them is late
 by 50 ms. Of these 45 are the core's.
@@ -11,19 +13,21 @@ by 50 ms. Of these 45 are the core's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.stragglers.own_time import flops_per_step, flops_vary
+from perfscope.analyzers.replay.stragglers.straggler import OWN
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import StragglerRow
 from perfscope.results.system import System
+from perfscope.trace.trace import Bool, Float64, Int64
 
 MOSTLY: Final = 0.5
 """From this part of a straggler's cost on, waiting for a core explains it."""
@@ -39,6 +43,9 @@ NOT_ALWAYS: Final = 0.8
 """Below this share of the steps in which it costs the most, a rank is not late in each of them."""
 OF_WAITS: Final = 0.5
 """Part of what all ranks wait for cores that one of them may be late by, here and there."""
+OF_LATE_STEPS: Final = 2 / 3
+"""From this part of what late steps take longer on, waiting for a core explains it. Which steps are late is chosen by
+what they take, so what is waited in them is above the mean also where something else makes them late."""
 _ON_CORES: Final = ("compute", "launch", "host")
 """Causes that are time on a core; compute is where the host is the device."""
 _BLOCKING: Final = [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER, TimeCategory.DATALOADER]
@@ -65,12 +72,19 @@ class _OnCores:
 
 
 def without_contention(
-    rows: Collection[StragglerRow], result: AlignedJob, runs: Mapping[int, RunMetadata], machines: System | None
+    rows: Collection[StragglerRow],
+    result: AlignedJob,
+    runs: Mapping[int, RunMetadata],
+    machines: System | None,
+    core_ns: Mapping[int, Int64] | None = None,
 ) -> tuple[StragglerRow, ...]:
-    """The stragglers whose cost is their own, as far as the ranks recorded how long they waited for cores."""
+    """The stragglers whose cost is their own, as far as the ranks recorded how long they waited for cores.
+
+    ``core_ns``: rank -> how long it waited in each used step, of all ranks; None or empty where not recorded.
+    """
     on_cores = {rank: times for rank, run in runs.items() if (times := _OnCores.of(run, result)) is not None}
     stolen = {rank: host.steal_share or 0.0 for host in (machines.hosts if machines else ()) for rank in host.ranks}
-    return tuple(row for row in rows if not _is_contention(row, result, on_cores, stolen))
+    return tuple(row for row in rows if not _is_contention(row, result, on_cores, stolen, core_ns or {}))
 
 
 def contention_notes(rows: Collection[StragglerRow], step_us: float) -> Iterator[Note]:
@@ -81,13 +95,21 @@ def contention_notes(rows: Collection[StragglerRow], step_us: float) -> Iterator
 
 
 def _is_contention(
-    row: StragglerRow, result: AlignedJob, on_cores: Mapping[int, _OnCores], stolen: Mapping[int, float]
+    row: StragglerRow,
+    result: AlignedJob,
+    on_cores: Mapping[int, _OnCores],
+    stolen: Mapping[int, float],
+    core_ns: Mapping[int, Int64],
 ) -> bool:
     mine = set(row.members)
     devices = any(result.partials[rank].has_device_work for rank in mine)
     if row.cause not in _ON_CORES or (devices and row.cause == "compute"):
         return False
     least_ns = MOSTLY * row.lost_us * 1e3
+    if core_ns and (row.scope == "job" or row.share_of_steps < NOT_ALWAYS):
+        part = _part_in_late_steps(row, result, core_ns)
+        if part is not None:
+            return part >= OF_LATE_STEPS
     if row.scope == "job":
         late = row.cause != "host" and not flops_vary(flops_per_step(result, result.partials))
         return late and _least(on_cores, result.partials) >= least_ns
@@ -102,6 +124,40 @@ def _is_contention(
     if any(on_cores[rank].blocked_ns - usual.blocked_ns >= BY_ITSELF * result.step_ns for rank in mine):
         return False
     return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
+
+
+def _part_in_late_steps(row: StragglerRow, result: AlignedJob, core_ns: Mapping[int, Int64]) -> float | None:
+    """What of the own time that late steps take longer than the same rank's other steps is waiting for a core; None
+    where there are no steps of both kinds, or late steps are not longer by that time.
+
+    Example: a rank's own time is 30 ms in late steps and 20 in others, of which it waits 4 and 2 ms for a core: 0.2.
+    """
+    ranks = sorted(core_ns)
+    own = np.stack([result.totals[rank][:, OWN].sum(axis=1) for rank in ranks]).astype(np.float64)
+    waited = np.stack([core_ns[rank] for rank in ranks]).astype(np.float64)
+    mine = [ranks.index(rank) for rank in row.members if rank in core_ns]
+    late = _late_steps(own, mine, np.isin(result.steps, row.steps), in_turn=row.scope == "job")
+    longer = in_core = 0.0
+    for line in mine:
+        steps = late[line]
+        if steps.any() and not steps.all():
+            count = int(steps.sum())
+            longer += count * float(own[line, steps].mean() - own[line, ~steps].mean())
+            in_core += count * float(waited[line, steps].mean() - waited[line, ~steps].mean())
+    return in_core / longer if longer >= MOSTLY * row.lost_us * 1e3 * len(result.steps) else None
+
+
+def _late_steps(own: Float64, mine: Sequence[int], costs: Bool, *, in_turn: bool) -> Bool:
+    """[rank, step]: the steps that cost time in which each of these ranks (lines) is late; ``in_turn``: each step is
+    that of the rank that is farthest above what its steps usually take.
+    """
+    late = np.zeros(own.shape, dtype=np.bool_)
+    if not in_turn:
+        late[mine] = costs
+        return late
+    above = own[mine] - np.median(own[mine], axis=1, keepdims=True)
+    late[np.asarray(mine)[above.argmax(axis=0)], np.arange(own.shape[1])] = costs
+    return late
 
 
 def _waits_as_others_do(mine: _OnCores, usual: _OnCores, least_ns: float) -> bool:

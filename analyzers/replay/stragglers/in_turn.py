@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.lone_ranks import (
     LateSteps,
     LoneRank,
@@ -19,7 +20,8 @@ from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES, OWN, TOGETHER, Straggler
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Bool
+from perfscope.trace.above_peers import above_peers, noise_of
+from perfscope.trace.trace import Bool, Int64
 
 _AT_ONCE: Final = 0.5
 """Share of slow steps with a single slow rank from which ranks are slow in turn, and of all steps, at most, in which
@@ -29,7 +31,23 @@ _NOW_AND_THEN: Final = 0.5
 """Part of what a stage costs that is slower than the others, from which its slow steps alone explain that."""
 
 _IN_TURN_RANKS: Final = 3
-"""Two ranks that are slow in different steps have two causes; from three on it is one cause that rotates."""
+"""Two ranks that are slow in some steps each may have two causes; from three on it is one cause that rotates."""
+
+_TURNS: Final = 2
+"""The same of ranks that are plainly late in turn, in most steps."""
+_LATE: Final = 0.05
+"""Share of the step from which a rank is plainly late."""
+_CLEAR: Final = 2.5
+"""Standard deviations of the ranks' noise from which it is; by chance a rank is so in few steps, not in most."""
+_AGAIN: Final = 3
+"""Steps in which each must be late."""
+_MOST: Final = 0.6
+"""Share of the steps in which each may be: of two that take turns each is late in half of them, and in a few more by
+chance."""
+_LARGEST_PART: Final = 2 / 3
+"""Of what all are late by, at most, one rank's."""
+_OFTEN: Final = 0.5
+"""Share of the steps in which one of them must be late."""
 
 _LONE_TURNS: Final = 2
 """The same of ranks without peers, which are found in turn where one of them is slow in most steps, as in histories."""
@@ -47,7 +65,30 @@ class Turns:
         """
         hit = {rank: self._paced.excess[rank] >= self._paced.noise for rank in sorted(self._paced.slow_once)}
         ranks = [rank for rank, steps in hit.items() if steps.mean() <= _AT_ONCE]
-        return tuple(ranks) if ranks and _in_turn(np.stack([hit[rank] for rank in ranks])) else ()
+        found = tuple(ranks) if ranks and _in_turn(np.stack([hit[rank] for rank in ranks])) else ()
+        plain = [rank for peers, own in self._paced.own for rank in self._plainly_in_turn(peers, own)]
+        return found if len(found) >= len(plain) else tuple(sorted(plain))
+
+    def _plainly_in_turn(self, peers: Peers, own: Int64) -> list[int]:
+        """Those of one group of peers that are late in turn, each plainly beside their noise, as step histories tell
+        it: by their own time, or by what of it they did not wait for a core, which comes to one rank here and to
+        another there.
+        """
+        core = [self._paced.core_ns.get(rank, np.zeros(own.shape[1], np.int64)) for rank in peers.ranks]
+        views = (own, np.maximum(own - np.stack(core), 0))
+        return max(([peers.ranks[line] for line in self._late_in_turn(view)] for view in views), key=len)
+
+    def _late_in_turn(self, own: Int64) -> list[int]:
+        """The same as lines of ``own`` [rank, step]."""
+        mine = own.T.astype(np.float32)
+        excess = above_peers(mine)
+        late = excess >= max(_LATE * self._paced.result.step_ns, _CLEAR * noise_of(mine, excess))
+        lines = np.flatnonzero((late.sum(axis=0) >= _AGAIN) & (late.mean(axis=0) <= _MOST))
+        late_ns = np.where(late, excess, 0).sum(axis=0)[lines]
+        if len(lines) < _TURNS or late_ns.max() > _LARGEST_PART * late_ns.sum():
+            return []
+        turns = late[:, lines].T
+        return lines.tolist() if turns.any(axis=0).mean() >= _OFTEN and _in_turn(turns, _TURNS) else []
 
     def with_lone_ranks(self, stragglers: list[Straggler]) -> list[Straggler]:
         """With ranks that have no peers and are slow in turn as one straggler, where together they cost so much more

@@ -28,8 +28,15 @@ class PacedReplays:
     """One job's ranks beside their peers, and what the steps take with some of them at their peers' pace."""
 
     def __init__(
-        self, result: AlignedJob, recorded: RecordedSchedules, base: ReplayResult, hosts: Mapping[int, str]
+        self,
+        result: AlignedJob,
+        recorded: RecordedSchedules,
+        base: ReplayResult,
+        hosts: Mapping[int, str],
+        core_ns: Mapping[int, Int64] | None = None,
     ) -> None:
+        self.core_ns = core_ns or {}
+        """Rank -> how long it waited for a core in each used step; empty where not recorded."""
         groups = find_peers(result, recorded)
         self.result, self.recorded, self.base = result, recorded, base
         self.host_bound = HostBound.of(result, recorded)

@@ -16,19 +16,26 @@ from perfscope.analyzers.replay.stragglers.search import find_stragglers
 from perfscope.analyzers.replay.stragglers.straggler import Straggler
 from perfscope.results.findings import Confidence
 from perfscope.results.rows import FEW_STEPS, StragglerRow
+from perfscope.trace.trace import Int64
 
 STEADY: Final = 0.6
 """A straggler that costs time in this share of the steps or more is steady."""
 
 
 def straggler_rows(
-    result: AlignedJob, recorded: RecordedSchedules, replayed: ReplayResult, hosts: Mapping[int, str], *, complete: bool
+    result: AlignedJob,
+    recorded: RecordedSchedules,
+    replayed: ReplayResult,
+    hosts: Mapping[int, str],
+    core_ns: Mapping[int, Int64] | None = None,
+    *,
+    complete: bool,
 ) -> tuple[StragglerRow, ...]:
     """All stragglers that cost the job more than noise, the costliest first.
 
-    ``replayed`` is the unchanged replay; ``complete``: no rank is missing.
+    ``replayed`` is the unchanged replay; ``core_ns`` as in ``find_stragglers``; ``complete``: no rank is missing.
     """
-    stragglers = find_stragglers(result, recorded, replayed, hosts)
+    stragglers = find_stragglers(result, recorded, replayed, hosts, core_ns)
     if not stragglers:
         return ()
     highest = np.max([straggler.per_step_ns for straggler in stragglers], axis=0)

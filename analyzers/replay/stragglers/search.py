@@ -48,6 +48,7 @@ from perfscope.analyzers.replay.stragglers.straggler import (
 from perfscope.analyzers.replay.stragglers.uneven import UnevenWork
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
+from perfscope.trace.trace import Int64
 
 _OF_DEVICE: Final = [int(category) for category in (TimeCategory.COMPUTE, TimeCategory.COPY)]
 
@@ -59,16 +60,21 @@ _AT_ONCE: Final = 0.5
 
 
 def find_stragglers(
-    result: AlignedJob, recorded: RecordedSchedules, base: ReplayResult, hosts: Mapping[int, str]
+    result: AlignedJob,
+    recorded: RecordedSchedules,
+    base: ReplayResult,
+    hosts: Mapping[int, str],
+    core_ns: Mapping[int, Int64] | None = None,
 ) -> tuple[Straggler, ...]:
     """All stragglers that cost the job more than noise, the costliest first.
 
-    ``base`` is the unchanged replay; ``hosts`` names each rank's host, where known. Empty where nothing can be
+    ``base`` is the unchanged replay; ``hosts`` names each rank's host, where known; ``core_ns`` is for how long each
+    waited for a core in each used step, where recorded. Empty where nothing can be
     compared: a single rank, or schedules that cannot be replayed to their end.
     """
     if not base.complete:
         return ()
-    paced = PacedReplays(result, recorded, base, hosts)
+    paced = PacedReplays(result, recorded, base, hosts, core_ns)
     search = _Search(paced)
     stragglers = [*search.run(), *search.slow_link(result.matched_before)]
     stragglers += _slow_stages(result, paced, hosts, attributed={rank for one in stragglers for rank in one.ranks})

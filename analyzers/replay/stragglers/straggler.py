@@ -36,7 +36,6 @@ ALIKE: Final = 0.75
 
 
 @dataclass(frozen=True, eq=False)
-@dataclass(frozen=True, eq=False)
 class Straggler:
     """What some ranks cost the job: ``lost_ns`` per step, ``per_step_ns`` in each used step, and the main cause.
 

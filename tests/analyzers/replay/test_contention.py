@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
+from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import StragglerRow
 from perfscope.results.system import HostRow, System
 from tests.analyzers.job.pipelines.pipeline_jobs import compared
@@ -86,6 +88,31 @@ def test_a_rank_that_is_late_now_and_then_is_not_named_for_what_all_wait_for(
     """It costs 5 ms of a step on the mean; all wait 10 ms of each for a core."""
     usual = (8.0, 10.0)
     assert bool(without_contention([row], result, on_cores(usual, mine, usual, usual), None)) is named
+
+
+@pytest.mark.parametrize(("part", "named"), [(0.0, True), (0.5, True), (0.9, False)])
+def test_each_step_s_waits_tell_what_makes_ranks_late_in_turn(result: AlignedJob, part: float, named: bool) -> None:
+    """In each step another rank is late by 5 ms, of which it waits this part for a core; all wait 10 ms per step."""
+    steps, late_ns = len(result.steps), 5_000_000
+    own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}
+    core = {rank: np.full(steps, 10_000_000) for rank in own}
+    for step in range(steps):
+        own[step % 4][step, TimeCategory.COMPUTE] = late_ns
+        core[step % 4][step] += round(part * late_ns)
+    row = replace(IN_TURN, steps=tuple(result.steps.tolist()))
+    usual = (8.0, 10.0)
+    found = without_contention([row], replace(result, totals=own), on_cores(usual, usual, usual, usual), None, core)
+    assert bool(found) is named
+
+
+def test_waits_of_steps_that_are_no_longer_tell_nothing(result: AlignedJob) -> None:
+    """What all wait for then counts, as where no step's waits are recorded."""
+    own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}
+    core = {rank: np.zeros(len(result.steps), np.int64) for rank in own}
+    row = replace(IN_TURN, steps=tuple(result.steps.tolist()))
+    usual = (8.0, 10.0)
+    runs = on_cores(usual, usual, usual, usual)
+    assert not without_contention([row], replace(result, totals=own), runs, None, core)
 
 
 def test_where_nobody_recorded_it_all_are_named(result: AlignedJob) -> None:

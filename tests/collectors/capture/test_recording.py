@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfscope import analyze
+from perfscope.collectors import cpu
 from perfscope.recording.metadata import CaptureMetadata, load_launch, load_run
 from perfscope.recording.paths import LAUNCH_FILE, run_file, samples_file
 from perfscope.recording.vocabulary import (
@@ -69,9 +71,17 @@ class TestDdp:
     def test_steps_carry_the_jobs_own_numbers(self, ddp: Recording, rank: int) -> None:
         assert ddp.trace(rank).steps() == list(range(7, 16))
         assert ddp.trace(rank).recorded_steps() == list(range(8, 16))
-        assert ddp.run(rank).captures == (
-            CaptureMetadata(file=f"rank-0000{rank}.capture-0.trace.json.gz", first_step=8, last_step=15),
-        )
+        (capture,) = ddp.run(rank).captures
+        file = f"rank-0000{rank}.capture-0.trace.json.gz"
+        assert replace(capture, waited_ns=()) == CaptureMetadata(file=file, first_step=8, last_step=15)
+
+    @pytest.mark.skipif(cpu.waited_for_core() is None, reason="the kernel does not count how long threads wait")
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_each_recorded_step_has_its_wait_for_a_core(self, ddp: Recording, rank: int) -> None:
+        run = ddp.run(rank)
+        assert len(run.captures[0].waited_ns) == 8
+        assert run.cpu is not None
+        assert sum(run.captures[0].waited_ns) == run.cpu.waited_ns
 
     def test_ranges_are_there_once_a_step_and_around_the_right_things(self, ddp: Recording) -> None:
         trace = ddp.trace()
@@ -276,9 +286,9 @@ def test_a_crash_keeps_the_completed_steps_and_the_exit_code(tmp_path: Path) -> 
     assert "RuntimeError: the training crashed" in recording.err
     run = recording.run()
     assert (run.outcome, run.steps.seen) == ("exception", 4)
-    assert run.captures == (
-        CaptureMetadata(file="rank-00000.capture-0.trace.json.gz", first_step=2, last_step=3, complete=False),
-    )
+    (capture,) = run.captures
+    file = "rank-00000.capture-0.trace.json.gz"
+    assert replace(capture, waited_ns=()) == CaptureMetadata(file=file, first_step=2, last_step=3, complete=False)
     assert set(recording.trace().steps()) >= {2, 3}
     assert "cut short" in recording.messages
 
