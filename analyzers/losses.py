@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
+from perfscope.analyzers.rank.loop_phases import INSIDE
 from perfscope.results.categories import BY_ID
 from perfscope.results.findings import Finding
 from perfscope.results.summary import Summary
@@ -128,6 +129,12 @@ def where_to_look(category: str, summary: Summary) -> str:
     if category in (WAIT, _TRANSFER) and _is_bound(summary):
         return _ALL_RANKS
     named = named_host(summary) if category == "idle_host" else ""
+    recorder = "perfscope run --stacks" if summary.job.command else "with_stack=True"
+    if named in INSIDE:
+        return (
+            f"look at what Python runs in {named} outside its operators (hooks, conversions, waiting for a file or a "
+            f"lock); {recorder} names its functions"
+        )
     if named:
         return f"look at what {named} does, and whether it can run in DataLoader workers or while the model computes"
     if category in ("idle_launch", "idle_host") and _compiles(summary):
@@ -136,7 +143,6 @@ def where_to_look(category: str, summary: Summary) -> str:
         return _FIRST_USE
     if category == "idle_host" and not summary.operators:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
-    recorder = "perfscope run --stacks" if summary.job.command else "with_stack=True"
     return f"look at {_LOOK[category].format(stacks=recorder)}"
 
 
@@ -164,6 +170,11 @@ def named_host(summary: Summary) -> str:
     name, time = max(named.items(), key=lambda item: item[1], default=("", 0.0))
     if time < _MOSTLY * total or not time:
         return ""
+    return host_work(name)
+
+
+def host_work(name: str) -> str:
+    """Named host work inside a sentence: a Python function by its name and place."""
     found = _PYTHON_FUNCTION.match(name)
     return f"{found['name']} ({found['file']}:{found['line']})" if found else name
 

@@ -25,6 +25,7 @@ from perfscope.analyzers.job.memory import memory_rows, memory_timelines
 from perfscope.analyzers.job.notes import job_notes
 from perfscope.analyzers.job.pipelines.table import find_pipeline, pipeline_notes
 from perfscope.analyzers.job.rank_steps import rank_steps
+from perfscope.analyzers.job.slow_operators import slow_operators
 from perfscope.analyzers.job.strategies import job_strategies
 from perfscope.analyzers.job.system.notes import system_notes
 from perfscope.analyzers.job.system.table import system
@@ -139,6 +140,7 @@ def summarize(
             summary=summary,
             runs=runs,
             per_step=rank_steps(result),
+            slow_operators=slow_operators(result, stragglers),
             syncs=sync_rows(result),
             microbatches=_microbatches(result),
             recomputation=extra_cost(result, attrgetter("recomputation")),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import us
-from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, DDP_FORWARD, LOADER_STARTING
+from perfscope.analyzers.rank.host_activity import COLLECTING, COMPILING, LOADER_STARTING
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.loop_phases import DDP_FORWARD
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import FORWARD

@@ -21,7 +21,6 @@ from perfscope.analyzers.rank.extra_work import (
 )
 from perfscope.analyzers.rank.host_activity import (
     AUTOGRAD,
-    DDP_FORWARD,
     EVALUATING,
     HostActivity,
     host_activity,
@@ -31,6 +30,7 @@ from perfscope.analyzers.rank.host_activity import (
 from perfscope.analyzers.rank.host_events import host_events
 from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
+from perfscope.analyzers.rank.loop_phases import DDP_FORWARD
 from perfscope.analyzers.rank.memory import rank_memory
 from perfscope.analyzers.rank.partial import Loading, RankPartial
 from perfscope.analyzers.rank.passes import find_passes

@@ -13,9 +13,9 @@ import numpy as np
 from perfscope.analyzers.rank.attribution import Attribution
 from perfscope.analyzers.rank.collectives.autograd import in_backward
 from perfscope.analyzers.rank.collectives.communication import device_communication
-from perfscope.analyzers.rank.host_activity import DDP_FORWARD, OPTIMIZER_RANGE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.loop_phases import DDP_FORWARD, OPTIMIZER_RANGE
 from perfscope.analyzers.rank.partial import ExtraWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR

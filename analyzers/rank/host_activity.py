@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
+from perfscope.analyzers.rank.loop_phases import DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
@@ -19,7 +20,6 @@ from perfscope.recording.vocabulary import (
     EVALUATION,
     FORWARD,
     NVTX_STEP_PREFIX,
-    OPTIMIZER,
     PROFILER_STEP_PREFIX,
 )
 from perfscope.trace.distinct import distinct
@@ -36,16 +36,16 @@ COLLECTING: Final = "garbage collection"
 EVALUATING: Final = "evaluation"
 """Host work: the model is evaluated."""
 
+SAVING: Final = "checkpoint saving"
+"""Host work: a checkpoint is saved."""
+
 LOADER_STARTING: Final = "starting and stopping the data loader's workers"
 """Host work: a data loader makes an iterator, or an iterator ends."""
 
 LIMIT: Final = "FullyShardedDataParallel.rate_limiter"
 """Name of the range in which FSDP's host waits before it gathers more parameters."""
 
-OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
-"""Ranges around an optimizer's step: torch's own, and the recorder's."""
-
-BETWEEN: Final = "the loop between optimizer and forward"
+BETWEEN: Final = f"{LOOP}optimizer and forward"
 """Host work: what the training loop does after the optimizer's step and before the next forward, where no Python
 function is known: it takes batches that no data loader hands over, logs, saves."""
 
@@ -57,9 +57,6 @@ model's, though operators are recorded in it.
 _COMPILING: Final = re.compile(r" \(dynamo_timed\)$|^(?:dynamo|entire_(?:frame|backward)_compile)$")
 """What the compiler records of its own phases (torch ``_dynamo/utils.py``)."""
 
-DDP_FORWARD: Final = "DistributedDataParallel.forward"
-"""Name of the range that torch records around a forward pass of a DDP module."""
-
 _NAMED_HOST: Final = {
     COLLECTING: re.compile(r"^gc\.collect|\bgc: |garbage.collect|^perfscope::gc", re.IGNORECASE),
     EVALUATING: re.compile(rf"^{re.escape(EVALUATION)}$"),
@@ -67,7 +64,7 @@ _NAMED_HOST: Final = {
         rf"^{re.escape(DATALOADER_START)}$|^{re.escape(DATALOADER_STOP)}$"
         r"|torch/utils/data/dataloader\.py\(\d+\): (?:__iter__|_shutdown_workers)$"
     ),
-    "checkpoint": re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
+    SAVING: re.compile(r"torch\.save|save_checkpoint|_save_state|checkpoint.*sav|sav.*checkpoint", re.IGNORECASE),
 }
 """Host work that annotations or Python calls name."""
 
@@ -86,8 +83,8 @@ class HostActivity:
 
     ``loading`` is the time in a data loader's ``__next__``. ``operators`` covers framework operators and runtime calls.
     ``blocked_start_ns`` and ``blocked_end_ns`` are the single blocking calls (``blocking_calls``), ascending. ``named``
-    has host work by its name (``COLLECTING``, ``COMPILING``, ``EVALUATING``, ``LOADER_STARTING``, ``checkpoint``,
-    Python functions, ``BETWEEN``).
+    has host work by its name (``COLLECTING``, ``COMPILING``, ``EVALUATING``, ``LOADER_STARTING``, ``SAVING``,
+    Python functions, ``BETWEEN``, phases of the loop as in ``by_phase``).
     """
 
     loading: Intervals
@@ -142,6 +139,9 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     between = _between(trace, threads)
     unnamed = between.intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
     functions[BETWEEN] = unnamed.subtract(named[EVALUATING])
+    unnamed = pauses.subtract(named[EVALUATING].union(*functions.values(), *short))
+    for name, part in by_phase(trace, unnamed, threads).items():
+        functions[name] = functions.get(name, Intervals.empty()).union(part)
     return HostActivity(
         loading=loading,
         sampling=Intervals.of_rows(

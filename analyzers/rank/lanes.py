@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
-from perfscope.analyzers.rank.host_activity import DDP_FORWARD, HostActivity, step_threads
+from perfscope.analyzers.rank.host_activity import HostActivity, step_threads
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.loop_phases import DDP_FORWARD
 from perfscope.analyzers.rank.nesting import Nested, taken
 from perfscope.analyzers.rank.partial import LaneEvents, RankLanes
 from perfscope.analyzers.rank.steps import Steps

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from perfscope.analyzers.job.extra_work import ExtraCost
 from perfscope.analyzers.job.rank_steps import RankSteps
+from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.whatif.curves import uses_torch_ddp
 from perfscope.frozen import dataclass
@@ -58,6 +59,8 @@ class RuleContext:
     """What the ranks wrote beside their traces; empty for traces of other tools."""
     per_step: Mapping[int, RankSteps] = field(default_factory=dict)
     """Every rank's used steps one by one, in the order of the job's."""
+    slow_operators: Mapping[int, SlowOperator] = field(default_factory=dict)
+    """Straggler that computes longer than its peers -> the operator in which it does."""
     syncs: tuple[SyncRow, ...] = ()
     """Blocking calls after which devices were idle, the costliest first."""
     microbatches: int = 1

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_activity import DDP_FORWARD
+from perfscope.analyzers.rank.loop_phases import DDP_FORWARD
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import Context

@@ -9,9 +9,9 @@ import numpy as np
 
 from perfscope.analyzers.rank import kernel_classes as classes
 from perfscope.analyzers.rank.attribution import Attribution
-from perfscope.analyzers.rank.host_activity import OPTIMIZER_RANGE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.analyzers.rank.loop_phases import OPTIMIZER_RANGE
 from perfscope.analyzers.rank.nesting import taken
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.flops import product_type

@@ -13,7 +13,8 @@ from statistics import mean
 from typing import Final
 
 from perfscope.analyzers.losses import named_host, where_to_look
-from perfscope.analyzers.rank.host_activity import BETWEEN, COMPILING, LOADER_STARTING
+from perfscope.analyzers.rank.host_activity import COMPILING, LOADER_STARTING
+from perfscope.analyzers.rank.loop_phases import LOOP
 from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
@@ -26,8 +27,8 @@ SHARE: Final = 0.05
 """Least share of the step, of idle time and of what the replay saves."""
 PAUSING: Final = 0.02
 """Share of the step in pauses from which a rank is named: less is noise."""
-EXPLAINED: Final = 0.8
-"""Share of the saving from which another finding is about the same pauses."""
+EXPLAINED: Final = 0.5
+"""Share of the saving from which another finding is about the same pauses: what is left without them is less."""
 _CHANGE: Final = {"host.pauses": "0"}
 
 
@@ -84,8 +85,8 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 
 def _own_loader(job: RuleContext, name: str) -> str:
-    """What the loop probably does before the forward, where no data loader hands batches over."""
-    if name != BETWEEN or job.summary.dataloader:
+    """What the loop between two phases probably does, where no data loader hands batches over."""
+    if not name.startswith(LOOP) or job.summary.dataloader:
         return ""
     return "No data loader was recorded: if batches are read or made there, do it in a DataLoader with workers. "
 

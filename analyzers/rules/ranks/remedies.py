@@ -5,6 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Final
 
+from perfscope.analyzers.job.slow_operators import SlowOperator
+from perfscope.analyzers.rank.host_activity import SAVING
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.rows import StragglerRow
 from perfscope.text import duration
@@ -19,8 +21,8 @@ OF_CAUSE: Final = {
     "more DataLoader workers, or spread expensive samples evenly over the ranks.",
     "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
     "that process (numactl, taskset).",
-    "host": "Look for Python work that only {who} does {where} (logging, evaluation, checkpointing), for "
-    "garbage collection, and for other processes on its cores.",
+    "host": "Look for Python work that only {who} does {where}, for garbage collection, and for other processes on its "
+    "cores.",
     "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
     "where its peers do not.",
     "copy": "Check pinned memory and the PCIe link of {who}: its host-device copies take longer than its peers'.",
@@ -52,14 +54,20 @@ _WHOLE_STAGE: Final = (
     "all its ranks are slow with the same work. If that does not help, move layers to other stages."
 )
 
+_SAVING: Final = (
+    "Save checkpoints in fewer steps, or without stopping the others: {who} copies the state and a thread writes it "
+    "(torch.distributed.checkpoint.async_save), or all ranks write their part at once "
+    "(torch.distributed.checkpoint.save)."
+)
+
 _SLOW_ON_CPU: Final = (
     "Look for other processes on the cores of {who}, its CPU frequency and its number of threads (OMP_NUM_THREADS), "
     "then its amount of work (sequence lengths, experts)."
 )
 
 
-def template(job: RuleContext, worst: StragglerRow) -> str:
-    """The remedy of one cause."""
+def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
+    """The remedy of one cause; of host work, by the name of what that is, if it is known."""
     run = job.runs.get(worst.rank)
     is_cpu = run is not None and run.device.type == "cpu"
     if worst.scope == "job":
@@ -68,9 +76,28 @@ def template(job: RuleContext, worst: StragglerRow) -> str:
         return _WHOLE_HOST
     if worst.scope == "stage":
         return _WHOLE_STAGE
+    if pauses_in == SAVING:
+        return _SAVING
     if worst.cause == "compute" and is_cpu:
         return _SLOW_ON_CPU
     return OF_CAUSE[worst.cause]
+
+
+def slow_operator(job: RuleContext, worst: StragglerRow) -> SlowOperator | None:
+    """The operator in which a rank computes longer than its peers, where it is one above all."""
+    return job.slow_operators.get(worst.rank) if worst.cause == "compute" and worst.scope == "rank" else None
+
+
+def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
+    """What to do where a rank computes longer in one operator above all; empty where it does not."""
+    operator = slow_operator(job, worst)
+    if operator is None:
+        return ""
+    return (
+        f"Look at {operator.name}: it takes {duration(operator.own_us)} per step on {who} and "
+        f"{duration(operator.others_us)} on its peers, which call it as often. Its other operators are not slower, or "
+        "not as much, so look at what this one does there (sizes, data, Python inside it), not at the rank's hardware."
+    )
 
 
 def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.host_activity import BETWEEN
+from perfscope.analyzers.rank.loop_phases import INSIDE, LOOP
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
-from perfscope.analyzers.rules.ranks.remedies import OF_CAUSE, template, waits_for_cores
+from perfscope.analyzers.rules.ranks.remedies import OF_CAUSE, in_operator, slow_operator, template, waits_for_cores
 from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, subject
 from perfscope.results.findings import Action, Confidence, Evidence, Finding
@@ -41,7 +43,9 @@ _EXPLAINED: Final = 0.5
 _ALSO: Final = 0.25
 """Of a rank's pauses in its loop: where its peers pause there for as long, they may wait for the same."""
 
-_ANYWHERE: Final = "outside operators"
+_USUALLY: Final = "logging, evaluation, checkpointing"
+_ANYWHERE: Final = f"outside operators ({_USUALLY})"
+"""Where ranks pause, where that has no name."""
 _MOSTLY: Final = 0.5
 """Part of a straggler's cost from which what it pauses in is named."""
 
@@ -88,7 +92,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         prediction = replace(prediction, high=job.step_time_us)
     return job.finding(
         RULE,
-        f"{_who(worst)}{_cost(job, worst)}",
+        f"{_who(job, worst)}{_cost(job, worst)}",
         worst.lost_us,
         evidence=_evidence(job, worst),
         action=Action(setting=_setting(worst), old=None, new=None, how="\n".join((_remedy(job, worst), *unsure))),
@@ -167,9 +171,9 @@ def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
     return settings if abs(saved_us - worst.lost_us) <= 0.2 * worst.lost_us else {}
 
 
-def _who(row: StragglerRow) -> str:
+def _who(job: RuleContext, row: StragglerRow) -> str:
     """The beginning of the title: who the straggler is, and by what."""
-    why = _causes(row)
+    why = _causes(job, row)
     if row.scope == "job":
         return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): waiting for them"
     if row.scope == "ranks":
@@ -185,10 +189,12 @@ def _cost(job: RuleContext, row: StragglerRow) -> str:
     return f" costs {share:.0%} of each step"
 
 
-def _causes(row: StragglerRow) -> str:
-    """Why: of each rank where they hide each other by several causes."""
+def _causes(job: RuleContext, row: StragglerRow) -> str:
+    """Why: of each rank where they hide each other by several causes; else with what they do then, if that is known."""
     if len(set(row.causes)) < 2:
-        return CAUSE_PHRASES[row.cause]
+        name, operator = _pauses_in(job, row), slow_operator(job, row)
+        more = f", mostly in {host_work(name)}" if name else f", mostly in {operator.name}" if operator else ""
+        return f"{CAUSE_PHRASES[row.cause]}{more}"
     return ", ".join(f"{ranks_in_words(ranks)}: {CAUSE_PHRASES[cause]}" for cause, ranks in _by_cause(row).items())
 
 
@@ -216,16 +222,24 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
     who = _setting(worst)
-    usual = template(job, worst).format(who=who, where=_where(job, worst))
+    name = _pauses_in(job, worst)
+    usual = in_operator(job, worst, who) or template(job, worst, name).format(who=who, where=_where(name))
     return "\n".join((*waits_for_cores(job, worst, who), usual))
 
 
-def _where(job: RuleContext, worst: StragglerRow) -> str:
-    """Where the ranks pause, as far as that has a name."""
+def _pauses_in(job: RuleContext, worst: StragglerRow) -> str:
+    """What has a name of that for which the ranks pause, where it is most of their cost; empty otherwise."""
     name, over_us = _most_over_others(job, worst)
-    if worst.cause != "host" or over_us < _MOSTLY * worst.lost_us:
-        return _ANYWHERE
-    return f"in {name}" if name == BETWEEN else f"{_ANYWHERE}, mostly in {name}"
+    return name if worst.cause == "host" and over_us >= _MOSTLY * worst.lost_us else ""
+
+
+def _where(name: str) -> str:
+    """Where ranks pause, and in what they usually do there."""
+    if name in INSIDE:
+        return f"in {name}, outside its operators (hooks, conversions, waiting for a file or a lock)"
+    if name.startswith(LOOP):
+        return f"in {name} ({_USUALLY})"
+    return f"outside operators, mostly in {host_work(name)}" if name else _ANYWHERE
 
 
 def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
@@ -242,6 +256,7 @@ def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
         Evidence("exposed wait of the others (mean)", _mean_wait(job, others), "us", others),
         Evidence("its own exposed wait (mean)", _mean_wait(job, mine), "us", mine),
         *_named_host(job, worst, mine),
+        *_operator(job, worst, mine),
         *known("its model FLOPs over its peers'", work or None, "ratio", mine),
     )
 
@@ -252,6 +267,17 @@ def _named_host(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) ->
         return ()
     name, over = _most_over_others(job, worst)
     return (Evidence(f"its host time in {name} over the others'", over, "us", mine),) if over else ()
+
+
+def _operator(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) -> tuple[Evidence, ...]:
+    """The operator in which a rank computes longer than its peers, where it is one above all."""
+    operator = slow_operator(job, worst)
+    if operator is None:
+        return ()
+    return (
+        Evidence(f"its time in {operator.name}", operator.own_us, "us", mine),
+        Evidence(f"the others' time in {operator.name}", operator.others_us, "us"),
+    )
 
 
 def _most_over_others(job: RuleContext, worst: StragglerRow) -> tuple[str, float]:

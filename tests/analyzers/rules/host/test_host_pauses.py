@@ -16,6 +16,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
 from perfscope.results.findings import Obtained
+from perfscope.results.rows import StragglerRow
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
@@ -50,6 +51,16 @@ def test_recorded_collections_and_a_straggler_have_their_own_findings(tmp_path):
 
 
 CPU_JOB = cpu_job(ranks=2, steps=6)
+
+
+@pytest.mark.parametrize(("part", "found"), [(0.45, True), (0.55, False)])
+def test_pauses_that_are_mostly_a_straggler_s_are_its_finding(tmp_path, part, found):
+    """All ranks pause for 20 ms; of what that costs, one that pauses for longer has a part."""
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    saved_us = context.step_time_us - host_pauses.evaluate(context).predicted_step_us.mid
+    row = StragglerRow(rank=1, cause="host", lost_us=part * saved_us, confidence="high", ranks=(1,))
+    summary = replace(context.summary, stragglers=(row,))
+    assert (host_pauses.evaluate(replace(context, summary=summary)) is not None) is found
 
 
 def test_on_cpus_pauses_of_the_training_threads_are_found(tmp_path):

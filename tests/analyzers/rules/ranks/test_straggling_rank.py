@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.job.rank_steps import RankSteps
-from perfscope.analyzers.rank.host_activity import BETWEEN
+from perfscope.analyzers.job.slow_operators import SlowOperator
+from perfscope.analyzers.rank.host_activity import BETWEEN, SAVING
+from perfscope.analyzers.rank.loop_phases import IN_FORWARD
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import straggling_rank
@@ -145,7 +147,7 @@ def test_host_work_with_a_name_is_evidence():
     assert finding is not None
     found = {evidence.what: evidence.value for evidence in finding.evidence}
     assert found["its host time in train.py(70): log over the others'"] == 18_000.0
-    assert "that only rank 0 does outside operators, mostly in train.py(70): log (" in finding.action.how
+    assert "that only rank 0 does outside operators, mostly in log (train.py:70), for" in finding.action.how
 
 
 def test_a_pause_in_the_loop_is_looked_for_there():
@@ -153,6 +155,38 @@ def test_a_pause_in_the_loop_is_looked_for_there():
     finding = straggling_rank.evaluate(context(*rows, stragglers=(PAUSES,)))
     assert finding is not None
     assert "that only rank 0 does in the loop between optimizer and forward (" in finding.action.how
+
+
+@pytest.mark.parametrize(
+    ("name", "titled", "told"),
+    [
+        (IN_FORWARD, "the forward", "does in the forward, outside its operators (hooks"),
+        ("the loop between forward and backward", None, "does in the loop between forward and backward (logging"),
+        (SAVING, "checkpoint saving", "Save checkpoints in fewer steps"),
+    ],
+)
+def test_a_pause_is_looked_for_in_its_phase(name: str, titled: str | None, told: str) -> None:
+    rows = [replace(breakdown(rank), named_host_us={name: us}) for rank, us in enumerate((15_000.0, 1_000.0))]
+    finding = straggling_rank.evaluate(context(*rows, stragglers=(PAUSES,)))
+    assert finding is not None
+    assert finding.title.startswith(
+        f"Rank 0 is a straggler (Python work outside operators, mostly in {titled or name}): waiting for it costs"
+    )
+    assert told in finding.action.how
+
+
+def test_a_rank_that_computes_longer_in_one_operator_is_told_which() -> None:
+    case = changed(job(0.0), stragglers=(SLOW,))
+    operator = SlowOperator("SlowBackward", 40_200.0, 23.0)
+    finding = straggling_rank.evaluate(replace(case, slow_operators={1: operator}))
+    assert finding is not None
+    assert finding.title.startswith("Rank 1 is a straggler (slower compute, mostly in SlowBackward): waiting for it")
+    assert finding.action.how.startswith(
+        "Look at SlowBackward: it takes 40.2 ms per step on rank 1 and 23 µs on its peers, which call it as often."
+    )
+    others = straggling_rank.evaluate(replace(case, slow_operators={0: operator}))
+    assert others is not None
+    assert "SlowBackward" not in f"{others.title} {others.action.how}"
 
 
 @pytest.mark.parametrize(("waited_ms", "said"), [(30, True), (15, False), (None, False)])

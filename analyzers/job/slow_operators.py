@@ -1,0 +1,75 @@
+"""The operator in which a rank computes longer than the others that call it as often, where it is one above all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from statistics import median
+from typing import Final
+
+from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.work.tables import OTHER_OPERATORS
+from perfscope.frozen import dataclass
+from perfscope.results.rows import StragglerRow
+
+_ABOVE_ALL: Final = 0.5
+"""Part of what a rank computes for longer, and of what that costs the job, that the operator has at least."""
+_APART: Final = 2.0
+"""The operator is that many times as much slower than the peers' as all others are: on a device that is slow, or where
+there is more work, all are slower alike."""
+
+
+@dataclass(frozen=True)
+class SlowOperator:
+    """An operator's time per step on a rank and on the others (median), µs: on devices its kernels', else its own on
+    the host.
+    """
+
+    name: str
+    own_us: float
+    others_us: float
+
+
+def slow_operators(result: AlignedJob, stragglers: Collection[StragglerRow]) -> dict[int, SlowOperator]:
+    """Straggler that computes longer -> the operator that this is. Without those where it is none above all."""
+    found = {
+        row.rank: _slowest(result, row) for row in stragglers if row.cause == "compute" and row.scope in ("rank", "job")
+    }
+    return {rank: operator for rank, operator in found.items() if operator is not None}
+
+
+def _slowest(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
+    mine = _per_step(result, row.rank)
+    others = [_per_step(result, rank) for rank in result.partials if rank not in row.members]
+    usual = {name: _usual(name, calls, others) for name, (calls, _) in mine.items()}
+    shared = {name: us for name, us in usual.items() if us is not None}
+    over = {name: mine[name][1] - us for name, us in shared.items()}
+    if not over:
+        return None
+    name = max(sorted(over), key=lambda name: over[name])
+    if over[name] < _ABOVE_ALL * max(sum(over.values()), row.lost_us):
+        return None
+    rest, rest_of_others = sum(mine[each][1] for each in shared), sum(shared.values())
+    rest, rest_of_others = rest - mine[name][1], rest_of_others - shared[name]
+    alike = rest / rest_of_others if rest_of_others > 0 else 1.0
+    if mine[name][1] < _APART * max(alike, 1.0) * shared[name]:
+        return None
+    return SlowOperator(name, mine[name][1], shared[name])
+
+
+def _usual(name: str, calls: float, others: Collection[Mapping[str, tuple[float, float]]]) -> float | None:
+    """µs of an operator on the other ranks that call it as often; None where none does."""
+    alike = [each[name][1] for each in others if name in each and each[name][0] == calls]
+    return median(alike) if alike else None
+
+
+def _per_step(result: AlignedJob, rank: int) -> dict[str, tuple[float, float]]:
+    """Name -> (calls, µs) per used step."""
+    partial = result.partials[rank]
+    times, used = partial.tables.operators, partial.steps.indices_of(result.steps)
+    spent = times.device_ns if partial.has_device_work else times.host_ns
+    count, us = times.count[:, used].sum(axis=1) / len(used), spent[:, used].sum(axis=1) / len(used) / 1e3
+    return {
+        name: (calls, each)
+        for name, calls, each in zip(times.names, count.tolist(), us.tolist(), strict=True)
+        if name != OTHER_OPERATORS and calls
+    }

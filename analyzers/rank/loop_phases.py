@@ -1,0 +1,93 @@
+"""Where in the training loop a host pauses: in the forward, the backward or the optimizer's step, or between them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.recording.vocabulary import BACKWARD as BACKWARD_RANGE
+from perfscope.recording.vocabulary import FORWARD as FORWARD_RANGE
+from perfscope.recording.vocabulary import OPTIMIZER
+from perfscope.trace.trace import Category, Int64, Trace
+
+IN_FORWARD: Final = "the forward"
+IN_BACKWARD: Final = "the backward"
+IN_OPTIMIZER: Final = "the optimizer's step"
+"""Host work: Python between the operators of that phase, where no function is known."""
+
+DDP_FORWARD: Final = "DistributedDataParallel.forward"
+"""Name of the range that torch records around a forward pass of a DDP module."""
+
+OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
+"""Ranges around an optimizer's step: torch's own, and the recorder's."""
+
+_RANGES: Final = {
+    IN_FORWARD: re.compile(rf"^(?:{re.escape(FORWARD_RANGE)}|{DDP_FORWARD}|FullyShardedDataParallel\.forward)$"),
+    IN_BACKWARD: re.compile(rf"^{re.escape(BACKWARD_RANGE)}$"),
+    IN_OPTIMIZER: OPTIMIZER_RANGE,
+}
+"""The phases, in the order in which a step has them."""
+
+INSIDE: Final = tuple(_RANGES)
+"""Names of the phases themselves."""
+
+LOOP: Final = "the loop between "
+"""What names of the time between two phases begin with."""
+
+_SHORT: Final = ("forward", "backward", "optimizer")
+"""The same inside the name of what lies between two of them."""
+
+
+def by_phase(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
+    """The pauses in each phase and in the loop between two phases, by name; empty where no range marks a phase.
+
+    A pause in a forward that a backward or an optimizer's step calls is the forward's. What lies between two phases
+    is only named where it is known which: without ranges of the backward, the stretch from a forward to the optimizer
+    is "the backward or the loop around it".
+    """
+    phases = {name: _ranges(trace, pattern, threads) for name, pattern in _RANGES.items()}
+    inside: dict[str, Intervals] = {}
+    taken = Intervals.empty()
+    for name, ranges in phases.items():
+        inside[name] = pauses.intersect(ranges).subtract(taken)
+        taken = taken.union(ranges)
+    rest = pauses.subtract(taken)
+    outside = {name: rest.intersect(gaps) for name, gaps in _gaps(list(phases.values())).items()}
+    return {name: part for name, part in (inside | outside).items() if len(part)}
+
+
+def _ranges(trace: Trace, pattern: re.Pattern[str], threads: Int64) -> Intervals:
+    rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=pattern.match, threads=threads)
+    return Intervals.of_rows(trace, rows)
+
+
+def _gaps(phases: list[Intervals]) -> dict[str, Intervals]:
+    """The time between each two phases that follow on each other, by its name."""
+    kind = np.repeat(np.arange(len(phases)), [len(ranges) for ranges in phases])
+    start = np.concatenate([ranges.start_ns for ranges in phases])
+    end = np.concatenate([ranges.end_ns for ranges in phases])
+    order = np.argsort(start, kind="stable")
+    kind, start, end = kind[order], start[order], end[order]
+    missing = [place for place, ranges in enumerate(phases) if len(ranges) == 0]
+    until = np.maximum.accumulate(end)[:-1] if len(end) else end
+    apart = np.flatnonzero(start[1:] > until)  # one that lies in another is no neighbour
+    gaps: dict[str, Intervals] = {}
+    for before, after in {(int(kind[place]), int(kind[place + 1])) for place in apart}:
+        name = _between(before, after, missing)
+        if name:
+            here = apart[(kind[apart] == before) & (kind[apart + 1] == after)]
+            gaps[name] = gaps.get(name, Intervals.empty()).union(Intervals.of(until[here], start[here + 1]))
+    return gaps
+
+
+def _between(before: int, after: int, missing: list[int]) -> str:
+    """What lies between two phases, in words; empty where most of the loop may."""
+    if before == after:
+        return "" if missing else f"{LOOP}two {_SHORT[before]}s".replace("optimizers", "optimizers' steps")
+    skipped = (before + 1) % len(_SHORT)
+    if skipped != after and skipped in missing:
+        return f"{list(_RANGES)[skipped]} or the loop around it"
+    return f"{LOOP}{_SHORT[before]} and {_SHORT[after]}" if len(missing) < 2 else ""

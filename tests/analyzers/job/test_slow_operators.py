@@ -1,0 +1,61 @@
+"""Which operator a rank is slow in, where it is one above all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.job.slow_operators import SlowOperator, slow_operators
+from perfscope.results.rows import StragglerRow
+
+SLOW = StragglerRow(rank=2, cause="compute", lost_us=30_000.0, confidence="high", ranks=(2,))
+
+
+def rank(on_host_ms: dict[str, float], on_device_ms: dict[str, float] | None = None, calls: int = 4) -> Any:
+    """A rank of two steps with these operators, each called so often per step."""
+    table = lambda ms: np.array([[ms.get(name, 0.0) * 1e6] * 2 for name in on_host_ms])  # noqa: E731
+    operators = SimpleNamespace(
+        names=tuple(on_host_ms), host_ns=table(on_host_ms), device_ns=table(on_device_ms or {}),
+        count=np.full((len(on_host_ms), 2), calls),
+    )  # fmt: skip
+    steps = SimpleNamespace(indices_of=lambda steps: np.arange(len(steps)))
+    return SimpleNamespace(tables=SimpleNamespace(operators=operators), steps=steps, has_device_work=bool(on_device_ms))
+
+
+def found(*ranks: Any, row: StragglerRow = SLOW) -> SlowOperator | None:
+    job: Any = SimpleNamespace(partials=dict(enumerate(ranks)), steps=(8, 9))
+    return slow_operators(job, [row]).get(2)
+
+
+USUAL = {"mm": 50.0, "relu": 10.0, "Custom": 1.0}
+
+
+def test_one_operator_that_takes_longer_than_the_peers_is_named():
+    slow = rank(USUAL | {"Custom": 41.0})
+    assert found(rank(USUAL), rank(USUAL), slow) == SlowOperator("Custom", 41_000.0, 1_000.0)
+    assert found(rank(USUAL), rank(USUAL), slow, row=replace(SLOW, cause="host")) is None
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        rank({name: 1.6 * ms for name, ms in USUAL.items()}),  # all are slower alike: most of it in the largest
+        rank(USUAL | {"relu": 30.0, "mm": 75.0}),  # two of them
+        rank(USUAL | {"Custom": 41.0}, calls=8),  # more calls: more work
+        rank({**USUAL, "Alone": 40.0}),  # no peer has it
+        rank(USUAL | {"Custom": 11.0}),  # a third of what is lost
+    ],
+)
+def test_nothing_is_named_where_it_is_not_one_operator_above_all(slow):
+    assert found(rank(USUAL), rank(USUAL), slow) is None
+
+
+def test_on_devices_their_time_counts():
+    kernels = {"mm": 20.0, "relu": 5.0, "Custom": 1.0}
+    slow = rank(USUAL, kernels | {"relu": 38.0})
+    peers = rank(USUAL, kernels), rank(USUAL | {"Custom": 90.0}, kernels)
+    assert found(*peers, slow) == SlowOperator("relu", 38_000.0, 5_000.0)

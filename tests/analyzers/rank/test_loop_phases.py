@@ -1,0 +1,75 @@
+"""In which phase of the loop a host pauses, against answers by hand."""
+
+from __future__ import annotations
+
+from perfscope.analyzers.rank.analyze import analyze_rank
+from tests.traces import TraceBuilder
+
+MS = 1_000_000
+FORWARD, BACKWARD, OPTIMIZER = "perfscope::forward", "perfscope::backward", "perfscope::optimizer"
+
+
+def named(builder: TraceBuilder) -> dict[str, int]:
+    """ms of each named part of the host's time."""
+    found = analyze_rank(builder.build()).named_host
+    return {name: round(part.measure() / MS) for name, part in found.items() if part.measure() >= MS / 2}
+
+
+def step(*ranges: tuple[str, int, int], operators: tuple[int, ...]) -> TraceBuilder:
+    """Two steps of 100 ms on a CPU with these ranges (ms) and operators of 1 ms at these times."""
+    builder = TraceBuilder(device_name="")
+    for number in range(2):
+        at = 100 * number
+        builder.step(number, at * MS, (at + 100) * MS)
+        for name, start, end in ranges:
+            builder.note(name, (at + start) * MS, (at + end) * MS)
+        for start in operators:
+            builder.op("aten::mm", (at + start) * MS, (at + start + 1) * MS)
+    return builder
+
+
+def test_a_pause_belongs_to_the_phase_around_it_or_to_the_loop_between_two():
+    """Operators of 1 ms; between them the host pauses::
+
+    forward [10      30) .. backward [40      60) .. optimizer [70   80) ..
+    op       10    20  29            40   45   59            70      79
+    """
+    ranges = (FORWARD, 10, 30), (BACKWARD, 40, 60), (OPTIMIZER, 70, 80)
+    found = named(step(*ranges, operators=(10, 20, 29, 40, 45, 59, 70, 79)))
+    assert found == {
+        "the forward": 2 * 17,
+        "the backward": 2 * 17,
+        "the optimizer's step": 2 * 8,
+        "the loop between forward and backward": 2 * 10,
+        "the loop between backward and optimizer": 2 * 10,
+        "the loop between optimizer and forward": 30,
+    }
+
+
+def test_the_loop_around_a_phase_that_no_range_marks_is_not_called_a_loop_between_others():
+    """DDP's own range and the optimizer's are recorded, the backward is not: 30 to 70 holds it."""
+    ranges = ("DistributedDataParallel.forward", 10, 30), ("Optimizer.step#SGD.step", 70, 80)
+    found = named(step(*ranges, operators=(10, 29, 40, 69, 70, 79)))
+    assert found["the backward or the loop around it"] == 2 * (10 + 28)
+    assert "the loop between forward and optimizer" not in found
+
+
+def test_a_forward_inside_a_backward_is_no_neighbour():
+    """Recomputation: the backward calls a forward at 45, which pauses for 8 ms."""
+    ranges = (FORWARD, 10, 30), (BACKWARD, 40, 60), (FORWARD, 44, 55), (OPTIMIZER, 60, 70)
+    found = named(step(*ranges, operators=(10, 29, 40, 44, 54, 59, 60, 69)))
+    assert found["the forward"] == 2 * (18 + 9)
+    assert found["the backward"] == 2 * (3 + 4)
+    assert [name for name in found if name.startswith("the loop")] == [
+        "the loop between optimizer and forward", "the loop between forward and backward",
+    ]  # fmt: skip
+
+
+def test_two_models_forwards_follow_on_each_other():
+    ranges = (FORWARD, 10, 20), (FORWARD, 40, 50), (BACKWARD, 50, 60), (OPTIMIZER, 60, 70)
+    found = named(step(*ranges, operators=(10, 19, 40, 49, 50, 59, 60, 69)))
+    assert found["the loop between two forwards"] == 2 * 20
+
+
+def test_without_any_range_nothing_is_named():
+    assert named(step(operators=(10, 40, 70))) == {}
