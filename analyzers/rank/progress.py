@@ -62,7 +62,7 @@ def progress(
         none = np.zeros(len(steps), dtype=np.int64)
         return Progress(timeline, nothing, collectives.start_ns, none, none, np.zeros(len(steps), dtype=np.bool_), busy)
     if len(work) == 0:
-        own = _own_timeline_of_threads(host, collectives, timeline)
+        own = _own_timeline_of_threads(host, collectives, timeline, _issuing_ns(trace, host))
         none = np.zeros(len(steps), dtype=np.int64)
         ready = _issued_at(trace, host, collectives)
         return Progress(own, _blockers(own, collectives), ready, none, none, np.ones(len(steps), dtype=np.bool_), busy)
@@ -103,8 +103,11 @@ def _own_timeline(
     return Timeline.of(begin, end, layers, TimeCategory.UNKNOWN)
 
 
-def _own_timeline_of_threads(host: HostActivity, collectives: Collectives, timeline: Timeline) -> Timeline:
-    """On CPUs, the training threads are blocked where they do nothing until a collective ends, and then continue.
+def _own_timeline_of_threads(
+    host: HostActivity, collectives: Collectives, timeline: Timeline, issuing_ns: Int64
+) -> Timeline:
+    """On CPUs, the training threads are blocked where they do nothing until a collective ends, and then continue: with
+    compute, or by issuing the next collective (``issuing_ns``, ascending).
 
     A thread that continues long after the last end had something else to do. One that continues a little before the end
     of a collective that had been running was waiting too: the backend's thread signals first and closes its range when
@@ -112,7 +115,7 @@ def _own_timeline_of_threads(host: HostActivity, collectives: Collectives, timel
     """
     compute = timeline.where(TimeCategory.COMPUTE)
     gaps = compute.union(host.loading).complement(int(timeline.start_ns[0]), timeline.end_ns)
-    begin, until = gaps.start_ns, gaps.end_ns
+    begin, until = _cut(gaps, issuing_ns)
     length = until - begin
     order = np.argsort(collectives.end_ns, kind="stable")
     ends, place = collectives.end_ns[order], np.searchsorted(collectives.end_ns[order], until, side="right")
@@ -130,6 +133,20 @@ def _own_timeline_of_threads(host: HostActivity, collectives: Collectives, timel
         (TimeCategory.COMM_TRANSFER, whole.union(waits.intersect(gaps)) if len(waits) else whole),
     ]
     return Timeline.of(int(timeline.start_ns[0]), timeline.end_ns, layers, TimeCategory.HOST)
+
+
+def _issuing_ns(trace: Trace, host: HostActivity) -> Int64:
+    """When the training threads begin to issue each collective, ascending: until then they may wait for others."""
+    rows = trace.rows(Category.CPU_OP, named=_COLLECTIVE_OPERATOR.match, threads=host.threads)
+    return np.sort(trace.start_ns[rows])
+
+
+def _cut(gaps: Intervals, at_ns: Int64) -> tuple[Int64, Int64]:
+    """(starts, ends) of the gaps, cut at these moments. What follows a cut begins 1 ns later, so that two waits with a
+    collective issued between them stay two.
+    """
+    inside = at_ns[gaps.covers(at_ns) & ~np.isin(at_ns, gaps.start_ns)]
+    return np.sort(np.append(gaps.start_ns, inside + 1)), np.sort(np.append(gaps.end_ns, inside))
 
 
 def _issued_at(trace: Trace, host: HostActivity, collectives: Collectives) -> Int64:

@@ -19,6 +19,10 @@ from perfscope.frozen import dataclass
 from perfscope.trace.clock import Clocks
 from perfscope.trace.trace import NONE, Bool, Int64
 
+_AT_ONCE: Final = 0.05
+_RETURNS_NS: Final = 100_000
+"""A wait returns at once: within this share of the time since its message was issued, or so soon."""
+
 EXCHANGE: Final = "send_recv"
 """Kind of an instance that is made of messages, whatever its ends are called."""
 
@@ -168,6 +172,7 @@ def arrivals(ops: UnmatchedOps, matching: Matching, clocks: Clocks) -> MatchedCo
     waited_for = np.where(exchange, np.where(matching.open_[kept], NONE, partner[kept]), instances.last_rank[label])
     arrival = np.clip(arrival, start[kept], end[kept])
     done = np.maximum(_done(ops, matching, end)[kept], arrival)
+    done = _waited_for_before(ops, kept, arrival, done)
     lines = np.lexsort((ops.rank[kept], label))
     rows = kept[lines]
     return MatchedCollectives(
@@ -241,6 +246,29 @@ def _done(ops: UnmatchedOps, matching: Matching, end: Int64) -> Int64:
     received[receiver] = np.iinfo(np.int64).max  # an op that also receives ends with its recv
     done[sender] = np.minimum(end[sender], received[sender])
     return done
+
+
+def _waited_for_before(ops: UnmatchedOps, kept: Int64, arrival: Int64, done: Int64) -> Int64:
+    """``done`` of a host's messages that were there before the program waited for them: when is not recorded.
+
+    A program waits for its messages one after another. One whose wait returns at once, behind that for an earlier
+    other, arrived while it waited for that; it is taken to have been sent in no more time than that one::
+
+        send to a late rank    [0           26 .. 32)      26: its recv is posted
+        recv of an early one    [1   11 ............ 32.1)  11: it is sent; not 21 but at most 6 of transfer
+    """
+    rows = np.flatnonzero(ops.on_host[kept] & ops.one_way[kept])
+    if len(rows) < 2:  # a pair
+        return done
+    rank, start, end = ops.rank[kept][rows], ops.start_ns[kept][rows], ops.end_ns[kept][rows]
+    order = np.lexsort((end, rank))
+    first, second = order[:-1], order[1:]
+    at_once = (rank[first] == rank[second]) & (start[second] < end[first])
+    at_once &= end[second] - end[first] <= np.maximum(_AT_ONCE * (end[second] - start[second]), _RETURNS_NS)
+    first, second = rows[first[at_once]], rows[second[at_once]]
+    result: Int64 = done.copy()
+    result[second] = np.minimum(done[second], arrival[second] + (done - arrival)[first])
+    return result
 
 
 def _messages(ops: UnmatchedOps, matching: Matching, kept: Int64, label: Int64) -> MatchedMessages:
