@@ -8,6 +8,7 @@ come near what they can compute.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -102,7 +103,18 @@ def verdict(summary: Summary) -> Verdict:
     if share < EVALUATES or len(left_out["steps"]) < _OFTEN:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
     headline = f"{about} Of the others: {found.headline[:1].lower()}{found.headline[1:]}"
-    return replace(found, headline=headline, healthy=False, first_action="Evaluate in fewer steps, or fewer batches.")
+    return replace(found, headline=headline, healthy=False, first_action=_evaluate_less(left_out.get("alone", [])))
+
+
+def _evaluate_less(alone: Sequence[int]) -> str:
+    """What to do about evaluations that take most of the time; ``alone`` are the ranks that evaluate, where others do
+    not.
+    """
+    less = "Evaluate in fewer steps, or fewer batches."
+    if not alone:
+        return less
+    only = f"only {ranks_in_words(alone)} {'does' if len(alone) == 1 else 'do'}"
+    return f"Divide the evaluation among all ranks: {only}, and the others wait. {less}"
 
 
 def _of_training(summary: Summary) -> Verdict:

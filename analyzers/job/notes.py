@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
+from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION
 from perfscope.recording.job import Job
 from perfscope.results.notes import Note, collector_problems, ended, note
@@ -52,7 +53,10 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
     if len(result.evaluated):
         used = np.isin(result.evaluated, result.steps).any()
         evaluated, share = result.evaluated.tolist(), result.evaluated_share
-        yield note("steps", "evaluation_used" if used else "evaluation_left_out", steps=evaluated, share=share)
+        by = [rank for rank, partial in result.partials.items() if partial.named_host.get(EVALUATING)]
+        alone = by if len(by) < len(result.partials) else []
+        kind = "evaluation_used" if used else "evaluation_left_out"
+        yield note("steps", kind, steps=evaluated, share=share, alone=alone)
     sources = {partial.steps.source for partial in result.partials.values()}
     if info.steps and BY_OPTIMIZER in sources:
         yield note("steps", "steps_by_optimizer")

@@ -25,6 +25,8 @@ _ONE_LIMIT: Final = (2, 5)
 """The torch version since which ``bucket_cap_mb`` is the first bucket's limit, too (pytorch pull request 121640)."""
 _LARGE: Final = 1.5
 """Bytes of a bucket over its limit from which its last parameter is known to be a large one."""
+_SEVERAL: Final = 2
+"""Times as many buckets as the limit would make, from which several models or backwards fill them."""
 _MOST_IN_A_BUCKET: Final = 256
 """Most equal parameters in the smallest bucket: with more of them, bytes become ready almost evenly."""
 _WHOLE: Final = 0.03
@@ -129,6 +131,21 @@ def bucket_ends(total: float, first: float, cap: float, parameters: Sequence[flo
     if held:
         ends.append(total)
     return ends
+
+
+def fewer_by_limit(
+    runs: Mapping[int, RunMetadata], buckets: Sequence[int], parameters: Sequence[float] | None
+) -> int | None:
+    """How many buckets the recorded limit would make of these gradients, where that is far fewer than ``buckets``: not
+    one backward of one model filled those, and no limit puts what several fill into one bucket. None elsewhere.
+
+    Example: four buckets of 60 kB where the limit is 25 MiB are of several models or backwards; one would do.
+    """
+    known = bucket_cap(runs)
+    if known is None:
+        return None
+    would = len(bucket_ends(float(sum(buckets)), min(FIRST_BUCKET, known * MIB), known * MIB, parameters))
+    return would if len(buckets) >= _SEVERAL * would and len(buckets) > would + 1 else None
 
 
 def ready_at(wanted: Float64, total: Float64, ready: Float64, alone: float) -> Float64:

@@ -214,8 +214,15 @@ class Context:
         model = self.model_of(collective.group, collective.kind)
         if model is not None:
             return model.alpha_ns + model.slope * size
-        latency = self.latency_ns(collective, rank_op.transfer_ns)
-        return latency + (rank_op.transfer_ns - latency) * size / collective.bytes
+        own_ns = rank_op.transfer_ns
+        usual = self.latencies.usual(collective.group, collective.kind)
+        if usual is None:
+            latency = self.latency_ns(collective, own_ns)
+            return latency + (own_ns - latency) * size / collective.bytes
+        # What delayed this one does not grow with its bytes.
+        usual_bytes, usual_ns = usual
+        latency = self.latency_ns(collective, usual_ns)
+        return max(own_ns + (usual_ns - latency) * (size - collective.bytes) / usual_bytes, min(latency, own_ns))
 
     def part_of_transfer_ns(self, rank_op: RankOp, share: float) -> float:
         """Transfer of ``rank_op``'s collective (ns) were it that share of its bytes, which need not be known."""

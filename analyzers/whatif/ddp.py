@@ -21,7 +21,14 @@ from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes, ready_at
+from perfscope.analyzers.whatif.bucketing import (
+    MIB,
+    bucket_ends,
+    fewer_by_limit,
+    limits,
+    parameter_bytes,
+    ready_at,
+)
 from perfscope.analyzers.whatif.change import (
     MEMORY_GBPS,
     REDUCED_ONCE,
@@ -95,6 +102,12 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
     recorded = min(sizes)
     parameters = parameter_bytes(context.runs, recorded)
+    would = fewer_by_limit(context.runs, recorded, None if parameters is None else parameters[0])
+    if would is not None:
+        raise CannotReplay(
+            f"{name}: {len(recorded)} buckets are reduced per step, and the present limit would make {would} of as "
+            "many bytes: several models, backwards or data types fill their own"
+        )
     least = limits(context.runs, cap * MIB)
     ends = bucket_ends(float(sum(recorded)), *least, None if parameters is None else parameters[0])
     collectives: dict[tuple[int, int, int], Collective] = {}

@@ -7,15 +7,21 @@ what transfers take, up to that share of the waits may go with it; half of that 
 
 Example: the training thread of a rank waits 10 ms of each step for a core, and the other threads of its process compute
 for 12 ms. Without three quarters of the transfers the step is 0 to 7.5 ms shorter than the replay has it.
+
+What ranks compute, whatever else changes, a step takes at least, however uncertain a prediction is. Example: without
+its pauses a step of 46 ms is predicted to take 12, and by its range nothing, since it is not known what the profiler
+slowed down. Its ranks compute for 6 ms of it, so it takes 6 or more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isclose
 
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.recording.metadata import RunMetadata
+from perfscope.results.categories import TimeCategory
 
 
 def transfers_ns(context: Context, schedules: EditableSchedules) -> dict[int, float]:
@@ -50,3 +56,28 @@ def _taken_by_transfers_ns(run: RunMetadata) -> float:
     if cpu is None or not cpu.steps or cpu.waited_ns is None or (run.cpu_threads or 1) > 1:
         return 0.0  # threads of operators compute for the training, and wait for each other
     return min(cpu.waited_ns, max(cpu.process_ns - cpu.thread_ns, 0)) / cpu.steps
+
+
+def computed_ns(schedules: EditableSchedules) -> dict[int, float]:
+    """Rank -> what it computes in all recorded steps, ns."""
+    return {rank: sum(float(op.own_ns[TimeCategory.COMPUTE]) for op in ops) for rank, ops in schedules.ops.items()}
+
+
+def least_computed_ns(before: Mapping[int, float], after: Mapping[int, float], context: Context, freed_ns: float) -> float:
+    """The most that a rank computes per step whose computing (``computed_ns``) a change leaves as it was; 0 where it
+    changes all ranks'. Where the change frees cores (``freed_ns``), it need not wait for one meanwhile.
+    """
+    same = (
+        ns * (_running(context.runs.get(rank)) if freed_ns else 1.0)
+        for rank, ns in after.items()
+        if isclose(ns, before[rank], rel_tol=1e-6)
+    )
+    return max(same, default=0.0) / max(len(context.result.steps), 1)
+
+
+def _running(run: RunMetadata | None) -> float:
+    """Share of its training thread's time in which it ran, of that in which it wanted to; 1 where that is not known."""
+    cpu = run.cpu if run is not None else None
+    if cpu is None or cpu.waited_ns is None or not cpu.thread_ns:
+        return 1.0
+    return cpu.thread_ns / (cpu.thread_ns + cpu.waited_ns)

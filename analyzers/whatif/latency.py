@@ -2,7 +2,8 @@
 
 A cost model needs two sizes. Where a group moved one, other collectives over the same kind of link (inside a host, or
 between hosts) show the latency: t = alpha + f(n) · S / B is fitted to all of them together, and used where it gives the
-group's own times back; else a collective of a few bytes is all latency. Where there is neither, latency is assumed. A
+group's own times back; else a collective of a few bytes is all latency. Where there is neither, what a slow network
+would not take for the bytes is latency, if that is long; else it is assumed. A
 prediction shows how much depends on that: it is also replayed with a fifth and with five times of an assumed latency,
 and with half and twice of one known from other groups.
 """
@@ -41,6 +42,9 @@ _MOST_OF_IT: Final = 0.8
 """Largest share of a transfer that an assumed latency can be: the bytes take time as well."""
 _NVLINK_GBPS: Final = 100.0
 """Bus bandwidth that only links between devices of one host reach."""
+SLOWEST_GBPS: Final = 0.1
+"""Bus bandwidth that every link reaches: of gigabit Ethernet. What a small collective takes beyond that is latency: of
+busy hosts, whose threads wait for a core each time."""
 _ASSUMED_NS: Final = {"nvlink": 20_000.0, "nccl": 50_000.0, "other": 100_000.0}
 """Small all-reduces: of NCCL over NVLink, over PCIe or a network (nccl-tests), and of backends on CPUs over sockets."""
 
@@ -99,6 +103,12 @@ class Latencies:
             self._known[key] = self._of([one for one in self._sizes if (one.group, one.kind) == key], group)
         return self._known[key]
 
+    def usual(self, group: int, kind: str) -> tuple[int, float] | None:
+        """(bytes, median ns) of the largest size that a kind of collective in a group moved; None for none."""
+        own = [one for one in self._sizes if (one.group, one.kind) == (group, kind)]
+        largest = max(own, key=lambda one: one.wire, default=None)
+        return None if largest is None else (largest.bytes, largest.time_ns)
+
     def is_shown(self, group: int, kind: str, alpha_ns: float) -> bool:
         """Do a group's own sizes show the latency ``alpha_ns`` that was fitted to them, or does nothing else?"""
         own = [one for one in self._sizes if (one.group, one.kind) == (group, kind)]
@@ -120,6 +130,9 @@ class Latencies:
             # Those of the same group used the same links; of others, the typical one.
             times = [one.time_ns for one in alike if one.group == group] or [one.time_ns for one in alike]
             return Latency(float(np.median(times)), True, _FACTOR_OF_OTHERS)
+        slowest_ns = largest.time_ns - largest.wire / SLOWEST_GBPS
+        if slowest_ns > _FACTOR_ASSUMED * self._usual_ns(largest):
+            return Latency(slowest_ns, True, _FACTOR_OF_OTHERS)
         return Latency(self._usual_ns(largest), False, _FACTOR_ASSUMED)
 
     def _usual_ns(self, largest: _TransferSize) -> float:

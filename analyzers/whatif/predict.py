@@ -22,7 +22,7 @@ from perfscope.analyzers.whatif import (
     threads,
 )
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
-from perfscope.analyzers.whatif.freed_cores import freed_ns, transfers_ns
+from perfscope.analyzers.whatif.freed_cores import computed_ns, freed_ns, least_computed_ns, transfers_ns
 from perfscope.analyzers.whatif.ranges import (
     ChangedStep,
     by_hosts,
@@ -228,7 +228,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         schedules.free_of_absent(never_late=follows is not None or at_once)
     even = WORK_OF_RANKS in settings
     question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
-    sent = transfers_ns(context, schedules)
+    sent, computed = transfers_ns(context, schedules), computed_ns(schedules)
     applied = [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING
     ]
@@ -246,9 +246,13 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         )
     predicted = schedules.step_ns(replayed, context.replayed_unchanged) * (follows or 1.0)
     steps_ns = context.recorded.steps_ns(replayed)
+    if context.on_devices:
+        least = least_of_devices_ns(schedules, context, sure)
+    else:
+        least = least_computed_ns(computed, computed_ns(schedules), context, freed)
     return ChangedStep(
         predicted,
-        0.0 if leaning else least_of_devices_ns(schedules, context, sure),
+        0.0 if leaning else least,
         freed,
         steps_ns,
         shorter_ns,

@@ -40,7 +40,8 @@ class ChangedStep:
 
     step_ns: float
     busy_ns: float
-    """What the busiest device computes and copies in a step, at least; 0 on CPUs, and where that is not asked for."""
+    """What the busiest device computes and copies in a step, at least, or on CPUs what a rank computes whatever is
+    changed; 0 where that is not asked for."""
     freed_ns: float
     steps_ns: Int64
     shorter_ns: float
@@ -110,10 +111,8 @@ def range_around(measured: float, mid: float, shares: tuple[float, float], sure:
 
 def least_of_devices_ns(schedules: EditableSchedules, context: Context, sure: Uncertainty) -> float:
     """What the busiest device takes for its computation and its copies in a step with these ``schedules``, as far as
-    that is ``sure``; 0 on CPUs. No step is shorter, whatever waits for it.
+    that is ``sure``. No step is shorter, whatever waits for it.
     """
-    if not context.on_devices:
-        return 0.0
     used = frozenset(context.result.steps.tolist())
     least = 0.0
     for rank, ops in schedules.ops.items():

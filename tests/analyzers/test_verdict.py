@@ -46,6 +46,16 @@ def test_evaluations_that_take_most_of_the_time_come_first_though_their_steps_ar
 
 
 @pytest.mark.parametrize(
+    ("alone", "begins"), [((0,), "Divide the evaluation among all ranks: only rank 0 does, and the others wait. "),
+                          ((0, 2), "Divide the evaluation among all ranks: only ranks 0, 2 do, and the others wait. ")],
+)  # fmt: skip
+def test_an_evaluation_that_the_others_wait_for_is_divided(alone: tuple[int, ...], begins: str) -> None:
+    found = note("steps", "evaluation_left_out", steps=[3, 7], share=0.9, alone=list(alone))
+    verdict = judged(context(breakdown(0), breakdown(1), notes=(found,)))
+    assert verdict.first_action == f"{begins}Evaluate in fewer steps, or fewer batches."
+
+
+@pytest.mark.parametrize(
     ("steps", "share", "said"), [([3], 0.9, True), ([3, 7], 0.3, True), ([3, 7], 0.1, False)],
     ids=["may be the only one", "takes less than the rest", "takes little"],
 )  # fmt: skip

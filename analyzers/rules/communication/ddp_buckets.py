@@ -13,7 +13,7 @@ from typing import Final
 
 from perfscope.analyzers.rules.communication.ddp_arguments import written
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
-from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.bucketing import MIB, bucket_cap
 from perfscope.analyzers.whatif.curves import bucket_sizes
 from perfscope.frozen import dataclass
@@ -41,21 +41,23 @@ class _BucketSize:
 
 
 def evaluate(job: RuleContext) -> Finding | None:
-    """The finding, or None: no DDP, too little exposed, no cost model, or nothing to gain by another size."""
+    """The finding, or None: no DDP, too little exposed, or nothing to gain by another size."""
     # Gradients travel in the group that moves the most.
     buckets = traffic(job, "all_reduce") if job.torch_ddp else None
-    if buckets is None or buckets.alpha_us is None:
+    if buckets is None:
         return None
     rows = job.summary.time_breakdown
     exposed_us = sum(row.exposed_comm_transfer_us for row in rows) / len(rows)
     if exposed_us < SHARE * job.step_time_us:
         return None
-    size = _larger(buckets, buckets.alpha_us, exposed_us) or _smaller(buckets, buckets.alpha_us, exposed_us)
+    size = None if buckets.alpha_us is None else _by_model(buckets, buckets.alpha_us, exposed_us)
     if job.predict is not None:
         size = _sure(job, buckets, job.predict) if size is None else _best(job, size, job.predict)
     if size is None or size.saved_us < SHARE * job.step_time_us:
         return None
     old = bucket_cap(job.runs)
+    if old is not None and (size.cap_mib <= old if size.problem == _TOO_SMALL else size.cap_mib >= old):
+        return None  # as many for another reason: several models, several backwards, several types
     return job.finding(
         RULE,
         f"{size.problem}: {job.share(exposed_us):.0%} of the step is exposed all-reduce",
@@ -65,7 +67,7 @@ def evaluate(job: RuleContext) -> Finding | None:
             Evidence("all-reduces per step", buckets.count, ranks=job.ranks),
             Evidence("gradient bytes per step", buckets.bytes, "bytes", job.ranks),
             Evidence("largest bucket", buckets.largest, "bytes", job.ranks),
-            Evidence("latency of one all-reduce, fitted", buckets.alpha_us, "us", job.ranks),
+            *known("latency of one all-reduce, fitted", buckets.alpha_us, "us", job.ranks),
         ),
         action=Action(
             setting="DistributedDataParallel(bucket_cap_mb=…)",
@@ -76,6 +78,11 @@ def evaluate(job: RuleContext) -> Finding | None:
         confidence=job.confidence(),
         whatif={"ddp.bucket_cap_mb": str(size.cap_mib)},
     )
+
+
+def _by_model(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> _BucketSize | None:
+    """The size that the cost model gives; None where the present one is no worse."""
+    return _larger(buckets, alpha_us, exposed_us) or _smaller(buckets, alpha_us, exposed_us)
 
 
 def _larger(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> _BucketSize | None:

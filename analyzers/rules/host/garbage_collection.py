@@ -12,11 +12,13 @@ from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
-from perfscope.results.rows import StragglerRow
+from perfscope.results.rows import FEW_STEPS, StragglerRow
 
 RULE: Final = "garbage-collection"
 SHARE: Final = 0.02
 """Least share of the step: the noise floor, because the pauses are recorded."""
+_ON_ALL: Final = "Collect garbage on all ranks at the same step, every 500 steps, instead of when Python starts it."
+_OWN: Final = " It runs in every step: if the script calls gc.collect() itself, call it in fewer."
 EXPLAINED: Final = 0.5
 """Share of the straggler cost that collections must reach to be its cause."""
 
@@ -81,11 +83,17 @@ def _evidence(
     )
 
 
+def _in_every_step(job: RuleContext) -> bool:
+    """Does any rank collect in each of several steps? Python does that only by its own count of objects."""
+    return any(len(each.collecting_us) >= FEW_STEPS and all(each.collecting_us) for each in job.per_step.values())
+
+
 def _how(job: RuleContext) -> str:
     if job.framework == "megatron":
         return code("shell", "--manual-gc --manual-gc-interval 500")
     return "\n".join(
         (
+            f"{_ON_ALL}{_OWN if _in_every_step(job) else ''}",
             "Before the loop, once model, optimizer and loaders are built:",
             code("python", "import gc\ngc.collect()\ngc.freeze()\ngc.disable()"),
             "In the loop, on all ranks at the same step:",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, limits, parameter_bytes
+from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, fewer_by_limit, limits, parameter_bytes
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 
 
@@ -63,3 +63,20 @@ def test_a_bucket_far_over_its_limit_ends_with_a_large_parameter() -> None:
     assert not recorded
     assert sum(sizes) == pytest.approx(128 * MIB + 8192)
     assert [size / MIB for size in sizes if size > 5 * MIB] == [51.5, 51.5]
+
+
+@pytest.mark.parametrize(
+    ("cap", "buckets", "fewer"),
+    [
+        (25, [60_000] * 4, 1),  # two models, one of them in three backwards
+        (25, [60_000, 60_000], None),  # two data types
+        (0.05, [60_000] * 4, None),  # what the limit makes
+        (None, [60_000] * 4, None),  # not known
+        (25, [MIB, 25 * MIB, 25 * MIB, 10 * MIB], None),
+    ],
+)
+def test_buckets_far_below_their_limit_are_of_several_models(
+    cap: float | None, buckets: list[int], fewer: int | None
+) -> None:
+    run = RunMetadata(rank=0, settings={} if cap is None else {"ddp": {"bucket_cap_mb": cap}})
+    assert fewer_by_limit({0: run}, buckets, None) == fewer

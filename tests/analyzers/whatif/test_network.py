@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import perfscope
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator import MS, US, Cause, Job, Loader, Model, Network, Recording, emulate, step_ns
 from tests.emulator.changes import apply
+from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 
 JOB = Job(
     model=Model(blocks=3, tokens=2048),
@@ -115,3 +117,20 @@ def test_two_large_sizes_of_transfers_that_vary_say_little_of_latency(seed: int,
     loader = Loader(load_ns=1 * MS)
     job = Job(seed=seed, ranks=2, noise=0.0, model=model, network=network, loader=loader, recording=Recording(steps=5))
     assert abs(_missed(job, tmp_path, {"network.latency": "4x"})) < 0.03
+
+
+def test_what_a_slow_network_would_not_take_for_the_bytes_is_latency(tmp_path: Path) -> None:
+    """37 kB in 5 ms on busy hosts, of one size: 6 buckets in a row, and one would take 6 ms instead of 30."""
+    small = ModelSpec(layers=6, tokens=512, width=96, hidden=96)
+    slow = NetworkSpec(alpha_ns=5_000 * US, busbw_gbps=1.0)
+    spec = JobSpec(
+        ranks=2, steps=5, model=small, network=slow, end_sync=True, bucket_bytes=30_000, first_bucket_bytes=30_000
+    )
+    simulate(spec).write(tmp_path)
+    found = predict(context_of(tmp_path, workers=1), {"ddp.bucket_cap_mb": "1"})
+    truth = simulate(replace(spec, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)).truth.step_time_ns
+    assert not found.assumed
+    assert found.low_ns <= truth <= found.high_ns
+    assert found.mid_ns == pytest.approx(truth, abs=2e6)
+    (first, *_) = perfscope.analyze(tmp_path).findings
+    assert first.title.startswith("DDP's gradient buckets are too small")

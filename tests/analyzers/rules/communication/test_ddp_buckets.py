@@ -40,7 +40,8 @@ def test_many_small_buckets_want_a_larger_cap():
 
 def test_a_late_big_bucket_wants_a_smaller_cap():
     # 200 MB in two buckets, the larger 180 MB: 18 ms at 10 GB/s, all of it after the backward.
-    late = reduced({20_000_000: 1, 180_000_000: 1}, alpha_us=100, gbps=10, exposed_us=18_000)
+    runs = {0: RunMetadata(settings={"ddp": {"bucket_cap_mb": 170.0}})}
+    late = reduced({20_000_000: 1, 180_000_000: 1}, alpha_us=100, gbps=10, exposed_us=18_000, runs=runs)
     finding = ddp_buckets.evaluate(late)
     assert finding is not None
     # sqrt(100 us · 200 MB / 0.0001 us/B) = 14.1 MB.
@@ -50,7 +51,7 @@ def test_a_late_big_bucket_wants_a_smaller_cap():
 
 def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
     # 8 buckets of 64 kB, latency 0.4 of their time: a busy host blurs the fit.
-    case = reduced({1 << 16: 8}, alpha_us=400, gbps=0.11, exposed_us=8_000)
+    case = reduced({1 << 16: 8}, alpha_us=400, gbps=0.11, exposed_us=8_000, runs={})
     assert ddp_buckets.evaluate(case) is None
 
     def to(high: float) -> RuleContext:
@@ -83,3 +84,13 @@ def test_silent_when_overlapped_or_when_the_size_is_right():
     assert ddp_buckets.evaluate(reduced({1 << 20: 100}, alpha_us=300, gbps=10, exposed_us=4_900)) is None
     right = reduced({25 << 20: 4, 1 << 20: 1}, alpha_us=30, gbps=10, exposed_us=8_000)
     assert ddp_buckets.evaluate(right) is None
+
+
+@pytest.mark.parametrize(("cap", "found"), [(25.0, False), (0.06, True), (None, True)])
+def test_buckets_of_several_models_are_not_called_too_small(cap: float | None, found: bool) -> None:
+    """8 all-reduces of 64 kB, all latency: one bucket of 1 MiB would hold them, unless each has its own limit."""
+    settings = {} if cap is None else {"ddp": {"bucket_cap_mb": cap}}
+    case = reduced({1 << 16: 8}, alpha_us=2_000, gbps=1, exposed_us=16_000, runs={0: RunMetadata(settings=settings)})
+    finding = ddp_buckets.evaluate(case)
+    assert (finding is not None) is found
+    assert finding is None or finding.action.new == "1"

@@ -50,6 +50,7 @@ def test_pauses_in_turn_are_one_finding_with_the_truth_as_prediction(in_turn):
     assert finding.predicted_step_us.mid == pytest.approx(fixed_us, rel=0.03)
     assert (finding.obtained, finding.severity) == ("replayed", "high")
     assert "all ranks" in finding.title
+    assert finding.action.how.startswith("Collect garbage on all ranks at the same step, every 500 steps, instead of")
     assert "gc.freeze()\ngc.disable()" in finding.action.how
     assert "if step % 500 == 0:\n    gc.collect()" in finding.action.how
 
@@ -83,3 +84,10 @@ def test_megatron_has_arguments_for_it(in_turn):
     finding = garbage_collection.evaluate(in_turn.with_settings(megatron={"data_parallel_size": 4}))
     assert finding is not None
     assert finding.action.how.splitlines()[1] == "--manual-gc --manual-gc-interval 500"
+
+
+@pytest.mark.parametrize(("pauses", "said"), [((900.0,) * 8, True), ((900.0,) * 7 + (0.0,), False)])
+def test_collections_in_every_step_may_be_the_script_s_own(together, pauses, said):
+    steps = {rank: replace(each, collecting_us=pauses) for rank, each in together.context.per_step.items()}
+    finding = garbage_collection.evaluate(replace(together.context, per_step=steps))
+    assert ("if the script calls gc.collect() itself" in finding.action.how.splitlines()[0]) is said
