@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, Collectives
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, HostLane
@@ -45,6 +45,9 @@ show it."""
 _COLLECTIVE_OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored)[a-z_]+$")
 """torch.distributed's operators that issue a collective to a backend."""
 
+_NEXT_WAIT_NS: Final = 100_000
+"""A wait for a message that is there returns within this time of the wait before it."""
+
 _WAKING_NS: Final = 500_000
 """A thread that waited for a collective continues within this time of its end, on a busy machine too."""
 
@@ -62,7 +65,7 @@ def progress(
         none = np.zeros(len(steps), dtype=np.int64)
         return Progress(timeline, nothing, collectives.start_ns, none, none, np.zeros(len(steps), dtype=np.bool_), busy)
     if len(work) == 0:
-        own = _own_timeline_of_threads(host, collectives, timeline, _issuing_ns(trace, host))
+        own = _own_timeline_of_threads(host, collectives, timeline, _turns_ns(trace, host, collectives))
         none = np.zeros(len(steps), dtype=np.int64)
         ready = _issued_at(trace, host, collectives)
         return Progress(own, _blockers(own, collectives), ready, none, none, np.ones(len(steps), dtype=np.bool_), busy)
@@ -104,10 +107,10 @@ def _own_timeline(
 
 
 def _own_timeline_of_threads(
-    host: HostActivity, collectives: Collectives, timeline: Timeline, issuing_ns: Int64
+    host: HostActivity, collectives: Collectives, timeline: Timeline, turns_ns: Int64
 ) -> Timeline:
     """On CPUs, the training threads are blocked where they do nothing until a collective ends, and then continue: with
-    compute, or by issuing the next collective (``issuing_ns``, ascending).
+    compute, or with the next collective or wait (``turns_ns``).
 
     A thread that continues long after the last end had something else to do. One that continues a little before the end
     of a collective that had been running was waiting too: the backend's thread signals first and closes its range when
@@ -115,7 +118,7 @@ def _own_timeline_of_threads(
     """
     compute = timeline.where(TimeCategory.COMPUTE)
     gaps = compute.union(host.loading).complement(int(timeline.start_ns[0]), timeline.end_ns)
-    begin, until = _cut(gaps, issuing_ns)
+    begin, until = _cut(gaps, turns_ns)
     length = until - begin
     order = np.argsort(collectives.end_ns, kind="stable")
     ends, place = collectives.end_ns[order], np.searchsorted(collectives.end_ns[order], until, side="right")
@@ -135,17 +138,25 @@ def _own_timeline_of_threads(
     return Timeline.of(int(timeline.start_ns[0]), timeline.end_ns, layers, TimeCategory.HOST)
 
 
-def _issuing_ns(trace: Trace, host: HostActivity) -> Int64:
-    """When the training threads begin to issue each collective, ascending: until then they may wait for others."""
+def _turns_ns(trace: Trace, host: HostActivity, collectives: Collectives) -> Int64:
+    """When the training threads turn to something else than the wait that they are in: they issue a collective, or a
+    message has ended, and another one that was issued before ends at once: programs wait for them one after another.
+    """
     rows = trace.rows(Category.CPU_OP, named=_COLLECTIVE_OPERATOR.match, threads=host.threads)
-    return np.sort(trace.start_ns[rows])
+    is_message = np.isin(np.array(collectives.kinds or ("",))[collectives.kind], POINT_TO_POINT)
+    start, end = collectives.start_ns[is_message], collectives.end_ns[is_message]
+    order = np.argsort(end, kind="stable")
+    start, end = start[order], end[order]
+    in_turn = (np.diff(end) > 0) & (np.diff(end) <= _NEXT_WAIT_NS) & (start[1:] < end[:-1])
+    return np.concatenate((trace.start_ns[rows], end[:-1][in_turn]))
 
 
 def _cut(gaps: Intervals, at_ns: Int64) -> tuple[Int64, Int64]:
-    """(starts, ends) of the gaps, cut at these moments. What follows a cut begins 1 ns later, so that two waits with a
-    collective issued between them stay two.
+    """(starts, ends) of the gaps, cut at these moments. What follows a cut begins 1 ns later, so that two waits, one
+    after the other, stay two.
     """
-    inside = at_ns[gaps.covers(at_ns) & ~np.isin(at_ns, gaps.start_ns)]
+    at_ns = distinct(at_ns)
+    inside = at_ns[gaps.covers(at_ns) & ~np.isin(at_ns, gaps.start_ns) & ~np.isin(at_ns + 1, gaps.end_ns)]
     return np.sort(np.append(gaps.start_ns, inside + 1)), np.sort(np.append(gaps.end_ns, inside))
 
 

@@ -63,7 +63,9 @@ def computed_ns(schedules: EditableSchedules) -> dict[int, float]:
     return {rank: sum(float(op.own_ns[TimeCategory.COMPUTE]) for op in ops) for rank, ops in schedules.ops.items()}
 
 
-def least_computed_ns(before: Mapping[int, float], after: Mapping[int, float], context: Context, freed_ns: float) -> float:
+def least_computed_ns(
+    before: Mapping[int, float], after: Mapping[int, float], context: Context, freed_ns: float
+) -> float:
     """The most that a rank computes per step whose computing (``computed_ns``) a change leaves as it was; 0 where it
     changes all ranks'. Where the change frees cores (``freed_ns``), it need not wait for one meanwhile.
     """

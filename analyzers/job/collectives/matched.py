@@ -46,6 +46,8 @@ class MatchedCollectives:
     last_arrival_ns: Int64
     waited_for: Int64
     done_ns: Int64
+    ended_ns: Int64
+    """When it ended: as recorded, except for a host's message that was there before the program waited for it."""
     instances: Instances
     messages: MatchedMessages
     clocks: Clocks
@@ -172,12 +174,13 @@ def arrivals(ops: UnmatchedOps, matching: Matching, clocks: Clocks) -> MatchedCo
     waited_for = np.where(exchange, np.where(matching.open_[kept], NONE, partner[kept]), instances.last_rank[label])
     arrival = np.clip(arrival, start[kept], end[kept])
     done = np.maximum(_done(ops, matching, end)[kept], arrival)
-    done = _waited_for_before(ops, kept, arrival, done)
+    ended = _waited_for_before(ops, kept, arrival, done, end)
+    done = np.minimum(done, ended)
     lines = np.lexsort((ops.rank[kept], label))
     rows = kept[lines]
     return MatchedCollectives(
         label[lines], ops.rank[rows], ops.index[rows], start[rows], end[rows], arrival[lines], waited_for[lines],
-        done[lines], instances, _messages(ops, matching, kept, label), clocks,
+        done[lines], ended[lines], instances, _messages(ops, matching, kept, label), clocks,
     )  # fmt: skip
 
 
@@ -248,8 +251,9 @@ def _done(ops: UnmatchedOps, matching: Matching, end: Int64) -> Int64:
     return done
 
 
-def _waited_for_before(ops: UnmatchedOps, kept: Int64, arrival: Int64, done: Int64) -> Int64:
-    """``done`` of a host's messages that were there before the program waited for them: when is not recorded.
+def _waited_for_before(ops: UnmatchedOps, kept: Int64, arrival: Int64, done: Int64, end: Int64) -> Int64:
+    """``end`` of each rank op ``kept``, but of a host's messages that were there before the program waited for them:
+    when is not recorded.
 
     A program waits for its messages one after another. One whose wait returns at once, behind that for an earlier
     other, arrived while it waited for that; it is taken to have been sent in no more time than that one::
@@ -259,14 +263,14 @@ def _waited_for_before(ops: UnmatchedOps, kept: Int64, arrival: Int64, done: Int
     """
     rows = np.flatnonzero(ops.on_host[kept] & ops.one_way[kept])
     if len(rows) < 2:  # a pair
-        return done
-    rank, start, end = ops.rank[kept][rows], ops.start_ns[kept][rows], ops.end_ns[kept][rows]
-    order = np.lexsort((end, rank))
+        return end[kept]
+    rank, start, ends = ops.rank[kept][rows], ops.start_ns[kept][rows], ops.end_ns[kept][rows]
+    order = np.lexsort((ends, rank))
     first, second = order[:-1], order[1:]
-    at_once = (rank[first] == rank[second]) & (start[second] < end[first])
-    at_once &= end[second] - end[first] <= np.maximum(_AT_ONCE * (end[second] - start[second]), _RETURNS_NS)
+    at_once = (rank[first] == rank[second]) & (start[second] < ends[first])
+    at_once &= ends[second] - ends[first] <= np.maximum(_AT_ONCE * (ends[second] - start[second]), _RETURNS_NS)
     first, second = rows[first[at_once]], rows[second[at_once]]
-    result: Int64 = done.copy()
+    result: Int64 = end[kept]
     result[second] = np.minimum(done[second], arrival[second] + (done - arrival)[first])
     return result
 
