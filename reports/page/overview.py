@@ -13,7 +13,10 @@ from perfscope.reports.page import hang
 from perfscope.reports.page.run_history import drift
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
-from perfscope.text import ABSENT, byte_size, count, duration, known, percent, plural, rank_list
+from perfscope.text import ABSENT, byte_size, count, duration, factor, known, percent, plural, rank_list
+
+_TIMES: Final = 2.0
+"""From this ratio on, longer steps are so many times as long: percentages above 100 are hard to read."""
 
 _NOTICEABLE: Final = 0.02
 """Change of the median step time by profiling, as a share, from which it is said."""
@@ -116,6 +119,8 @@ def perturbation(job: JobInfo, ratio: float) -> str:
     if change < _NOTICEABLE:
         return f"Profiling did not noticeably change the step time{_some_took_longer(job)}."
     slowed = f"Profiling slowed the steps by {percent(change)}"
+    if ratio >= _TIMES:
+        slowed = f"Profiling made the steps {factor(ratio).removesuffix('x')} times as long"
     if not known(job.unprofiled_step_us):
         return f"{slowed}: everything here is of the recorded steps, because too few were timed without the profiler."
     slowed += _some_took_longer(job)

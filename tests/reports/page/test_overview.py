@@ -72,6 +72,8 @@ def test_what_the_step_time_and_predictions_are_of(unprofiled_us: float | None, 
             "slowed the steps by 8.0% in the median; 117 ms is the mean of the others, some of which took",
         ),
         (1.08, 93_000.0, "Profiling slowed the steps by 8.0%: shares"),
+        (19.93, 93_000.0, "Profiling made the steps 20 times as long: shares"),
+        (2.07, 117_000.0, "made the steps 2.1 times as long in the median; 117 ms is the mean of the others"),
         (0.9, 117_000.0, "10% faster than unprofiled ones: the step time varies by more than the profiler overhead."),
     ],
 )
