@@ -135,8 +135,10 @@ def job_state(
             )
         return STARTING, "the command runs; no rank has written a step yet"
     outcomes = {each.outcome for each in facts.ranks.values()}
-    if facts.launch is None and outcomes and outcomes <= {"finished"}:
+    if (facts.launch is None or facts.launch.ended) and outcomes and outcomes <= {"finished"}:
         return ENDED, "all ranks have finished"
+    if facts.launch is not None and facts.launch.ended:
+        return (FAILED if lost else ENDED), f"the recording has ended{f': {lost_in_words(lost)}' if lost else ''}"
     if age_s is not None and age_s > silent_s:
         seconds = duration(age_s * 1e6)
         if lost:

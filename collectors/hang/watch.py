@@ -183,3 +183,9 @@ def end() -> None:
     """This process is not one to be recorded."""
     for watch in watches:
         watch.stop()
+
+
+def drop() -> None:
+    """The recording that wanted the watch has ended: the next one, if any, makes its own."""
+    end()
+    watches.clear()

@@ -147,7 +147,7 @@ class _Recording:
 
     def _ended(self, outcome: str) -> None:
         _current[:] = [each for each in _current if each is not self]
-        hang.end()
+        hang.drop()
         config = self._settled
         if config is not None and self._opened:
             with suppress(OSError):

@@ -57,10 +57,14 @@ class Recorded:
     run: dict[str, Any] = field(default_factory=dict)
     """What every rank says of itself, besides the usual."""
 
-    def launch(self, exit_code: int | None = None, started_at: str = "2027-01-15T08:00:00+00:00") -> None:
+    def launch(
+        self, exit_code: int | None = None, started_at: str = "2027-01-15T08:00:00+00:00", *, ended: bool = False
+    ) -> None:
         self.folder.mkdir(exist_ok=True)
-        command = ("torchrun", "train.py")
-        save(LaunchMetadata(command=command, started_at=started_at, exit_code=exit_code), self.folder / LAUNCH_FILE)
+        launch = LaunchMetadata(
+            command=("torchrun", "train.py"), started_at=started_at, exit_code=exit_code, ended=ended
+        )
+        save(launch, self.folder / LAUNCH_FILE)
 
     def ranks(self, **more: Any) -> None:
         for rank in range(self.world):

@@ -83,6 +83,26 @@ def test_a_folder_is_waited_for_until_the_job_has_begun_runs_and_has_ended(tmp_p
     assert texts(state)[-2:] == ["the job makes steps now", "the job has ended: exit code 0"]
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "state", "reason"),
+    [
+        (("finished", "finished"), "ended", "all ranks have finished"),
+        (("finished", "exception"), "failed", "the recording has ended: rank 1 failed"),
+        (("finished", "running"), "ended", "the recording has ended"),
+    ],
+)
+def test_a_recording_that_the_program_has_ended_does_not_hang(
+    recorded: Recorded, outcomes: tuple[str, ...], state: str, reason: str
+) -> None:
+    """The program goes on, so that there is no exit code, and makes no steps that are recorded."""
+    recorded.all_step(0, 50)
+    recorded.launch(ended=True)
+    for rank, outcome in enumerate(outcomes):
+        recorded.rank(rank, outcome=outcome)
+    seen = after(LiveJob(recorded.folder), 3600)
+    assert (seen.state, seen.reason) == (state, reason)
+
+
 def test_step_time_rates_and_stages_are_those_of_the_steps(recorded: Recorded) -> None:
     recorded.all_step(0, 1000, step_ms=40.0)
     recorded.all_step(1000, 300, step_ms=80.0, began_ns=NOW + 40 * S)

@@ -33,3 +33,16 @@ def test_what_a_process_has_waited_for_its_ranks_is_no_standing_still(
     machine.waits = False
     assert not passes(3.5)
     assert passes(0.5)
+
+
+def test_a_recording_that_has_ended_is_watched_no_longer(tmp_path: Path) -> None:
+    """Also where the same process begins another one, at whose first step all watches begin."""
+    (tmp_path / BOOTSTRAP_FOLDER).mkdir()
+    config = CollectorConfig(output=str(tmp_path), package_root="", hang_timeout=4.0)
+    first = watch.make(config)
+    watch.begin()
+    assert first._background is not None
+    watch.drop()
+    watch.begin()
+    assert first._background is None
+    assert watch.watches == []
