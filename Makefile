@@ -26,9 +26,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 DEMO := demo-recording
 # What is planted in the demo, for the verdict to find: each batch takes 120 ms to load, in the training process.
 DEMO_ARGS ?= --load-ms 120
-# A process for each of two cores; twice as many where most of the time tests wait for trainings and browsers, and where one
-# that has no test left takes some of another's: one process alone would be waited for, for minutes.
-PYTEST_ARGS ?= -n 2
+# A process for each of two cores; twice as many where most of the time tests wait for trainings and browsers. Each begins
+# with a half (a quarter) of the folders, so that what a file's tests share is made once, and one that has no test left
+# takes some of another's.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 WAITING_ARGS ?= -n 4 --dist worksteal
 WHOLE := training or browser or scale
 

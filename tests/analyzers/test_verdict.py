@@ -377,7 +377,7 @@ class TestPipelines:
         assert found.headline.startswith("Uneven stages: stage 2 works 1.36 times as long as the mean of all")
 
     def test_a_whole_job(self, tmp_path: Path) -> None:
-        spec = pipeline(steps=6, model=ModelSpec(layers=4, tokens=2048), end_sync=True, noise=0.003)
+        spec = pipeline(steps=4, model=ModelSpec(layers=4, tokens=2048), end_sync=True, noise=0.003)
         simulate(spec).write(tmp_path)
         summary = perfscope.analyze(tmp_path)
         assert not summary.verdict.healthy
@@ -387,7 +387,7 @@ class TestPipelines:
         assert summary.frames.stages["stage"].to_list() == [0, 1, 2, 3]
 
     def test_a_whole_job_with_uneven_stages(self, tmp_path: Path) -> None:
-        spec = pipeline(steps=6, causes=(ExtraLayers(stages=(2,), layers=1),))
+        spec = pipeline(steps=4, causes=(ExtraLayers(stages=(2,), layers=1),))
         simulate(spec).write(tmp_path)
         summary = perfscope.analyze(tmp_path)
         assert not summary.verdict.healthy

@@ -278,6 +278,7 @@ class OneStopped(Serial):
 
 
 class TestCluster:
+    @pytest.mark.scale
     def test_the_same_results(self, scheduler):
         with executors.cluster(scheduler) as executor, Serial() as serial:
             assert outcomes(double_or_fail, executor) == outcomes(double_or_fail, serial)
@@ -289,6 +290,7 @@ class TestCluster:
         assert [outcome.result for outcome in found] == [None if item == 3 else 2 * item for item in ITEMS]
         assert found[3].error == WORKER_DIED
 
+    @pytest.mark.scale
     def test_work_is_not_forgotten_while_nobody_has_asked_for_it(self, scheduler):
         with executors.cluster(scheduler) as executor:
             promised = [executor.submit(double_slowly, item) for item in ITEMS]
@@ -331,6 +333,7 @@ class TestCluster:
                 executors.NO_WORKERS.format(seconds=0)
             }
 
+    @pytest.mark.scale
     def test_workers_of_another_version_are_refused(self, scheduler, monkeypatch):
         monkeypatch.setattr(executors, "__version__", "0.0.other")
         with pytest.raises(PerfscopeError, match=r"must have this version, 0\.0\.other"), executors.cluster(scheduler):

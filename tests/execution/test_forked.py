@@ -126,8 +126,9 @@ def test_a_process_that_is_killed_costs_the_items_it_had(sides):
 
 @pytest.mark.parametrize("in_caller", [True, False])
 def test_what_lacks_memory_beside_others_is_tried_alone(in_caller, sides):
-    found = outcomes(functools.partial(double_or_lack_memory, sides, in_caller))
-    assert [outcome.result for outcome in found] == [2 * item for item in ITEMS]
+    few = ITEMS[:4]
+    found = outcomes(functools.partial(double_or_lack_memory, sides, in_caller), items=few)
+    assert [outcome.result for outcome in found] == [2 * item for item in few]
 
 
 def test_what_cannot_be_sent_is_an_error(sides):

@@ -12,6 +12,7 @@ from perfscope.analyzers.export.export import ExportedChakra
 from perfscope.errors import PerfscopeError, UnusableInput
 from perfscope.results.summary import Summary
 from tests.analyzers.export.chakra_file import COLLECTIVE, COMP, RECV, SEND, ChakraFile, Replay, read, read_job
+from tests.analyzers.measured import measured
 from tests.generator import JobSpec, SlowCompute, cpu_job, simulate
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -27,7 +28,7 @@ JOBS = {
 
 def exported(traces: Path, folder: Path) -> tuple[Summary, ExportedChakra, dict[int, ChakraFile], dict[str, list[int]]]:
     written = perfscope.export_chakra(traces, folder, workers=1)
-    return (perfscope.analyze(traces, workers=1), written, *read_job(folder))
+    return (measured(traces), written, *read_job(folder))
 
 
 def assert_like_the_recording(

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import perfscope
 from perfscope.results.time_breakdown import TimeBreakdown
+from tests.analyzers.measured import measured
 from tests.generator import (
     MIB,
     MS,
@@ -105,7 +105,7 @@ def test_rows_of_simulated_jobs_are_exact(spec: JobSpec) -> None:
     job = simulate(spec)
     with tempfile.TemporaryDirectory() as folder:
         job.write(Path(folder))
-        summary = perfscope.analyze(Path(folder))
+        summary = measured(Path(folder))
 
     assert summary.job.steps == spec.recorded_steps
     for row in summary.time_breakdown:
@@ -228,7 +228,7 @@ def test_rows_of_anything_are_exact(soup: tuple[JobSpec, list[Host]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for host in hosts:
             Path(folder, f"rank{host.rank}.json").write_text(document(spec, host), encoding="utf-8")
-        summary = perfscope.analyze(Path(folder))
+        summary = measured(Path(folder))
 
     assert summary.job.steps == spec.recorded_steps
     assert [row.rank for row in summary.time_breakdown] == [host.rank for host in hosts]
@@ -285,7 +285,7 @@ def test_rows_of_anything_on_cpus_are_exact(soup: tuple[JobSpec, Host, list[Work
     spec, host, works = soup
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "rank0.json").write_text(document(spec, host), encoding="utf-8")
-        summary = perfscope.analyze(Path(folder))
+        summary = measured(Path(folder))
 
     assert summary.job.steps == spec.recorded_steps
     (row,) = summary.time_breakdown

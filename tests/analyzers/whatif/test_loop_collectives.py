@@ -17,7 +17,7 @@ from tests.emulator.spec import US, Cause, Job, Model, Network, Recording
 CHANGE = {"loop.collectives": "0"}
 SLOW = Network(latency_ns=300 * US, between_latency_ns=300 * US)
 LOGS = Job(
-    metrics=20, noise=0.0, network=SLOW, model=Model(blocks=4, tokens=1024), recording=Recording(steps=4)
+    ranks=2, metrics=20, noise=0.0, network=SLOW, model=Model(blocks=4, tokens=1024), recording=Recording(steps=4)
 )  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def test_metrics_that_are_not_reduced_take_no_time(job: Job, tmp_path: Path) -> 
 
 def test_gathers_of_fsdp_come_sooner(tmp_path: Path) -> None:
     """The first ones of a forward, which waited behind the metrics in the group's queue, overlap the optimizer then."""
-    job = replace(LOGS, strategy="fsdp", ranks_per_host=2, recording=Recording(steps=10))
+    job = replace(LOGS, strategy="fsdp", ranks=4, ranks_per_host=2, recording=Recording(steps=10))
     emulated = emulate(job)
     emulated.write(tmp_path)
     truth = step_ns(replace(job, metrics=0))
