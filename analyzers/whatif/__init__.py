@@ -8,7 +8,7 @@ In comes a replayed job (``replay.job_replay.JobReplay``) and settings as the us
 3. ``change``: what every setting builds on: context, costs of transfers, refusals, uncertainty. ``latency`` fills in
    where a group recorded one size only
 4. ``schedules``: the recorded schedules as objects that can be edited; ``unprofiled``: without the profiler's cost;
-   ``freed_cores``: what CPUs do sooner where less is sent
+   ``ranges``: low and high of the answer, and what CPUs do sooner where less is sent
 5. the settings: ``speed`` (ranks, computation, host, network), ``extra_work`` (what need not be done), ``loader``,
    ``threads``, ``ddp`` with ``bucketing``, ``by_hand``, ``sharding`` (with ``sharding_recorded``, ``sharding_plan`` and
    ``sharding_on``), ``microbatches`` (with ``stage_schedules`` and ``pipeline_turns``)

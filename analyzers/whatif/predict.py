@@ -22,12 +22,15 @@ from perfscope.analyzers.whatif import (
     threads,
 )
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
-from perfscope.analyzers.whatif.freed_cores import computed_ns, freed_ns, least_computed_ns, transfers_ns
 from perfscope.analyzers.whatif.ranges import (
     ChangedStep,
     by_hosts,
+    computed_ns,
+    freed_ns,
+    least_computed_ns,
     least_of_devices_ns,
     range_around,
+    transfers_ns,
     unsure_shares,
 )
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules

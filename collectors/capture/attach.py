@@ -15,7 +15,8 @@ from perfscope.collectors.capture import session
 from perfscope.collectors.capture.session import Collector, Session
 from perfscope.collectors.compiled.watch import watch as watch_compiler
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.bootstrap import NO_TASK, RUN_BACKWARD
+from perfscope.collectors.launch.bootstrap import RUN_BACKWARD
+from perfscope.collectors.phases.phases import NO_TASK
 
 
 def attach_torch(folder: str) -> None:

@@ -29,10 +29,10 @@ from perfscope.collectors.ending import at_end, outcome
 from perfscope.collectors.hang import watch as hang
 from perfscope.collectors.identity import attempt
 from perfscope.collectors.jobs import earlier_run, join_job
-from perfscope.collectors.launch.bootstrap import MODULE_NAME, NO_TASK
+from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.nsys import make_way
 from perfscope.collectors.overrides.stop import end_training
-from perfscope.collectors.phases.phases import OPTIMIZER, StepPhases
+from perfscope.collectors.phases.phases import NO_TASK, OPTIMIZER, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.role import identify_with_role, stated_role
 from perfscope.collectors.sampler.sampler import HostSampler, start_sampler

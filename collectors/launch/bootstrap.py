@@ -58,8 +58,8 @@ BACKWARDS = 4
 RUN_BACKWARD = "_engine_run_backward"
 """Function of ``torch.autograd`` through which ``backward()`` and ``grad()`` reach the engine."""
 
-NO_TASK = -1
-"""What ``torch._C._current_graph_task_id()`` is outside of every backward pass."""
+_NO_TASK = -1
+"""``NO_TASK`` of ``perfscope.collectors.phases``: nothing of that is imported here."""
 
 
 class Watch:
@@ -196,7 +196,7 @@ def wait_for_backwards(then: Callable[[list[bool]], None]) -> Callable[[], None]
         return lambda: None
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        outermost = torch._C._current_graph_task_id() == NO_TASK
+        outermost = torch._C._current_graph_task_id() == _NO_TASK
         result = original(*args, **kwargs)
         if outermost and len(passes) < BACKWARDS:
             passes.append(bool(kwargs.get("accumulate_grad")))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
 from typing import Any, Final, Protocol
 
-from perfscope.collectors.launch.bootstrap import NO_TASK
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.phases import forward_calls
 from perfscope.collectors.phases.clock import PhaseClock
@@ -28,6 +27,9 @@ FORWARD: Final = STAGES.index("forward")
 BACKWARD: Final = STAGES.index("backward")
 OPTIMIZER: Final = STAGES.index("optimizer")
 ALL: Final = (DATALOADER, FORWARD, BACKWARD, OPTIMIZER)
+
+NO_TASK: Final = -1
+"""What ``torch._C._current_graph_task_id()`` is outside of every backward pass."""
 
 BATCHES_DESCRIBED: Final = 32
 """Batches after which the loaders are described no further, once somebody has asked for their description."""
