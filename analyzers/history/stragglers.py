@@ -16,6 +16,7 @@ from perfscope.analyzers.history.excess import Excess, cost_of, measure_excess
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes, common_steps
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
+from perfscope.recording.history import OCCASIONAL
 from perfscope.results.history import CORE, SEVERAL, HistoryStraggler
 from perfscope.results.rows import UNLIKE_STAGES
 from perfscope.trace.trace import Bool, Float32, Float64, Int64
@@ -332,10 +333,12 @@ def _rotating(
         return None
     run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
     found = []
+    usual = _usual_steps(job)
     for view in _views(excess):
         slow = view.excess[:, others] >= max(2 * NOTICEABLE * step_us, _CLEAR_SIGMAS * view.noise_us)
+        slow &= usual[:, None]
         counts = slow.sum(axis=0)
-        taking_part = np.flatnonzero(counts >= 2)
+        taking_part = np.flatnonzero(counts >= _turns(slow))
         if slow.any(axis=1).mean() < _ROTATING_STEPS or len(taking_part) < 2:
             continue
         late_us = np.where(slow, view.excess[:, others], 0).sum(axis=0, dtype=np.float64)
@@ -349,6 +352,23 @@ def _rotating(
     # What delays a rank here and a rank there, anywhere, is the machine's noise.
     found = [row for row in found if row.stage != SEVERAL and row.cost_share >= NOTICEABLE]
     return max(found, key=lambda row: row.cost_us) if found else None
+
+
+def _turns(slow: Bool) -> int:
+    """Steps (rows) that each rank (column) must delay to take part: what comes once may be anything, unless there are
+    too few steps for all ranks to have two.
+    """
+    steps, ranks = slow.shape
+    return 2 if 2 * ranks <= steps else 1
+
+
+def _usual_steps(job: JobOwnTimes) -> Bool:
+    """Steps without an evaluation or a checkpoint, which take many times as long and vary as much more; all steps where
+    most have one.
+    """
+    columns = [COLUMNS.index(name) for name in sorted(OCCASIONAL)]
+    usual: Bool = np.asarray(job.own_us[:, :, columns].max(axis=(1, 2)) <= 0, dtype=np.bool_)
+    return usual if usual.mean() >= _MAIN else np.ones_like(usual)
 
 
 def _rotating_row(
@@ -368,7 +388,7 @@ def _rotating_row(
     stages = excess.by_stage[at, places].mean(axis=0, dtype=np.float64)
     delayed = slow.any(axis=1)
     steps = np.flatnonzero(delayed)
-    ranks = tuple(job.ranks[others[place]] for place in np.flatnonzero(slow.sum(axis=0) >= 2).tolist())
+    ranks = tuple(job.ranks[others[place]] for place in np.flatnonzero(slow.sum(axis=0) >= _turns(slow)).tolist())
     return HistoryStraggler(
         ranks=ranks,
         hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if hosts.get(rank))),

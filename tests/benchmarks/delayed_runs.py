@@ -8,7 +8,7 @@ each step its time, that of its stages, and what it waited in each, by a clock w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +62,20 @@ class RunPlan:
     put_off: float = 0.0
     """Time in which a rank's thread waits for a core, while it works, as a share of the step; it comes in bursts."""
     cause: PlantedDelay | None = None
+    second: PlantedDelay | None = None
+    """Another one, of another rank."""
+    accumulation: int = 1
+    """Forwards and backwards in a step, of which the last one waits for the other ranks (DDP, ZeRO-1)."""
+    evaluation_every: int = 0
+    """Every so many steps all ranks evaluate, for several steps' time; 0: never."""
+    restart_at: int = 0
+    """Steps of an attempt before this one, which the job began anew after; 0: none."""
     seed: int = 0
+
+    @property
+    def causes(self) -> tuple[PlantedDelay, ...]:
+        """The planted delays."""
+        return tuple(cause for cause in (self.cause, self.second) if cause is not None)
 
 
 @dataclass
@@ -113,13 +126,37 @@ def draw(seed: int, *, healthy: bool) -> RunPlan:
     return RunPlan(**{**vars(plan), "cause": cause})
 
 
+def draw_eventful(seed: int, *, healthy: bool) -> RunPlan:
+    """A random job of 8 to 256 ranks in which more happens: accumulation, evaluations, a restart, two slow ranks."""
+    plan = draw(seed, healthy=healthy)
+    rng = np.random.default_rng([seed, 11])
+    if plan.ranks < 8 or plan.strategy == "pipeline":
+        ranks = int(rng.choice([8, 16, 32, 64, 128, 256]))
+        strategy = ("ddp", "fsdp", "zero1")[int(rng.integers(3))]
+        plan = replace(plan, ranks=ranks, replicas=1, strategy=strategy)
+        if plan.cause is not None:
+            plan = replace(plan, cause=replace(plan.cause, ranks=(int(rng.integers(ranks)),)))
+    plan = replace(
+        plan,
+        accumulation=int(rng.choice([1, 2, 4, 8])),
+        evaluation_every=int(rng.choice([0, 25, 60])),
+        restart_at=int(rng.choice([0, 30, 90])),
+    )
+    cause = plan.cause
+    if cause is None or rng.random() < 0.5 or cause.pattern != "steady":
+        return plan
+    others = [rank for rank in range(plan.ranks) if rank not in cause.ranks]
+    stage = ("dataloader", "forward", "backward", "optimizer")[int(rng.integers(4))]
+    return replace(plan, second=replace(cause, stage=stage, ranks=(int(rng.choice(others)),)))
+
+
 def simulate(plan: RunPlan, *, without_cause: bool = False) -> SeenSteps:
     """Run the job; the random numbers are the same without the cause."""
     rng = np.random.default_rng([plan.seed, 7])
     work = _work(plan, rng)
-    extra = _extra(plan, np.random.default_rng([plan.seed, 8]))
-    if plan.cause is not None and not without_cause:
-        work[plan.cause.stage] += extra
+    varies = np.random.default_rng([plan.seed, 8])
+    for cause in () if without_cause else plan.causes:
+        work[cause.stage] += _extra(plan, cause, varies)
     put_off = _put_off(plan, np.random.default_rng([plan.seed, 10]))
     for name in WORK:
         work[name] += put_off[name]
@@ -128,9 +165,14 @@ def simulate(plan: RunPlan, *, without_cause: bool = False) -> SeenSteps:
         np.zeros((plan.steps, plan.ranks)), {name: np.zeros((plan.steps, plan.ranks)) for name in WORK}
     )
     recorded.waits = {name: np.zeros((plan.steps, plan.ranks)) for name in WORK}
+    evaluation = np.zeros((plan.steps, plan.ranks))
+    if plan.evaluation_every:
+        evaluation[:: plan.evaluation_every] = 4 * plan.step_ms * MS * (1 + rng.normal(0, plan.noise, plan.ranks))
+        recorded.stages["evaluation"] = evaluation
     recorded.waits |= {CORE_IN[name]: put_off[name].copy() for name in WORK}
     for step in range(plan.steps):
         began = clock.copy()
+        clock += evaluation[step]
         for name, duration, waited in _advance(plan, {name: work[name][step] for name in WORK}, clock):
             recorded.stages[name][step] += duration + waited
             recorded.waits[name][step] += waited
@@ -148,17 +190,27 @@ def write(recorded: SeenSteps, plan: RunPlan, folder: Path) -> None:
     stages = plan.ranks // plan.replicas
     for rank in range(plan.ranks):
         offset_ns = 1_700_000_000_000_000_000 + rank * 3_000_000_000
-        columns = {name: recorded.stages[name][:, rank].round().astype(int).tolist() for name in WORK[1:]}
-        waits = {name: times[:, rank].round().astype(int).tolist() for name, times in recorded.waits.items()}
-        step = recorded.step[:, rank].round().astype(int) + len(WORK)  # stages that are rounded up must fit
-        block = Block(0, 0, offset_ns, step.tolist(), columns, bytes(plan.steps), waits)
-        steps_file(folder, rank).write_bytes(pack(block))
+        columns = {name: _whole(times[:, rank]) for name, times in recorded.stages.items() if name != "other"}
+        waits = {name: _whole(times[:, rank]) for name, times in recorded.waits.items()}
+        step = recorded.step[:, rank].round().astype(int) + len(recorded.stages)  # stages that are rounded up must fit
+        attempts = [Block(1 if plan.restart_at else 0, 0, offset_ns, step.tolist(), columns, bytes(plan.steps), waits)]
+        if plan.restart_at:  # the attempt before had the first rank slow, which is nobody's delay any more
+            ended = step[: plan.restart_at] * (2 if rank == 0 else 1)
+            before_ns = offset_ns - int(ended.sum()) * 1000
+            attempts.insert(0, Block(0, 0, before_ns, ended.tolist(), {}, bytes(len(ended)), {}))
+        steps_file(folder, rank).write_bytes(b"".join(map(pack, attempts)))
         settings = {"pipeline": {"stages": stages, "stage": [rank % stages]}} if plan.strategy == "pipeline" else {}
         names = {"fsdp": ("fsdp",), "pipeline": ("pipeline",)}.get(plan.strategy, ("ddp",))
         run = RunMetadata(
             rank=rank, world_size=plan.ranks, host=f"host{rank // 8}", mode="steps", strategies=names, settings=settings
         )
         save(run, run_file(folder, rank))
+
+
+def _whole(times: Array) -> list[int]:
+    """In whole µs."""
+    whole: list[int] = times.round().astype(int).tolist()
+    return whole
 
 
 def _work(plan: RunPlan, rng: np.random.Generator) -> dict[str, Array]:
@@ -186,12 +238,9 @@ def _put_off(plan: RunPlan, rng: np.random.Generator) -> dict[str, Array]:
     return {name: bursts * (where == name) for name in WORK}
 
 
-def _extra(plan: RunPlan, rng: np.random.Generator) -> Array:
-    """Own time that the cause adds, µs."""
+def _extra(plan: RunPlan, cause: PlantedDelay, rng: np.random.Generator) -> Array:
+    """Own time that a cause adds, µs."""
     extra = np.zeros((plan.steps, plan.ranks))
-    cause = plan.cause
-    if cause is None:
-        return extra
     amount = cause.share * plan.step_ms * MS * (1 + rng.normal(0, 0.05, (plan.steps, plan.ranks)))
     if cause.pattern == "rotating":
         who = (np.arange(plan.steps) + rng.integers(plan.ranks)) % plan.ranks
@@ -222,7 +271,9 @@ def _advance(plan: RunPlan, work: dict[str, Array], clock: Array) -> Advanced:
     else:
         clock += work["forward"]
         yield "forward", work["forward"], nothing
-        yield "backward", work["backward"], _reduced(work["backward"], clock, transfer)
+        last = work["backward"] / plan.accumulation
+        clock += work["backward"] - last
+        yield "backward", work["backward"], _reduced(last, clock, transfer)
     clock += work["optimizer"]
     waited = nothing
     if plan.strategy == "zero1":  # every rank sends what it has updated

@@ -19,7 +19,7 @@ import numpy as np
 from perfscope.analyzers.history.job_history import job_history
 from perfscope.recording.job import open_job
 from perfscope.results.history import HistoryStraggler
-from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan, draw, simulate, write
+from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan, draw, draw_eventful, simulate, write
 
 LOSS: Final = 0.05
 
@@ -43,6 +43,12 @@ def loss(plan: RunPlan) -> tuple[float, float]:
     return added / share / float(quick.mean()), added
 
 
+def both_right(plan: RunPlan, rows: Sequence[HistoryStraggler]) -> bool:
+    """Are two planted delays reported, each with its stage, and nothing else?"""
+    planted = {(rank, cause.stage) for cause in plan.causes for rank in cause.ranks}
+    return {(rank, row.stage) for row in rows for rank in row.ranks} == planted
+
+
 def is_right(cause: PlantedDelay, rows: Sequence[HistoryStraggler]) -> bool:
     """Is the planted delay reported, and nothing else?"""
     if not rows or any(row.stage != cause.stage for row in rows):
@@ -56,28 +62,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Simulate, analyze, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:50", help="FIRST:END")
+    parser.add_argument("--eventful", action="store_true", help="jobs of 8 to 256 ranks in which more happens")
     options = parser.parse_args(arguments)
     first, end = map(int, options.seeds.split(":"))
+    drawn = draw_eventful if options.eventful else draw
     planted: Counter[str] = Counter()
     right: Counter[str] = Counter()
     costs = []
     healthy = accused = 0
     for seed in range(first, end):
-        plan = draw(seed, healthy=True)
+        plan = drawn(seed, healthy=True)
         rows = reported(plan)
         healthy += 1
         if rows:
             accused += 1
             print(f"healthy {seed}: {plan}\n  {rows[0]}")
-        plan = draw(seed + 1_000_000, healthy=False)
+        plan = drawn(seed + 1_000_000, healthy=False)
         cause = plan.cause
         assert cause is not None
         share, added_us = loss(plan)
         if share < LOSS:
             continue
         rows = reported(plan)
-        good = is_right(cause, rows)
-        for key in ("all", plan.strategy, cause.pattern, cause.stage, f"{plan.ranks} ranks"):
+        good = is_right(cause, rows) if plan.second is None else both_right(plan, rows)
+        kinds = [name for name in ("second", "evaluation_every", "restart_at") if getattr(plan, name)]
+        kinds += ["accumulation"] * (plan.accumulation > 1)
+        turn = f"{cause.pattern} {cause.stage}"
+        for key in ("all", plan.strategy, cause.pattern, cause.stage, turn, f"{plan.ranks} ranks", *kinds):
             planted[key] += 1
             right[key] += good
         if good:

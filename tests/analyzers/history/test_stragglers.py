@@ -62,6 +62,41 @@ def test_a_rank_that_is_slow_in_its_backward_is_named_with_its_cost() -> None:
     assert (found.delays.rank == 2).all()
 
 
+def test_evaluations_that_vary_do_not_make_one_rank_s_delay_rotate() -> None:
+    """All evaluate in every 20th step, for 40 ms and some more or less; rank 7 is late by 2 ms in 30 others."""
+    job, rng = ranks(64), np.random.default_rng(0)
+    evaluates = np.arange(STEPS) % 20 == 0
+    late = np.flatnonzero(~evaluates)[::3][:30]
+    for times in job.values():
+        longer, noise = rng.normal(40_000, 3_000, int(evaluates.sum())), rng.uniform(0, 100, STEPS)
+        times.own_us[:, OPTIMIZER] += noise
+        times.wait_us[:] -= noise
+        times.own_us[evaluates, COLUMNS.index("evaluation")] = longer
+        times.step_us[evaluates] += 55_000
+        times.wait_us[evaluates] += 55_000 - longer
+    job[7].own_us[late, OPTIMIZER] += 2000
+    job[7].wait_us[late] -= 2000
+    found = find_stragglers(job, {})
+    assert found is not None
+    assert [(row.ranks, row.stage, row.pattern) for row in found.rows] == [((7,), "optimizer", "intermittent")]
+
+
+@pytest.mark.parametrize("count", [64, 150])
+def test_a_delay_rotates_also_over_more_ranks_than_there_are_steps(count: int) -> None:
+    """In each step another one is late by 2 ms."""
+    job, rng = ranks(count), np.random.default_rng(0)
+    for rank, times in job.items():
+        noise = rng.uniform(0, 100, STEPS)
+        noise[np.arange(STEPS) % count == rank] += 2000
+        times.own_us[:, OPTIMIZER] += noise
+        times.wait_us[:] -= noise
+    found = find_stragglers(job, {})
+    assert found is not None
+    (row,) = found.rows
+    assert (row.stage, row.pattern, row.steps) == ("optimizer", "rotating", STEPS)
+    assert len(row.ranks) == {64: 64, 150: 100}[count]
+
+
 def test_ranks_that_do_not_wait_delay_nobody() -> None:
     job = ranks(4)
     job[2].own_us[:, BACKWARD] += 2000
