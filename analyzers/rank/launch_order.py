@@ -23,7 +23,8 @@ _BLOCKS: Final = 128
 """A step is cut into about so many stretches; of the work in each, three pieces are kept."""
 
 _PROMPT_NS: Final = 20_000
-"""From a launch to the start of its work no more passes, where nothing else keeps that waiting."""
+"""From a launch to the start of its work no more passes, where nothing else keeps that waiting; nor from the end of
+work to that of the call that waits for it."""
 
 _EVENT_CALL: Final = re.compile("EventSynchronize")
 
@@ -238,6 +239,8 @@ class _Builder:
         begin, until = self._host.blocked_by_end()
         before = np.searchsorted(self._at, begin + 1, side="left") - 1
         place = np.minimum(np.searchsorted(self._end, until, side="right") - 1, before)
+        limit = self._limits.covers(begin)
+        place, recent = self._before_gathers(place, limit, begin, until) if limit.any() else (place, limit)
         own_end = np.where(place >= 0, self._end[np.maximum(place, 0)], NEVER)
         order = np.argsort(self._collectives.end_ns, kind="stable")
         ended = np.searchsorted(self._collectives.end_ns[order], until, side="right") - 1
@@ -246,10 +249,7 @@ class _Builder:
         if len(order):
             known = (ended >= 0) & (self._issued[last] != NONE) & (self._issued[last] <= begin)
             comm_end = np.where(known, self._collectives.end_ns[last], NEVER)
-        limit = self._limits.covers(begin)
         of_comm = (comm_end > begin) & (comm_end >= own_end) & ~limit
-        # A gather leaves two freed units, so it waits for work of before the gather in front of it.
-        recent = limit & (place > self._before_last_gather(begin)) if limit.any() else limit
         waited = of_comm | ((own_end > begin) & ~recent)
         # It waited for work of before the recording, or for nothing.
         unseen = (place < 0) & ~of_comm
@@ -272,6 +272,16 @@ class _Builder:
             ),
             Intervals.of(begin[waited | unseen] + 1, until[waited | unseen]),
         )
+
+    def _before_gathers(self, place: Int64, limit: Bool, begin: Int64, until: Int64) -> tuple[Int64, Bool]:
+        """(``place`` of the work that each call waited for, is it too recent for FSDP's ``limit``?). A gather leaves
+        two freed units, so it waits for work of before the gather in front of it. The host goes on some time after that
+        has ended, when short kernels behind it may have ended, too.
+        """
+        latest = self._before_last_gather(begin)
+        recent = limit & (place > latest)
+        woken = recent & (latest >= 0) & (until - self._end[np.maximum(latest, 0)] <= _PROMPT_NS)
+        return np.where(woken, latest, place), recent & ~woken
 
     def _before_last_gather(self, time_ns: Int64) -> Int64:
         """Index of the last work launched before the last gather before each time; -1 where there is none."""

@@ -14,7 +14,7 @@ from perfscope.analyzers.whatif import (
     by_hand,
     ddp,
     extra_work,
-    fsdp_no_sync,
+    fsdp,
     loader,
     microbatches,
     sharding,
@@ -48,7 +48,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     *microbatches.SETTINGS,
     *speed.SETTINGS,
     *sharding.SETTINGS,
-    *fsdp_no_sync.SETTINGS,
+    *fsdp.SETTINGS,
     *threads.SETTINGS,
 )
 """Everything that can be changed."""

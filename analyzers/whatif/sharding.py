@@ -8,8 +8,7 @@ gathers parameters before each layer's forward and again before its backward, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -25,15 +24,10 @@ from perfscope.analyzers.whatif.change import (
     keep_host_pace,
 )
 from perfscope.analyzers.whatif.gather_limit import (
-    Pass,
-    forget_unfreed,
-    limits,
-    taken_later,
-    wait_for_earlier,
     without_gathers,
     without_limit,
 )
-from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers, recorded_stage
+from perfscope.analyzers.whatif.gathers import Gathers, find_gathers, recorded_stage
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.extra_work import is_as_recorded, leave_out
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
@@ -51,9 +45,6 @@ _DDP_BUCKET: Final = 25 << 20
 """Default ``bucket_cap_mb`` of DistributedDataParallel, in bytes."""
 _FEW: Final = 3
 """With fewer reductions per step it is not known when those of other sizes would be issued."""
-_MOST_AHEAD: Final = 4
-_AT_ONCE: Final = 0.1
-"""Share of a unit's work below which nothing is computed between two gathers."""
 _FSDP1: Final = "FullyShardedDataParallel."
 _FSDP2: Final = "FSDP::"
 
@@ -214,126 +205,6 @@ def _is_fsdp1(context: Context) -> bool:
     return any(name.startswith(_FSDP1) for name in names) and not any(name.startswith(_FSDP2) for name in names)
 
 
-def _prefetch(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
-    """Every gather is issued, where it is not yet, before the unit ``value`` before its own computes.
-
-    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next. Its limit
-    makes the host wait where it then gathers, for units that were freed as much earlier as more of them are gathered.
-    """
-    ahead = int(value) if value.isdecimal() else 0
-    if not 1 <= ahead <= _MOST_AHEAD:
-        raise BadSetting(f"{name}={value}: write how many gathers earlier, 1 to {_MOST_AHEAD}")
-    gathers = find_gathers(schedules, context, reductions_by_step(schedules))
-    if all(len(each.gathers) < 2 for passes in gathers.passes.values() for each in passes):
-        raise CannotReplay(f"{name}: no gathers of parameters follow one another in a recorded step")
-    passed: dict[Collective, int] = {}
-    for step_ops in every_step(schedules):
-        for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
-            others = dict.fromkeys((gather.collective for gather in each.gathers), 0)
-            behind = _issued_ahead(step_ops, each.gathers, ahead).items()
-            others |= {
-                collective: len(places) for collective, places in (_passes_by(step_ops, *move) for move in behind)
-            }
-            for collective, count in others.items():
-                passed[collective] = min(passed.get(collective, count), count)
-    _limit_earlier(schedules, gathers, ahead)
-    for step_ops in list(every_step(schedules)):
-        moved: dict[int, int] = {}
-        held = limits(step_ops.ops)
-        for each in gathers.passes.get((step_ops.rank, step_ops.step), ()):
-            moved |= _alike(step_ops, _issued_ahead(step_ops, each.gathers, ahead), passed)
-        for place, target in moved.items():
-            # As long after the rank came there; when a wait ends, it is there.
-            other = step_ops.ops[target]
-            step_ops.ops[place].lag_ns = other.lag_ns if other.kind is OpKind.ISSUE else 0.0
-        issued = {step_ops.ops[place].issued: target for place, target in moved.items()}
-        step_ops.move(moved | {held[each]: target for each, target in issued.items() if each in held})
-    for ops in schedules.ops.values():
-        forget_unfreed(ops)
-    keep_host_pace(schedules, context)
-    return Uncertainty(less=0.30, more=0.10)
-
-
-def _limit_earlier(schedules: EditableSchedules, gathers: Gathers, ahead: int) -> None:
-    """Hosts wait for units freed earlier, where more are gathered before their own is used."""
-    fewer: dict[int, dict[int | None, int]] = {rank: {} for rank in schedules.ops}
-    for step_ops in every_step(schedules):
-        passes = gathers.passes.get((step_ops.rank, step_ops.step), ())
-        issues = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
-        known = [_ahead_already(step_ops, [issues[gather] for gather in each.gathers]) for each in passes]
-        frees = [each.backward or gathers.twice for each in passes]
-        fewer[step_ops.rank][step_ops.step] = taken_later(
-            [_pass(*of) for of in zip(passes, known, frees, strict=True)],
-            [_pass(each, max(before, ahead), free) for each, before, free in zip(passes, known, frees, strict=True)],
-        )
-    for rank, ops in schedules.ops.items():
-        mine = [gather for (of, _), rank_ops in sorted(gathers.by_step.items()) if of == rank for gather in rank_ops]
-        wait_for_earlier(ops, mine, fewer[rank])
-
-
-def _pass(each: GatherPass, ahead: int, free: bool) -> Pass:
-    return Pass(len(each.gathers), ahead, free)
-
-
-def _issued_ahead(step_ops: StepOps, gathers: Sequence[RankOp], ahead: int) -> dict[int, int]:
-    """Place of the issue of each gather of a pass that comes too late -> behind what it is issued instead: where the
-    unit ``ahead`` before its own begins to compute. Earlier no memory is free: more units would be held.
-    """
-    issues = {op.issued: place for place, op in enumerate(step_ops.ops) if op.issued is not None}
-    waits = {op.rank_op: place for place, op in enumerate(step_ops.ops) if op.kind is OpKind.WAIT}
-    already = _ahead_already(step_ops, [issues[gather] for gather in gathers])
-    behind, needed = {}, -1
-    for number, rank_op in enumerate(gathers[1:], 1):
-        begins = max(number - ahead, 0)
-        # Units are needed in order, whether or not the rank had to wait for them.
-        needed = max(needed, waits.get(gathers[begins], -1))
-        target = max(needed, issues[gathers[min(begins + already, number)]])
-        if target < issues[rank_op]:
-            behind[issues[rank_op]] = target
-    return behind
-
-
-def _ahead_already(step_ops: StepOps, issues: Sequence[int]) -> int:
-    """How many gathers ahead of its unit those of a pass are issued: behind the last of them as many more units are
-    reduced; where none is, nothing is computed before as many more are issued.
-    """
-    later = step_ops.issues("all_gather", "reduce_scatter", "all_reduce")
-    reduced = list(
-        takewhile(lambda op: op.collective.kind != "all_gather", (later[at] for at in later if at > issues[-1]))
-    )
-    if reduced:
-        return len(reduced) - 1
-    worked = np.diff(step_ops.progress_ns[list(issues)])
-    return sum(1 for _ in takewhile(lambda ns: ns <= _AT_ONCE * worked.max(), worked)) if len(worked) > 1 else 0
-
-
-def _passes_by(step_ops: StepOps, place: int, target: int) -> tuple[Collective, list[int]]:
-    """(the gather issued at ``place``; places of the other kinds that it comes before on its stream once it is issued
-    behind ``target``).
-    """
-    gather = step_ops.ops[place].issued
-    assert gather is not None
-    between = ((at, step_ops.ops[at].issued) for at in range(target + 1, place))
-    return gather.collective, [
-        at
-        for at, other in between
-        if other is not None and other.lane == gather.lane and other.collective.kind != gather.collective.kind
-    ]
-
-
-def _alike(step_ops: StepOps, behind: Mapping[int, int], passed: Mapping[Collective, int]) -> dict[int, int]:
-    """``behind`` with every gather no further ahead of others than on all ranks (``passed``): communicators need one
-    order everywhere, or ranks would wait for each other.
-    """
-    moved, last = {}, -1
-    for place, target in sorted(behind.items()):
-        collective, others = _passes_by(step_ops, place, target)
-        kept = len(others) - passed[collective]
-        last = max(last, others[kept - 1] if kept else target)
-        moved[place] = last
-    return moved
-
-
 def _overlap_reductions(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     """Reductions run beside the backward; only what follows the last of them waits for all."""
     if not flag(name, value):
@@ -360,7 +231,6 @@ SETTINGS = (
     Setting(
         "fsdp.reshard_after_forward", "false", "keep gathered parameters for the backward", _reshard, 1, with_hosts=True
     ),
-    Setting("fsdp.prefetch", "N", "issue every gather of parameters N gathers earlier", _prefetch, 1, with_hosts=True),
     Setting(
         "zero.overlap_comm",
         "true",

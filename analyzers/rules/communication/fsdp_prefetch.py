@@ -14,7 +14,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.typed import fsdp1, fsdp2, in_accelerate
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
 from perfscope.text import byte_size
 
 RULE: Final = "fsdp-gathers"
@@ -24,6 +24,8 @@ HUGE: Final = 0.4
 """A unit is too large when one gather holds at least this share of the parameters."""
 LATENCY: Final = 0.5
 """Units are too small when latency is at least this share of the gathers' time."""
+MORE: Final = 0.02
+"""Share of the step that gathering ahead in the forward, too, must save beyond the backward's: less is noise."""
 FEW: Final = 8
 """With more gathers per micro-batch than this they are many."""
 
@@ -44,11 +46,10 @@ def _prefetched(job: RuleContext, gathers: CollectiveTraffic | None) -> Finding 
     """
     if not job.on_devices:
         return None
-    change = {"fsdp.prefetch": "1"}
-    replayed = job.replayed(change, SHARE)
-    if replayed is None:
+    found = _best_change(job)
+    if found is None:
         return None
-    prediction, saved_us = replayed
+    change, prediction, saved_us = found
     most = "" if gathers is None else f": at most {byte_size(gathers.largest)}"
     return job.finding(
         RULE,
@@ -56,38 +57,62 @@ def _prefetched(job: RuleContext, gathers: CollectiveTraffic | None) -> Finding 
         f"{job.exposed_share:.0%} of the step is exposed transfer",
         saved_us,
         evidence=(job.exposed_transfer(),) if gathers is None else _evidence(job, gathers),
-        action=_prefetch_action(job, costs=f"Memory for the parameters of one more unit{most}."),
+        action=_prefetch_action(job, change, costs=f"Memory for the parameters of one more unit{most}."),
         confidence=job.confidence(),
         predicted=prediction,
         whatif=change,
     )
 
 
-def _prefetch_action(job: RuleContext, costs: str) -> Action:
+_PRE: Final = "BACKWARD_PRE"
+_BACKWARD: Final = {"fsdp.backward_prefetch": _PRE}
+_ALL: Final = {"fsdp.prefetch": "1"}
+
+
+def _best_change(job: RuleContext) -> tuple[dict[str, str], Prediction, float] | None:
+    """(what to change, the step with it, the µs that it saves): the gathers of backwards alone, unless those of
+    forwards save more.
+    """
+    backward, both = (job.replayed(change, SHARE) for change in (_BACKWARD, _ALL))
+    if backward is not None and (both is None or both[1] - backward[1] < MORE * job.step_time_us):
+        return _BACKWARD, *backward
+    return None if both is None else (_ALL, *both)
+
+
+def _prefetch_action(job: RuleContext, change: dict[str, str], costs: str) -> Action:
     """What is still off, as the FSDP in use writes it."""
-    fsdp = job.settings("fsdp")
-    if fsdp.get("version") == 1:
-        in_file = job.framework in ("accelerate", "transformers")
-        if fsdp.get("backward_prefetch") != "BACKWARD_PRE":
-            name, old, new, typed = "backward_prefetch", fsdp.get("backward_prefetch"), "BACKWARD_PRE", "BACKWARD_PRE"
-            argument = "BackwardPrefetch.BACKWARD_PRE"
-        else:
-            name, old, new, typed = "forward_prefetch", fsdp.get("forward_prefetch", False), "True", "true"
-            argument = "True"
-        how = (
-            in_accelerate(f"fsdp_config:\n  fsdp_{name}: {typed}")
-            if in_file
-            else fsdp1(*("BackwardPrefetch",) * ("Prefetch" in argument), **{name: argument})
-        )
-        return Action(setting=name, old=str(old), new=new, how=how, costs=costs)
+    if job.settings("fsdp").get("version") == 1:
+        return _arguments(job, change, costs)
+    calls = ["following.set_modules_to_backward_prefetch([block])"]
+    if change == _ALL:
+        calls.insert(0, "block.set_modules_to_forward_prefetch([following])")
     how = "For each pair of consecutive blocks, in the order in which they run:\n" + code(
-        "python",
-        "for block, following in zip(blocks, blocks[1:]):\n"
-        "    block.set_modules_to_forward_prefetch([following])\n"
-        "    following.set_modules_to_backward_prefetch([block])",
+        "python", "\n".join(("for block, following in zip(blocks, blocks[1:]):", *(f"    {each}" for each in calls)))
     )
-    setting, new = "FSDPModule.set_modules_to_forward_prefetch", "the following block"
-    return Action(setting=setting, old="not used", new=new, how=how, costs=costs)
+    called, new = calls[0].split(".")[1].split("(")[0], "the following block" if change == _ALL else "the block before"
+    return Action(setting=f"FSDPModule.{called}", old="not used", new=new, how=how, costs=costs)
+
+
+def _arguments(job: RuleContext, change: dict[str, str], costs: str) -> Action:
+    """FSDP1's."""
+    fsdp = job.settings("fsdp")
+    off = {"backward_prefetch": "BackwardPrefetch.BACKWARD_PRE"} if fsdp.get("backward_prefetch") != _PRE else {}
+    if change == _ALL:
+        off["forward_prefetch"] = "True"
+    values = {"backward_prefetch": _PRE, "forward_prefetch": "true"}
+    in_file = job.framework in ("accelerate", "transformers")
+    how = (
+        in_accelerate("\n".join(("fsdp_config:", *(f"  fsdp_{name}: {values[name]}" for name in off))))
+        if in_file
+        else fsdp1(*("BackwardPrefetch",) * ("backward_prefetch" in off), **off)
+    )
+    return Action(
+        setting=", ".join(off),
+        old=", ".join(str(fsdp.get(name, False if name == "forward_prefetch" else None)) for name in off),
+        new=", ".join(value.split(".")[-1] for value in off.values()),
+        how=how,
+        costs=costs,
+    )
 
 
 def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:

@@ -20,7 +20,7 @@ from perfscope.recording.metadata import ModelMetadata, RunMetadata
 from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters
 from tests.collectors.harness import SCRIPTS, needs_torch, record_ranks
 from tests.emulator.emulate import emulate, step_ns
-from tests.emulator.spec import MS, Cause, Job, Loader, Model, Network, Recording
+from tests.emulator.spec import MS, Cause, Cpu, Job, Loader, Model, Network, Recording
 from tests.generator import JobSpec, ModelSpec, NetworkSpec, simulate
 
 pytestmark = pytest.mark.scale
@@ -212,6 +212,14 @@ TWO_SLOW = replace(
     READS, ranks=4, ranks_per_host=2, model=Model(blocks=2, tokens=2048), recording=Recording(steps=6),
     causes=(Cause("slow host", 2.6, (3,)), Cause("pause", 10 * MS, (1,), 2, "checkpoint")),
 )  # fmt: skip
+SHORT = Job(
+    strategy="fsdp", version=1, noise=0.0, ranks=2, backward_prefetch=False, optimizer_kernels=4, item_every=5,
+    model=Model(blocks=4, tokens=1024, width=512, small_kernels=1, flops_per_ns=100_000.0), bucket_mb=10,
+    cpu=Cpu(python_ns=2_209, operator_ns=10_461, launch_ns=5_981, collective_ns=73_441),
+    network=Network(latency_ns=24_582, gbps=230.0), recording=Recording(steps=3, metadata="operator"),
+    loader=Loader(workers=0, load_ns=173_487, batch_bytes=6_677_370),
+)  # fmt: skip
+"""Before a host comes back from the limit, short kernels behind the freed unit have ended, too."""
 AHEAD = {"backward_prefetch": True, "forward_prefetch": True}
 
 
@@ -231,6 +239,9 @@ AHEAD = {"backward_prefetch": True, "forward_prefetch": True}
         (READS, "fsdp.reshard_after_forward", "false", KEPT),
         (READS, "host.sync", "0", {"causes": ()}),
         (TWO_SLOW, "fsdp.reshard_after_forward", "false", KEPT),
+        (SHORT, "fsdp.reshard_after_forward", "false", KEPT),
+        (SHORT, "fsdp.backward_prefetch", "BACKWARD_PRE", {"backward_prefetch": True}),
+        (replace(LATE, causes=SLOW_HOST), "fsdp.backward_prefetch", "BACKWARD_PRE", {"backward_prefetch": True}),
     ],
 )
 def test_hosts_wait_for_fewer_gathers_or_issue_them_earlier(

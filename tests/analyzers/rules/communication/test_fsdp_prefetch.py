@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers.rules.communication import fsdp_prefetch
-from perfscope.results.findings import Obtained
+from perfscope.results.findings import Obtained, Prediction
 from perfscope.results.rows import CollectiveRow, CostRow
-from tests.analyzers.rules.jobs import MIB, Analyzed, analyze, breakdown, changed, context
+from tests.analyzers.rules.jobs import MIB, STEP_US, Analyzed, analyze, breakdown, changed, context, runs
 from tests.analyzers.whatif.fsdp_variants import gathers_late
 from tests.generator import JobSpec, ModelSpec, NetworkSpec
 
@@ -35,14 +36,37 @@ def test_fsdp1_is_advised_what_is_still_off(late: Analyzed) -> None:
     finding = fsdp_prefetch.evaluate(late.with_settings(fsdp=recorded))
     assert finding is not None
     assert (finding.action.setting, finding.action.old, finding.action.new) == (
-        "backward_prefetch", "BACKWARD_POST", "BACKWARD_PRE",
+        "backward_prefetch, forward_prefetch", "BACKWARD_POST, False", "BACKWARD_PRE, True",
     )  # fmt: skip
     assert "backward_prefetch=BackwardPrefetch.BACKWARD_PRE" in finding.action.how
     assert finding.obtained is Obtained.REPLAYED
     assert finding.whatif == {"fsdp.prefetch": "1"}
     finding = fsdp_prefetch.evaluate(late.with_settings(fsdp={**recorded, "backward_prefetch": "BACKWARD_PRE"}))
     assert finding is not None
+    assert finding.action.setting == "forward_prefetch"
     assert "forward_prefetch=True" in finding.action.how
+
+
+@pytest.mark.parametrize(
+    ("version", "setting"),
+    [(1, "backward_prefetch"), (2, "FSDPModule.set_modules_to_backward_prefetch")],
+)
+@pytest.mark.parametrize(("forward_saves_us", "alone"), [(1_000.0, True), (3_000.0, False)])
+def test_the_backward_alone_is_advised_where_the_forward_gains_little(
+    version: int, setting: str, forward_saves_us: float, alone: bool
+) -> None:
+    """Gathering ahead in the backward saves 10 ms of 100; in the forward, too, 1 or 3 more."""
+
+    def predict(change: Mapping[str, str]) -> Prediction:
+        step_us = STEP_US - 10_000.0 - forward_saves_us * ("fsdp.prefetch" in change)
+        return Prediction(low=step_us, mid=step_us, high=step_us)
+
+    case = changed(gathering({40 * MIB: 20}, 900.0), predict=predict, runs=runs(2, fsdp={"version": version}))
+    finding = fsdp_prefetch.evaluate(case)
+    assert finding is not None
+    assert (finding.whatif == {"fsdp.backward_prefetch": "BACKWARD_PRE"}) is alone
+    assert finding.action.setting.startswith(setting) is (alone or version == 1)
+    assert ("forward_prefetch" in finding.action.how) is not alone
 
 
 def test_fsdp2_and_accelerate_are_advised_in_their_words(late: Analyzed) -> None:
