@@ -27,7 +27,14 @@ TO_FIRST: Final = re.compile(r"[nN]hwcTo[nN]chw|[nN]dhwcTo[nN]cdhw")
 first."""
 
 FEW: Final = 10
-"""Kernels with which an optimizer updates many parameters at once: ``foreach`` takes some ten, ``fused`` fewer."""
+"""Kernels with which an optimizer updates many parameters at once, at most: ``foreach`` takes as many as a loop takes
+for each of them, some ten, ``fused`` fewer."""
+
+_AT_ONCE: Final = re.compile(r"aten::_(foreach|fused)_")
+"""Operators that update many parameters (torch ``native_functions.yaml``), in several kernels where these are many."""
+
+_ALIKE: Final = 0.95
+"""Share of an optimizer's launches that must come from the operators of its loop in their order."""
 
 _BUCKET_COPIES: Final = re.compile(
     r"torch::distributed::reducer::(mul_out|copy_)|torch\.distributed\.ddp\.reducer::copy_bucket_to_grad"
@@ -87,11 +94,12 @@ def optimizer_loops(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
     kernels = np.flatnonzero((work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
     calls = work.launch[kernels]
     kernels, calls = kernels[np.argsort(trace.start_ns[calls], kind="stable")], np.sort(calls)
-    inside = ranges.covers(trace.start_ns[calls])
+    at_once = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_AT_ONCE.match))
+    inside = ranges.covers(trace.start_ns[calls]) & ~at_once.covers(trace.start_ns[calls])
     kernels, calls = kernels[inside], calls[inside]
     of = np.searchsorted(ranges.start_ns, trace.start_ns[calls], side="right") - 1
     first = np.searchsorted(of, np.arange(len(ranges)))
-    spared = np.arange(len(of)) - first[of] >= FEW
+    spared = np.arange(len(of)) - first[of] >= _left(trace, calls, of)
     shortest = np.full(len(ranges), -NEVER)
     np.minimum.at(shortest, of, work.end_ns[kernels] - work.start_ns[kernels])
     places = np.flatnonzero(spared)
@@ -102,6 +110,24 @@ def optimizer_loops(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
         Intervals.of(np.minimum(begin, until), until),
         steps.count(step),
     )
+
+
+def _left(trace: Trace, calls: Int64, of: Int64) -> int:
+    """Kernels that are left of an optimizer that launches with ``calls``, in steps ``of``, once they update many
+    parameters: those that its loop runs for each parameter; ``FEW`` where no loop shows.
+    """
+    operators = trace.rows(Category.CPU_OP)
+    place = np.searchsorted(trace.start_ns[operators], trace.start_ns[calls], side="right") - 1
+    if not len(calls) or place.min() < 0:
+        return FEW
+    names = trace.name[operators[place]]
+    if (names == names[0]).all():
+        return FEW
+    for length in range(2, FEW):
+        again = of[length:] == of[:-length]
+        if again.any() and (names[length:] == names[:-length])[again].mean() >= _ALIKE:
+            return length
+    return FEW
 
 
 def bucket_copies(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:

@@ -15,6 +15,11 @@ from tests.emulator.spec import Cause
 _CROSS_ENTROPY = (
     "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true>(float*, float const*, int)"
 )
+_LOOP = (
+    "aten::mul_", "aten::lerp_", "aten::addcmul_", "aten::addcdiv_", "aten::mul_", "aten::sqrt", "aten::div",
+    "aten::add_", "aten::maximum", "aten::copy_",
+)  # fmt: skip
+"""Operators that a loop runs for each parameter, as many as it has kernels: as torch's AdamW without ``foreach``."""
 _ADAM = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<4>, FusedAdam>(params)"
 
 
@@ -134,7 +139,7 @@ class Script:
                 pieces = [("aten::_foreach_mul_", sum(sizes) / job.optimizer_kernels)] * job.optimizer_kernels
             else:
                 each = job.optimizer_kernels
-                pieces = [("aten::addcdiv_", size / each) for size in sizes for _ in range(each)]
+                pieces = [(name, size / each) for size in sizes for name in _LOOP[:each]]
             for number, (name, elements) in enumerate(pieces):
                 rank.spend(job.cpu.python_ns)
                 with rank.operator(name):

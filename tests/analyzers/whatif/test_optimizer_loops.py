@@ -36,6 +36,26 @@ def test_all_kernels_of_an_optimizer_step_but_for_a_few_are_spared() -> None:
     assert (work.host.start_ns.tolist(), work.host.end_ns.tolist()) == ([last + 1], [last + 41])
 
 
+ADAM = ("aten::mul_", "aten::lerp_", "aten::mul_", "aten::addcmul_")
+
+
+@pytest.mark.parametrize(
+    ("operators", "left"),
+    [
+        pytest.param(ADAM * 6, len(ADAM), id="as many as for each parameter"),
+        pytest.param(("aten::_foreach_mul_",) * 12 + ("aten::_foreach_add_",) * 12, 24, id="of foreach, all"),
+        pytest.param(("aten::mul_",) * 24, FEW, id="no loop that shows"),
+    ],
+)
+def test_foreach_runs_as_many_kernels_as_a_loop_does_for_each_parameter(operators: tuple[str, ...], left: int) -> None:
+    builder = TraceBuilder().step(1, 0, 2_000).note("Optimizer.step#AdamW.step", 200, 1_000)
+    for number, operator in enumerate(operators):
+        begin = 300 + 20 * number
+        builder.op(operator, begin - 4, begin + 2).launched("adam", begin, begin + 5, begin + 13)
+    work = analyze_rank(builder.launched("gemm", 1_100, 1_110, 1_200).build()).optimizer_loops
+    assert work.count.tolist() == [len(operators) - left]
+
+
 LOOPS = Job(foreach=False, optimizer_kernels=10, noise=0.0, recording=Recording(steps=3), loader=Loader(load_ns=0))
 
 
