@@ -88,6 +88,8 @@ class Deliveries:
     slight: bool = False
     """No batch took longer than taking one may cost, but unequally long: few of them may be waits. There are none here,
     and what the rank spent on them is its own time."""
+    timed: bool = False
+    """Did the workers themselves time what a batch takes them?"""
 
     def __len__(self) -> int:
         return len(self.on_ns)
@@ -160,6 +162,7 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
         workers=workers or turns,
         idle=idle,
         share=float(stalled.mean()),
+        timed=pace_ns is not None,
     )
 
 

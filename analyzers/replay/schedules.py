@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import median
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +29,9 @@ from perfscope.recording.metadata import DataLoaderMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, Bool, Int64
+
+_OFTEN: Final = 0.5
+"""Share of the batches from which waits that no device notices are those for busy workers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +86,18 @@ class RecordedSchedules:
         the one before, which is not replayed, was recorded to.
         """
         return int(any(found.holds_device for found in self.deliveries.values()))
+
+    @functools.cached_property
+    def hidden_loading(self) -> frozenset[int]:
+        """The ranks whose workers do not set the pace, though their hosts waited for them: most ranks' hosts did so now
+        and then, ahead of their devices. A host that comes out of a pause asks for batches faster than any device
+        trains. One that waits alone has a slow loader.
+        """
+        hidden = {rank: found.share for rank, found in self.deliveries.items() if found.is_hidden}
+        # Of few recorded batches one rank may happen to have waited for most.
+        if 2 * len(hidden) <= len(self.deliveries) or median(hidden.values()) >= _OFTEN:
+            return frozenset()
+        return frozenset(hidden)
 
     def loading_step_ns(self, result: AlignedJob) -> dict[int, float]:
         """Rank -> the recorded step, where devices wait for the workers; what its batches took, where only hosts do

@@ -16,6 +16,9 @@ from perfscope.trace.trace import Float64
 _SLOW_HOST: Final = 1.25
 """From this ratio of the time for operators to their peers' on, hosts are slow."""
 
+_OF_OPERATORS: Final = 0.25
+"""Part of what a host does for longer, at least, that is operators where it launches slowly."""
+
 _BY_CHANCE: Final = (0.0, 0.0, 14.0, 3.2, 1.8)
 """Of so many and one more draws of a normal distribution the largest is farther above the others than this many times
 what those are apart in 5 % of cases; of more than four in less, if it is once that."""
@@ -51,7 +54,16 @@ class Causes:
         if most is TimeCategory.SYNC and busier_ns >= total[most] / 2:
             busier = self.busier_at(ranks)
             most = TimeCategory.LAUNCH if busier is None else _by_host(busier)
+        elif most is TimeCategory.LAUNCH and self._pause(ranks):
+            most = TimeCategory.HOST
         return CAUSES[most]
+
+    def _pause(self, ranks: Sequence[int]) -> bool:
+        """Do the hosts of these ranks take longer than their peers', and hardly for operators? After a pause a host is
+        no longer ahead of its device, which then waits for launches that are as quick as the others'.
+        """
+        over = self.busier_at(ranks)
+        return over is not None and max(over[HostTime.OPERATORS], 0.0) < _OF_OPERATORS * over.sum()
 
     def by_one_batch(self, ranks: Collection[int]) -> bool:
         """Is there a single step, and are these ranks no farther above the others in it than one of as many may be by

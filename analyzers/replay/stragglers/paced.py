@@ -54,7 +54,9 @@ class PacedReplays:
         }
         self.in_loader_per_step_ns = waited
         self.in_loader_ns = {rank: float(ns.mean()) for rank, ns in waited.items()}
-        self.loading_ns = recorded.loading_step_ns(result)
+        found = recorded.deliveries
+        unheld = {rank for rank in recorded.hidden_loading if not found[rank].timed}
+        self.loading_ns = {rank: ns for rank, ns in recorded.loading_step_ns(result).items() if rank not in unheld}
         # At its peers' pace a rank loads as ranks usually do: also where all are brought to it.
         loading = [self.loading_ns.get(rank, 0.0) for rank in recorded.schedules.ranks]
         self.usual_loading_ns = float(np.median(loading))
@@ -68,9 +70,10 @@ class PacedReplays:
             self.slow_once.update(late_loaders(peers, own, recorded.used, result.step_ns))
 
     def saved_at_pace(self, ranks: Collection[int], *, even: bool = False) -> Int64 | None:
-        """``saved`` with these ranks at their peers' pace."""
+        """``saved`` with these ranks at their peers' pace; ``even``: with the same work, loaders as they are."""
         paced, with_hosts = sorted(ranks), self.beside_hosts is not None
-        return self.saved(at_peers_pace(self.recorded, self.peers, paced, even=even, with_hosts=with_hosts), paced)
+        schedules = at_peers_pace(self.recorded, self.peers, paced, even=even, with_hosts=with_hosts)
+        return self.saved(schedules, paced, loading=not even)
 
     def saved_at_other_stages_pace(self, stages: Sequence[SlowStage]) -> Int64 | None:
         """``saved`` with these stages as quick as the others."""

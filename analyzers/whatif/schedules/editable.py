@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from itertools import chain
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 _EARLY_SHARE: Final = 0.1
 """Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
-
-_OFTEN: Final = 0.5
-"""Share of the batches from which waits that no device notices are those for busy workers."""
 
 _ISSUE: Final = OpKind.ISSUE
 
@@ -253,19 +249,12 @@ class EditableSchedules:
                     op.hold(NEVER, 0.0)
 
     def free_hidden_loading(self) -> frozenset[int]:
-        """Workers do not set the pace where only hosts waited that are ahead of their devices, now and then: a host
-        that comes out of a pause asks for batches faster than any device trains. That is so on most ranks alike; one
-        that waits alone has a slow loader. Nor do they where no batch took longer than taking one may cost. The ranks
-        of which either is so.
+        """Workers do not set the pace where only hosts waited (``RecordedSchedules.hidden_loading``), nor where no batch
+        took longer than taking one may cost. The ranks of which either is so.
         """
-        every = self.recorded.deliveries
-        slight = frozenset(rank for rank, found in every.items() if found.slight)
-        hidden = {rank: found.share for rank, found in every.items() if found.is_hidden}
-        # Of few recorded batches one rank may happen to have waited for most.
-        if 2 * len(hidden) <= len(every) or median(hidden.values()) >= _OFTEN:
-            return slight
+        hidden = self.recorded.hidden_loading
         self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
-        return slight.union(hidden)
+        return hidden.union(rank for rank, found in self.recorded.deliveries.items() if found.slight)
 
     def hold_by_hidden_loading(self, step_ns: float) -> None:
         """A step takes as long as recorded, ``step_ns``, where hosts that are ahead of their devices waited for workers

@@ -18,6 +18,7 @@ JOB = Job(
     cpu=Cpu(python_ns=5 * US, operator_ns=4 * US, launch_ns=5 * US, collective_ns=36 * US),
     loader=Loader(load_ns=1 * MS, jitter=0.0), causes=(Cause("slow compute", 1.58, (0,)),),
 )  # fmt: skip
+SMALL = Model(blocks=2, tokens=1024, width=512)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,28 @@ def test_ranks_of_a_host_that_are_slow_alike_are_their_host(tmp_path: Path) -> N
     emulate(job).write(tmp_path)
     (row,) = measured(tmp_path).stragglers
     assert (row.scope, row.ranks) == ("host", (0, 1))
+
+
+def test_a_slow_device_is_named_beside_hosts_that_now_and_then_wait_for_workers(tmp_path: Path) -> None:
+    """All hosts, ahead of their devices, wait for some of the batches: that does not show that workers set the pace."""
+    drawn = draw(14376)
+    (slow,) = drawn.plants
+    emulation = emulate(drawn.job)
+    emulation.write(tmp_path)
+    (row,) = measured(tmp_path).stragglers
+    assert (row.ranks, row.cause) == ((2,), "compute")
+    cured = step_ns(slow.cure(drawn.job))
+    assert row.lost_us * 1e3 == pytest.approx(emulation.step_ns - cured, rel=0.05)
+
+
+def test_a_host_that_pauses_does_not_launch_slowly(tmp_path: Path) -> None:
+    """Rank 2 saves a checkpoint in each step. Then it is no longer ahead of its device, which waits for launches."""
+    emulate(draw(14176).job).write(tmp_path)
+    (row,) = measured(tmp_path).stragglers
+    assert (row.ranks, row.causes) == ((1, 2), ("sync", "host"))
+
+
+def test_a_slow_host_launches_slowly(tmp_path: Path) -> None:
+    emulate(replace(JOB, causes=(Cause("slow host", 2.5, (2,)),), model=SMALL)).write(tmp_path)
+    (row,) = measured(tmp_path).stragglers
+    assert (row.ranks, row.cause) == ((2,), "launch")
