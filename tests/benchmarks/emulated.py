@@ -8,6 +8,7 @@ Each job is run, recorded and analyzed; then it is run again without each plante
 predictions, which is several times as fast. A prediction is compared with the recorded steps, run again with the change
 and the same random numbers; with ``--long`` also with the mean of so many steps from their first one on, which holds
 what a few steps hold by chance or not at all (waits for a loader that come once in ten steps, pauses, uneven batches).
+A cause then has to cost 5 % of those, too.
 What the recorded steps hold by chance, they hold before and after the change: so the change itself is compared, too.
 """
 

@@ -63,6 +63,11 @@ def _in_16_bits(job: Job, _: str) -> Job:
     return replace(job, compressed=True) if job.strategy == "ddp" else replace(job, gradient_bytes=2)
 
 
+def _reduced(job: Job, value: str) -> Job:
+    """Once per step, as by the loop."""
+    return replace(job, strategy=value, bucket_mb=25.0, no_sync=True)
+
+
 def _sharded_at(job: Job, value: str) -> Job | None:
     if job.strategy == "ddp":
         return replace(job, strategy="fsdp", reshard=value == "3") if value in ("2", "3") else None
@@ -91,12 +96,13 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
     "loop.collectives": (_ALL, lambda job, _: replace(job, metrics=0)),
-    "gradients.reduce": (frozenset(("manual",)), lambda job, value: replace(job, strategy=value, bucket_mb=25.0)),
+    "gradients.reduce": (frozenset(("manual",)), _reduced),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),
     "fsdp.no_sync": (_FSDP, lambda job, value: replace(job, scatters_once=value == "true")),
     "ranks.work": (_ALL, lambda job, _: replace(job, evened=True)),
     "optimizer.loops": (_ALL, lambda job, _: replace(job, foreach=True)),
     "fsdp.prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True, forward_prefetch=True)),
+    "fsdp.backward_prefetch": (_FSDP, lambda job, _: replace(job, backward_prefetch=True)),
     "zero.stage": (_FSDP | _DDP, _sharded_at),
     "pipeline.microbatches": (frozenset(("pipeline",)), lambda job, value: replace(job, microbatches=int(value))),
 }

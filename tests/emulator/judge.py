@@ -160,7 +160,7 @@ def judge(drawn: Drawn, predictions: bool = True, long_run: int = 0) -> Judged:
         emulation.write(Path(folder))
         summary = analyze(folder, workers=1)
         context = context_of(folder, workers=1) if predictions else None
-    _causes(judged, summary, emulation.step_ns)
+    _causes(judged, summary, emulation.step_ns, long_run)
     _first_advice(judged, summary, emulation.step_ns)
     if context is not None:
         judged.answers = list(_answers(drawn.job, context, emulation.step_ns, long_run))
@@ -200,8 +200,10 @@ def _answers(job: Job, context: Context, before_ns: float, long_run: int) -> Ite
             yield Answer(settings, None, before_ns, truth, str(reason))
 
 
-def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
-    """Who costs 5 % must be named with that cost; who costs nothing must not."""
+def _causes(judged: Judged, summary: Summary, before_ns: float, long_run: int) -> None:
+    """Who costs 5 % must be named with that cost; who costs nothing must not. With a ``long_run``, who costs 5 % of as
+    many steps, too: a few live on batches that workers have ready, and many do not.
+    """
     drawn = judged.drawn
     costs = {plant: before_ns - step_ns(plant.cure(drawn.job)) for plant in drawn.plants}
     # Two that hide each other cost nothing one by one.
@@ -215,6 +217,8 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
         # The others may be as late, or as uneven.
         unknown = drawn.job.recording.missing and (plant.ranks is not None or plant.kind == "uneven work")
         if cost < DUE * before_ns or unknown or (plant.ranks is None and plant.kind not in RULES):
+            continue
+        if long_run and _costs_of_many(drawn.job, plant, long_run) < DUE:
             continue
         judged.due += 1
         named = _named(plant, rows, serious)
@@ -241,6 +245,12 @@ def _causes(judged: Judged, summary: Summary, before_ns: float) -> None:
                 "accused " + row.cause,
                 f"{row.scope} {row.ranks or row.rank} {row.lost_us / 1e3:.2f} of {before_ns / 1e6:.2f} ms",
             )
+
+
+def _costs_of_many(job: Job, plant: Plant, long_run: int) -> float:
+    """Share of the mean of so many steps."""
+    (_, with_it), (_, without) = (_step_and_long_run_ns(each, long_run) for each in (job, plant.cure(job)))
+    return 1 - without / with_it
 
 
 def _cost_together(drawn: Drawn, row: StragglerRow, before_ns: float) -> float:
