@@ -26,7 +26,8 @@ LATENCY_BOUND: Final = 0.5
 """Buckets are too small when alpha is at least this share of the all-reduce time."""
 LATE_SHARE: Final = 1 / 3
 """A bucket is big when it holds at least this share of the gradient bytes."""
-
+NEARLY: Final = 1.05
+"""How many times as long as the shortest step one may be that is surely no longer than now."""
 _TOO_SMALL: Final = "DDP's gradient buckets are too small"
 _TOO_BIG: Final = "DDP's last gradient bucket is too big to overlap the backward"
 
@@ -115,14 +116,16 @@ def _smaller(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> 
 
 
 def _best(job: RuleContext, size: _BucketSize, predict: Predict) -> _BucketSize:
-    """The size with the shortest replayed step, from 1 MiB up to all gradients in one bucket.
+    """The size with the shortest replayed step, from 1 MiB up to all gradients in one bucket; where that may also make
+    the step longer, as where parameters' sizes are not known, one that does not, if that is nearly as short.
 
     On many ranks only the size that the cost model gives. ``size`` as it is where sizes cannot be replayed.
     """
     replayed = _replayed(sorted({size.cap_mib, *bucket_sizes(job.summary, job.runs)}), predict)
     if not replayed:
         return size
-    step, cap = replayed[0]
+    safe = (each for each in replayed if each[0].high < job.step_time_us and each[0].mid <= NEARLY * replayed[0][0].mid)
+    step, cap = next(safe, replayed[0])
     return _BucketSize(cap, job.step_time_us - step.mid, size.problem)
 
 

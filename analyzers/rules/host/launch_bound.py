@@ -25,6 +25,8 @@ NOISE: Final = 0.02
 """Least share of the step that the replay saves: with less, something other than launches limits the step."""
 EXPLAINED: Final = 0.8
 """Share of the saving from which a straggler is what there is to say."""
+MOSTLY: Final = 0.5
+"""The same of an optimizer's loop: what else launches then shows once it is gone."""
 OPTIMIZER_SHARE: Final = 0.25
 """The optimizer is named first when it launches at least this share of all kernels."""
 FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -65,7 +67,7 @@ def _is_told(job: RuleContext, saved_us: float) -> bool:
     """
     worst = max((row.lost_us for row in job.summary.stragglers if row.cause == "launch"), default=0.0)
     loops = without_loops(job)
-    return max(worst, 0.0 if loops is None else loops[1]) >= EXPLAINED * saved_us
+    return worst >= EXPLAINED * saved_us or (loops is not None and loops[1] >= MOSTLY * saved_us)
 
 
 NO_LOOPS: Final = {"optimizer.loops": "0"}

@@ -65,6 +65,20 @@ def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
     assert ddp_buckets.evaluate(to(104_000)) is None
 
 
+@pytest.mark.parametrize(("other_us", "cap"), [(88_000, "13"), (94_000, "1")])
+def test_a_size_that_may_make_the_step_longer_gives_way_to_one_nearly_as_good_that_does_not(other_us, cap):
+    late = reduced({20_000_000: 1, 180_000_000: 1}, alpha_us=100, gbps=10, exposed_us=18_000)
+
+    def predict(change):
+        if change == {"ddp.bucket_cap_mb": "1"}:
+            return Prediction(low=60_000, mid=86_000, high=150_000)
+        return Prediction(low=80_000, mid=other_us + (change != {"ddp.bucket_cap_mb": "13"}), high=96_000)
+
+    finding = ddp_buckets.evaluate(changed(late, predict=predict))
+    assert finding is not None
+    assert finding.action.new == cap
+
+
 @pytest.mark.parametrize(
     "change",
     [
