@@ -11,6 +11,7 @@ In comes a replayed job (``replay.job_replay.JobReplay``) and settings as the us
    ``ranges``: low and high of the answer, and what CPUs do sooner where less is sent
 5. the settings: ``speed`` (ranks, computation, host, network), ``extra_work`` (what need not be done), ``loader``,
    ``threads``, ``ddp`` with ``bucketing``, ``by_hand``, ``sharding`` (with ``sharding_recorded``, ``sharding_plan`` and
-   ``sharding_on``), ``microbatches`` (with ``stage_schedules`` and ``pipeline_turns``)
+   ``sharding_on``), ``fsdp`` (with ``gathers`` and ``gather_limit``), ``microbatches`` (with ``stage_schedules`` and
+   ``pipeline_turns``)
 6. ``curves``: predictions over the values of a setting; ``stage_balance``: a pipeline with even stages
 """

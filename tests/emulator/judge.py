@@ -249,7 +249,7 @@ def _causes(judged: Judged, summary: Summary, before_ns: float, long_run: int) -
 
 def _costs_of_many(job: Job, plant: Plant, long_run: int) -> float:
     """Share of the mean of so many steps."""
-    (_, with_it), (_, without) = (_step_and_long_run_ns(each, long_run) for each in (job, plant.cure(job)))
+    (_, with_it), (_, without) = (step_and_long_run_ns(each, long_run) for each in (job, plant.cure(job)))
     return 1 - without / with_it
 
 

@@ -25,6 +25,8 @@ from perfscope.text import ranks_in_words
 RULE: Final = "dataloader-workers"
 SHARE: Final = 0.05
 """Least share of the step that data loading blocks."""
+BUSY: Final = 0.95
+"""Part of the step that workers take for its batches from which they set its pace."""
 LEAST_WON: Final = 1 / 3
 """Share of the stall that workers must end; where they end less, cores are the limit."""
 AS_SLOW: Final = 1.25
@@ -51,12 +53,14 @@ class _Need:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
-    waiting = _waiting(job)
+    waiting, saved_us = _waiting(job), 0.0
     stalls = find_stalls(job)
+    if not waiting and stalls is None:
+        waiting, saved_us = _behind_workers(job)
     if not waiting or _is_one_straggler(job, waiting) or (stalls is not None and stalls.is_all):
         return None
     worst = max(waiting, key=lambda row: row.fetching_us)
-    stall_us = median(row.fetching_us for row in waiting)
+    stall_us = saved_us or median(row.fetching_us for row in waiting)
     without_us = job.step_time_us - stall_us
     need = _need(job, worst, without_us)
     # Where the cores are the limit, the stall ends when loading costs nothing.
@@ -79,6 +83,25 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def _waiting(job: RuleContext) -> list[DataLoaderRow]:
     return [row for row in job.summary.dataloader if row.fetching_us >= SHARE * job.step_time_us]
+
+
+def _behind_workers(job: RuleContext) -> tuple[list[DataLoaderRow], float]:
+    """(loaders whose workers take nearly the step for its batches, as they timed, and for which hosts wait; the µs that
+    twice as many workers save, replayed). Devices of such hosts hardly wait for batches, but for what is launched late.
+    """
+    rows = [
+        row
+        for row in job.summary.dataloader
+        if row.num_workers
+        and row.batch_us is not None
+        and row.wait_us >= SHARE * job.step_time_us
+        and row.batch_us * row.batches_per_step >= BUSY * row.num_workers * job.step_time_us
+    ]
+    if 2 * len(rows) <= len(job.ranks):
+        return [], 0.0
+    workers = 2 * max(row.num_workers or 0 for row in rows)
+    replayed = job.replayed({"dataloader.num_workers": str(workers)}, SHARE)
+    return ([], 0.0) if replayed is None else (rows, replayed[1])
 
 
 def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:

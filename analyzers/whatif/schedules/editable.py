@@ -249,8 +249,8 @@ class EditableSchedules:
                     op.hold(NEVER, 0.0)
 
     def free_hidden_loading(self) -> frozenset[int]:
-        """Workers do not set the pace where only hosts waited (``RecordedSchedules.hidden_loading``), nor where no batch
-        took longer than taking one may cost. The ranks of which either is so.
+        """Workers do not set the pace where only hosts waited (``RecordedSchedules.hidden_loading``), nor where no
+        batch took longer than taking one may cost. The ranks of which either is so.
         """
         hidden = self.recorded.hidden_loading
         self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}

@@ -67,7 +67,8 @@ def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
 
 @pytest.mark.parametrize(("other_us", "cap"), [(88_000, "13"), (94_000, "1")])
 def test_a_size_that_may_make_the_step_longer_gives_way_to_one_nearly_as_good_that_does_not(other_us, cap):
-    late = reduced({20_000_000: 1, 180_000_000: 1}, alpha_us=100, gbps=10, exposed_us=18_000)
+    counts, runs = {20_000_000: 1, 180_000_000: 1}, {0: RunMetadata(settings={"ddp": {"bucket_cap_mb": 200.0}})}
+    late = reduced(counts, alpha_us=100, gbps=10, exposed_us=18_000, runs=runs)
 
     def predict(change):
         if change == {"ddp.bucket_cap_mb": "1"}:

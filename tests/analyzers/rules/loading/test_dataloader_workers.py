@@ -73,6 +73,22 @@ def test_workers_that_do_not_keep_up():
     assert (finding.action.old, finding.action.new) == ("2", "5")
 
 
+@pytest.mark.parametrize(
+    ("batch_us", "step_us", "new"),
+    [(390_000.0, 80_000.0, "5"), (390_000.0, 98_000.0, None), (360_000.0, 80_000.0, None)],
+    ids=["more workers help", "they do not", "workers idle"],
+)
+def test_workers_that_take_the_whole_step_are_the_limit_though_devices_do_not_wait_for_batches(batch_us, step_us, new):
+    """A step of 100 ms; 4 workers take 97.5 or 90 ms for its batch. Hosts wait 10 ms, devices 1 ms."""
+    row = DataLoaderRow(rank=0, wait_us=10_000.0, blocking_us=1_000.0, batch_us=batch_us, num_workers=4)
+    case = context(
+        breakdown(0, idle_dataloader=1_000.0), dataloader=(row,),
+        predict=lambda _: Prediction(low=step_us, mid=step_us, high=step_us),
+    )  # fmt: skip
+    finding = dataloader_workers.evaluate(case)
+    assert (finding.action.new if finding is not None else None) == new
+
+
 def test_unknown_number_of_workers_gets_no_number():
     row = DataLoaderRow(rank=0, wait_us=60_000, blocking_us=60_000, batch_us=None, num_workers=None)
     finding = dataloader_workers.evaluate(context(breakdown(0, idle_dataloader=60_000), dataloader=(row,)))
