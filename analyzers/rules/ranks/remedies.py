@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Final
 
@@ -13,6 +14,9 @@ from perfscope.text import duration
 
 WAITS: Final = 0.5
 """Part of a straggler's cost from which its longer wait for a core is what to look at first."""
+
+_SLOWED_BY_THREADS: Final = ("host", "compute", "launch")
+"""Causes that other threads of the process may be behind: those of a slow loader load."""
 
 OF_CAUSE: Final = {
     "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
@@ -101,19 +105,34 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
 
 
 def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[str, ...]:
-    """A sentence, where one rank is late mostly because its training thread waits for a core longer than its peers' do:
-    whatever it does then takes longer, loading on that thread too.
+    """Sentences, where one rank is late mostly because its training thread waits for a core longer than its peers' do:
+    whatever it does then takes longer, loading on that thread too; or while other threads of its process compute, which
+    also take the interpreter's lock where they run Python.
     """
-    waited = {
-        run.rank: run.cpu.waited_ns / run.cpu.steps / 1e3
-        for run in job.runs.values()
-        if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.steps
+    cpus = {run.rank: run.cpu for run in job.runs.values() if run.cpu is not None and run.cpu.steps}
+    # Autograd's thread beside a device, and those that operators are spread over, are the training's own.
+    alone = {rank for rank, run in job.runs.items() if run.device.type == "cpu" and (run.cpu_threads or 1) == 1}
+    threads_us = {
+        rank: (cpu.process_ns - cpu.thread_ns) / cpu.steps / 1e3 for rank, cpu in cpus.items() if rank in alone
     }
-    others = [us for rank, us in waited.items() if rank not in worst.members]
-    if worst.scope != "rank" or worst.rank not in waited or not others:
-        return ()
-    longer_us = waited[worst.rank] - median(others)
-    if longer_us < WAITS * worst.lost_us:
-        return ()
-    late = f"its training thread waits for a core {duration(longer_us)} per step longer than its peers' do"
-    return (f"Look for other processes on the cores of {who}: {late}.",)
+    waited_us = {rank: cpu.waited_ns / cpu.steps / 1e3 for rank, cpu in cpus.items() if cpu.waited_ns is not None}
+    beside_us, waits_us = _longer_us(threads_us, worst), _longer_us(waited_us, worst)
+    said = []
+    if worst.cause in _SLOWED_BY_THREADS and beside_us >= WAITS * worst.lost_us:
+        said.append(
+            f"Look at what other threads of {who} do (checkpoints, prefetching, logging): they compute for "
+            f"{duration(beside_us)} per step longer than its peers', on the cores and, in Python, under the "
+            "interpreter's lock that its training thread needs."
+        )
+    if waits_us >= WAITS * worst.lost_us:
+        late = f"its training thread waits for a core {duration(waits_us)} per step longer than its peers' do"
+        said.append(f"Look for other processes on the cores of {who}: {late}.")
+    return tuple(said)
+
+
+def _longer_us(per_rank: Mapping[int, float], worst: StragglerRow) -> float:
+    """By how much more of this one rank has than the median of the others; 0 where that is not known."""
+    others = [us for rank, us in per_rank.items() if rank not in worst.members]
+    if worst.scope != "rank" or worst.rank not in per_rank or not others:
+        return 0.0
+    return per_rank[worst.rank] - median(others)

@@ -13,7 +13,7 @@ from perfscope.analyzers.rank.loop_phases import IN_FORWARD
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.host import garbage_collection
 from perfscope.analyzers.rules.ranks import straggling_rank
-from perfscope.recording.metadata import CpuMetadata, RunMetadata
+from perfscope.recording.metadata import CpuMetadata, DeviceMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
@@ -203,6 +203,24 @@ def test_who_waits_for_a_core_is_told_so_first(waited_ms: int | None, said: bool
     first = finding.action.how.split("\n")[0]
     assert first.endswith("waits for a core 20.0 ms per step longer than its peers' do.") is said
     assert "Check the storage" in finding.action.how
+
+
+@pytest.mark.parametrize(
+    ("cause", "thread_ms", "device", "said"),
+    [("host", 5, "cpu", True), ("host", 27, "cpu", False), ("dataloader", 5, "cpu", False), ("host", 5, "cuda", False)],
+)
+def test_other_threads_of_its_process_are_looked_at_first(cause: str, thread_ms: int, device: str, said: bool) -> None:
+    """Each process computes for 10 ms per step on its training thread; that of rank 0 for 30 in all."""
+    row = replace(PAUSES, cause=cause)
+    cpus = [CpuMetadata(steps=2, process_ns=60_000_000, thread_ns=2_000_000 * thread_ms)]
+    cpus += [CpuMetadata(steps=2, process_ns=22_000_000, thread_ns=20_000_000)] * 2
+    kind = DeviceMetadata(type=device)
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu, device=kind) for rank, cpu in enumerate(cpus)}
+    finding = straggling_rank.evaluate(context(*map(breakdown, range(3)), stragglers=(row,), runs=runs))
+    assert finding is not None
+    first = finding.action.how.split("\n")[0]
+    assert first.startswith("Look at what other threads of rank 0 do") is said
+    assert ("they compute for 24.0 ms per step longer than its peers'" in first) is said
 
 
 def pausing(others_us: float, thread_ns: int, elsewhere_us: float = 0.0) -> RuleContext:
