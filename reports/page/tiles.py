@@ -14,6 +14,9 @@ from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
 from perfscope.text import ABSENT, count, duration, known, percent, plural, significant
 
+_LOOKS_UP: Final = "aten::embedding"
+"""The operator with which models look tokens up."""
+
 _ALL_BUT: Final = 0.99
 """Share of the FLOPs from which one type stands for all."""
 
@@ -107,11 +110,18 @@ def _throughput_tile(summary: Summary) -> Tile | None:
     detail = f"{_whole(samples)} per step, {_whole(job.samples_per_rank)} per rank"
     if step_us != job.step_time_us:
         detail += ", without profiling"
-    if job.batch_shape and len(job.batch_shape) == 2:
+    if job.batch_shape and len(job.batch_shape) == 2 and _looks_up(summary):
         # The first tensor of a batch with two dimensions is (sequences, positions) in every language model.
         rate = count(samples * job.batch_shape[1] / step_us * 1e6)
         detail += f"; {rate} tokens/s if a sample is {job.batch_shape[1]:,} tokens"
     return Tile("Throughput", "throughput", f"{significant(samples / step_us * 1e6)} samples/s", detail)
+
+
+def _looks_up(summary: Summary) -> bool:
+    """May the model look tokens up? Where operators are recorded, one that does is among them: with none, the second
+    dimension of a batch is of features.
+    """
+    return not summary.operators or any(row.name == _LOOKS_UP for row in summary.operators)
 
 
 def _whole(value: float) -> str:

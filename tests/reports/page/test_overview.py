@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from perfscope.reports.page import overview, tiles
+from perfscope.results.tables import OperatorRow
 from tests.reports import examples
 from tests.reports.examples import gpu, healthy, starved, straggler
 
@@ -39,6 +40,28 @@ def test_throughput_counts_every_ranks_batches_outside_the_recording() -> None:
     assert tile.value == f"{16 * 2 * ranks / 0.1:,.0f} samples/s"
     assert f"{16 * 2 * ranks} per step, 32 per rank, without profiling" in tile.detail
     assert "Throughput" not in by_label(samples_per_step=None)
+
+
+@pytest.mark.parametrize(
+    ("operators", "said"), [(("aten::mm",), False), (("aten::mm", "aten::embedding"), True), ((), True)]
+)
+def test_a_model_that_looks_nothing_up_has_no_tokens(operators: tuple[str, ...], said: bool) -> None:
+    """13 dense features per sample are no tokens."""
+    summary = starved()
+    job = dataclasses.replace(summary.job, samples_per_step=64.0, batch_shape=(32, 13))
+    rows = tuple(
+        OperatorRow(
+            name=name, operator_class="other", count_per_step=1.0, device_us_per_step=0.0, host_us_per_step=1.0,
+            kernels_per_step=0.0, flops_per_step=None, tflops=None, share_of_peak=None, dtype=None,
+        )
+        for name in operators
+    )  # fmt: skip
+    (tile,) = (
+        tile
+        for tile in tiles.tiles(dataclasses.replace(summary, job=job, operators=rows))
+        if tile.label == "Throughput"
+    )
+    assert ("tokens/s if a sample is 13 tokens" in tile.detail) is said
 
 
 def test_a_mix_of_types_is_called_one():
