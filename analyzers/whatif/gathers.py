@@ -62,7 +62,8 @@ def find_gathers(schedules: EditableSchedules, context: Context, reductions: Ste
         if (step := rank_op.collective.step) in schedules.steps and _gathers_parameters(rank_op)
     )
     by_step = _of_group(every, reductions)
-    both = [rank_op for steps in (by_step, reductions) for rank_ops in steps.values() for rank_op in rank_ops]
+    sized = reductions or _of_unknown_size(schedules)
+    both = [rank_op for steps in (by_step, sized) for rank_ops in steps.values() for rank_op in rank_ops]
     known = any(rank_op.backward for rank_op in both)
     place = {rank_op: number for number, rank_op in enumerate(schedules.issued())}
     twice = not known and bool(by_step) and _twice_by_elements(context, by_step, reductions, place)
@@ -70,7 +71,6 @@ def find_gathers(schedules: EditableSchedules, context: Context, reductions: Ste
     for (rank, step), mine in by_step.items():
         count = context.result.partials[rank].microbatches(step)
         passes[rank, step] = tuple(_as_issued(mine, count) if known else _evenly(mine, count, twice=twice))
-    sized = reductions or _of_unknown_size(schedules)
     once = {key for key, of_step in passes.items() if _after_forwards(of_step, sized.get(key, ()), place)}
     return Gathers(by_step, passes, frozenset(once))
 

@@ -157,6 +157,15 @@ def test_gradients_reduced_in_every_micro_batch_free_the_parameters(tmp_path: Pa
     assert answer.mid_ns / answer.measured_ns == pytest.approx(truth, rel=0.01)
 
 
+@pytest.mark.parametrize("metadata", ["kernel", "none"])
+def test_parameters_that_stay_are_not_gathered_twice(tmp_path: Path, metadata: str) -> None:
+    """Without sizes, autograd that issues the reductions and no gather shows it."""
+    recording = Recording(steps=2, metadata=metadata, shapes=False)
+    emulate(Job(strategy="fsdp", ranks=2, ranks_per_host=2, reshard=False, recording=recording)).write(tmp_path)
+    with pytest.raises(CannotReplay):
+        predict(context_of(str(tmp_path)), RESHARD)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_gathers_that_are_issued_one_unit_ahead_are_early_enough(tmp_path: Path, early: bool) -> None:
     # In the forward a host that runs ahead issues the next unit's gather while one computes: FSDP's limit of two units
