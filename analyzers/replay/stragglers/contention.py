@@ -108,7 +108,7 @@ def _is_contention(
     least_ns = MOSTLY * row.lost_us * 1e3
     if core_ns and (row.scope == "job" or row.share_of_steps < NOT_ALWAYS):
         part = _part_in_late_steps(row, result, core_ns)
-        if part is not None:
+        if part is not None and (row.scope == "job" or part >= OF_LATE_STEPS):
             return part >= OF_LATE_STEPS
     if row.scope == "job":
         late = row.cause != "host" and not flops_vary(flops_per_step(result, result.partials))
