@@ -29,14 +29,33 @@ _SEVERAL: Final = 2
 """Times as many buckets as the limit would make, from which several models or backwards fill them."""
 _MOST_IN_A_BUCKET: Final = 256
 """Most equal parameters in the smallest bucket: with more of them, bytes become ready almost evenly."""
+_HALF: Final = 0.5
+_COMPRESSES: Final = re.compile("(bf16|fp16)_compress")
+"""``default_hooks``, also around other hooks (``bf16_compress_wrapper``)."""
+_SAME: Final = 0.01
+"""Share by which bytes may differ that are the same."""
 _WHOLE: Final = 0.03
 """How far from a whole number of equal parameters a bucket may be, because of biases and norms."""
 
 
-def limits(runs: Mapping[int, RunMetadata], cap: float) -> tuple[float, float]:
-    """(first bucket's limit, the others'), bytes, where ``bucket_cap_mb`` is set to ``cap``."""
+def limits(runs: Mapping[int, RunMetadata], cap: float, sent: float = 1.0) -> tuple[float, float]:
+    """(first bucket's limit, the others'), bytes that are sent, where ``bucket_cap_mb`` is set to ``cap`` bytes of
+    gradients; ``sent`` as ``sent_share`` finds it.
+    """
     before = any(_version(run.versions.get("torch", "")) < _ONE_LIMIT for run in runs.values())
-    return (min(cap, FIRST_BUCKET) if before else cap), cap
+    return sent * (min(cap, FIRST_BUCKET) if before else cap), sent * cap
+
+
+def sent_share(runs: Mapping[int, RunMetadata], sent: float) -> float:
+    """Of each byte of gradients, which limits count, the share that is sent (``sent`` bytes of all): a half where a
+    hook sends gradients in 16 bits that are kept in 32, by its name or by what the model holds.
+    """
+    for run in runs.values():
+        held = sum(run.model.trainable_sizes) if run.model is not None else 0
+        named = _COMPRESSES.search(str(run.settings.get("ddp", {}).get("comm_hook", "")))
+        if abs(_HALF * held - sent) <= _SAME * sent if held else named:
+            return _HALF
+    return 1.0
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -53,10 +72,10 @@ def parameter_bytes(runs: Mapping[int, RunMetadata], buckets: Sequence[int]) -> 
     for run in runs.values():
         if run.model is not None and run.model.trainable_sizes:
             sizes = run.model.trainable_sizes[::-1]
-            if abs(sum(sizes) - total) <= 0.01 * total:
+            if abs(sent_share(runs, total) * sum(sizes) - total) <= _SAME * total:
                 return [size * total / sum(sizes) for size in sizes], True
     known = bucket_cap(runs)
-    cap = (_DEFAULT_CAP if known is None else known) * MIB
+    cap = sent_share(runs, total) * (_DEFAULT_CAP if known is None else known) * MIB
     size = _equal_parameters(buckets, cap)
     if size is None:
         # A lone bucket whose limit is not recorded may have a limit that all gradients fit.
@@ -144,7 +163,9 @@ def fewer_by_limit(
     known = bucket_cap(runs)
     if known is None:
         return None
-    would = len(bucket_ends(float(sum(buckets)), min(FIRST_BUCKET, known * MIB), known * MIB, parameters))
+    total = float(sum(buckets))
+    cap = sent_share(runs, total) * known * MIB
+    would = len(bucket_ends(total, min(FIRST_BUCKET, cap), cap, parameters))
     return would if len(buckets) >= _SEVERAL * would and len(buckets) > would + 1 else None
 
 

@@ -28,6 +28,7 @@ from perfscope.analyzers.whatif.bucketing import (
     limits,
     parameter_bytes,
     ready_at,
+    sent_share,
 )
 from perfscope.analyzers.whatif.change import (
     MEMORY_GBPS,
@@ -108,7 +109,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
             f"{name}: {len(recorded)} buckets are reduced per step, and the present limit would make {would} of as "
             "many bytes: several models, backwards or data types fill their own"
         )
-    least = limits(context.runs, cap * MIB)
+    least = limits(context.runs, cap * MIB, sent_share(context.runs, sum(recorded)))
     ends = bucket_ends(float(sum(recorded)), *least, None if parameters is None else parameters[0])
     collectives: dict[tuple[int, int, int], Collective] = {}
     first = rounds[0]

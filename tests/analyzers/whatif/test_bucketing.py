@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, fewer_by_limit, limits, parameter_bytes
+from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, fewer_by_limit, limits, parameter_bytes, sent_share
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 
 
@@ -42,6 +42,26 @@ def test_the_recorded_limit_counts() -> None:
     found = parameter_bytes({0: run}, [50 * MIB, 50 * MIB, 30 * MIB])
     assert found is not None
     assert max(found[0]) == pytest.approx(10 * MIB)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        RunMetadata(rank=0, model=ModelMetadata(trainable_sizes=(20 * MIB, 20 * MIB, 20 * MIB))),
+        RunMetadata(rank=0, settings={"ddp": {"comm_hook": "bf16_compress_hook"}}),
+    ],
+)
+def test_limits_count_gradients_and_not_what_a_hook_sends_of_them(run: RunMetadata) -> None:
+    """Gradients of 60 MiB are sent as 30: a bucket of 25 MiB holds two of three parameters of 20."""
+    runs, sent = {0: run}, [20 * MIB, 10 * MIB]
+    share = sent_share(runs, sum(sent))
+    first, other = limits(runs, 25.0 * MIB, share)
+    assert (share, first, other) == (0.5, 12.5 * MIB, 12.5 * MIB)
+    if run.model is not None:
+        found = parameter_bytes(runs, sent)
+        assert found == ([10 * MIB] * 3, True)
+        assert bucket_ends(30 * MIB, first, other, found[0]) == [20 * MIB, 30 * MIB]
+    assert sent_share(runs, 60 * MIB) == (1.0 if run.model is not None else 0.5)
 
 
 def test_a_bucket_is_full_once_it_holds_its_limit() -> None:
