@@ -1,6 +1,7 @@
 """Work of one rank that a setting would make unnecessary: activations computed again, changes of memory layout, most
 kernels of an optimizer that loops over parameters, copies of gradients into buckets, of buffers that are sent and of
-parameters that are gathered.
+parameters that are gathered. And what issuing a collective takes the host, which does so no more where a change leaves
+that out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from perfscope.analyzers.rank.attribution import Attribution
 from perfscope.analyzers.rank.collectives.autograd import in_backward
 from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.loop_phases import DDP_FORWARD, OPTIMIZER_RANGE
@@ -50,6 +52,10 @@ _GATHERING: Final = re.compile(r"FSDP::all_gather\b")
 _GATHER_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out\b|fsdp::(all_gather_copy_in|split_with_sizes_copy)$")
 """Ranges (``fsdp/_fully_shard/_fsdp_param_group.py``) and operators (``_fsdp_collectives.py``) in which FSDP2 puts its
 shards of a unit's parameters into one tensor, gathers that, and copies the whole parameters out of it."""
+
+_ACCUMULATING: Final = re.compile(r"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad$")
+"""Autograd's function of each parameter. DistributedDataParallel's hook runs in it, which reduces a bucket whose last
+gradient has come: its communication hook casts and divides there."""
 
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
@@ -195,3 +201,37 @@ def _grown(trace: Trace, steps: Steps, host: Intervals, step: Int64) -> Int64 | 
     begin, end = (np.searchsorted(time_ns, edge, side="right") - 1 for edge in (host.start_ns, host.end_ns))
     grown = np.where(begin >= 0, allocated[end] - allocated[np.maximum(begin, 0)], 0)
     return steps.count(step, np.maximum(grown, 0))
+
+
+def cost_of_issuing(trace: Trace, host: HostActivity, issued_ns: Int64, called_ns: Int64) -> Int64:
+    """The time in the operators around the call that launches each collective, and what autograd's function of a
+    parameter takes longer where it reduces a bucket; without any, the time in that call.
+    """
+    operators = Intervals.of_rows(
+        trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
+    )
+    place = np.searchsorted(operators.start_ns, issued_ns, side="right") - 1
+    around = operators.covers(issued_ns)
+    length = operators.end_ns - operators.start_ns
+    cost = np.where(around, length[np.maximum(place, 0)] if len(length) else 0, np.maximum(called_ns - issued_ns, 0))
+    reducing, longer_ns = _beside_reductions(trace, host, issued_ns, cost)
+    cost[reducing] += longer_ns
+    return cost
+
+
+def _beside_reductions(trace: Trace, host: HostActivity, issued_ns: Int64, cost_ns: Int64) -> tuple[Int64, int]:
+    """(indices of the collectives issued in autograd's function of a parameter, what that usually takes for each beside
+    ``cost_ns`` and more than the one before it). A host that waits in some of them for a full queue does not count.
+    """
+    functions = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_ACCUMULATING.match, threads=host.threads))
+    reducing = np.flatnonzero(functions.covers(issued_ns))
+    function = np.searchsorted(functions.start_ns, issued_ns[reducing], side="right") - 1
+    length = functions.end_ns - functions.start_ns
+    every, count = np.unique(function, return_counts=True)
+    # Those of the same backward: without a reduction gradients need not be copied, either.
+    before = np.setdiff1d(every - 1, np.append(every, -1))
+    if len(before) == 0:
+        return reducing, 0
+    theirs = np.add.reduceat(cost_ns[reducing][np.argsort(function, kind="stable")], np.cumsum(count) - count)
+    longer = (length[every] - np.median(length[before]) - theirs) / count
+    return reducing, max(round(float(np.median(longer))), 0)

@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
+from perfscope.analyzers.rank.extra_work import cost_of_issuing
 from perfscope.analyzers.rank.host_activity import COLLECTING, LIMIT, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
-from perfscope.analyzers.rank.time_breakdown import COMMUNICATION_OPERATOR
 from perfscope.analyzers.rank.timeline import Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
@@ -79,7 +79,7 @@ class _Builder:
         known = work.launch[chosen] != NONE
         self._issued = np.where(known, trace.start_ns[work.launch[chosen]], NONE)
         self._called = np.where(known, trace.ends_ns(work.launch[chosen]), NONE)
-        self._cost = _cost_of_issuing(trace, host, self._issued, self._called)
+        self._cost = cost_of_issuing(trace, host, self._issued, self._called)
         self._behind = self._behind_events()
 
     def lane(self) -> HostLane:
@@ -289,17 +289,6 @@ class _Builder:
         gathers = np.array([kind == "all_gather" for kind in own.kinds], dtype=np.bool_)[own.kind]
         issued = np.append(NEVER, np.sort(self._issued[gathers & (self._issued != NONE)]))
         return np.searchsorted(self._at, issued[np.searchsorted(issued, time_ns) - 1]) - 1
-
-
-def _cost_of_issuing(trace: Trace, host: HostActivity, issued: Int64, called: Int64) -> Int64:
-    """The time in the operators around the call that launches each collective; without any, in that call."""
-    operators = Intervals.of_rows(
-        trace, trace.rows(Category.CPU_OP, named=COMMUNICATION_OPERATOR.match, threads=host.threads)
-    )
-    place = np.searchsorted(operators.start_ns, issued, side="right") - 1
-    around = operators.covers(issued)
-    length = operators.end_ns - operators.start_ns
-    return np.where(around, length[np.maximum(place, 0)] if len(length) else 0, np.maximum(called - issued, 0))
 
 
 def _end_before(collectives: Collectives) -> Int64:

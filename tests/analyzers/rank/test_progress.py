@@ -9,7 +9,7 @@ from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NONE
 from tests.analyzers.job.collectives.matching_jobs import Rank
-from tests.traces import RUNLOOP, RUNLOOP_2, TraceBuilder
+from tests.traces import AUTOGRAD, RUNLOOP, RUNLOOP_2, TraceBuilder
 
 US = 1_000
 MS = 1_000_000
@@ -99,3 +99,22 @@ def test_a_gather_that_begins_as_soon_as_it_can_waited_for_nothing() -> None:
     found = gathers(20, 200, 216).progress
     assert found.host is not None
     assert found.host.behind_ns.tolist() == [NONE, NONE, NONE]
+
+
+def test_what_a_hook_does_to_reduce_a_bucket_is_part_of_issuing_it() -> None:
+    """Autograd's function of a parameter takes 10 µs; with DDP's hook, which casts a bucket, reduces it in 25 and
+    copies the sum back, 60 (in one, in which the host waits for the queue, 200).
+    """
+    rank = Rank(0, 2, {"0": (0, 1)})
+    for place in range(8):
+        begin, reduces = (10 + 100 * place) * US, place % 2 == 1
+        took = (200 if place == 7 else 60) if reduces else 10
+        name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        rank.builder.op(name, begin, begin + took * US, thread=AUTOGRAD)
+        rank.builder.launched("gemm", begin + US, begin + 2 * US, begin + 4 * US)
+        if reduces:
+            rank.builder.op("c10d::allreduce_", begin + 20 * US, begin + 45 * US, thread=AUTOGRAD)
+            rank.kernel("allreduce", "0", begin + 40 * US, begin + 50 * US, launch=begin + 30 * US)
+    found = analyze_rank(rank.builder.build()).progress.host
+    assert found is not None
+    assert found.cost_ns.tolist() == [50 * US] * 4
