@@ -42,7 +42,9 @@ demo: $(VENV)/collect.stamp
 	    torchrun --standalone --nproc-per-node $$ranks sample_traces/train.py $(DEMO_ARGS)
 	$(VENV)/bin/perfscope analyze $(DEMO)
 
-# First the unit tests, then real trainings, browsers and large jobs, last what times trainings.
+# First the unit tests, then real trainings, browsers and large jobs, last what times trainings. Tests start hundreds of
+# commands: what these import is compiled once, also where the environment asks for no bytecode to be written.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS) -m "not frameworks and not alone and not ($(WHOLE))"
 	$(VENV)/bin/python -m pytest $(WAITING_ARGS) -m "($(WHOLE)) and not frameworks"

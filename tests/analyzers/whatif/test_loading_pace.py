@@ -58,22 +58,25 @@ def asked(spec: JobSpec, folder: Path, setting: str, value: str) -> WhatIfAnswer
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("spec", "workers", "spread"),
     [
-        pytest.param(paced(DEVICES, 1.5, 1), id="one worker"),
-        pytest.param(paced(replace(DEVICES, steps=17), 1.5, 4), id="four workers"),
-        pytest.param(paced(replace(DEVICES, microbatches=4), 1.5, 1), id="four batches in a step"),
-        pytest.param(paced(replace(DEVICES, microbatches=2), 1.5, 3), id="two batches in a step, three workers"),
-        pytest.param(paced(DEVICES, 1.5, 3, spread=0.2), id="batches that take unequally long"),
-        pytest.param(paced(replace(DEVICES, steps=4), 1.5, 1), id="four steps"),
-        pytest.param(paced(replace(DEVICES, steps=3), 1.5, 1), id="three steps"),
-        pytest.param(paced(replace(DEVICES, end_sync=False), 1.5, 2), id="a host that runs ahead"),
-        pytest.param(paced(CPUS, 1.5, 2), id="on CPUs"),
-        pytest.param(paced(replace(CPUS, microbatches=4), 1.5, 3), id="on CPUs, four batches in a step"),
+        pytest.param(DEVICES, 1, 0.0, id="one worker"),
+        pytest.param(replace(DEVICES, steps=17), 4, 0.0, id="four workers"),
+        pytest.param(replace(DEVICES, microbatches=4), 1, 0.0, id="four batches in a step"),
+        pytest.param(replace(DEVICES, microbatches=2), 3, 0.0, id="two batches in a step, three workers"),
+        pytest.param(DEVICES, 3, 0.2, id="batches that take unequally long"),
+        pytest.param(replace(DEVICES, steps=4), 1, 0.0, id="four steps"),
+        pytest.param(replace(DEVICES, steps=3), 1, 0.0, id="three steps"),
+        pytest.param(replace(DEVICES, end_sync=False), 2, 0.0, id="a host that runs ahead"),
+        pytest.param(CPUS, 2, 0.0, id="on CPUs"),
+        pytest.param(replace(CPUS, microbatches=4), 3, 0.0, id="on CPUs, four batches in a step"),
     ],
 )
 @pytest.mark.parametrize("times", [0.8, 1.5])
-def test_computation_changes_nothing_where_workers_set_the_pace(spec: JobSpec, times: float, tmp_path: Path) -> None:
+def test_computation_changes_nothing_where_workers_set_the_pace(
+    spec: JobSpec, workers: int, spread: float, times: float, tmp_path: Path
+) -> None:
+    spec = paced(spec, 1.5, workers, spread)
     found = asked(spec, tmp_path, "compute", f"{times}x")
     truth = simulate(quicker(spec, times)).truth.step_time_ns
     assert found.mid_ns == pytest.approx(truth, rel=0.05)
