@@ -22,6 +22,7 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
 from perfscope.analyzers.job.collectives.of_loop import exchanges_between_steps
+from perfscope.analyzers.job.collectives.table import group_size
 from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.job.tables.groups import in_turn, waits_of
 from perfscope.recording.metadata import RunMetadata
@@ -85,6 +86,8 @@ def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[Gr
     rings = ring_groups(result) - averaged
     reduced = False
     for number in distinct(instances.group).tolist():
+        if group_size(instances, number) == 1:
+            continue
         lines = np.flatnonzero(instances.group[matched.instance] == number)
         described = role_by_description(instances.groups[number].description)
         role = roles.get(instances.groups[number].name)

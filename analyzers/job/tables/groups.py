@@ -12,7 +12,7 @@ from perfscope.analyzers.job.blocks import Blocks
 from perfscope.analyzers.job.collectives.group_roles import EARLY, GroupTraffic, role_by_description, role_by_traffic
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.job.collectives.of_loop import collectives_of_loop, exchanges_between_steps
-from perfscope.analyzers.job.collectives.table import instance_transfer_ns
+from perfscope.analyzers.job.collectives.table import group_size, instance_transfer_ns
 from perfscope.analyzers.job.pipelines.stages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
 from perfscope.frozen import dataclass
@@ -47,7 +47,9 @@ def group_rows(result: AlignedJob) -> tuple[GroupRow, ...]:
         ranks = distinct(matched.rank[own])
         ringed = int(instances.group[chosen[0]]) in rings
         models, of_models = chosen[~of_loop[chosen]], own[~of_loop[matched.instance[own]]]
-        if len(models):
+        if group_size(instances, int(instances.group[chosen[0]])) == 1:
+            role, how = "unknown", "one rank alone, which exchanges nothing"
+        elif len(models):
             role, how = _role(result, group, models, of_models, transfer, ringed)
         else:
             role, how = "unknown", "small collectives of the training loop itself: metrics, barriers"

@@ -121,6 +121,18 @@ def test_tensor_parallel_groups_across_which_gradients_are_reduced() -> None:
     assert named(ranks) == ("data", "tensor")
 
 
+def test_groups_of_one_rank_show_nothing() -> None:
+    """Frameworks make one of each kind, and reduce over it: 2 stages without tensor or data parallelism."""
+    names = {(0,): ("1", "2"), (1,): ("3", "4")}
+    ranks = [Rank(rank, 2, dict.fromkeys(names[rank,], (rank,))) for rank in range(2)]
+    computing(*ranks, compute=TURNS)
+    for rank in ranks:
+        for group, spans in zip(names[rank.number,], (between(TURNS), AFTER), strict=True):
+            for start, end in spans:
+                rank.kernel("allreduce", group, 1000 * start, 1000 * end, 1000, launch=57)
+    assert named(ranks, recorded=("pipeline",)) == ("pipeline",)
+
+
 def test_parameters_that_neighbours_exchange_are_no_keys_and_values() -> None:
     """A ring after the optimizer's step, as of gossip: in the forward the same would be context parallelism."""
     for forward, expected in ((900, ("data",)), (60, ("context",))):
