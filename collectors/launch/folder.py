@@ -41,6 +41,7 @@ def remove_recording(folder: Path, kept: Collection[str] = ()) -> None:
         if _OURS.match(path.name) and path.is_file():
             path.unlink()
     inspector.remove_logs(folder)
+    remove_bytecode(folder)
     inside = folder / BOOTSTRAP_FOLDER
     for path in inside.iterdir() if inside.is_dir() else ():
         if _OURS_IN_BOOTSTRAP.match(path.name) and path.name not in kept:
@@ -50,6 +51,15 @@ def remove_recording(folder: Path, kept: Collection[str] = ()) -> None:
         with suppress(OSError):  # something else is in there
             (job / BOOTSTRAP_FOLDER).rmdir()
             job.rmdir()
+
+
+def remove_bytecode(folder: Path) -> None:
+    """Remove what Python has compiled in the bootstrap's folder: the folder's path stands in it."""
+    compiled = folder / BOOTSTRAP_FOLDER / "__pycache__"
+    with suppress(OSError):  # there is none, or another node's processes write theirs
+        for path in compiled.glob("sitecustomize.*"):
+            path.unlink()
+        compiled.rmdir()
 
 
 def describe_launch(config: CollectorConfig, command: Sequence[str]) -> LaunchMetadata:

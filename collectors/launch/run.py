@@ -17,7 +17,7 @@ from perfscope.collectors.agreement import ask, open_board
 from perfscope.collectors.config import ALWAYS_ON, CollectorConfig
 from perfscope.collectors.hang.stacks import take_locked
 from perfscope.collectors.launch import bootstrap, inspector
-from perfscope.collectors.launch.folder import describe_launch, holds_recording, remove_recording
+from perfscope.collectors.launch.folder import describe_launch, holds_recording, remove_bytecode, remove_recording
 from perfscope.collectors.launch.nsys import wrap
 from perfscope.recording.metadata import LaunchMetadata, load_launch, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, LAUNCH_FILE, further_jobs
@@ -68,6 +68,7 @@ class Launch:
             environment |= inspector.variables(self._config.folder, environment)
         code = run_child(self._command, environment, self._own_signals())
         take_locked(self._config.folder)
+        remove_bytecode(self._config.folder)
         if self._opened:
             self._finish(code)
         return code
