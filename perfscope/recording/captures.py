@@ -67,10 +67,10 @@ def rank_in_name(path: Path) -> int | None:
 
 def captures_of_files(files: Sequence[Path]) -> list[Capture]:
     """The captures that the files of one folder belong to, in order. One, without a label, where names show none."""
-    at_times = _at_times(files)
-    if at_times is not None:
-        return at_times
     sources = _with_ranks(files)
+    if all(source.named_rank is None for source in sources) and _number_steps(files):
+        in_order = sorted(sources, key=lambda source: natural(source.path.name))
+        return [Capture(source.path.name, (source,)) for source in in_order]
     by_owner = grouped((_owner(source), source) for source in sources)
     if all(len(owned) == 1 for owned in by_owner.values()):
         return [Capture("", tuple(sources))]
@@ -127,7 +127,7 @@ def _with_ranks(files: Sequence[Path]) -> list[TraceSource]:
     if all(rank is None for rank in ranks):
         counted = _counted(files)
         # Others number something else, such as processes.
-        if counted is not None and sorted(counted[1]) == list(range(len(files))):
+        if counted is not None and not _number_steps(files) and sorted(counted[1]) == list(range(len(files))):
             ranks = list(counted[1])
     return [TraceSource(path, rank) for path, rank in zip(files, ranks, strict=True)]
 
@@ -146,13 +146,10 @@ def _counted(files: Sequence[Path]) -> tuple[str, list[int]] | None:
     return "".join(parts[0][:place]), [int(each[place]) for each in parts]
 
 
-def _at_times(files: Sequence[Path]) -> list[Capture] | None:
-    """A capture of each file, where their names state no rank and number steps; None for others."""
+def _number_steps(files: Sequence[Path]) -> bool:
+    """Do their names differ in the number of a step, or of another time at which one rank was recorded?"""
     counted = _counted(files)
-    if counted is None or not _OF_TIME.search(counted[0]) or any(rank_in_name(path) is not None for path in files):
-        return None
-    in_order = sorted(files, key=lambda path: natural(path.name))
-    return [Capture(path.name, (TraceSource(path, None),)) for path in in_order]
+    return counted is not None and _OF_TIME.search(counted[0]) is not None
 
 
 def _owner(source: TraceSource) -> str:
