@@ -69,8 +69,8 @@ def find_stragglers(
     """All stragglers that cost the job more than noise, the costliest first.
 
     ``base`` is the unchanged replay; ``hosts`` names each rank's host, where known; ``core_ns`` is for how long each
-    waited for a core in each used step, where recorded. Empty where nothing can be compared: a single rank, or schedules
-    that cannot be replayed to their end.
+    waited for a core in each used step, where recorded. Empty where nothing can be compared: a single rank, or
+    schedules that cannot be replayed to their end.
     """
     if not base.complete:
         return ()
