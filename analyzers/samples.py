@@ -12,9 +12,10 @@ ONE_BATCH_PER_RANK: Final = frozenset({"single", "ddp", "fsdp", "zero1", "zero2"
 
 
 def samples_per_batch(run: RunMetadata) -> float | None:
-    """Samples of a batch of this rank: the mean of those that captures saw, else of the first; None where unknown."""
-    seen = max(run.dataloaders, key=lambda loader: loader.batches, default=None)
-    if seen is not None and seen.seen_batches:
+    """Samples of a batch of this rank: the mean of those that captures saw of the loader that the training draws from,
+    else of the first; None where unknown.
+    """
+    if run.dataloaders and (seen := run.dataloaders[0]).seen_batches:
         return seen.seen_samples / seen.seen_batches
     return float(run.batch_shape[0]) if run.batch_shape else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,11 +28,20 @@ class UsedLoaders:
         self._uses: dict[int, tuple[Any, DataLoaderMetadata]] = {}
         self._workers: dict[int, Workers] = {}
         """Loader -> its workers when a batch was last drawn."""
+        self._trained: Counter[int] = Counter()
+        """Loader -> forwards of the training that followed batches of it."""
+        self._undecided: set[int] = set()
+        """Loaders whose batches no forward has followed yet."""
         self._began: cpu.Times | None = None
         self.took: cpu.Times | None = None
         """What the last draw took; None before :meth:`draw_ended` and after :meth:`drew`."""
-        self.batch_shape: tuple[int, ...] | None = None
-        """Shape of the first tensor of the first batch."""
+        self._shapes: dict[int, tuple[int, ...] | None] = {}
+        """Loader -> shape of the first tensor of its first batch."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...] | None:
+        """Shape of the first tensor of the first batch of the loader that the training drew from; None without."""
+        return next((self._shapes[loader] for loader in self._in_order()), None)
 
     def draw_begins(self) -> None:
         """The training thread begins to take a batch from an iterator: look at the clocks."""
@@ -45,11 +55,11 @@ class UsedLoaders:
     def drew(self, iterator: Any, batch: Any) -> None:
         """A batch came out of an iterator. Its fingerprint is taken only where the draw was timed."""
         took, self.took = self.took, None
-        if self.batch_shape is None:
-            self.batch_shape = _first_shape(batch)
         sampler = iterator._index_sampler
         if id(sampler) not in self._uses:
             self._uses[id(sampler)] = (sampler, _describe(iterator))
+            self._shapes[id(sampler)] = _first_shape(batch)
+        self._undecided.add(id(sampler))
         record = self._uses[id(sampler)][1]
         changed = dataclasses.replace(record, batches=record.batches + 1, sampler_epoch=_epoch(sampler))
         if took is not None:
@@ -61,6 +71,12 @@ class UsedLoaders:
                 changed = dataclasses.replace(changed, fingerprints=(*record.fingerprints, mark))
             changed = self._with_times(changed, iterator, id(sampler), took)
         self._uses[id(sampler)] = (sampler, changed)
+
+    def forward_begins(self, *, training: bool) -> None:
+        """The batches drawn since the last forward go into this one, of the training or of an evaluation."""
+        if training:
+            self._trained.update(self._undecided)
+        self._undecided.clear()
 
     def pause(self) -> None:
         """Nothing is recorded for a while: what workers do meanwhile is not to count."""
@@ -98,8 +114,11 @@ class UsedLoaders:
         return worked
 
     def records(self) -> tuple[DataLoaderMetadata, ...]:
-        """Every loader, in the order of their first batches."""
-        return tuple(record for _, record in self._uses.values())
+        """Every loader: those that the training drew from most often first, else in the order of their first batches."""
+        return tuple(self._uses[loader][1] for loader in self._in_order())
+
+    def _in_order(self) -> list[int]:
+        return sorted(self._uses, key=lambda loader: -self._trained[loader])
 
 
 def _describe(iterator: Any) -> DataLoaderMetadata:

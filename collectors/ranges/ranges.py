@@ -180,7 +180,9 @@ class Ranges:
     def _begin_forward(self, module: Any) -> Any:
         import torch
 
-        if not torch.is_grad_enabled() and evaluates(module):
+        training = torch.is_grad_enabled() or not evaluates(module)
+        self.loaders.forward_begins(training=training)
+        if not training:
             # A framework's whole evaluation may have its range already.
             return None if getattr(self._depth, EVALUATION, False) else self._begin(EVALUATION)
         self.accumulation.forward_begins(module)

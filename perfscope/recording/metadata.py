@@ -265,6 +265,7 @@ class RunMetadata:
     model_flops_per_step: float | None = None
     """The run's own count on this rank (``perfscope run --count-flops``); forward and backward, one step."""
     dataloaders: tuple[DataLoaderMetadata, ...] = ()
+    """Those that the training drew from most often first, else in the order of their first batches."""
     steps: StepsMetadata = field(default_factory=StepsMetadata)
     recording: RecordingMetadata | None = None
     """None where no step passed outside captures."""

@@ -42,8 +42,8 @@ class BaselineRecording:
 
     @property
     def loader(self) -> DataLoaderMetadata | None:
-        """The loader that most batches came from; None without one."""
-        return max(self.run.dataloaders, key=lambda each: each.batches, default=None)
+        """The loader that the training draws from; None without one."""
+        return self.run.dataloaders[0] if self.run.dataloaders else None
 
     @property
     def microbatches(self) -> int:

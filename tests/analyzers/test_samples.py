@@ -56,8 +56,8 @@ def test_ranks_that_share_samples_have_none_of_their_own(tmp_path: Path) -> None
 
 def test_batches_that_captures_saw_count_more_than_the_first() -> None:
     used = DataLoaderMetadata(batches=9, seen_batches=4, seen_samples=50)
-    evaluation = DataLoaderMetadata(batches=3, seen_batches=3, seen_samples=300)
-    assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(evaluation, used))) == 12.5
+    evaluation = DataLoaderMetadata(batches=30, seen_batches=30, seen_samples=3000)  # beside the training: longer
+    assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(used, evaluation))) == 12.5
     assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(DataLoaderMetadata(batches=9),))) == 40
     assert samples_per_batch(RunMetadata()) is None
 

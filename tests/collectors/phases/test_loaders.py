@@ -139,6 +139,31 @@ def test_batches_of_different_lengths_are_counted_while_a_capture_runs():
     assert (record.batches, record.seen_batches, record.seen_samples) == (3, 2, 5)
 
 
+def test_the_loader_that_the_training_draws_from_comes_first():
+    """A check of one batch before the training, then an evaluation of 8 batches beside 4 of the training."""
+    checked, trained = (iter(DataLoader(DATA, batch_size=size)) for size in (2, 6))
+    uses = UsedLoaders()
+    uses.drew(checked, draw(uses, checked))
+    uses.forward_begins(training=False)
+    for _ in range(4):
+        uses.drew(trained, draw(uses, trained))
+        uses.forward_begins(training=True)
+    for _ in range(7):
+        uses.drew(checked, draw(uses, checked))
+        uses.forward_begins(training=False)
+    assert [(record.batch_size, record.batches) for record in uses.records()] == [(6, 4), (2, 8)]
+    assert uses.batch_shape == (6, 2)
+
+
+def test_loaders_are_in_the_order_of_their_first_batches_where_no_forward_is_seen():
+    first, second = (iter(DataLoader(DATA, batch_size=size)) for size in (2, 6))
+    uses = UsedLoaders()
+    for iterator in (first, second, second):
+        uses.drew(iterator, draw(uses, iterator))
+    assert [record.batch_size for record in uses.records()] == [2, 6]
+    assert uses.batch_shape == (2, 2)
+
+
 class Costly(Dataset[torch.Tensor]):
     """Samples that take a while, awake or asleep."""
 

@@ -340,6 +340,28 @@ def test_a_model_made_later_is_timed_after_a_capture_too(phases: StepPhases) -> 
 
 
 @pytest.mark.filterwarnings("ignore:torch.is_autocast:DeprecationWarning")
+def test_batches_of_an_evaluation_are_not_the_trainings(phases: StepPhases, problems: Problems) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from perfscope.collectors.ranges.ranges import Ranges
+
+    ranges = Ranges(phases, Written(), problems)  # type: ignore[arg-type]
+    model, data = net(), torch.ones(8, 4)
+    ranges.install([model])
+    with torch.no_grad():
+        model.eval()
+        for x in DataLoader(data, batch_size=1):
+            model(x)
+    model.train()
+    for x in DataLoader(data, batch_size=4):
+        model(x).sum().backward()
+    ranges.remove()
+    assert [(each.batch_size, each.batches) for each in ranges.loaders.records()] == [(4, 2), (1, 8)]
+    assert problems.as_tuple() == ()
+
+
+@pytest.mark.filterwarnings("ignore:torch.is_autocast:DeprecationWarning")
 def test_the_clock_and_the_ranges_together(phases: StepPhases, problems: Problems) -> None:
     """As in a capture of a run whose phases are timed."""
     from perfscope.collectors.ranges.ranges import Ranges
