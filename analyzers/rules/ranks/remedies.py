@@ -107,7 +107,8 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
 def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[str, ...]:
     """Sentences, where one rank is late mostly because its training thread waits for a core longer than its peers' do:
     whatever it does then takes longer, loading on that thread too; or while other threads of its process compute, which
-    also take the interpreter's lock where they run Python.
+    also take the interpreter's lock where they run Python. Who works more waits longer where all wait: that part is its
+    work's.
     """
     cpus = {run.rank: run.cpu for run in job.runs.values() if run.cpu is not None and run.cpu.steps}
     # Autograd's thread beside a device, and those that operators are spread over, are the training's own.
@@ -116,7 +117,9 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
         rank: (cpu.process_ns - cpu.thread_ns) / cpu.steps / 1e3 for rank, cpu in cpus.items() if rank in alone
     }
     waited_us = {rank: cpu.waited_ns / cpu.steps / 1e3 for rank, cpu in cpus.items() if cpu.waited_ns is not None}
-    beside_us, waits_us = _longer_us(threads_us, worst), _longer_us(waited_us, worst)
+    ran_us = {rank: cpus[rank].thread_ns / cpus[rank].steps / 1e3 for rank in waited_us}
+    beside_us = _longer_us(threads_us, worst)
+    waits_us = _longer_us(waited_us, worst) - max(_longer_us(ran_us, worst), 0.0) * _peers_rate(waited_us, ran_us, worst)
     said = []
     if worst.cause in _SLOWED_BY_THREADS and beside_us >= WAITS * worst.lost_us:
         said.append(
@@ -125,9 +128,15 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
             "interpreter's lock that its training thread needs."
         )
     if waits_us >= WAITS * worst.lost_us:
-        late = f"its training thread waits for a core {duration(waits_us)} per step longer than its peers' do"
+        late = f"its training thread waits for a core {duration(waits_us)} per step longer than its peers' for such work"
         said.append(f"Look for other processes on the cores of {who}: {late}.")
     return tuple(said)
+
+
+def _peers_rate(waited_us: Mapping[int, float], ran_us: Mapping[int, float], worst: StragglerRow) -> float:
+    """For how long the other ranks wait for a core per time on one, median; 0 where that is not known."""
+    rates = [waited_us[rank] / ran_us[rank] for rank in waited_us if rank not in worst.members and ran_us[rank] > 0]
+    return median(rates) if rates else 0.0
 
 
 def _longer_us(per_rank: Mapping[int, float], worst: StragglerRow) -> float:

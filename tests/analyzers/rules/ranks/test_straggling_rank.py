@@ -189,19 +189,27 @@ def test_a_rank_that_computes_longer_in_one_operator_is_told_which() -> None:
     assert "SlowBackward" not in f"{others.title} {others.action.how}"
 
 
-@pytest.mark.parametrize(("waited_ms", "said"), [(30, True), (15, False), (None, False)])
-def test_who_waits_for_a_core_is_told_so_first(waited_ms: int | None, said: bool) -> None:
-    """Rank 0 loads for 20 ms longer than its peers; each of these waits 10 ms per step for a core."""
+@pytest.mark.parametrize(
+    ("waited_ms", "ran_ms", "said"), [(30, 10, True), (15, 10, False), (None, 10, False), (30, 25, False)]
+)
+def test_who_waits_for_a_core_is_told_so_first(waited_ms: int | None, ran_ms: int, said: bool) -> None:
+    """Rank 0 loads for 20 ms longer than its peers; each of these runs for 10 ms per step and waits as long for a core.
+    Who runs for 25 ms and waits for 30 waits for 25 of these because it has more work.
+    """
     row = replace(PAUSES, cause="dataloader")
-    waits = (waited_ms, 10, 10)
+    times = ((waited_ms, ran_ms), (10, 10), (10, 10))
     runs = {
-        rank: RunMetadata(rank=rank, cpu=CpuMetadata(steps=2, waited_ns=None if ms is None else 2_000_000 * ms))
-        for rank, ms in enumerate(waits)
+        rank: RunMetadata(
+            rank=rank,
+            cpu=CpuMetadata(steps=2, thread_ns=2_000_000 * ran, waited_ns=None if ms is None else 2_000_000 * ms),
+        )
+        for rank, (ms, ran) in enumerate(times)
     }
     finding = straggling_rank.evaluate(context(*map(breakdown, range(3)), stragglers=(row,), runs=runs))
     assert finding is not None
     first = finding.action.how.split("\n")[0]
-    assert first.endswith("waits for a core 20.0 ms per step longer than its peers' do.") is said
+    assert first.endswith("waits for a core 20.0 ms per step longer than its peers' for such work.") is said
+    assert ("waits for a core" in first) is said
     assert "Check the storage" in finding.action.how
 
 
