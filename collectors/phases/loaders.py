@@ -114,7 +114,7 @@ class UsedLoaders:
         return worked
 
     def records(self) -> tuple[DataLoaderMetadata, ...]:
-        """Every loader: those that the training drew from most often first, else in the order of their first batches."""
+        """Every loader: those that the training drew from most often first, else as their first batches came."""
         return tuple(self._uses[loader][1] for loader in self._in_order())
 
     def _in_order(self) -> list[int]:

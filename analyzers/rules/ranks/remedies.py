@@ -119,7 +119,9 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
     waited_us = {rank: cpu.waited_ns / cpu.steps / 1e3 for rank, cpu in cpus.items() if cpu.waited_ns is not None}
     ran_us = {rank: cpus[rank].thread_ns / cpus[rank].steps / 1e3 for rank in waited_us}
     beside_us = _longer_us(threads_us, worst)
-    waits_us = _longer_us(waited_us, worst) - max(_longer_us(ran_us, worst), 0.0) * _peers_rate(waited_us, ran_us, worst)
+    waits_us = _longer_us(waited_us, worst) - max(_longer_us(ran_us, worst), 0.0) * _peers_rate(
+        waited_us, ran_us, worst
+    )
     said = []
     if worst.cause in _SLOWED_BY_THREADS and beside_us >= WAITS * worst.lost_us:
         said.append(
@@ -128,7 +130,9 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
             "interpreter's lock that its training thread needs."
         )
     if waits_us >= WAITS * worst.lost_us:
-        late = f"its training thread waits for a core {duration(waits_us)} per step longer than its peers' for such work"
+        late = (
+            f"its training thread waits for a core {duration(waits_us)} per step longer than its peers' for such work"
+        )
         said.append(f"Look for other processes on the cores of {who}: {late}.")
     return tuple(said)
 
