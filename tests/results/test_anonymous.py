@@ -15,6 +15,7 @@ from perfscope.results.notes import Note
 from perfscope.results.summary import Summary
 from perfscope.results.tables import ModuleRow
 from tests.reports import examples
+from tests.reports.packed import readable
 
 OWN = ("node-a", "gpu-acme-17", "AcmeGPT", "AcmeBlock", "jdoe", "acme-bucket", "wiki.acme.com", "train_acme")
 
@@ -57,8 +58,16 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def test_no_name_of_somebodys_is_left_in_the_json_or_the_page() -> None:
     summary = anonymous(job())
-    for written in (json.dumps(summary.to_dict()), page.render(summary)):
+    for written in (json.dumps(summary.to_dict()), readable(page.render(summary))):
         assert [name for name in OWN if name in written] == []
+
+
+def test_names_that_a_page_holds_packed_are_seen() -> None:
+    """So that the test above can fail: most of a page is packed, the whole summary among it."""
+    html = page.render(job())
+    packed = html[html.index('id="summary"') :].split("</script>", 1)[0]
+    assert not any(name in packed for name in ("gpu-acme-17", "AcmeBlock"))
+    assert all(name in readable(packed) for name in OWN)
 
 
 def test_what_memory_snapshots_name_is_replaced_too() -> None:
