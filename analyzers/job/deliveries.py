@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.host_activity import LOADER_STARTING
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
@@ -123,10 +124,10 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     if loads_itself or len(start) == 0:
         return unseen
     every_ns = (end[-1] - end[0]) / (len(end) - 1) if len(end) > 1 else float(_recorded_ns(partial))
-    waited = end - start
-    stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited))
+    waited, started = end - start, first_of_workers(partial, start)
+    stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited)) & ~started
     turns = _turns(stalled, waited, end)
-    busy = sure = _busy(stalled, waited, workers, turns)
+    busy = sure = _busy(stalled, waited, started, workers, turns)
     if pace_ns is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
         taken = pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
@@ -138,7 +139,7 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
         # The training thread takes a batch under Python's lock, for which the thread that pins memory competes. Workers
         # that set the pace would have to be as quick as the training, by chance, to be waited for so little.
         return replace(unseen, sure=False, longest_ns=int(waited.max()), share=float(stalled.mean()), slight=True)
-    batch_ns = float(end[hit[-1]] - end[hit[0]]) / (hit[-1] - hit[0]) if len(hit) > 1 else None
+    batch_ns = _between_batches_ns(end, stalled, started)
     if pace_ns is not None:
         # Delivering takes time, too; and a recording may begin with batches that were ready before.
         batch_ns = max(pace_ns, batch_ns or 0.0) if busy else pace_ns
@@ -166,6 +167,30 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     )
 
 
+def first_of_workers(partial: RankPartial, start_ns: Int64) -> Bool:
+    """Which of the batches asked for at ``start_ns`` come first after loaders started, or stopped, their workers. The
+    training waits for such a batch however quick they are: they begin as it asks.
+    """
+    first = np.zeros(len(start_ns) + 1, dtype=np.bool_)
+    starting = partial.named_host.get(LOADER_STARTING)
+    if starting is not None:
+        first[np.searchsorted(start_ns, starting.start_ns)] = True
+    return first[:-1]
+
+
+def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool) -> float | None:
+    """Mean time between batches of workers that are always busy: from the first to the last one that the training
+    waited for, the times in which workers were started left out. None where that is no time.
+    """
+    took_ns, batches = 0, 0
+    for run in np.split(np.arange(len(end_ns)), np.flatnonzero(started)):
+        waits = run[(stalled | started)[run]]
+        if len(waits) > 1:
+            took_ns += int(end_ns[waits[-1]] - end_ns[waits[0]])
+            batches += int(waits[-1] - waits[0])
+    return took_ns / batches if batches else None
+
+
 def taking_ns(partial: RankPartial) -> float | None:
     """What taking a batch that is there costs a rank whose batches workers load: the median of the short times. None
     where all may be waits.
@@ -187,13 +212,13 @@ def _recorded_ns(partial: RankPartial) -> int:
     return int(partial.steps.end_ns[-1] - partial.steps.start_ns[0])
 
 
-def _busy(stalled: Bool, waited_ns: Int64, workers: int | None, turns: int | None) -> bool | None:
+def _busy(stalled: Bool, waited_ns: Int64, started: Bool, workers: int | None, turns: int | None) -> bool | None:
     """Are the workers always busy? False: the batches for which the training waited only suggest it; None: no."""
     hit = np.flatnonzero(stalled)
     if len(hit) == 0:
         return None
     if workers is not None:
-        return _share_of_rounds(stalled, workers)
+        return _share_of_rounds(stalled, started, workers)
     if turns is not None and turns > 1:
         return True
     if len(stalled) >= _SEVERAL and stalled.mean() >= _NEARLY_ALL:
@@ -252,12 +277,15 @@ def _own_cost_ns(waited_ns: Int64) -> int:
     return int(ascending[widest]) if apart else 0
 
 
-def _share_of_rounds(stalled: Bool, workers: int) -> bool | None:
+def _share_of_rounds(stalled: Bool, started: Bool, workers: int) -> bool | None:
     rounds = len(stalled) // workers
-    if rounds == 0:
-        return False
-    with_stall = stalled[: rounds * workers].reshape(rounds, workers).any(axis=1).mean()
-    return None if with_stall < _SOME else bool(with_stall >= _NEARLY_ALL and rounds > 1)
+    waits, starts = (each[: rounds * workers].reshape(rounds, workers).any(axis=1) for each in (stalled, started))
+    # A round in which the workers start, and only their first batch is waited for, shows nothing of their pace.
+    shown = waits[waits | ~starts]
+    if len(shown) == 0:
+        return None if starts.any() else False
+    with_stall = shown.mean()
+    return None if with_stall < _SOME else bool(with_stall >= _NEARLY_ALL and len(shown) > 1)
 
 
 def _seen(partial: RankPartial, start_ns: Int64, end_ns: Int64) -> tuple[Bool, Int64, Int64]:

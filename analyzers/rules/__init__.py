@@ -109,6 +109,9 @@ RULES: Final[tuple[Rule, ...]] = (
 _SAME: Final = 0.05
 """Relative difference up to which the prediction of a finding is that of the replay."""
 
+_LEAST_GAIN: Final = 0.005
+"""By how much a change must be predicted to make the step faster: less reads as ``1x``."""
+
 PERTURBED: Final = 1.25
 """Profiled over unprofiled step time from which profiling changes what is measured: no finding has high confidence;
 from twice as much all have low."""
@@ -116,13 +119,24 @@ from twice as much all have low."""
 
 def evaluate(job: RuleContext) -> tuple[Finding, ...]:
     """Every finding of every rule, the one that is worth most first; what is no defect comes last."""
-    findings = [_replayed(finding, job) for rule in RULES if (finding := rule(job)) is not None]
-    findings = [replace(finding, confidence=_confidence(finding, job)) for finding in findings]
+    found = tuple(_replayed(finding, job) for rule in RULES if (finding := rule(job)) is not None)
+    findings = [
+        replace(finding, confidence=_confidence(finding, job)) for finding in _that_gain(found, job.step_time_us)
+    ]
     return tuple(
         sorted(
             findings,
             key=lambda finding: (finding.severity is Severity.INFO, -_worth(finding, job.step_time_us)),
         )
+    )
+
+
+def _that_gain(findings: tuple[Finding, ...], step_us: float) -> tuple[Finding, ...]:
+    """Without those whose change is predicted to make the step no faster: that is no advice, whatever else is true."""
+    return tuple(
+        finding
+        for finding in findings
+        if finding.predicted_step_us is None or step_us >= (1 + _LEAST_GAIN) * finding.predicted_step_us.mid
     )
 
 
@@ -141,11 +155,12 @@ def _worth(finding: Finding, step_time_us: float) -> float:
 
 def unprofiled(findings: tuple[Finding, ...], job: RuleContext) -> tuple[Finding, ...]:
     """The findings with predictions of the step without the profiler, where that is known: that is the step that the
-    job takes. Rules compare times that were recorded, and so predict the recorded step.
+    job takes. Rules compare times that were recorded, and so predict the recorded step. A finding that gains nothing
+    there is none.
     """
     if job.info.unprofiled_step_us is None:
         return findings
-    return tuple(_unprofiled(finding, job) for finding in findings)
+    return _that_gain(tuple(_unprofiled(finding, job) for finding in findings), job.info.step_us)
 
 
 def _unprofiled(finding: Finding, job: RuleContext) -> Finding:

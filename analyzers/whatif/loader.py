@@ -2,7 +2,8 @@
 
 A worker takes as long for a batch as recorded; W workers together deliver W batches in that time, so a step takes at
 least batches x load time / W. Without workers the host loads each batch itself, while its device may still work. The
-sampler draws indices on the training thread in any case.
+sampler draws indices on the training thread in any case. So do workers that are started again for every epoch hold up
+the first batch, however many they are.
 
 Workers that compute need cores, and so does the training. Where the CPU time of both is recorded, a step takes at least
 all CPU time over all cores; and a worker that computes while every core is busy takes that time from the training.
@@ -21,7 +22,7 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
-from perfscope.analyzers.job.deliveries import taking_ns
+from perfscope.analyzers.job.deliveries import first_of_workers, taking_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
@@ -154,9 +155,10 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         sampler = row.sampler_us * 1e3 / context.correction
         schedules.at_least(rank, load / workers if workers else 0.0)
         taking = _taking_ns(context, row) * batches[rank] if workers else load
+        kept = _starting_steps(context, rank) if workers and row.num_workers else frozenset[int]()
         need = needs.get(rank)
         if need is None:
-            _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank])
+            _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank], kept)
             more = workers >= _had(context, row, rows)
             of_rank = _unknown(context, rank, workers) if more else _fewer(context, rank, load / max(workers, 1))
             if workers and not row.num_workers:
@@ -167,7 +169,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
             continue
         contended = _contended(context, row, need, workers, batches[rank])
         taking = max(taking + contended.mid - contended.before, 0.0)
-        _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank])
+        _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank], kept)
         # Work that fits into a step now will still fit. The profiler's own CPU time is in what was recorded.
         profiling = context.profiler.of_step(context.result, rank) if context.profiler is not None else 0.0
         least, floor = (
@@ -264,31 +266,50 @@ def _loaded_before_ns(context: Context, rank: int) -> int:
 
 
 def _set_loading(
-    schedules: EditableSchedules, context: Context, rank: int, per_step_ns: float, load_ns: float, batches: float
-) -> None:
+    schedules: EditableSchedules, context: Context, rank: int, per_step_ns: float, load_ns: float, batches: float,
+    kept: frozenset[int],
+) -> None:  # fmt: skip
     """Set the loader's time in every step of one rank, in which loading takes a worker ``load_ns``: at each batch,
-    where hosts are beside their devices; else at the op that had most. Outside the steps there is none.
+    where hosts are beside their devices; else at the op that had most. Outside the steps there is none. Steps that are
+    ``kept`` wait for their longest batch as they did.
     """
     by_step: dict[int, list[ScheduleOp]] = {}
     schedules.free_loading([rank])
-    loading = context.result.timelines[rank].where(TimeCategory.DATALOADER)
-    less = max(1 - per_step_ns / max(load_ns, 1.0), 0.0)
-    launch_sooner(schedules, context, rank, loading, less)
-    schedules.begin_sooner(rank, less * _loaded_before_ns(context, rank))
+    if context.recorded.steps[0] not in kept:
+        loading = context.result.timelines[rank].where(TimeCategory.DATALOADER)
+        less = max(1 - per_step_ns / max(load_ns, 1.0), 0.0)
+        launch_sooner(schedules, context, rank, loading, less)
+        schedules.begin_sooner(rank, less * _loaded_before_ns(context, rank))
     before: int | None = None
     for op in schedules.ops[rank]:
         # Own time is before its op: that of the mark that begins a step is still of the step before.
         step = before if op.kind is OpKind.MARK else op.step
         before = op.step
-        if op.host is not None:
-            op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)
-        elif step is not None:
+        if step is not None:
             by_step.setdefault(step, []).append(op)
-    for ops in by_step.values():
-        most = max(ops, key=lambda op: op.own_ns[TimeCategory.DATALOADER])
+        elif op.host is not None:
+            op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)
+    for step, ops in by_step.items():
+        most = max(ops, key=_loading_ns)
+        longest_ns = _loading_ns(most) if step in kept else 0.0
         for op in ops:
-            op.own_ns[TimeCategory.DATALOADER] = 0.0
-        most.own_ns[TimeCategory.DATALOADER] = per_step_ns
+            if op.host is None:
+                op.own_ns[TimeCategory.DATALOADER] = max(per_step_ns, longest_ns) if op is most else 0.0
+            elif op is not most or step not in kept:
+                op.host.set_host(HostTime.LOADER, per_step_ns / batches if op.kind is OpKind.HOLD else 0.0)
+
+
+def _loading_ns(op: ScheduleOp) -> float:
+    """What the host loads before an op; of a rank without hosts beside the device, what it waits for."""
+    return float(op.own_ns[TimeCategory.DATALOADER] if op.host is None else op.host.own_ns[HostTime.LOADER])
+
+
+def _starting_steps(context: Context, rank: int) -> frozenset[int]:
+    """Steps of a rank that take the first batch of workers that start."""
+    partial = context.result.partials[rank]
+    start_ns = partial.loading.start_ns
+    at = partial.steps.of_host_time(start_ns[first_of_workers(partial, start_ns)])
+    return frozenset(partial.steps.number[at[at >= 0]].tolist())
 
 
 SETTINGS = (Setting("dataloader.num_workers", "N", "DataLoader(num_workers=N)", _workers, 0, with_hosts=True),)

@@ -68,7 +68,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         f" ({plural(worst.cores, 'core')} on {worst.host})",
         worst.recoverable_us,
         evidence=_evidence(worst),
-        action=_action(worst),
+        action=_action(job, worst),
         confidence=job.confidence(Confidence.MEDIUM),
     )
 
@@ -108,7 +108,21 @@ def _evidence(case: _Crowded) -> tuple[Evidence, ...]:
     )
 
 
-def _action(case: _Crowded) -> Action:
+def _keep_up(job: RuleContext, case: _Crowded, workers: int) -> bool:
+    """Is the step shorter with so few workers, if its threads then never wait for a core? So it is taken to be where it
+    is not known how long a batch takes to load.
+    """
+    for row in job.summary.dataloader:
+        if row.rank in case.ranks and row.batch_us is not None:
+            load_us = row.batch_us * row.batches_per_step
+            training_us = job.step_time_us - case.recoverable_us - row.fetching_us
+            without_us = max(training_us, load_us / workers) if workers else training_us + load_us
+            if without_us >= job.step_time_us:
+                return False
+    return True
+
+
+def _action(job: RuleContext, case: _Crowded) -> Action:
     """Fewer ranks, or fewer workers, where these take the cores; else nobody else on them."""
     ranks = len(case.runs)
     is_own = case.used >= _MOSTLY * case.cores
@@ -119,11 +133,18 @@ def _action(case: _Crowded) -> Action:
             f"{code('shell', f'--nproc-per-node {case.cores}')}\nOr a host with more cores.",
         )  # fmt: skip
     if is_own and case.workers and ranks + case.workers > case.cores:
-        each = max((case.cores - ranks) // ranks, 0)
+        each, now = max((case.cores - ranks) // ranks, 0), case.workers // ranks
+        shared = f"{plural(case.workers, 'worker').capitalize()} and {ranks} training threads share "
+        shared += plural(case.cores, "core")
+        if not _keep_up(job, case, each):
+            return Action(
+                setting="cores per rank", old=f"{case.cores / ranks:.3g}", new=f"{now + 1}",
+                how=f"{shared}, and fewer workers would load too slowly. Use fewer ranks per host, a host with more "
+                "cores, or make a batch cheaper to load (decode or tokenize ahead of time).",
+            )  # fmt: skip
         return Action(
-            setting="DataLoader(num_workers=…)", old=str(case.workers // ranks), new=str(each),
-            how=f"{plural(case.workers, 'worker').capitalize()} and {ranks} training threads share "
-            f"{plural(case.cores, 'core')}:\n{data_loader(num_workers=each)}\nOr a host with more cores.",
+            setting="DataLoader(num_workers=…)", old=str(now), new=str(each),
+            how=f"{shared}:\n{data_loader(num_workers=each)}\nOr a host with more cores.",
         )  # fmt: skip
     return Action(
         setting="other processes on the host", old="share the ranks' cores", new="none on them",

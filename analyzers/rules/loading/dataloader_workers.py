@@ -8,14 +8,15 @@ Sources: PyTorch performance tuning guide; Lightning issue 18591 on why "as many
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_ns
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.analyzers.rules.loading.loader_startup import find_stalls
+from perfscope.analyzers.rules.loading.loader_startup import Stalls, find_stalls
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
@@ -53,16 +54,19 @@ class _Need:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
-    waiting, saved_us = _waiting(job), 0.0
-    stalls = find_stalls(job)
+    stalls, saved_us = find_stalls(job), 0.0
+    if stalls is not None and stalls.is_all:
+        return None
+    usual = _usual(job, stalls)
+    waiting = usual.waiting
     if not waiting and stalls is None:
         waiting, saved_us = _behind_workers(job)
-    if not waiting or _is_one_straggler(job, waiting) or (stalls is not None and stalls.is_all):
+    if not waiting or _is_one_straggler(job, waiting):
         return None
-    worst = max(waiting, key=lambda row: row.fetching_us)
-    stall_us = saved_us or median(row.fetching_us for row in waiting)
+    worst = max(waiting, key=lambda row: usual.fetching_us[row.rank])
+    stall_us = saved_us or median(usual.fetching_us[row.rank] for row in waiting)
     without_us = job.step_time_us - stall_us
-    need = _need(job, worst, without_us)
+    need = _need(job, worst, without_us, usual.starting_us)
     # Where the cores are the limit, the stall ends when loading costs nothing.
     recoverable = job.step_time_us - (need.step_us if need and not need.crowded else without_us)
     if recoverable <= 0:
@@ -73,12 +77,34 @@ def evaluate(job: RuleContext) -> Finding | None:
         RULE,
         f"Data loading blocks {job.share(stall_us):.0%} of the step on {_ranks(waiting, job)}{limited}",
         recoverable,
-        evidence=_evidence(job, worst, stall_us, tuple(row.rank for row in waiting), need),
+        evidence=_evidence(job, worst, (_stall(usual), stall_us), tuple(row.rank for row in waiting), need),
         action=replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)),
         confidence=_confidence(job, worst, need),
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
         severity_us=stall_us,
     )
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """Loading in the steps that start no workers: more of them do not shorten what a start takes."""
+
+    fetching_us: Mapping[int, float]
+    """Rank -> as ``DataLoaderRow.fetching_us``, mean."""
+    starting_us: float
+    """What the steps that start workers make the mean step longer."""
+    waiting: list[DataLoaderRow]
+    """Ranks that wait, of their loaders' rows."""
+
+
+def _usual(job: RuleContext, stalls: Stalls | None) -> _Usual:
+    rows = job.summary.dataloader
+    fetching_us, starting_us = {row.rank: row.fetching_us for row in rows}, 0.0
+    usual = [index for index, step in enumerate(job.info.steps) if stalls is not None and step not in stalls.steps]
+    if usual:
+        fetching_us = {row.rank: fmean(job.per_step[row.rank].loading_us[index] for index in usual) for row in rows}
+        starting_us = max(job.step_time_us - fmean(job.info.step_time_us_per_step[index] for index in usual), 0.0)
+    return _Usual(fetching_us, starting_us, [row for row in rows if fetching_us[row.rank] >= SHARE * job.step_time_us])
 
 
 def _waiting(job: RuleContext) -> list[DataLoaderRow]:
@@ -132,8 +158,11 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
     return len(row.steps) == 1 and bool(theirs) and mine_us <= _MUCH_LONGER * median(theirs)
 
 
-def _need(job: RuleContext, row: DataLoaderRow, without_us: float) -> _Need | None:
-    """None where the time to load a batch is not known, or nothing else fills the step."""
+def _need(job: RuleContext, row: DataLoaderRow, without_us: float, starting_us: float) -> _Need | None:
+    """None where the time to load a batch is not known, or nothing else fills the step. Workers have to keep up with
+    steps that start none: the others take ``starting_us`` of the mean, and ``without_us`` holds that.
+    """
+    without_us -= starting_us
     if row.batch_us is None or without_us <= 0:
         return None
     load_us = row.batch_us * row.batches_per_step
@@ -145,13 +174,13 @@ def _need(job: RuleContext, row: DataLoaderRow, without_us: float) -> _Need | No
     if demand is None:
         workers = max(ceil(load_us / without_us), 1)
         allowed = min(workers, cores) if cores else workers
-        return _Need(allowed, cores, max(without_us, load_us / allowed))
+        return _Need(allowed, cores, max(without_us, load_us / allowed) + starting_us)
     # No step is shorter than the CPU time that it needs over the cores, which others may keep busy as well.
     least_us = max(without_us, min(needed_ns(needs, row.rank, batches) * demand.slowdown / 1e3, job.step_time_us))
     workers = max(ceil(load_us / least_us), 1)
-    step_us = _expected_us(job, workers, max(least_us, load_us / workers))
+    step_us = _expected_us(job, workers, max(least_us, load_us / workers) + starting_us)
     won_us = job.step_time_us - step_us
-    crowded = won_us < max(SHARE * job.step_time_us, LEAST_WON * (job.step_time_us - without_us))
+    crowded = won_us < max(SHARE * job.step_time_us, LEAST_WON * (job.step_time_us - starting_us - without_us))
     return _Need(workers, cores, step_us, demand, crowded and workers > (row.num_workers or 0))
 
 
@@ -162,17 +191,23 @@ def _expected_us(job: RuleContext, workers: int, least_us: float) -> float:
 
 
 def _evidence(
-    job: RuleContext, row: DataLoaderRow, stall_us: float, ranks: tuple[int, ...], need: _Need | None
+    job: RuleContext, row: DataLoaderRow, stall: tuple[str, float], ranks: tuple[int, ...], need: _Need | None
 ) -> tuple[Evidence, ...]:
     demand, who = need.demand if need else None, (row.rank,)
     return (
-        Evidence("data loading that blocks the step (median)", stall_us, "us", ranks),
+        Evidence(*stall, "us", ranks),
         Evidence("step time", job.step_time_us, "us", job.ranks),
         *known("time to load one batch on one worker", row.batch_us, "us", who),
         *known("CPU time to load one batch", demand.batch_ns / 1e3 if demand else None, "us", who),
         *known("CPU time of the rest of a step", demand.training_ns / 1e3 if demand else None, "us", who),
         *known("cores per rank on the host", need.cores if need else None, ranks=who),
     )
+
+
+def _stall(usual: _Usual) -> str:
+    """What the stall is of."""
+    where = "a step in which no workers start" if usual.starting_us else "the step"
+    return f"data loading that blocks {where} (median)"
 
 
 def _typed(used: str, workers: int) -> str:

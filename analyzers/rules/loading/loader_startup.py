@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
@@ -126,13 +126,15 @@ def _recorded_starts(job: RuleContext, loader: DataLoaderMetadata) -> Stalls | N
     if not hit:
         return None
     loading = [median(step) for step in zip(*(each.loading_us for each in job.per_step.values()), strict=True)]
-    usual = median([us for index, us in enumerate(loading) if index not in hit] or [0.0])
+    others = [us for index, us in enumerate(loading) if index not in hit] or [0.0]
+    usual = median(others)
     # Without workers the batch has to be loaded then, anyway.
     first = [max(us - usual, 0.0) if loader.num_workers else 0.0 for us in loading]
     cost = tuple(starting[index] + first[index] for index in hit)
     if sum(cost) < SHARE * job.step_time_us * len(starting):
         return None
-    is_all = usual <= CLEAR * job.step_time_us
+    # The mean: workers that are too slow are waited for once per round of all of them, and not in the median step.
+    is_all = fmean(others) <= CLEAR * job.step_time_us
     steps = tuple(job.info.steps[index] for index in hit)
     stalls = Stalls(steps, cost, epoch_starts=True, loader=loader, recorded=True, is_all=is_all)
     taken = max((row.batches_per_step for row in job.summary.dataloader), default=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.rules import evaluate
+from perfscope.analyzers.rules import evaluate, unprofiled
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.results.findings import Confidence, Prediction
@@ -55,3 +55,20 @@ def test_findings_come_worst_first():
     late = StragglerRow(rank=0, cause="host", lost_us=10_000, confidence="high")
     case = changed(starved(80_000), stragglers=(late,))
     assert [finding.rule for finding in evaluate(case)] == [dataloader_workers.RULE, straggling_rank.RULE]
+
+
+@pytest.mark.parametrize(("saved", "shown"), [(0.3, True), (0.006, True), (0.004, False), (0.0, False), (-0.2, False)])
+def test_a_change_that_makes_the_step_no_faster_is_not_shown(saved, shown):
+    """Neither by the recorded step, nor by the one without the profiler, which takes 90 of its 100 ms."""
+
+    def takes(us: float) -> Prediction:
+        return Prediction(low=0.1 * us, mid=us / (1 + saved), high=2 * us)
+
+    recorded = changed(starved(80_000), predict=lambda _: takes(STEP_US))
+    assert bool(evaluate(recorded)) is shown
+    case = changed(
+        starved(80_000), unprofiled_step_us=90_000.0, predict=lambda _: Prediction(low=5e4, mid=5e4, high=5e4),
+        predict_unprofiled=lambda _: takes(90_000.0),
+    )  # fmt: skip
+    assert evaluate(case)
+    assert bool(unprofiled(evaluate(case), case)) is shown

@@ -10,12 +10,14 @@ from perfscope.analyzers.rules import RULES
 from perfscope.analyzers.rules.host import cpu_contention
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, DeviceMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Obtained, Severity
+from perfscope.results.rows import DataLoaderRow
 from tests.analyzers.rules.jobs import breakdown, context
 
 
 def evaluate(
     *, ranks: int = 2, cores: int = 2, waited: float | None = 0.4, busy: float = 0.6, threads: int = 1,
     workers: int = 0, device: str = "cpu", rows: dict[str, float] | None = None, steps: int = 8,
+    dataloader: tuple[DataLoaderRow, ...] = (),
 ) -> Finding | None:  # fmt: skip
     """Each rank runs for ``busy`` and waits for a core for ``waited`` of its steps' time."""
     cpu = CpuMetadata(
@@ -30,7 +32,7 @@ def evaluate(
         for rank in range(ranks)
     }  # fmt: skip
     breakdowns = (breakdown(rank, **(rows or {})) for rank in range(ranks))
-    return cpu_contention.evaluate(context(*breakdowns, steps=tuple(range(steps)), runs=runs))
+    return cpu_contention.evaluate(context(*breakdowns, steps=tuple(range(steps)), runs=runs, dataloader=dataloader))
 
 
 def test_it_is_asked() -> None:
@@ -53,6 +55,20 @@ def test_loader_workers_that_take_the_cores() -> None:
     found = evaluate(cores=4, workers=3, busy=1.2)
     assert found is not None
     assert (found.action.setting, found.action.old, found.action.new) == ("DataLoader(num_workers=…)", "3", "1")
+
+
+@pytest.mark.parametrize(
+    ("batch_us", "setting"),
+    [(30_000, "DataLoader(num_workers=…)"), (50_000, "cores per rank"), (None, "DataLoader(num_workers=…)")],
+)
+def test_fewer_workers_are_advised_where_they_keep_up(batch_us: float | None, setting: str) -> None:
+    """Of 100 ms a rank waits 40 for a core; without workers it loads a batch itself, in so long."""
+    rows = tuple(
+        DataLoaderRow(rank=rank, wait_us=0, blocking_us=0, batch_us=batch_us, num_workers=2) for rank in range(2)
+    )
+    found = evaluate(workers=2, dataloader=rows)
+    assert found is not None
+    assert found.action.setting == setting
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
