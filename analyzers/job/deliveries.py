@@ -279,7 +279,7 @@ def _own_cost_ns(waited_ns: Int64) -> int:
 
 def _share_of_rounds(stalled: Bool, started: Bool, workers: int) -> bool | None:
     rounds = len(stalled) // workers
-    waits, starts = (each[: rounds * workers].reshape(rounds, workers).any(axis=1) for each in (stalled, started))
+    waits, starts = (np.any(each[: rounds * workers].reshape(rounds, workers), axis=1) for each in (stalled, started))
     # A round in which the workers start, and only their first batch is waited for, shows nothing of their pace.
     shown = waits[waits | ~starts]
     if len(shown) == 0:
