@@ -17,7 +17,7 @@ from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_loop import calls_per_step
 from perfscope.analyzers.job.collectives.table import collective_rows
 from perfscope.analyzers.job.critical_path import critical_path
-from perfscope.analyzers.job.extra_work import extra_cost
+from perfscope.analyzers.job.extra_work import extra_cost, loop_costs
 from perfscope.analyzers.job.identify import IdentifiedRanks
 from perfscope.analyzers.job.lanes import lanes, step_timelines
 from perfscope.analyzers.job.loading import dataloader_rows
@@ -145,6 +145,7 @@ def summarize(
             microbatches=_microbatches(result),
             recomputation=extra_cost(result, attrgetter("recomputation")),
             conversions=extra_cost(result, attrgetter("conversions")),
+            loops=loop_costs(result),
             loop_collectives=calls_per_step(result.partials, result.matched, len(result.steps)),
             balanced_step_us=balanced_step_us(replay, pipeline),
             predict=predict,

@@ -38,3 +38,31 @@ def extra_cost(result: AlignedJob, of: Callable[[RankPartial], ExtraWork]) -> Ex
     if not any(counts):
         return None
     return ExtraCost(median(costs), median(counts), median(grown) if len(grown) == len(costs) else None)
+
+
+@dataclass(frozen=True)
+class LoopCost:
+    """Loops over many tensors in one part of the training loop: medians over the ranks, per step: small operators (on
+    devices kernels), and their time (µs). ``operators`` are what they mostly call.
+    """
+
+    part: str
+    count: float
+    us: float
+    operators: tuple[str, ...]
+
+
+def loop_costs(result: AlignedJob) -> tuple[LoopCost, ...]:
+    """Those of each part that most ranks loop in, the costliest first."""
+    found: dict[str, list[LoopCost]] = {}
+    for partial in result.partials.values():
+        used = partial.steps.indices_of(result.steps)
+        for part in partial.loops.parts:
+            count, us = float(part.count[used].mean()), float(part.took_ns[used].mean()) / 1e3
+            found.setdefault(part.name, []).append(LoopCost(part.name, count, us, part.operators))
+    usual = [
+        LoopCost(name, median(row.count for row in rows), median(row.us for row in rows), rows[0].operators)
+        for name, rows in found.items()
+        if 2 * len(rows) > len(result.partials)
+    ]
+    return tuple(sorted(usual, key=lambda row: -row.us))

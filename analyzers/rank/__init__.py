@@ -10,6 +10,7 @@
   ``launch_order``: its host beside its device (``host_lane``).
 - ``collectives/``: every collective with its group, kind, size and sequence number.
 - ``attribution``: which operator launched each kernel, with how many FLOPs (``flops/``, ``kernel_classes``).
+- ``extra/``: work that a setting would make unnecessary.
 - ``work/``: tables of kernels, operators, ranges, launches and synchronizations.
 - ``passes`` (micro-batches), ``memory``, ``lanes`` (events of one step for the page).
 

@@ -11,7 +11,7 @@ from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.kernels import on_device
-from perfscope.analyzers.rank.extra_work import (
+from perfscope.analyzers.rank.extra.extra_work import (
     bucket_copies,
     buffer_copies,
     conversions,
@@ -19,8 +19,8 @@ from perfscope.analyzers.rank.extra_work import (
     optimizer_loops,
     recomputation,
 )
+from perfscope.analyzers.rank.extra.operator_loops import operator_loops
 from perfscope.analyzers.rank.host_activity import (
-    AUTOGRAD,
     EVALUATING,
     HostActivity,
     host_activity,
@@ -30,7 +30,7 @@ from perfscope.analyzers.rank.host_activity import (
 from perfscope.analyzers.rank.host_events import host_events
 from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
-from perfscope.analyzers.rank.loop_phases import DDP_FORWARD
+from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD
 from perfscope.analyzers.rank.memory import rank_memory
 from perfscope.analyzers.rank.partial import Loading, RankPartial
 from perfscope.analyzers.rank.passes import find_passes
@@ -81,6 +81,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     collectives = _collectives(trace, work, steps, host)
     attribution = attribute(trace, work, steps, flops)
     used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
+    loops = operator_loops(trace, work, steps, host, attribution.operators)
     return RankPartial(
         source=trace.source,
         rank=trace.rank,
@@ -106,7 +107,8 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         passes=find_passes(trace, work, steps),
         recomputation=recomputation(trace, work, steps, attribution),
         conversions=conversions(trace, work, steps),
-        optimizer_loops=optimizer_loops(trace, work, steps),
+        optimizer_loops=loops.optimizer or optimizer_loops(trace, work, steps),
+        loops=loops,
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
         gather_copies=gather_copies(trace, work, steps),

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
-from perfscope.analyzers.rank.loop_phases import DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
+from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
@@ -68,8 +68,6 @@ _NAMED_HOST: Final = {
 }
 """Host work that annotations or Python calls name."""
 
-AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
-"""Ranges that autograd's engine records around each of its functions, with their hooks."""
 _FORWARD: Final = re.compile(
     rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward|FSDP::root_pre_forward)$"
 )

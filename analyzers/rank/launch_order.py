@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
-from perfscope.analyzers.rank.extra_work import cost_of_issuing
+from perfscope.analyzers.rank.extra.extra_work import cost_of_issuing
 from perfscope.analyzers.rank.host_activity import COLLECTING, LIMIT, HostActivity
 from perfscope.analyzers.rank.host_lane import LATER, OF_DEVICE, OF_HOST, HostLane, HostTime, HostWaits
 from perfscope.analyzers.rank.intervals import Intervals

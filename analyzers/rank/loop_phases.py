@@ -24,6 +24,9 @@ DDP_FORWARD: Final = "DistributedDataParallel.forward"
 OPTIMIZER_RANGE: Final = re.compile(rf"^Optimizer\.step#|^{re.escape(OPTIMIZER)}$")
 """Ranges around an optimizer's step: torch's own, and the recorder's."""
 
+AUTOGRAD: Final = re.compile("autograd::engine::evaluate_function")
+"""Ranges that autograd's engine records around each of its functions, with their hooks."""
+
 _RANGES: Final = {
     IN_FORWARD: re.compile(rf"^(?:{re.escape(FORWARD_RANGE)}|{DDP_FORWARD}|FullyShardedDataParallel\.forward)$"),
     IN_BACKWARD: re.compile(rf"^{re.escape(BACKWARD_RANGE)}$"),
@@ -57,6 +60,27 @@ def by_phase(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Inter
     rest = pauses.subtract(taken)
     outside = {name: rest.intersect(gaps) for name, gaps in _gaps(list(phases.values())).items()}
     return {name: part for name, part in (inside | outside).items() if len(part)}
+
+
+def outside_the_model(trace: Trace, threads: Int64) -> dict[str, Intervals]:
+    """The time of the optimizer's step and of the loop between two phases, by the names of ``by_phase``. Where no range
+    marks backwards, each lasts from autograd's first function to its last.
+    """
+    forward, backward, optimizer = (_ranges(trace, pattern, threads) for pattern in _RANGES.values())
+    backward = backward if len(backward) else _backwards(trace, threads, forward.union(optimizer))
+    gaps = _gaps([forward, backward, optimizer])
+    found = {IN_OPTIMIZER: optimizer.subtract(forward.union(backward))}
+    found |= {name: part for name, part in gaps.items() if name.startswith((LOOP, IN_OPTIMIZER))}
+    return {name: part for name, part in found.items() if len(part)}
+
+
+def _backwards(trace: Trace, threads: Int64, others: Intervals) -> Intervals:
+    """From the first to the last function of autograd between each two of the other phases."""
+    rows = trace.rows(Category.CPU_OP, named=AUTOGRAD.match, threads=threads)
+    start, end = trace.start_ns[rows], np.maximum.accumulate(trace.ends_ns(rows))
+    gap = np.searchsorted(others.start_ns, start, side="right")
+    first = np.flatnonzero(np.diff(gap, prepend=-1))
+    return Intervals.of(start[first], end[np.append(first[1:], len(rows))[: len(first)] - 1])
 
 
 def _ranges(trace: Trace, pattern: re.Pattern[str], threads: Int64) -> Intervals:

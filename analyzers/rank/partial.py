@@ -150,6 +150,29 @@ class ExtraWork:
 
 
 @dataclass(frozen=True, eq=False)
+class LoopPart:
+    """A loop over many tensors in one part of the training loop. ``count`` are its operators in each step (on a device
+    its kernels) that one call would spare, ``took_ns`` their time, ``operators`` what it mostly calls.
+    """
+
+    name: str
+    count: Int64
+    took_ns: Int64
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorLoops:
+    """Loops over many tensors outside the model, and what one call for all of them would spare."""
+
+    parts: tuple[LoopPart, ...]
+    optimizer: ExtraWork | None
+    """In the optimizer's step, of a rank that computes on CPUs; None with a device (``RankPartial.optimizer_loops``).
+    """
+    others: ExtraWork
+
+
+@dataclass(frozen=True, eq=False)
 class RankPartial:
     """The analysis of one rank. Times are ns on the rank's own clock."""
 
@@ -189,6 +212,7 @@ class RankPartial:
     recomputation: ExtraWork
     conversions: ExtraWork
     optimizer_loops: ExtraWork
+    loops: OperatorLoops
     bucket_copies: ExtraWork
     buffer_copies: ExtraWork
     gather_copies: ExtraWork

@@ -42,6 +42,7 @@ from perfscope.analyzers.rules.host import (
     launch_bound,
     optimizer_kernels,
     recompilation,
+    small_operators,
 )
 from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler, slow_sampler
 from perfscope.analyzers.rules.memory import (
@@ -101,6 +102,7 @@ RULES: Final[tuple[Rule, ...]] = (
     sampler.evaluate,
     sharding_stage.evaluate,
     slow_sampler.evaluate,
+    small_operators.evaluate,
     straggling_rank.evaluate,
     tensor_parallel_span.evaluate,
     unused_parameters.evaluate,

@@ -1,6 +1,6 @@
 """Settings that leave out work that need not be done: activations computed again, changes of memory layout, the many
-kernels of an optimizer that loops over parameters, collectives that the training loop calls for itself, and broadcasts
-of buffers that are the same on all ranks anyway.
+kernels of an optimizer that loops over parameters, other loops over many tensors, collectives that the training loop
+calls for itself, and broadcasts of buffers that are the same on all ranks anyway.
 
 The recording shows when a rank does it (``schedules.extra_work`` leaves it out). What would take its place is not
 replayed: without recomputation the forward keeps its tensors, and convolutions on tensors whose channels are last run
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
-from perfscope.analyzers.rank.extra_work import FEW
+from perfscope.analyzers.rank.extra.extra_work import FEW
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, flag, number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -58,12 +58,23 @@ _conversions = partial(
     "the recording shows no kernels that write tensors with their channels last around convolutions",
     Uncertainty(less=0.25, more=1.00),
 )
-_loops = partial(
+_no_loops = partial(
     _left_out,
     attrgetter("optimizer_loops"),
-    f"the recording marks no optimizer step that launches more than {FEW} kernels",
-    Uncertainty(less=0.25, more=0.25),
+    f"the recording marks no optimizer step that launches more than {FEW} kernels, or loops over tensors",
 )
+_operators = partial(
+    _left_out,
+    attrgetter("loops.others"),
+    "the recording shows no loop over many tensors between the phases of a step",
+    Uncertainty(less=0.40, more=0.60),
+)
+
+
+def _loops(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    # On CPUs a fused optimizer reads each tensor once, where a loop's operators read it one after the other.
+    sure = Uncertainty(less=0.25, more=0.25 if context.on_devices else 0.75)
+    return _no_loops(sure, schedules, context, name, value)
 
 
 def _no_collectives(schedules: EditableSchedules, _: Context, name: str, value: str) -> Uncertainty:
@@ -104,6 +115,8 @@ SETTINGS = (
             _conversions, -1, with_hosts=True, of_host_work=True),
     Setting("optimizer.loops", "SHARE", "the share of the optimizer's kernels but for a few that is left; 0: foreach",
             _loops, -1, with_hosts=True, of_host_work=True),
+    Setting("loop.operators", "SHARE", "the share of other loops over many tensors that is left; 0: one call for all",
+            _operators, -1, with_hosts=True, of_host_work=True),
     Setting("ddp.broadcast_buffers", "false", "no broadcast of the model's buffers before each forward",
             _no_buffers, 1, with_hosts=True),
     Setting("loop.collectives", "0", "no small collectives between the optimizer's step and the next forward: metrics, "

@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_activity import AUTOGRAD, step_threads
+from perfscope.analyzers.rank.host_activity import step_threads
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.loop_phases import AUTOGRAD
 from perfscope.trace.trace import NONE, Bool, Category, Int32, Int64, Trace
 
 _OPTIMIZER: Final = re.compile("Optimizer.step#")

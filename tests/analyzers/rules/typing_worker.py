@@ -91,7 +91,9 @@ def script(typed: str, frameworks: dict[str, Any]) -> dict[str, Any]:
         "batch": batch, "x": batch, "images": torch.ones(2, 3, 4, 4),
         "batches": [batch, batch], "dataset": dataset, "DataLoader": DataLoader, "loader": [batch],
         "sampler": DistributedSampler(dataset), "epochs": 1, "step": 500, "metrics": torch.ones(3),
-        "flag": torch.ones(1), "loss": loss, "optimizer": optimizer,
+        "flag": torch.ones(1), "tensors": [torch.ones(2)], "max_norm": 1.0, "decay": 0.99,
+        "averages": [parameter.detach().clone() for parameter in model.parameters()],
+        "loss": loss, "optimizer": optimizer,
         "lr": 0.1, "device": "cpu", "output_dir": "/nowhere", "stage": stage, "stages": [stage, stage],
         "loss_of": lambda model, batch: model(batch).sum(),
         "accelerator": types.SimpleNamespace(

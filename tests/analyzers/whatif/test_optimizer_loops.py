@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.analyzers.rank.extra_work import FEW
+from perfscope.analyzers.rank.extra.extra_work import FEW
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of

@@ -93,15 +93,24 @@ def conversions(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
 
 
 def optimizer_loops(trace: Trace, work: DeviceWork, steps: Steps) -> ExtraWork:
-    """Kernels of each optimizer step but for a few: what launching them takes, and what each takes however little it
-    computes (as long as the shortest one of the step) with the time from the one before to it. The arithmetic stays.
-    """
+    """``kernel_loops`` of each optimizer step."""
     ranges = Intervals.of_rows(trace, trace.rows(Category.ANNOTATION, named=OPTIMIZER_RANGE.match))
+    return kernel_loops(trace, work, steps, ranges)
+
+
+def kernel_loops(
+    trace: Trace, work: DeviceWork, steps: Steps, ranges: Intervals, while_in: Intervals | None = None
+) -> ExtraWork:
+    """Kernels launched in each of these ranges but for a few: what launching them takes, and what each takes however
+    little it computes (as long as the shortest one of the range) with the time from the one before to it. The
+    arithmetic stays. With ``while_in`` only those that are launched then.
+    """
     kernels = np.flatnonzero((work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
     calls = work.launch[kernels]
     kernels, calls = kernels[np.argsort(trace.start_ns[calls], kind="stable")], np.sort(calls)
     at_once = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_AT_ONCE.match))
     inside = ranges.covers(trace.start_ns[calls]) & ~at_once.covers(trace.start_ns[calls])
+    inside &= while_in is None or while_in.covers(trace.start_ns[calls])
     kernels, calls = kernels[inside], calls[inside]
     of = np.searchsorted(ranges.start_ns, trace.start_ns[calls], side="right") - 1
     first = np.searchsorted(of, np.arange(len(ranges)))
