@@ -24,7 +24,8 @@ from perfscope.analyzers.rank.nesting import Nested
 from perfscope.analyzers.rank.partial import ExtraWork, LoopPart, OperatorLoops
 from perfscope.analyzers.rank.pauses import PAUSE_NS
 from perfscope.analyzers.rank.steps import Steps
-from perfscope.trace.trace import NONE, Category, Int64, Trace
+from perfscope.frozen import dataclass
+from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 REPEATED: Final = 20
 """Calls of one operator, in one part of one step, from which they are a loop's."""
@@ -34,10 +35,32 @@ _ENTERING: Final = 0.5
 """Part of what an operator takes at least that it does not take inside a call for many tensors: on CPUs these call the
 operators from C++ (of 400 tensors of 64 numbers, clipping then takes 0.3 of a loop's time, averaging 0.1 to 0.5, Adam's
 update 0.5)."""
-_AUTOGRAD: Final = re.compile(r"autograd::engine::|torch::autograd::|c10d::")
-"""Not the loop's own operators: what autograd runs, and collectives."""
+_FOR_LISTS: Final = re.compile(
+    r"aten::(abs|add|addcdiv|addcmul|clamp(_min|_max)?|copy|div|exp|lerp|linalg_vector_norm|log|max|maximum|minimum|mul|neg"
+    r"|norm|pow|reciprocal|rsqrt|sign|sqrt|square|sub|sum|zero|fill)_?$"
+)
+"""Operators of which torch has a version for lists of tensors, or that are a part of a norm: no layers of a model."""
+_BESIDE: Final = re.compile(
+    r"aten::(detach|item|to|_to_copy|clone|empty_like|zeros_like|isfinite|isnan|isinf|all|any)_?$"
+)
+"""What such loops call besides."""
 _FUSED: Final = re.compile(r"^Optimizer\.step#(?:Adam|AdamW|SGD|Adagrad)\.")
 """Steps of optimizers that torch has fused, on CPUs too."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Calls:
+    """Operators of loops, rows of the trace; ``follows`` are those with no other operator between the one before and
+    them.
+    """
+
+    rows: Int64
+    follows: Bool
+
+    def slots(self, trace: Trace) -> tuple[Int64, Int64]:
+        """(end of the operator before, row) of each that follows on one."""
+        places = np.flatnonzero(self.follows)
+        return trace.ends_ns(self.rows[places - 1]), self.rows[places]
 
 
 def operator_loops(
@@ -46,19 +69,20 @@ def operator_loops(
     """Those of one rank, by the part of the training loop that they are in."""
     parts = outside_the_model(trace, host.threads)
     elsewhere = host.loading.union(host.named[EVALUATING])
-    parts = {name: part.subtract(elsewhere) for name, part in parts.items()}
+    # Before the backward it is the model, or its loss, that autograd has to see.
+    parts = {name: part.subtract(elsewhere) for name, part in parts.items() if not name.endswith("backward")}
     if len(work):
         others = {name: part for name, part in parts.items() if name != IN_OPTIMIZER}
         called = {name: _calls(trace, operators, host, part) for name, part in others.items()}
         loops = {
-            name: kernel_loops(trace, work, steps, part, Intervals.of_rows(trace, called[name]))
+            name: kernel_loops(trace, work, steps, part, Intervals.of_rows(trace, called[name].rows))
             for name, part in others.items()
         }
         took = {name: loop.device.within(steps.start_ns, steps.end_ns) for name, loop in loops.items()}
     else:
         called = {name: _calls(trace, operators, host, part) for name, part in parts.items()}
-        loops = {name: _spared(trace, steps, rows, parts[name], name) for name, rows in called.items()}
-        took = {name: _took(trace, steps, rows) for name, rows in called.items()}
+        loops = {name: _spared(trace, steps, calls, name) for name, calls in called.items()}
+        took = {name: _took(trace, steps, calls) for name, calls in called.items()}
     return OperatorLoops(
         tuple(
             LoopPart(name, loop.count, took[name], _names(trace, called[name]))
@@ -70,23 +94,24 @@ def operator_loops(
     )
 
 
-def _calls(trace: Trace, operators: Nested, host: HostActivity, part: Intervals) -> Int64:
-    """Rows of the outermost operators in a part that are called again and again in one of its stretches."""
+def _calls(trace: Trace, operators: Nested, host: HostActivity, part: Intervals) -> _Calls:
+    """The outermost operators in a part that are called again and again in one of its stretches."""
     rows = np.sort(operators.row[operators.parent == NONE])
     rows = rows[np.isin(trace.thread[rows], host.threads) & part.covers(trace.start_ns[rows])]
-    rows = rows[~trace.names_where(_AUTOGRAD.match, rows)]
+    listed = trace.names_where(_FOR_LISTS.match, rows)
+    taken = listed | (trace.names_where(_BESIDE.match, rows) & listed.any())
     stretch = np.searchsorted(part.start_ns, trace.start_ns[rows], side="right")
     _, which, count = np.unique(np.stack((stretch, trace.name[rows])), axis=1, return_inverse=True, return_counts=True)
-    return rows[count[which.reshape(-1)] >= REPEATED]
+    taken &= count[which.reshape(-1)] >= REPEATED
+    follows = taken & np.append(False, taken[:-1]) & (np.diff(stretch, prepend=-1) == 0)
+    return _Calls(rows[taken], follows[taken])
 
 
-def _spared(trace: Trace, steps: Steps, rows: Int64, part: Intervals, name: str) -> ExtraWork:
+def _spared(trace: Trace, steps: Steps, calls: _Calls, name: str) -> ExtraWork:
     """From one operator of a loop to the next, and ``_ENTERING`` of what each of them takes at least, with a fused
     optimizer all of it: as a share of the whole loop, since a thread that loses its core does so in proportion.
     """
-    stretch = np.searchsorted(part.start_ns, trace.start_ns[rows], side="right")
-    following = np.flatnonzero(np.diff(stretch, prepend=-1) == 0)
-    begin, rows = trace.ends_ns(rows[following - 1]), rows[following]
+    begin, rows = calls.slots(trace)
     step, between_ns = steps.of_host_time(trace.start_ns[rows]), np.maximum(trace.start_ns[rows] - begin, 0)
     fused = name == IN_OPTIMIZER and trace.names_where(_FUSED.match, trace.rows(Category.ANNOTATION)).any()
     share = _share(trace, step, between_ns, rows, 1.0 if fused else _ENTERING) if len(rows) else 0.0
@@ -110,16 +135,16 @@ def _share(trace: Trace, step: Int64, between_ns: Int64, rows: Int64, of_least: 
     return float((gap + of_least * least[names]).sum() / max((gap + took).sum(), 1))
 
 
-def _took(trace: Trace, steps: Steps, rows: Int64) -> Int64:
+def _took(trace: Trace, steps: Steps, calls: _Calls) -> Int64:
     """Time of the loops' operators in each step, and from one to the next."""
-    begin, until = trace.ends_ns(rows[:-1]), trace.start_ns[rows[1:]]
-    close = until - begin < PAUSE_NS
-    between = Intervals.of(begin[close], until[close])
-    return between.union(Intervals.of_rows(trace, rows)).within(steps.host_start_ns, steps.host_end_ns)
+    begin, rows = calls.slots(trace)
+    close = trace.start_ns[rows] - begin < PAUSE_NS
+    between = Intervals.of(begin[close], trace.start_ns[rows][close])
+    return between.union(Intervals.of_rows(trace, calls.rows)).within(steps.host_start_ns, steps.host_end_ns)
 
 
-def _names(trace: Trace, rows: Int64) -> tuple[str, ...]:
-    name, count = np.unique(trace.name[rows], return_counts=True)
+def _names(trace: Trace, calls: _Calls) -> tuple[str, ...]:
+    name, count = np.unique(trace.name[calls.rows], return_counts=True)
     return tuple(trace.strings[at] for at in name[np.argsort(-count, kind="stable")][:_NAMED].tolist())
 
 

@@ -74,6 +74,22 @@ def test_a_few_calls_are_no_loop() -> None:
     assert len(recorded(REPEATED).loops.parts) == 2
 
 
+@pytest.mark.parametrize(
+    ("between", "name"),
+    [("c10d::allreduce_", "aten::div_"), ("", "aten::linear")],
+    ids=["gradients reduced by hand", "layers of a model"],
+)
+def test_what_no_call_for_all_tensors_takes_over(between: str, name: str) -> None:
+    builder = TraceBuilder().step(1, 0, 2_000_000).note("perfscope::forward", 0, 10_000)
+    builder.note("perfscope::backward", 20_000, 100_000).note("Optimizer.step#SGD.step", 1_500_000, 1_600_000)
+    for number in range(40):
+        begin = 200_000 + 10_000 * number
+        builder.op(name, begin, begin + 2_000)
+        if between:
+            builder.op(between, begin + 4_000, begin + 8_000)
+    assert analyze_rank(builder.build()).loops.parts == ()
+
+
 def test_the_backward_is_no_loop_where_no_range_marks_it() -> None:
     """Autograd's functions show it; what follows the last of them is the loop's."""
     builder = TraceBuilder().step(1, 0, 2_000_000).note("perfscope::forward", 0, 10_000)
