@@ -143,7 +143,17 @@ def test_which_waits_show_that_workers_are_always_busy(
     waits_ms: list[float], workers: int | None, busy: bool | None
 ) -> None:
     waited = (np.array(waits_ms) * MS).astype(np.int64)
-    assert _busy(waited > 0, waited, workers, _turns(waited > 0, waited, np.cumsum(waited))) is busy
+    started = np.zeros(len(waited), dtype=np.bool_)
+    assert _busy(waited > 0, waited, started, workers, _turns(waited > 0, waited, np.cumsum(waited))) is busy
+
+
+def test_rounds_in_which_workers_start_show_nothing() -> None:
+    """Their first batch is waited for however quick they are: in the other rounds none is, or one in each."""
+    waited = (np.array([9, 0, 0, 0, 9, 0, 0, 0]) * MS).astype(np.int64)
+    started = np.array([True, False, False, False] * 2)
+    assert _busy((waited > 0) & ~started, waited, started, 2, None) is None
+    waited[[2, 6]] = 5 * MS
+    assert _busy((waited > 0) & ~started, waited, started, 2, None) is True
 
 
 @pytest.mark.parametrize(
