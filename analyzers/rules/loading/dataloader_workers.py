@@ -33,7 +33,7 @@ LEAST_WON: Final = 1 / 3
 AS_SLOW: Final = 1.25
 """Up to this ratio of their batches' times loaders are equally slow."""
 _MUCH_LONGER: Final = 2.0
-"""From this ratio of their hosts' waits for batches on, one loader is slower than the others."""
+"""From this ratio of the waits for batches on, one loader is slower than the others."""
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
 
@@ -104,7 +104,9 @@ def _usual(job: RuleContext, stalls: Stalls | None) -> _Usual:
     if usual:
         fetching_us = {row.rank: fmean(job.per_step[row.rank].loading_us[index] for index in usual) for row in rows}
         starting_us = max(job.step_time_us - fmean(job.info.step_time_us_per_step[index] for index in usual), 0.0)
-    return _Usual(fetching_us, starting_us, [row for row in rows if fetching_us[row.rank] >= SHARE * job.step_time_us])
+    # One rank that waits much longer than the others is not all of them, though these wait a little, too.
+    least_us = max(SHARE * job.step_time_us, max(fetching_us.values(), default=0.0) / _MUCH_LONGER)
+    return _Usual(fetching_us, starting_us, [row for row in rows if fetching_us[row.rank] >= least_us])
 
 
 def _waiting(job: RuleContext) -> list[DataLoaderRow]:

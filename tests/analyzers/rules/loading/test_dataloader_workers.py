@@ -96,13 +96,30 @@ def test_unknown_number_of_workers_gets_no_number():
     assert finding.action.new is None
 
 
-def test_one_rank_that_waits_for_data_is_left_to_the_straggler_rule():
+def test_a_rank_that_waits_longest_is_not_every_rank():
+    """Where no straggler is found: the job's other rank waits 6 % of the step, or nearly as long."""
+    for other_us, who in ((6_000, "rank 1"), (40_000, "every rank")):
+        rows = tuple(
+            DataLoaderRow(rank=rank, wait_us=us, blocking_us=us, batch_us=us, num_workers=0)
+            for rank, us in enumerate((other_us, 60_000))
+        )
+        finding = dataloader_workers.evaluate(context(breakdown(0), breakdown(1), dataloader=rows))
+        assert finding is not None
+        assert finding.title.endswith(f"of the step on {who}")
+        assert finding.title.startswith(f"Data loading blocks {60 if who == 'rank 1' else 50}%")
+
+
+@pytest.mark.parametrize("other_us", [50, 5_000, 24_000])
+def test_one_rank_that_waits_for_data_is_left_to_the_straggler_rule(other_us):
     rows = (
-        DataLoaderRow(rank=0, wait_us=50, blocking_us=50, batch_us=50, num_workers=0),
+        DataLoaderRow(rank=0, wait_us=other_us, blocking_us=other_us, batch_us=other_us, num_workers=0),
         DataLoaderRow(rank=1, wait_us=50_000, blocking_us=50_000, batch_us=50_000, num_workers=0),
     )
     late = StragglerRow(rank=1, cause="dataloader", lost_us=50_000, confidence="high")
-    ranks = (breakdown(0, exposed_comm_wait=50_000), breakdown(1, idle_dataloader=50_000))
+    ranks = (
+        breakdown(0, exposed_comm_wait=50_000 - other_us, idle_dataloader=other_us),
+        breakdown(1, idle_dataloader=50_000),
+    )
     found = evaluate(context(*ranks, dataloader=rows, stragglers=(late,)))
     assert [finding.rule for finding in found] == [straggling_rank.RULE]
 
