@@ -269,6 +269,15 @@ class TestBalance:
         assert even / 1e3 <= predicted.high
         assert predicted.high < found.result.step_ns / 1e3
 
+    def test_a_stage_that_takes_longer_for_its_work_gets_less_of_it(self, tmp_path: Path) -> None:
+        # Stage 1 has four layers too many, and stage 3 takes 1.3 times as long for each.
+        slow = SlowCompute(ranks=(3,), factor=1.3)
+        _, found = compared(pipeline(causes=(ExtraLayers(stages=(1,), layers=4), slow)), tmp_path)
+        as_many_each = simulate(pipeline(model=TWELVE, causes=(slow,))).truth.step_time_ns
+        predicted = balanced_step_us(found, find_pipeline(found.result, {}))
+        assert predicted is not None
+        assert predicted.mid < 0.95 * as_many_each / 1e3
+
     def test_chunks_that_are_uneven_widen_the_prediction(self, tmp_path: Path) -> None:
         # All eight layers too many lie in one of the two chunks of stage 1.
         _, found = compared(pipeline(causes=(ExtraLayers(stages=(1,), layers=8),), schedule=INTERLEAVED), tmp_path)
