@@ -2,11 +2,11 @@
 
 The recorded steps are replayed twice, and the quicker way counts. Once the FLOPs are spread evenly: a stage with 1.5
 times the mean's work computes 1/1.5 as long, one with 0.5 times twice as long. Once the time of computation is: each
-stage takes the mean of all. What a stage computes besides its layers, such as the loss, stays where it is and makes one
-with few layers seem slow. Example: stages that compute 165 and 110 ms of twice and once the FLOPs would take 124 and 164
-with as many layers each, but 137.5 with the layers that make them even. All else (loading, launching, the optimizer's
-waits) stays. Only whole layers can move, so the even share is the best case; the prediction's upper end assumes that
-half of the difference was moved.
+stage takes the mean of all. What a stage computes besides its layers, such as the loss, stays where it is and makes
+one with few layers seem slow. Example: stages that compute 165 and 110 ms of twice and once the FLOPs would take 124
+and 164 with as many layers each, but 137.5 with the layers that make them even. All else (loading, launching, the
+optimizer's waits) stays. Only whole layers can move, so the even share is the best case; the prediction's upper end
+assumes that half of the difference was moved.
 """
 
 from __future__ import annotations
