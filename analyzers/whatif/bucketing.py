@@ -19,7 +19,7 @@ from perfscope.trace.trace import Float64
 MIB: Final = 1 << 20
 FIRST_BUCKET: Final = 1 * MIB
 """torch.distributed's ``_DEFAULTFIRST_BUCKET_BYTES``."""
-_DEFAULT_CAP: Final = 25.0
+DEFAULT_CAP: Final = 25.0
 """``bucket_cap_mb`` where it is not set."""
 _ONE_LIMIT: Final = (2, 5)
 """The torch version since which ``bucket_cap_mb`` is the first bucket's limit, too (pytorch pull request 121640)."""
@@ -75,7 +75,7 @@ def parameter_bytes(runs: Mapping[int, RunMetadata], buckets: Sequence[int]) -> 
             if abs(sent_share(runs, total) * sum(sizes) - total) <= _SAME * total:
                 return [size * total / sum(sizes) for size in sizes], True
     known = bucket_cap(runs)
-    cap = sent_share(runs, total) * (_DEFAULT_CAP if known is None else known) * MIB
+    cap = sent_share(runs, total) * (DEFAULT_CAP if known is None else known) * MIB
     size = _equal_parameters(buckets, cap)
     if size is None:
         # A lone bucket whose limit is not recorded may have a limit that all gradients fit.

@@ -22,14 +22,12 @@ from perfscope.collectors.inprocess.place import finish, settle
 from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.recap import recap_of_rank
 from perfscope.collectors.problems import Problems
+from perfscope.recording.metadata import WITHOUT_OPTIMIZER
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-NO_STEP: Final = (
-    "nothing was recorded: no optimizer step was completed. If the program trains without torch.optim, call "
-    "perfscope.step() at the end of each training step"
-)
+NO_STEP: Final = f"nothing was recorded: no optimizer step was completed. {WITHOUT_OPTIMIZER}"
 
 
 class record(ContextDecorator):  # noqa: N801 - used like a function: with perfscope.record(...)

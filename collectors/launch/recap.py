@@ -11,7 +11,7 @@ from typing import Final
 from perfscope.collectors.config import ALWAYS_ON, FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.launch.nsys import reports
 from perfscope.recording.history import unpack
-from perfscope.recording.metadata import RunMetadata, load_run
+from perfscope.recording.metadata import WITHOUT_OPTIMIZER, RunMetadata, load_run
 from perfscope.recording.paths import (
     BOOTSTRAP_FOLDER,
     further_jobs,
@@ -153,10 +153,7 @@ def why_nothing(config: CollectorConfig, runs: list[RunMetadata], exit_code: int
         return f"the command never imported torch{_failed(exit_code)}"
     if config.ranks != "all":
         return f"no rank of {config.ranks} completed an optimizer step; choose other ranks with --ranks, or all"
-    return (
-        f"torch was imported, but no optimizer step was completed{_failed(exit_code)}. If the job trains without "
-        "torch.optim, call perfscope.step() at the end of each training step"
-    )
+    return f"torch was imported, but no optimizer step was completed{_failed(exit_code)}. {WITHOUT_OPTIMIZER}"
 
 
 def _why_no_capture(config: CollectorConfig, runs: list[RunMetadata], exit_code: int) -> str:

@@ -28,7 +28,7 @@ from perfscope.recording.captures import (
     natural,
     rank_in_name,
 )
-from perfscope.recording.metadata import LaunchMetadata, RunMetadata
+from perfscope.recording.metadata import WITHOUT_OPTIMIZER, LaunchMetadata, RunMetadata
 from perfscope.redact import redact_value
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zip", ".zip", ".gz", ".zst")
@@ -281,14 +281,14 @@ def _nothing_recorded(folder: Path, launch: LaunchMetadata | None, runs: dict[in
     if not runs:
         ended = f" (the command ended with {launch.exit_code})" if launch and launch.exit_code else ""
         return (
-            f"{folder}: no rank recorded anything{ended}: no process took an optimizer step under perfscope run. If "
-            "the training loop does not use torch.optim, call perfscope.step() at the end of every step"
+            f"{folder}: no rank recorded anything{ended}: no process took an optimizer step under perfscope run. "
+            f"{WITHOUT_OPTIMIZER}"
         )
     steps = max(run.steps.seen for run in runs.values())
     problems = sorted({problem for run in runs.values() for problem in run.problems})
     reported = f" The ranks reported: {' '.join(problems)}" if problems else ""
     if steps == 0:
-        return f"{folder}: no rank took an optimizer step. Call perfscope.step() at the end of every step.{reported}"
+        return f"{folder}: no rank took an optimizer step. {WITHOUT_OPTIMIZER}.{reported}"
     return (
         f"{folder}: the job ended after {steps} steps, before a step was recorded; record earlier: "
         f"perfscope run --wait 1 --warmup 0 --active {max(steps - 1, 1)} …{reported}"

@@ -325,6 +325,12 @@ class LaunchMetadata:
         return self.ended or self.exit_code is not None
 
 
+WITHOUT_OPTIMIZER: Final = (
+    "A step ends with an optimizer's step of torch.optim. Where the loop has none (inference, evaluation, an optimizer "
+    "of your own), import perfscope in the script and call perfscope.step() as the last line of the loop"
+)
+"""What to do where no step was seen."""
+
 _LARGEST_FILE: Final = 64 << 20
 """Bytes."""
 

@@ -14,7 +14,7 @@ from typing import Final
 from perfscope.analyzers.rules.communication.ddp_arguments import written
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
-from perfscope.analyzers.whatif.bucketing import MIB, bucket_cap
+from perfscope.analyzers.whatif.bucketing import DEFAULT_CAP, MIB, bucket_cap
 from perfscope.analyzers.whatif.curves import bucket_sizes
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Evidence, Finding, Predict, Prediction
@@ -28,6 +28,8 @@ LATE_SHARE: Final = 1 / 3
 """A bucket is big when it holds at least this share of the gradient bytes."""
 NEARLY: Final = 1.05
 """How many times as long as the shortest step one may be that is surely no longer than now."""
+_FAR_OVER: Final = 2
+"""From so many times DDP's limit for a bucket on, a lone one would be several."""
 _TOO_SMALL: Final = "DDP's gradient buckets are too small"
 _TOO_BIG: Final = "DDP's last gradient bucket is too big to overlap the backward"
 
@@ -131,14 +133,21 @@ def _best(job: RuleContext, size: _BucketSize, predict: Predict) -> _BucketSize:
 
 def _sure(job: RuleContext, buckets: CollectiveTraffic, predict: Predict) -> _BucketSize | None:
     """The best size where the cost model, which a busy host blurs, names none, but even the longest step that the
-    replay allows for is shorter.
+    replay allows for is shorter; or where all gradients are in one bucket: none of it can overlap, whatever it takes.
     """
     replayed = _replayed(bucket_sizes(job.summary, job.runs), predict)
-    if not replayed or replayed[0][0].high >= job.step_time_us:
+    if not replayed or (replayed[0][0].high >= job.step_time_us and not _is_alone(buckets)):
         return None
-    step, cap = replayed[0]
+    # What an all-reduce takes at least is assumed there: of sizes that are nearly as good the largest needs that least.
+    nearly = [each for each in replayed if each[0].mid <= NEARLY * replayed[0][0].mid]
+    step, cap = max(nearly, key=lambda each: each[1]) if _is_alone(buckets) else replayed[0]
     problem = _TOO_SMALL if cap * MIB > buckets.bytes / buckets.count else _TOO_BIG
     return _BucketSize(cap, job.step_time_us - step.mid, problem)
+
+
+def _is_alone(buckets: CollectiveTraffic) -> bool:
+    """Are all gradients in one bucket that is far over what DDP makes by itself?"""
+    return buckets.count <= 1 and buckets.largest >= _FAR_OVER * DEFAULT_CAP * MIB
 
 
 def _replayed(caps: Iterable[int], predict: Predict) -> list[tuple[Prediction, int]]:

@@ -65,6 +65,19 @@ def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
     assert ddp_buckets.evaluate(to(104_000)) is None
 
 
+@pytest.mark.parametrize(("bucket_mb", "advised"), [(500, True), (40, False)], ids=["far over the default", "not far"])
+def test_all_gradients_in_one_bucket_are_to_be_several(bucket_mb, advised):
+    """Of one size no latency can be fitted, and the replay leaves open how much is gained."""
+    runs = {0: RunMetadata(settings={"ddp": {"bucket_cap_mb": 2000.0}})}
+    case = reduced({bucket_mb << 20: 1}, alpha_us=400, gbps=10, exposed_us=30_000, runs=runs, cost_model=())
+    finding = ddp_buckets.evaluate(changed(case, predict=lambda _: Prediction(low=70_000, mid=80_000, high=104_000)))
+    assert (finding is not None) is advised
+    if finding is not None:
+        assert "too big to overlap" in finding.title
+        assert finding.action.old == "2000"
+        assert 25 <= int(finding.action.new) < 500
+
+
 @pytest.mark.parametrize(("other_us", "cap"), [(88_000, "13"), (94_000, "1")])
 def test_a_size_that_may_make_the_step_longer_gives_way_to_one_nearly_as_good_that_does_not(other_us, cap):
     counts, runs = {20_000_000: 1, 180_000_000: 1}, {0: RunMetadata(settings={"ddp": {"bucket_cap_mb": 200.0}})}
