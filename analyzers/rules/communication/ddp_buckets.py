@@ -135,12 +135,16 @@ def _sure(job: RuleContext, buckets: CollectiveTraffic, predict: Predict) -> _Bu
     """The best size where the cost model, which a busy host blurs, names none, but even the longest step that the
     replay allows for is shorter; or where all gradients are in one bucket: none of it can overlap, whatever it takes.
     """
-    replayed = _replayed(bucket_sizes(job.summary, job.runs), predict)
-    if not replayed or (replayed[0][0].high >= job.step_time_us and not _is_alone(buckets)):
+    replayed, alone = _replayed(bucket_sizes(job.summary, job.runs), predict), _is_alone(buckets)
+    if not replayed or (replayed[0][0].high >= job.step_time_us and not alone):
         return None
-    # What an all-reduce takes at least is assumed there: of sizes that are nearly as good the largest needs that least.
-    nearly = [each for each in replayed if each[0].mid <= NEARLY * replayed[0][0].mid]
-    step, cap = max(nearly, key=lambda each: each[1]) if _is_alone(buckets) else replayed[0]
+    step, cap = replayed[0]
+    if alone:
+        # What an all-reduce takes at least is assumed: of sizes that are nearly as good the largest needs that least.
+        nearly = [
+            each for each in replayed if each[0].mid <= NEARLY * step.mid and 2 * each[1] * MIB <= buckets.largest
+        ]
+        step, cap = max(nearly, key=lambda each: each[1], default=replayed[0])
     problem = _TOO_SMALL if cap * MIB > buckets.bytes / buckets.count else _TOO_BIG
     return _BucketSize(cap, job.step_time_us - step.mid, problem)
 
