@@ -1,8 +1,10 @@
-"""The operator in which a rank computes longer than the others that call it as often, where it is one above all."""
+"""The operator in which a rank computes longer than the others, where it is one above all: they call it as often, or
+less, as where one rank alone computes a metric, evaluates or logs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -27,6 +29,14 @@ class SlowOperator:
     name: str
     own_us: float
     others_us: float
+    calls: float = 0.0
+    others_calls: float = 0.0
+    """Per step, where the rank calls it more often than the others; both 0 where all call it as often."""
+
+    @property
+    def is_own_work(self) -> bool:
+        """Does the rank do what the others do not?"""
+        return self.calls > self.others_calls
 
 
 def slow_operators(result: AlignedJob, stragglers: Collection[StragglerRow]) -> dict[int, SlowOperator]:
@@ -40,6 +50,31 @@ def slow_operators(result: AlignedJob, stragglers: Collection[StragglerRow]) -> 
 def _slowest(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
     mine = _per_step(result, row.rank)
     others = [_per_step(result, rank) for rank in result.partials if rank not in row.members]
+    return _slower(row, mine, others) or _of_its_own(row, mine, others)
+
+
+_Operators = Mapping[str, tuple[float, float]]
+"""Name -> (calls, µs) per used step."""
+
+
+def _of_its_own(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:
+    """What the rank calls more often than the others do, where that is most of what it costs. With more samples it
+    calls all operators more often, or all take longer: most are called as often where it does something else.
+    """
+    if not others:
+        return None
+    names = {name for each in (mine, *others) for name in each}
+    usual = {name: tuple(median(each.get(name, (0.0, 0.0))[at] for each in others) for at in (0, 1)) for name in names}
+    calls = sum(calls for calls, _ in usual.values())
+    alike = sum(usual[name][0] for name in names if mine.get(name, (0.0, 0.0))[0] == usual[name][0])
+    over = {name: mine[name][1] - usual[name][1] for name in mine if mine[name][0] > usual[name][0]}
+    if not over or alike < _ABOVE_ALL * calls or sum(over.values()) < _ABOVE_ALL * row.lost_us:
+        return None
+    name = max(sorted(over), key=lambda name: over[name])
+    return SlowOperator(name, mine[name][1], usual[name][1], mine[name][0], usual[name][0])
+
+
+def _slower(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:
     usual = {name: _usual(name, calls, others) for name, (calls, _) in mine.items()}
     shared = {name: us for name, us in usual.items() if us is not None}
     over = {name: mine[name][1] - us for name, us in shared.items()}
@@ -56,14 +91,13 @@ def _slowest(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
     return SlowOperator(name, mine[name][1], shared[name])
 
 
-def _usual(name: str, calls: float, others: Collection[Mapping[str, tuple[float, float]]]) -> float | None:
+def _usual(name: str, calls: float, others: Sequence[_Operators]) -> float | None:
     """µs of an operator on the other ranks that call it as often; None where none does."""
     alike = [each[name][1] for each in others if name in each and each[name][0] == calls]
     return median(alike) if alike else None
 
 
-def _per_step(result: AlignedJob, rank: int) -> dict[str, tuple[float, float]]:
-    """Name -> (calls, µs) per used step."""
+def _per_step(result: AlignedJob, rank: int) -> _Operators:
     partial = result.partials[rank]
     times, used = partial.tables.operators, partial.steps.indices_of(result.steps)
     spent = times.device_ns if partial.has_device_work else times.host_ns

@@ -10,7 +10,7 @@ from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import SAVING
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.results.rows import StragglerRow
-from perfscope.text import duration
+from perfscope.text import count_per_step, duration
 
 WAITS: Final = 0.5
 """Part of a straggler's cost from which its longer wait for a core is what to look at first."""
@@ -97,6 +97,15 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
     operator = slow_operator(job, worst)
     if operator is None:
         return ""
+    if operator.is_own_work:
+        often = count_per_step(operator.calls)
+        times = f"{often} {'time' if often == '1' else 'times'} per step ({duration(operator.own_us)})"
+        others = f"{count_per_step(operator.others_calls)} ({duration(operator.others_us)})"
+        return (
+            f"{who[0].upper()}{who[1:]} calls {operator.name} {times}, its peers {others}, and most other operators as "
+            "often as they do: it does work that is not its part of the batch. Do that (metrics, evaluation, logging, "
+            "checks) in fewer steps, or in another process, or share it among the ranks."
+        )
     return (
         f"Look at {operator.name}: it takes {duration(operator.own_us)} per step on {who} and "
         f"{duration(operator.others_us)} on its peers, which call it as often. Its other operators are not slower, or "

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.losses import host_work
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rank.loop_phases import INSIDE, LOOP
@@ -84,7 +85,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
     if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
         return None
-    work = _work_over_peers(job, worst)
+    operator = slow_operator(job, worst)
+    work = None if operator is not None and operator.is_own_work else _work_over_peers(job, worst)
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
     prediction, unsure = worst.step_without(job.step_time_us), _doubts(job, worst)
@@ -193,9 +195,15 @@ def _causes(job: RuleContext, row: StragglerRow) -> str:
     """Why: of each rank where they hide each other by several causes; else with what they do then, if that is known."""
     if len(set(row.causes)) < 2:
         name, operator = _pauses_in(job, row), slow_operator(job, row)
-        more = f", mostly in {host_work(name)}" if name else f", mostly in {operator.name}" if operator else ""
+        more = f", mostly in {host_work(name)}" if name else _in_operator(operator)
         return f"{CAUSE_PHRASES[row.cause]}{more}"
     return ", ".join(f"{ranks_in_words(ranks)}: {CAUSE_PHRASES[cause]}" for cause, ranks in _by_cause(row).items())
+
+
+def _in_operator(operator: SlowOperator | None) -> str:
+    if operator is None:
+        return ""
+    return f", mostly in {operator.name}{', which its peers call less often' if operator.is_own_work else ''}"
 
 
 def _by_cause(row: StragglerRow) -> dict[str, list[int]]:

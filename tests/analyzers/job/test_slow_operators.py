@@ -45,13 +45,19 @@ def test_one_operator_that_takes_longer_than_the_peers_is_named():
     [
         rank({name: 1.6 * ms for name, ms in USUAL.items()}),  # all are slower alike: most of it in the largest
         rank(USUAL | {"relu": 30.0, "mm": 75.0}),  # two of them
-        rank(USUAL | {"Custom": 41.0}, calls=8),  # more calls: more work
-        rank({**USUAL, "Alone": 40.0}),  # no peer has it
+        rank(USUAL | {"Custom": 41.0}, calls=8),  # all are called more often: more samples
+        rank({**USUAL, "Alone": 14.0}),  # no peer has it, and it is less than half of what is lost
         rank(USUAL | {"Custom": 11.0}),  # a third of what is lost
     ],
 )
 def test_nothing_is_named_where_it_is_not_one_operator_above_all(slow):
     assert found(rank(USUAL), rank(USUAL), slow) is None
+
+
+def test_work_that_no_peer_does_is_named():
+    own = found(rank(USUAL), rank(USUAL), rank({**USUAL, "Alone": 40.0}))
+    assert own == SlowOperator("Alone", 40_000.0, 0.0, 4.0, 0.0)
+    assert own.is_own_work
 
 
 def test_on_devices_their_time_counts():

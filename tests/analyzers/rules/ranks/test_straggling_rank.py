@@ -189,6 +189,24 @@ def test_a_rank_that_computes_longer_in_one_operator_is_told_which() -> None:
     assert "SlowBackward" not in f"{others.title} {others.action.how}"
 
 
+def test_work_of_another_kind_is_not_more_samples() -> None:
+    """Its further FLOPs are of what its peers do not do, so samples need not be spread."""
+    flops = {rank: replace(steps(0.0), flops=((1.0 + 3.0 * (rank == 1)),) * 8) for rank in range(4)}
+    case = changed(job(0.0), stragglers=(SLOW,), per_step=flops)
+    plain = straggling_rank.evaluate(case)
+    assert plain is not None
+    assert plain.action.how.startswith("Spread samples evenly")
+    operator = SlowOperator("aten::sort", 15_000.0, 0.0, 1.0, 0.0)
+    finding = straggling_rank.evaluate(replace(case, slow_operators={1: operator}))
+    assert finding is not None
+    assert finding.title.startswith(
+        "Rank 1 is a straggler (slower compute, mostly in aten::sort, which its peers call less often): waiting for it"
+    )
+    assert finding.action.how.startswith(
+        "Rank 1 calls aten::sort 1 time per step (15.0 ms), its peers 0 (0 µs), and most other operators as often"
+    )
+
+
 @pytest.mark.parametrize(
     ("waited_ms", "ran_ms", "said"), [(30, 10, True), (15, 10, False), (None, 10, False), (30, 25, False)]
 )
