@@ -22,6 +22,8 @@ SHARE: Final = 0.05
 """Least straggler cost, as a share of the step."""
 CORRELATED: Final = 0.9
 """Least correlation of compute and work."""
+_HARDLY: Final = 0.25
+"""Part of the others' wait below which a rank hardly waits."""
 SPREAD: Final = 0.03
 """Least relative standard deviation of the work: a correlation of noise means nothing."""
 
@@ -34,8 +36,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     by_flops, correlation = _follows(job)
     return job.finding(
         RULE,
-        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, "
-        + ("in turn for one another" if len(job.info.steps) > 1 else "in one step, for those that had more of it"),
+        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, " + _for_whom(job, row),
         row.lost_us,
         evidence=_evidence(job, row, by_flops=by_flops, correlation=correlation),
         action=Action(
@@ -48,6 +49,25 @@ def evaluate(job: RuleContext) -> Finding | None:
         confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH if by_flops else Confidence.MEDIUM,
         predicted=row.step_without(job.step_time_us),
     )
+
+
+def _for_whom(job: RuleContext, row: StragglerRow) -> str:
+    if len(job.info.steps) < 2:
+        return "in one step, for those that had more of it"
+    rank = mostly_for(job, row)
+    return "in turn for one another" if rank is None else f"mostly for rank {rank}"
+
+
+def mostly_for(job: RuleContext, row: StragglerRow) -> int | None:
+    """Of ranks that are slow in turn, the one that the others mostly wait for, since it hardly waits itself; None where
+    each waits for the others.
+    """
+    waits = {each.rank: each.exposed_comm_wait_us for each in job.summary.time_breakdown if each.rank in row.ranks}
+    if len(waits) < 2:
+        return None
+    rank = min(waits, key=lambda rank: waits[rank])
+    others = [us for other, us in waits.items() if other != rank]
+    return rank if waits[rank] < _HARDLY * min(others) else None
 
 
 def explains(job: RuleContext, row: StragglerRow) -> bool:

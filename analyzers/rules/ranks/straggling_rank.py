@@ -177,7 +177,9 @@ def _who(job: RuleContext, row: StragglerRow) -> str:
     """The beginning of the title: who the straggler is, and by what."""
     why = _causes(job, row)
     if row.scope == "job":
-        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers in turn ({why}): waiting for them"
+        rank = imbalanced_work.mostly_for(job, row)
+        how = "in turn" if rank is None else f"now and then, mostly rank {rank}"
+        return f"{ranks_in_words(row.ranks).capitalize()} are stragglers {how} ({why}): waiting for them"
     if row.scope == "ranks":
         return f"{subject(row)} are stragglers ({why}): waiting for them"
     return f"{subject(row)} is a straggler ({why}): waiting for it"

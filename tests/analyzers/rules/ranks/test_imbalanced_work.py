@@ -53,6 +53,22 @@ def test_with_more_flops_where_it_is_slow_the_work_is_uneven(in_turn):
     assert straggling_rank.evaluate(context) is None
 
 
+def test_a_rank_that_never_waits_does_not_take_turns(in_turn):
+    """All ranks wait in turn; but where rank 1 never does, the others wait for it."""
+    context = with_flops(in_turn.context, uneven=True)
+    (row, *_) = context.summary.stragglers
+    context = changed(context, stragglers=(replace(row, ranks=(0, 1, 2, 3)),))
+    finding = imbalanced_work.evaluate(context)
+    assert finding is not None
+    assert finding.title.endswith("of the step, in turn for one another")
+    rows = tuple(
+        replace(each, exposed_comm_wait_us=10.0 if each.rank == 1 else 600.0) for each in context.summary.time_breakdown
+    )
+    finding = imbalanced_work.evaluate(changed(context, time_breakdown=rows))
+    assert finding is not None
+    assert finding.title.endswith("of the step, mostly for rank 1")
+
+
 def test_without_shapes_forward_and_backward_times_decide(in_turn):
     finding = imbalanced_work.evaluate(with_flops(in_turn.context, uneven=False))
     assert finding is not None

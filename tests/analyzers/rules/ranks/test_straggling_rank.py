@@ -69,6 +69,10 @@ def test_a_straggler_of_some_steps_is_not_said_to_cost_a_part_of_each():
     assert finding is not None
     assert finding.title.startswith("Ranks 0, 1 are stragglers in turn")
     assert finding.title.endswith(f"waiting for them in 3 of {used} steps costs 15% of the time")
+    ranks = tuple(breakdown(rank, exposed_comm_wait=waits) for rank, waits in enumerate((30_000, 0, 0, 0)))
+    finding = straggling_rank.evaluate(changed(case, stragglers=(in_turn,), time_breakdown=ranks))
+    assert finding is not None
+    assert finding.title.startswith("Ranks 0, 1 are stragglers now and then, mostly rank 1 (slower compute)")
 
 
 def late(lost_us: float, next_us: float = 0.0, share: float = 0.6) -> RuleContext:
