@@ -30,6 +30,9 @@ NAMED: Final = 0.10
 EVALUATES: Final = 0.5
 """From this share of the recorded time in steps with an evaluation, which are left out, these come first."""
 
+_SERIOUS: Final = (Severity.HIGH, Severity.MEDIUM)
+"""Findings that the verdict is about."""
+
 _OFTEN: Final = 2
 """Such steps of a recording from which on it shows that there are many of them."""
 
@@ -100,10 +103,24 @@ def verdict(summary: Summary) -> Verdict:
     if share < LARGE:
         return found
     about = f"Steps with an evaluation, which are left out, take {share:.0%} of the recorded time."
-    if share < EVALUATES or len(left_out["steps"]) < _OFTEN:
+    often, others = len(left_out["steps"]), len(summary.job.steps)
+    # Beyond what their training takes, which the other steps show, against what may be saved of the training.
+    added = share - often * (1 - share) / others if others else 0.0
+    is_most = share >= EVALUATES or (added >= NAMED and added >= (1 - share) * _recoverable(summary))
+    if not is_most or often < _OFTEN:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
     headline = f"{about} Of the others: {found.headline[:1].lower()}{found.headline[1:]}"
     return replace(found, headline=headline, healthy=False, first_action=_evaluate_less(left_out.get("alone", [])))
+
+
+def _recoverable(summary: Summary) -> float:
+    """The largest share of the step that a serious finding's change is expected to save; without any, the largest
+    category but compute.
+    """
+    gains = [each.gain(summary.job.step_us) or 0.0 for each in summary.findings if each.severity in _SERIOUS]
+    if not gains:
+        return largest(losses(summary)[0], summary)[1]
+    return max(1.0 if math.isinf(gain) else gain / (1 + gain) for gain in gains)
 
 
 def _evaluate_less(alone: Sequence[int]) -> str:
@@ -120,7 +137,7 @@ def _evaluate_less(alone: Sequence[int]) -> str:
 def _of_training(summary: Summary) -> Verdict:
     if summary.snapshots is not None and summary.snapshots.ooms:
         return of_snapshots(summary)
-    serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
+    serious = [finding for finding in summary.findings if finding.severity in _SERIOUS]
     blind = {rank: note.kind for note in summary.notes if note.kind in _BLIND for rank in note.ranks}
     if blind and all(row.rank in blind for row in summary.time_breakdown):
         return _blind(serious, min(blind.values()))
