@@ -38,11 +38,14 @@ def _same_samples(job: RuleContext) -> Finding | None:
     if len(same) < COMPARED or len(set(same)) < len(same):
         return None
     loader = next(iter(first.values()))
+    evidence = (Evidence("compared batches, equal on all ranks", len(same), ranks=tuple(sorted(first))),)
+    if loader.shuffle is not None and not loader.iterable:
+        return _divided_in_vain(loader, evidence)
     return Finding(
         rule=RULE,
         title=f"All {len(first)} ranks get the same samples, so they train as one",
         severity=Severity.INFO,
-        evidence=(Evidence("compared batches, equal on all ranks", len(same), ranks=tuple(sorted(first))),),
+        evidence=evidence,
         action=Action(
             setting="IterableDataset.__iter__" if loader.iterable else "DataLoader(sampler=…)",
             old=None if loader.iterable else loader.sampler or None,
@@ -52,6 +55,29 @@ def _same_samples(job: RuleContext) -> Finding | None:
             "again.",
         ),
         confidence=Confidence.HIGH,
+        obtained=Obtained.MEASURED,
+    )
+
+
+def _divided_in_vain(loader: DataLoaderMetadata, evidence: tuple[Evidence, ...]) -> Finding:
+    """Batches that are equal though a sampler divides the samples: made of equal random numbers, or it takes all ranks
+    for one.
+    """
+    return Finding(
+        rule=RULE,
+        title=f"{loader.sampler} divides the samples, yet batches begin alike on all ranks",
+        severity=Severity.INFO,
+        evidence=evidence,
+        action=Action(
+            setting="seeds of the ranks",
+            old=None,
+            new=None,
+            how="If samples are random (augmented or made up), give each rank a seed of its own, from which those of "
+            "its workers follow:\n"
+            + code("python", "torch.manual_seed(1234 + torch.distributed.get_rank())  # once the model is made")
+            + "\nElse check the sampler's rank and num_replicas: they are those of torch.distributed by default.",
+        ),
+        confidence=Confidence.MEDIUM,
         obtained=Obtained.MEASURED,
     )
 

@@ -72,6 +72,14 @@ def test_the_same_samples_on_every_rank():
     assert "DistributedSampler(dataset, shuffle=True)" in finding.action.how
 
 
+def test_equal_batches_of_a_sampler_that_divides_are_of_equal_seeds():
+    finding = sampler.evaluate(job(replace(DIVIDED, sampler_epoch=3), own=False))
+    assert finding is not None
+    assert finding.title == "DistributedSampler divides the samples, yet batches begin alike on all ranks"
+    assert "torch.manual_seed" in finding.action.how
+    assert "DistributedSampler(" not in finding.action.how
+
+
 def test_samples_of_their_own_are_silent():
     assert sampler.evaluate(job(SHUFFLED)) is None
 
