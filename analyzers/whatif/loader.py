@@ -2,7 +2,7 @@
 
 A worker takes as long for a batch as recorded; W workers together deliver W batches in that time, so a step takes at
 least batches x load time / W. Without workers the host loads each batch itself, while its device may still work. The
-sampler draws indices on the training thread in any case. So do workers that are started again for every epoch hold up
+sampler draws indices on the training thread in any case. Workers that are started again for every epoch delay
 the first batch, however many they are.
 
 Workers that compute need cores, and so does the training. Where the CPU time of both is recorded, a step takes at least
