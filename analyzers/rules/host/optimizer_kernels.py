@@ -83,6 +83,6 @@ def _on_cpus(job: RuleContext) -> Finding | None:
 
 _ANOTHER: Final = Action(
     setting="optimizer", old=None, new=None,
-    how="an implementation that updates many parameters at once (torch.optim's foreach=True or fused=True, "
+    how="Use an implementation that updates many parameters at once (torch.optim's foreach=True or fused=True, "
     "torch._foreach_* functions), or torch.compile(optimizer.step).",
 )  # fmt: skip

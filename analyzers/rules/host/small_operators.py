@@ -77,14 +77,14 @@ _CLIPPING: Final = code("python", "torch.nn.utils.clip_grad_norm_(model.paramete
 _AVERAGES: Final = code("python", "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)")
 _OR_AVERAGED: Final = "Or torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay)."
 _KNOWN: Final = (
-    (re.compile("norm"), "", f"If gradients are clipped there, by one call:\n{_CLIPPING}\n"),
+    (re.compile("norm"), "", f"If this loop clips gradients, do it in one call:\n{_CLIPPING}\n"),
     (
         re.compile("sqrt|addcdiv|addcmul"), "",
-        "If parameters are updated there by hand, use an optimizer of torch.optim, with fused=True.\n",
+        "If this loop updates parameters, use an optimizer of torch.optim, with fused=True.\n",
     ),
     (
         re.compile("lerp|mul|add|copy_"), "optimizer and",
-        f"If parameters are averaged there (EMA):\n{_AVERAGES}\n{_OR_AVERAGED}\n",
+        f"If this loop averages parameters (EMA), do it in one call:\n{_AVERAGES}\n{_OR_AVERAGED}\n",
     ),
 )  # fmt: skip
 """What such loops are for: names of operators, part of the training loop, what to do."""
