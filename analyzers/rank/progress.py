@@ -48,6 +48,10 @@ _COLLECTIVE_OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored)[a-z_]+$"
 _NEXT_WAIT_NS: Final = 100_000
 """A wait for a message that is there returns within this time of the wait before it."""
 
+_ROUNDED_NS: Final = 1_000
+"""Traces round starts and durations: to a nanosecond each, and doubles of microseconds since 1970 to 250. What begins
+as something ends may seem to begin so much before that end."""
+
 _WAKING_NS: Final = 500_000
 """A thread that waited for a collective continues within this time of its end, on a busy machine too."""
 
@@ -266,8 +270,8 @@ def _ready(
         kernels = kernels[np.argsort(trace.start_ns[work.launch[kernels]], kind="stable")]
         before = np.searchsorted(trace.start_ns[work.launch[kernels]], work.launch_start_ns(trace)[chosen]) - 1
         tail = np.where(before >= 0, work.end_ns[kernels[np.maximum(before, 0)]], ready)
-        needed = (launch != NONE) & (tail <= collectives.start_ns)
-        ready = np.where(needed, np.maximum(ready, tail), ready)
+        needed = (launch != NONE) & (tail <= collectives.start_ns + _ROUNDED_NS)
+        ready = np.where(needed, np.maximum(ready, np.minimum(tail, collectives.start_ns)), ready)
     if lane is not None:
         awaited = np.minimum(lane.done_ns(lane.behind_ns), collectives.start_ns)
         ready = np.where(lane.behind_ns != NONE, np.maximum(ready, awaited), ready)

@@ -118,3 +118,16 @@ def test_what_a_hook_does_to_reduce_a_bucket_is_part_of_issuing_it() -> None:
     found = analyze_rank(rank.builder.build()).progress.host
     assert found is not None
     assert found.cost_ns.tolist() == [50 * US] * 4
+
+
+@pytest.mark.parametrize("rounded_ns", [0, 1, 250])
+def test_a_reduction_that_begins_as_its_gradients_are_there_waited_for_them_however_times_are_rounded(
+    rounded_ns: int,
+) -> None:
+    """Launched at 20 µs behind a kernel that ends at 100, it begins then, or so many ns before by the trace."""
+    rank = Rank(0, 2, {"0": (0, 1)})
+    rank.builder.launched("gemm", 5 * US, 10 * US, 100 * US)
+    rank.kernel("allreduce", "0", 100 * US - rounded_ns, 150 * US, launch=20 * US)
+    rank.builder.launched("gemm", 30 * US, 101 * US, 200 * US)
+    found = analyze_rank(rank.builder.build()).progress
+    assert found.ready_ns.tolist() == [100 * US - rounded_ns]
