@@ -10,6 +10,7 @@ optimizer. The step time is the mean of the k: that of one recorded batch, so it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -74,11 +75,14 @@ _OF_HOST_AFTER: Final = [HostTime.COLLECTION, HostTime.OTHER, HostTime.PAUSES]
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One reduction of all gradients on one rank: its buckets in the order of issue."""
+    """One reduction of all gradients on one rank: its buckets in the order of issue. ``backward`` numbers those of a
+    step where each is told apart.
+    """
 
     rank: int
     step: int
     buckets: tuple[RankOp, ...]
+    backward: int = 0
 
 
 def gradient_rounds(schedules: EditableSchedules) -> list[Round]:
@@ -91,7 +95,7 @@ def gradient_rounds(schedules: EditableSchedules) -> list[Round]:
 
 def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     cap = number(name, value, "MiB above 0, such as 50", "MB", "MiB")
-    rounds = gradient_rounds(schedules)
+    rounds = _of_each_backward(schedules, context, gradient_rounds(schedules))
     late_ns = [sum(bucket.late_ns for bucket in one.buckets) for one in rounds]
     if float(np.mean(late_ns)) > _LATE * context.result.step_ns:
         raise CannotReplay(
@@ -111,7 +115,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         )
     least = limits(context.runs, cap * MIB, sent_share(context.runs, sum(recorded)))
     ends = bucket_ends(float(sum(recorded)), *least, None if parameters is None else parameters[0])
-    collectives: dict[tuple[int, int, int], Collective] = {}
+    collectives: dict[tuple[int, int, int, int], Collective] = {}
     first = rounds[0]
     alone = alone_share(context, first.buckets[0].collective.group)
     for one in rounds:
@@ -120,7 +124,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     schedules.without({bucket for one in rounds for bucket in one.buckets})
     new = (
         collective.bytes or 0
-        for (step, group, _), collective in collectives.items()
+        for (step, group, _, _), collective in collectives.items()
         if (step, group) == (first.step, first.buckets[0].collective.group)
     )
     transfers = TRANSFER_ERROR * alone * sum(context.transfer_ns(first.buckets[0], size) for size in new)
@@ -134,6 +138,18 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     most = len(ends) if known else len(bucket_ends(float(sum(recorded)), *least, None))
     slower_ns = max(most - len(ends), 0) * _each_bucket_ns(schedules, context, first)
     return Uncertainty(less=share, more=share, either_ns=transfers, spared=spared, slower_ns=slower_ns)
+
+
+def _of_each_backward(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Round]:
+    """These, divided where every micro-batch reduces its gradients: no bucket holds gradients of two backwards."""
+    divided = []
+    for one in rounds:
+        parts = context.result.partials[one.rank].microbatches(one.step)
+        alike = StepOps(schedules, one.rank, one.step).before_last(one.buckets, parts)
+        size = len(one.buckets) // parts if alike else len(one.buckets)
+        begins = range(0, len(one.buckets), size)
+        divided += [replace(one, buckets=one.buckets[at : at + size], backward=at // size) for at in begins]
+    return divided
 
 
 def _each_bucket_ns(schedules: EditableSchedules, context: Context, one: Round) -> float:
@@ -165,7 +181,7 @@ def alone_share(context: Context, group: int) -> float:
 
 def _rebucket(
     schedules: EditableSchedules, context: Context, one: Round, ends: list[float],
-    collectives: dict[tuple[int, int, int], Collective], alone: float,
+    collectives: dict[tuple[int, int, int, int], Collective], alone: float,
 ) -> None:  # fmt: skip
     """Replace the buckets of one round by new ones; ``ends`` are the bytes reduced once each of them is."""
     step_ops = StepOps(schedules, one.rank, one.step)
@@ -181,7 +197,7 @@ def _rebucket(
     buckets = []
     for index, (end, at) in enumerate(zip(ends, moments, strict=True)):
         new = replace(model.collective, bytes=round(end - begun))
-        collective = collectives.setdefault((one.step, new.group, index), new)
+        collective = collectives.setdefault((one.step, new.group, one.backward, index), new)
         transfer = alone * context.transfer_ns(model, collective.bytes or 0)
         buckets.append(RankOp(one.rank, collective, model.lane, model.gap_ns, transfer))
         added.append((at, ScheduleOp.of(OpKind.ISSUE, buckets[-1], one.step)))

@@ -121,6 +121,14 @@ QUESTIONS = {
     ),
     "no_sync": Question(replace(ACCUMULATING, causes=(ReduceEachMicrobatch(),)), {"ddp.no_sync": "true"}, ACCUMULATING),
     **{
+        f"buckets of {size} MiB in each of four backwards": Question(
+            replace(ACCUMULATING, causes=(ReduceEachMicrobatch(),)),
+            {"ddp.bucket_cap_mb": str(size)},
+            bucketed(replace(ACCUMULATING, causes=(ReduceEachMicrobatch(),)), size),
+        )
+        for size in (10, 100)
+    },
+    **{
         f"{workers} workers": Question(
             LOADING,
             {"dataloader.num_workers": str(workers)},
