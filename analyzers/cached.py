@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -161,18 +160,24 @@ def _variant(path: Path, part: str | None) -> str:
 def _pack(partial: RankPartial, path: Path) -> bytes:
     """A partial in bytes, without its file's path, which may differ next time."""
     body = pickle.dumps(dataclasses.replace(partial, source=partial.source.removeprefix(str(path))), protocol=5)
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
+    return _digest(body) + body
 
 
 def _unpack(data: bytes) -> RankPartial:
     digest, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
+    if _digest(body) != digest:
         raise pickle.UnpicklingError("damaged")
     check_sizes(body)
     partial = _ValuesOnly(io.BytesIO(body)).load()
     if not isinstance(partial, RankPartial):
         raise pickle.UnpicklingError("not a rank's analysis")
     return partial
+
+
+def _digest(body: bytes) -> bytes:
+    import hashlib  # loads OpenSSL, which an analysis without the cache does without
+
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
 
 
 class _ValuesOnly(pickle.Unpickler):

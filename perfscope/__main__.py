@@ -1,5 +1,5 @@
 """`python -m perfscope` is the command `perfscope`."""
 
-from perfscope.cli.main import main
+from perfscope.cli.main import start
 
-main(prog_name="perfscope")
+start()

@@ -22,8 +22,9 @@ else:
         """``dataclasses.dataclass`` with the same options: ``frozen``, ``eq``, ``repr`` and ``kw_only`` are in use."""
         if cls is None:
             return lambda kind: dataclass(kind, **options)
-        # One that inherits must fit its base's methods, whichever they are.
-        if not options.get("frozen") or any(map(dataclasses.is_dataclass, cls.__bases__)):
+        # One that inherits must fit its base's methods: those made here are known.
+        bases = [base for base in cls.__bases__ if dataclasses.is_dataclass(base)]
+        if not options.get("frozen") or any(base.__setattr__ is not _not_set for base in bases):
             return dataclasses.dataclass(cls, **options)
         return _frozen(cls, **options)
 
@@ -64,7 +65,11 @@ def _look_through_fields(kind: Any, options: dict[str, bool]) -> None:
     """Sets what there is to know of a class's fields; without methods a dataclass is quickly made."""
     if isinstance(vars(kind).get("__match_args__"), _FieldsWhenAskedFor):
         del kind.__match_args__  # the others are set anew in any case
-    dataclasses.dataclass(**{**options, "init": False, "eq": False, "repr": False, "frozen": False})(kind)
+    inherits = any(map(dataclasses.is_dataclass, kind.__bases__))
+    if "__setattr__" in vars(kind):
+        del kind.__setattr__, kind.__delattr__
+    dataclasses.dataclass(**{**options, "init": False, "eq": False, "repr": False, "frozen": inherits})(kind)
+    kind.__setattr__, kind.__delattr__ = _not_set, _not_deleted
     params = kind.__dataclass_params__  # dataclasses that inherit look at them
     params.init = params.frozen = True
     params.eq, params.repr = options.get("eq", True), options.get("repr", True)

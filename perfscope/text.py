@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Final, TypeGuard
 
@@ -175,6 +174,10 @@ def _with_unit(value: float | None, units: tuple[ScaledUnit, ...]) -> str:
 
 def printable(text: str) -> str:
     """``text`` on one line, without control characters, so that a name from a trace cannot drive a terminal."""
+    if text.isprintable():
+        return text
+    import unicodedata
+
     return "".join(" " if unicodedata.category(letter) in {"Cc", "Cf", "Zl", "Zp"} else letter for letter in text)
 
 

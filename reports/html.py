@@ -7,13 +7,11 @@ a trace that slipped past the escaping could not run or fetch anything.
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,22 +19,22 @@ import jinja2
 from jinja2.bccache import Bucket
 
 from perfscope._version import __version__
-from perfscope.recording.whole import write_text
+from perfscope.recording.whole import write_parts, write_text
 from perfscope.reports.figures.colours import variables
 from perfscope.text import ABSENT, of_recording
 
 _NUMBER_AND_UNIT: Final = re.compile(r"(\d) (%|[mµ]?s\b|[KMGT]?i?B\b|[MGT]B/s|TFLOP)")
 
 
-def assemble(
+def assembled(
     template: str,
     values: dict[str, Any],
     *,
     styles: tuple[str, ...],
     scripts: tuple[str, ...],
     sources: tuple[str, ...] = (),
-) -> str:
-    """A self-contained page: ``styles`` and ``scripts`` are names in ``assets``.
+) -> Iterator[str]:
+    """The parts of a self-contained page, in order: ``styles`` and ``scripts`` are names in ``assets``.
 
     Scripts from ``sources`` may run besides, those that the page's own scripts make.
     """
@@ -44,13 +42,16 @@ def assemble(
     return (
         environment()
         .get_template(template)
-        .render(**values, style=_style(*styles), scripts=texts, policy=_policy(texts, sources))
+        .generate(**values, style=_style(*styles), scripts=texts, policy=_policy(texts, sources))
     )
 
 
-def save(html: str, path: Path) -> None:
-    """Write a page, whole or not at all. Raises OSError when the folder cannot be written."""
-    write_text(path, html)
+def save(parts: Iterable[str], path: Path) -> None:
+    """Write a page, whole or not at all. Raises OSError when the folder cannot be written.
+
+    The whole page is never in memory: as one text with any letter outside Latin-1, Python gives each letter two bytes.
+    """
+    write_parts(path, parts)
 
 
 def kept(source: Path, make: Callable[[], str]) -> str:
@@ -110,7 +111,7 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
 def environment() -> jinja2.Environment:
     """The templates: everything that they show is escaped, and what they do not know is an error."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("perfscope.reports", "templates"),
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         bytecode_cache=_Compiled(),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -138,11 +139,13 @@ def _at_joints(name: str) -> list[str]:
 @cache
 def _asset(name: str) -> str:
     """A file of ``assets``, as it goes into the page."""
-    return (resources.files("perfscope.reports") / "assets" / name).read_text(encoding="utf-8")
+    return (Path(__file__).with_name("assets") / name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: tuple[str, ...], sources: tuple[str, ...]) -> str:
     """The content security policy: these scripts, inline styles (plotly sets them), pictures made here; no network."""
+    import hashlib  # loads OpenSSL: once other processes have ended that need memory
+
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join((*(f"'sha256-{digest}'" for digest in hashes), *sources))
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from typing import Final, TextIO
 
@@ -30,6 +29,8 @@ class Paint:
         """As the stream takes it: plain unless it is a terminal, for ``NO_COLOR`` and for ``TERM=dumb``."""
         if not stream.isatty():
             return PLAIN
+        import shutil
+
         width = min(max(shutil.get_terminal_size((PLAIN.width, 24)).columns, _NARROWEST), _WIDEST)
         return cls(not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb", width)
 

@@ -77,6 +77,26 @@ def classes(dataclass: Callable[..., Any]) -> dict[str, Any]:
         more: float = 0.5
 
     @dataclass(frozen=True)
+    class HeirOfHeir(Heir):
+        """Changes a default, and has a method of its own."""
+
+        text: str = "other"
+
+        def __repr__(self) -> str:
+            return f"heir {self.number}"
+
+    @dataclass(frozen=True, kw_only=True)
+    class HeirOfNamed(Named):
+        """Works one more field out."""
+
+        third: int = 3
+        product: int = dataclasses.field(init=False, default=0)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            object.__setattr__(self, "product", self.total * self.third)
+
+    @dataclass(frozen=True)
     class Empty:
         """Has no field."""
 
@@ -110,7 +130,9 @@ def classes(dataclass: Callable[..., Any]) -> dict[str, Any]:
 
         number: int = 0
 
-    found = (Plain, Named, Itself, Own, Compared, Heir, Empty, Simple, OfSelf, OfWriter, Changeable)
+    found = (
+        Plain, Named, Itself, Own, Compared, Heir, HeirOfHeir, HeirOfNamed, Empty, Simple, OfSelf, OfWriter, Changeable,
+    )  # fmt: skip
     return {kind.__name__: kind for kind in found}
 
 
@@ -127,6 +149,10 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Own", (12,), {}),
     ("Compared", (12,), {}),
     ("Heir", (1,), {"more": 2.0}),
+    ("HeirOfHeir", (1,), {"more": 2.0}),
+    ("HeirOfHeir", (), {}),
+    ("HeirOfNamed", (), {"second": 2, "third": 5}),
+    ("HeirOfNamed", (), {}),
     ("Empty", (), {}),
     ("Empty", (1,), {}),
     ("Simple", (1,), {"named": 2}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +21,7 @@ from perfscope.analyzers.readers.chrome_metadata import (
     text_of,
 )
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
-from perfscope.trace.columns import TYPES, GrowingColumns
+from perfscope.trace.columns import TYPES, GrowingColumns, InOrder
 from perfscope.trace.trace import NONE, Category, Int64, MemoryCounter
 
 _K = TypeVar("_K")
@@ -61,7 +62,10 @@ _HOST_DEVICE_TYPE = 0
 
 
 class Numbering(dict[_K, int], Generic[_K]):
-    """Numbers its keys in the order of first use; ``make`` turns a new key into its number."""
+    """Numbers its keys; ``make`` turns a new key into its number.
+
+    ``make`` must not hold what holds the numbering: both would stay in memory until Python looks for such cycles.
+    """
 
     def __init__(self, make: Callable[[_K], int]) -> None:
         super().__init__()
@@ -77,22 +81,9 @@ class ChromeStrings:
 
     def __init__(self) -> None:
         self.values: list[str] = []
-        self.ids: Numbering[str] = Numbering(self._add)
-        self.ids_of_json: Numbering[bytes] = Numbering(self._add_json)
+        self.ids: Numbering[str] = Numbering(partial(_add, self.values))
+        self.ids_of_json: Numbering[bytes] = Numbering(partial(_add_json, self.ids))
         """JSON text to the id of the same JSON in one spelling, without white space; NONE for no text and ``null``."""
-
-    def _add(self, value: str) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def _add_json(self, text: bytes) -> int:
-        if text in (b"", b"null"):
-            return NONE
-        try:
-            plain = msgspec.json.encode(msgspec.json.decode(text))
-        except UNREADABLE:  # skipped as an argument, never checked as a value
-            plain = text
-        return self.ids[plain.decode("utf-8", "replace")]
 
     def id_of_value(self, raw: msgspec.Raw) -> int:
         """Id of a JSON string's content, of any other value's JSON text, or NONE."""
@@ -100,6 +91,21 @@ class ChromeStrings:
         if text[:1] != b'"':
             return self.ids_of_json[text]
         return self.ids[text_of(text)]
+
+
+def _add(values: list[str], value: str) -> int:
+    values.append(value)
+    return len(values) - 1
+
+
+def _add_json(ids: Numbering[str], text: bytes) -> int:
+    if text in (b"", b"null"):
+        return NONE
+    try:
+        plain = msgspec.json.encode(msgspec.json.decode(text))
+    except UNREADABLE:  # skipped as an argument, never checked as a value
+        plain = text
+    return ids[plain.decode("utf-8", "replace")]
 
 
 class ChromeColumns:
@@ -112,9 +118,9 @@ class ChromeColumns:
 
     def __init__(self) -> None:
         self.strings = ChromeStrings()
-        self.threads: Numbering[tuple[str, str]] = Numbering(lambda _: len(self.threads))
+        threads = self.threads = InOrder[tuple[str, str]]()
         """(pid, tid) as text, in order of appearance."""
-        self._tracks: Numbering[tuple[Any, Any]] = Numbering(lambda track: self.threads[str(track[0]), str(track[1])])
+        self._tracks: Numbering[tuple[Any, Any]] = Numbering(lambda track: threads[str(track[0]), str(track[1])])
         """(pid, tid) as written to the thread."""
         self._category_of: Numbering[str] = Numbering(category_of)
         self._events = GrowingColumns()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
-from perfscope.trace.columns import TYPES, by_start_longer_first, narrowed, near_in_time, put_in_order
+from perfscope.trace.columns import TYPES, InOrder, by_start_longer_first, narrowed, near_in_time, put_in_order
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int8, Int32, Int64, MemoryCounter
-
-_K = TypeVar("_K")
 
 MEMORY_EVENTS: Final = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 """Table of reports that were recorded with ``--cuda-memory-usage=true``."""
@@ -21,14 +19,6 @@ _ON_DEVICE: Final = (2, 3, 5)
 """ENUM_CUDA_MEM_KIND: device, array, static; pageable and pinned are the host's, managed memory is on either side."""
 _FREED: Final = 1
 """ENUM_CUDA_DEV_MEM_EVENT_OPER: deallocation."""
-
-
-class InOrder(dict[_K, int]):
-    """Numbers its keys in the order of first use."""
-
-    def __missing__(self, key: _K) -> int:
-        number = self[key] = len(self)
-        return number
 
 
 class NsysColumns:

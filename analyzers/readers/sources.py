@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from isal import isal_zlib
 
 from perfscope.errors import TraceError
+
+if TYPE_CHECKING:
+    import zipfile
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
@@ -25,9 +27,6 @@ ZSTD_SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
 
 _PACKED_BYTES = 1 << 16
 _DAMAGED: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub declares an instance
-_ZIP_DAMAGED: tuple[type[Exception], ...] = (zipfile.BadZipFile, EOFError, _DAMAGED)
-with suppress(ImportError):  # some builds of Python are without it
-    _ZIP_DAMAGED = (*_ZIP_DAMAGED, importlib.import_module("lzma").LZMAError)
 _GZIP_WINDOW = 31
 """zlib's spelling of "gzip header and checksum expected"."""
 
@@ -130,19 +129,32 @@ class _Zip:
     def __init__(self, member: BinaryIO) -> None:
         self.damage = ""
         self._member = member
+        self._damaged = _zip_errors()
 
     def readinto(self, view: memoryview) -> int:
         # Small reads: a failing checksum costs the last read.
         try:
             return self._member.readinto(view[:_PACKED_BYTES])  # type: ignore[attr-defined, no-any-return]
-        except _ZIP_DAMAGED:
+        except self._damaged:
             self.damage = "the zip archive is damaged"
             return 0
+
+
+def _zip_errors() -> tuple[type[Exception], ...]:
+    """What reading a damaged member raises."""
+    import zipfile  # with what it imports takes longer than to open a trace, and few traces are packed so
+
+    errors: tuple[type[Exception], ...] = (zipfile.BadZipFile, EOFError, _DAMAGED)
+    with suppress(ImportError):  # some builds of Python are without it
+        errors = (*errors, importlib.import_module("lzma").LZMAError)
+    return errors
 
 
 @contextmanager
 def _zip_member(path: Path, file: BinaryIO) -> Iterator[BinaryIO]:
     """The one file in a zip archive."""
+    import zipfile
+
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -18,6 +17,7 @@ from perfscope.cli import outputs
 from perfscope.cli.completion import complete_files
 from perfscope.cli.number import Number, Whole
 from perfscope.cli.progress import reading
+from perfscope.execution import allocator
 from perfscope.recording import paths, remote
 from perfscope.results.prices import Price, priced
 from perfscope.results.summary import Summary
@@ -32,8 +32,7 @@ _OBJECTS: Final = 100_000
 def _settle_process() -> None:
     """What pays in a process that ends after one analysis; its workers begin so, too."""
     gc.set_threshold(_OBJECTS, *gc.get_threshold()[1:])
-    # As it ends, Python would look through all that it has for cycles, twice, which takes half as long as the page.
-    atexit.register(gc.freeze)
+    allocator.settle()
     # Numpy would start a thread for each core as it is imported: for products of matrices, of which there are none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

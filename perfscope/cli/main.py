@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import os
+import sys
+import threading
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -93,3 +97,28 @@ def main() -> None:
     perfscope run -- torchrun --nproc-per-node 8 train.py    record a few steps of every rank
     perfscope analyze perfscope-recording                    read them and write report.html
     """
+
+
+def start() -> None:
+    """The command as a process, which ends as soon as it is done.
+
+    Python would first take apart, object by object, what the system frees at once. What was registered to be called at
+    the end is called, and output is written, as ever; where another thread still works, Python ends the process.
+    """
+    try:
+        main(prog_name="perfscope")
+    except SystemExit as end:
+        if threading.active_count() == 1 and isinstance(end.code, int | None):
+            _end(end.code or 0)
+        raise
+
+
+def _end(status: int) -> None:
+    """End the process; return where its output cannot be written, which Python reports."""
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        return
+    os._exit(status)

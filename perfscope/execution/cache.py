@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +163,8 @@ class Cache:
 
     def save(self, name: str, write: Callable[[Path], object]) -> None:
         """Make an entry: ``write`` gets the path to write it to. A failure has no effect."""
+        import tempfile
+
         temporary = None
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -220,6 +220,8 @@ def fingerprint(*parts: ModuleType) -> str:
 
     With the version number alone a developer would get the results of older code.
     """
+    import hashlib  # loads OpenSSL: 3 MB, which an analysis without the cache does without
+
     digest = hashlib.blake2b(__version__.encode(), digest_size=8)
     for part in parts:
         for folder in getattr(part, "__path__", ()):
@@ -232,6 +234,8 @@ def fingerprint(*parts: ModuleType) -> str:
 
 
 def _hash(path: Path) -> str:
+    import hashlib
+
     # Detects changes, not forgery; processors compute SHA-1 in hardware, at twice the speed of BLAKE2.
     digest = hashlib.sha1(usedforsecurity=False)
     buffer = memoryview(bytearray(_CHUNK_BYTES))
@@ -246,6 +250,8 @@ def _identity(path: Path, state: FileState) -> str:
 
 
 def _note(identity: str) -> str:
+    import hashlib
+
     return f"{hashlib.blake2b(identity.encode(errors='surrogateescape'), digest_size=_KEY_BYTES).hexdigest()}.key"
 
 

@@ -8,8 +8,6 @@ one a worker is on disk.
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,6 +89,9 @@ def read_head(path: Path, count: int) -> bytes:
 @contextmanager
 def fetched(path: Path) -> Iterator[Path]:
     """A copy of a remote file in a temporary folder, under its own name. Raises TraceError where it cannot be had."""
+    import shutil
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="perfscope-", ignore_cleanup_errors=True) as folder:
         local = Path(folder) / path.name
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -39,5 +39,11 @@ def write_text(path: Path, text: str) -> None:
 
     Raises OSError.
     """
+    write_parts(path, (text,))
+
+
+def write_parts(path: Path, parts: Iterable[str]) -> None:
+    """``write_text`` of a text in parts; what making a part raises leaves the former file."""
     with replacing(path) as file:
-        file.write(text.encode("utf-8", "replace"))
+        for part in parts:
+            file.write(part.encode("utf-8", "replace"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from perfscope.trace.trace import Bool, Int64
+
+_K = TypeVar("_K")
 
 TYPES: Final = {
     "category": np.int8, "name": np.int32, "start_ns": np.int64, "duration_ns": np.int64, "thread": np.int32,
@@ -22,6 +24,14 @@ LONGEST_NS: Final = 30 * 86_400 * 10**9
 _IDS: Final = ("correlation", "external_id")
 """Columns that have 64 bits for the few writers whose ids need them."""
 _NARROW: Final = np.iinfo(np.int32)
+
+
+class InOrder(dict[_K, int]):
+    """Numbers its keys in the order of first use."""
+
+    def __missing__(self, key: _K) -> int:
+        number = self[key] = len(self)
+        return number
 
 
 class GrowingColumns:

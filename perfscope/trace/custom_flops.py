@@ -18,7 +18,6 @@ may import what is installed where the traces are read.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +99,8 @@ class CustomFlops:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that change with the text."""
+        import hashlib
+
         return hashlib.blake2b(self.text.encode(), digest_size=8).hexdigest()
 
     def get(self, operator: str) -> CustomFormula | None:

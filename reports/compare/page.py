@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from perfscope.reports.compare import pictures, words
 from perfscope.reports.compare.tables import breakdown_table, difference_tables, scaling_table, settings_table
-from perfscope.reports.html import assemble, save
+from perfscope.reports.html import assembled, save
 from perfscope.reports.page.definitions import DEFINITIONS
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference
@@ -49,12 +50,16 @@ MORE_DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
 
 def render(comparison: Comparison) -> str:
     """The whole page as HTML."""
-    return assemble("comparison.html", _values(comparison), styles=_STYLES, scripts=_SCRIPTS)
+    return "".join(_parts(comparison))
 
 
 def write(comparison: Comparison, path: Path) -> None:
     """Write the page, whole or not at all. Raises OSError when the folder cannot be written."""
-    save(render(comparison), path)
+    save(_parts(comparison), path)
+
+
+def _parts(comparison: Comparison) -> Iterator[str]:
+    return assembled("comparison.html", _values(comparison), styles=_STYLES, scripts=_SCRIPTS)
 
 
 def _values(comparison: Comparison) -> dict[str, Any]:

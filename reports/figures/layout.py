@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -31,7 +30,8 @@ _AXIS: Final = {
 
 def plain(text: str) -> str:
     """Plotly reads a little HTML in labels; names from a recording must not be read so."""
-    return html.escape(text, quote=False)
+    # As html.escape, whose module begins with a dictionary of every named character.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def shortened(text: str, most: int = 60) -> str:

@@ -7,6 +7,7 @@ policy allows.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from perfscope.reports.figures.breakdown import HEATMAP_ABOVE
 from perfscope.reports.figures.colours import dark_of_light
 from perfscope.reports.figures.figures import Figures
 from perfscope.reports.figures.timeline import first_shown
-from perfscope.reports.html import assemble, kept, save
+from perfscope.reports.html import assembled, kept, save
 from perfscope.reports.page import (
     advice,
     breakdown,
@@ -63,16 +64,20 @@ TOP_FINDINGS: Final = 5
 
 def render(summary: Summary, *, merged: str = "") -> str:
     """The whole page as HTML; ``merged`` is the job's file for Perfetto, from the page's folder, where there is one."""
+    return "".join(_parts(summary, merged=merged))
+
+
+def _parts(summary: Summary, *, merged: str) -> Iterator[str]:
     values = _values(summary)
     if summary.is_one_window:
         values = {name: _of_recording(value) for name, value in values.items()}
     values |= {"plotly": _plotly(), "merged": merged}
-    return assemble("page.html", values, styles=("page.css",), scripts=_SCRIPTS, sources=("blob:",))
+    return assembled("page.html", values, styles=("page.css",), scripts=_SCRIPTS, sources=("blob:",))
 
 
 def write(summary: Summary, path: Path) -> None:
     """Write the page, whole or not at all. Raises OSError when the folder cannot be written."""
-    save(render(summary, merged=MERGED_FILE if path.with_name(MERGED_FILE).is_file() else ""), path)
+    save(_parts(summary, merged=MERGED_FILE if path.with_name(MERGED_FILE).is_file() else ""), path)
 
 
 def _values(summary: Summary) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -172,7 +173,7 @@ def test_a_place_that_cannot_be_written_fails_nothing(tmp_path, trace, place, mo
         folder.write_bytes(b"")
     elif place == "read-only":
         # Permissions do not stop root, and tests may run as root.
-        monkeypatch.setattr(module.tempfile, "mkstemp", _refuse)
+        monkeypatch.setattr(tempfile, "mkstemp", _refuse)
     else:
         folder = Path("/dev/null/cache")
     cache = Cache(folder)

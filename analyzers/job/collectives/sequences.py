@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
 from typing import Final
 
 import numpy as np
@@ -287,6 +286,8 @@ def _side_by_side(what: Int64, runs: Mapping[int, Int64], kinds: Sequence[str]) 
 
 def _places(model: Sequence[_Token], sequence: Sequence[_Token], extra: dict[tuple[_Token, int], int]) -> list[int]:
     """For each op of a sequence, its place in the model; ops that it lacks are numbered after it in ``extra``."""
+    from difflib import SequenceMatcher
+
     places = [NONE] * len(sequence)
     free: dict[_Token, list[int]] = defaultdict(list)
     taken = set()

@@ -10,7 +10,7 @@ from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.work.flops import product_type
 from perfscope.analyzers.rank.work.kernel_times import ClassedWork
-from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums, where
+from perfscope.analyzers.rank.work.per_step import amounts, heaviest, lines_of, sums
 from perfscope.analyzers.rank.work.tables import CLASSES, OTHER_OPERATORS, OperatorTimes
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Float64, Int64, Trace
@@ -42,12 +42,11 @@ def operator_times(
     # Work launched in one step may run in the next: an operator is listed in both cases.
     is_listed = in_step.copy()
     is_listed[launcher[launched]] = True
-    listed, here = where(is_listed), where(in_step)
     line = np.full(len(operators), NONE, dtype=np.int64)
     cost = np.bincount(launcher[launched], weights=classed.length_ns[launched], minlength=len(operators))
-    cost[here] += own[here]
-    names, line[listed] = lines_of(
-        trace.name[operators.row[listed]], cost[listed], trace.strings.__getitem__, OTHER_OPERATORS
+    np.add(cost, own, out=cost, where=in_step)
+    names, line[is_listed] = lines_of(
+        trace.name[operators.row[is_listed]], cost[is_listed], trace.strings.__getitem__, OTHER_OPERATORS
     )
     del cost
     lines = len(names)
@@ -60,8 +59,8 @@ def operator_times(
         names=tuple(names),
         operator_class=_classes(names, line[launcher[launched]], classed.kind[launched], classed.length_ns[launched]),
         dtype=tuple(counted.types[index] if index != NONE else None for index in types),
-        count=sums(line[here], host_step[here], *size),
-        host_ns=sums(line[here], host_step[here], *size, own[here]),
+        count=sums(line, host_step, *size, chosen=in_step),
+        host_ns=sums(line, host_step, *size, own, chosen=in_step),
         device_ns=sums(*on_device, classed.length_ns[launched]),
         kernels=sums(*on_device),
         flops_line=flops_line,

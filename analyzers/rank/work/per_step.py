@@ -12,18 +12,30 @@ from perfscope.trace.trace import Bool, Float64, Int32, Int64
 KEPT: Final = 200
 """Most names of one table, the heaviest; the rest is added up under one name."""
 
-_DENSE: Final = 1 << 20
+_DENSE: Final = 1 << 16
 """Keys up to this, or up to twice the number of events, are counted in one array that has a place for each."""
 
-_BLOCK: Final = 1 << 18
+_BLOCK: Final = 1 << 14
 """Events that are added up at once: what that needs besides them stays small."""
 
 
-def sums(line: Int64, step: Int64, lines: int, steps: int, weights: Int64 | None = None) -> Int64:
-    """``[lines, steps]``: sums of the events' weights (their number, without weights). Exact below 2^53."""
+def sums(
+    line: Int64 | Int32,
+    step: Int64,
+    lines: int,
+    steps: int,
+    weights: Int64 | None = None,
+    chosen: Bool | None = None,
+) -> Int64:
+    """``[lines, steps]``: sums of the events' weights (their number, without weights), of all or of those ``chosen``.
+
+    Exact below 2^53.
+    """
     total = np.zeros(lines * steps, dtype=np.int64)
     for at in range(0, len(line), _BLOCK):
-        part = slice(at, at + _BLOCK)
+        part: Any = slice(at, at + _BLOCK)
+        if chosen is not None:
+            part = at + np.flatnonzero(chosen[part])
         own = weights[part] if weights is not None else None
         total += np.bincount(line[part] * steps + step[part], weights=own, minlength=len(total)).astype(np.int64)
     return total.reshape(lines, steps)
@@ -57,11 +69,6 @@ def _unique(keys: Int64 | Int32) -> tuple[Any, Int64]:
     distinct = np.flatnonzero(used)
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
     return distinct, place[keys]
-
-
-def where(chosen: Bool) -> Any:
-    """An index of what is chosen; with it, all of an array is the array itself and no copy."""
-    return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def heaviest(line: Int64, value: Int64, weights: Float64 | Int64, lines: int) -> Int64:

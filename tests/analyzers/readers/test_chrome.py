@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers import chrome
+from perfscope.analyzers.readers import chrome, chrome_scan
+from perfscope.analyzers.readers.chrome_columns import Numbering
 from perfscope.errors import TraceError
+from perfscope.trace.columns import InOrder
 from perfscope.trace.trace import NONE, Category, Device, ProcessGroup, Thread
 from tests.analyzers.readers.helpers import event, names, read
 
@@ -353,3 +357,26 @@ def test_file_without_events_is_an_error_that_names_it(tmp_path: Path, content: 
 def test_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"absent\.json: cannot be read"):
         chrome.read(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_nothing_but_the_trace_stays_in_memory(tmp_path: Path, compiled: bool) -> None:
+    if compiled and not chrome_scan.IS_BUILT:
+        pytest.skip("the scanner is not built")
+    path = tmp_path / "trace.json"
+    args = {"Input Dims": [[2, 3]], "Input type": ["float"]}
+    path.write_text(json.dumps({**HEADER, "traceEvents": [event("aten::mm", args=args), event("aten::add", ts=9)]}))
+    before = numberings()
+    gc.disable()
+    try:
+        trace = chrome.read(path, compiled=compiled)
+        after = numberings()
+    finally:
+        gc.enable()
+    assert len(trace) == 2
+    assert after == before
+
+
+def numberings() -> int:
+    """The tables of strings and of threads that there are, also those that nothing reaches any more."""
+    return sum(isinstance(found, Numbering | InOrder) for found in gc.get_objects())

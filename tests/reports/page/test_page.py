@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -368,7 +369,12 @@ def test_numbers_that_are_none_do_not_break_the_page() -> None:
 def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "report.html"
     target.write_text("before", encoding="utf-8")
-    monkeypatch.setattr(page, "render", lambda summary, **_: (_ for _ in ()).throw(RuntimeError("half way")))
+
+    def half_way(*_: object, **__: object) -> Iterator[str]:
+        yield "<!DOCTYPE html>"
+        raise RuntimeError("half way")
+
+    monkeypatch.setattr(page, "assembled", half_way)
     with pytest.raises(RuntimeError, match="half way"):
         page.write(healthy(), target)
     assert target.read_text(encoding="utf-8") == "before"
