@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers import chrome, chrome_scan
-from perfscope.analyzers.readers.chrome_columns import Numbering
+from perfscope.analyzers.readers import chrome, chrome_columns, chrome_scan
 from perfscope.errors import TraceError
-from perfscope.trace.columns import InOrder
 from perfscope.trace.trace import NONE, Category, Device, ProcessGroup, Thread
 from tests.analyzers.readers.helpers import event, names, read
 
@@ -360,23 +359,24 @@ def test_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_nothing_but_the_trace_stays_in_memory(tmp_path: Path, compiled: bool) -> None:
+def test_nothing_but_the_trace_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled and not chrome_scan.IS_BUILT:
         pytest.skip("the scanner is not built")
+    made: list[weakref.ref[Any]] = []
+
+    class Seen(chrome_columns.Numbering[Any]):
+        def __init__(self, make: Any) -> None:
+            super().__init__(make)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(chrome_columns, "Numbering", Seen)
     path = tmp_path / "trace.json"
     args = {"Input Dims": [[2, 3]], "Input type": ["float"]}
     path.write_text(json.dumps({**HEADER, "traceEvents": [event("aten::mm", args=args), event("aten::add", ts=9)]}))
-    before = numberings()
     gc.disable()
     try:
-        trace = chrome.read(path, compiled=compiled)
-        after = numberings()
+        assert len(chrome.read(path, compiled=compiled)) == 2
+        assert made
+        assert [numbering for numbering in made if numbering() is not None] == []
     finally:
         gc.enable()
-    assert len(trace) == 2
-    assert after == before
-
-
-def numberings() -> int:
-    """The tables of strings and of threads that there are, also those that nothing reaches any more."""
-    return sum(isinstance(found, Numbering | InOrder) for found in gc.get_objects())
