@@ -32,9 +32,12 @@ def strips_reading(summary: Summary) -> str:
     span = max(strip.start_us[-1] + strip.duration_us[-1] for strip in strips)
     if len(strips) > 1 and waits[most] >= 0.02 * span:
         reading += f". Rank {most} waits longest ({duration(waits[most])})"
-        waited_for = " and ".join(who(row) for row in named(summary.stragglers))
-        least_of_all = f", rank {least} least ({duration(waits[least])})"
-        reading += f": the others wait for {waited_for}" if waited_for else least_of_all
+        stragglers = named(summary.stragglers)
+        # A straggler of other steps may itself wait in this one.
+        if stragglers and not any(most in (row.rank, *row.ranks) for row in stragglers):
+            reading += f": the others wait for {' and '.join(map(who, stragglers))}"
+        else:
+            reading += f", rank {least} least ({duration(waits[least])})"
     elif len(strips) > 1:
         reading += ". No rank waits for another more than 2% of the step"
     return reading + "."
