@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,10 +96,20 @@ def ring_groups(result: AlignedJob) -> frozenset[int]:
     )
 
 
+_KNOWN: Final[WeakKeyDictionary[AlignedJob, PipelineMessages]] = WeakKeyDictionary()
+"""A dozen analyses ask for the same messages of a job."""
+
+
 def _messages(result: AlignedJob) -> PipelineMessages:
-    serves = _pipeline_groups(result.matched)
-    columns = [_of_rank(result, rank, serves) for rank in sorted(result.partials)]
-    return PipelineMessages(**{name: np.concatenate([each[name] for each in columns]) for name in columns[0]})
+    known = _KNOWN.get(result)
+    if known is None:
+        serves = _pipeline_groups(result.matched)
+        # Without a group that serves one, a single rank shows that there are none.
+        ranks = sorted(result.partials)[: None if serves.any() else 1]
+        columns = [_of_rank(result, rank, serves) for rank in ranks]
+        known = PipelineMessages(**{name: np.concatenate([each[name] for each in columns]) for name in columns[0]})
+        _KNOWN[result] = known
+    return known
 
 
 def _pipeline_groups(matched: MatchedCollectives) -> Bool:
