@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 from perfscope.analyzers.rank.collectives.collectives import SMALLEST
 from perfscope.analyzers.rules.context import RuleContext
@@ -43,11 +44,20 @@ class CollectiveTraffic:
         return max(self.transfer_us - self.count * (self.alpha_us or 0.0), 0.0) / self.bytes
 
 
+_OF_MODELS: Final = frozenset(("tensor", "pipeline", "context", "expert"))
+"""Roles of groups that divide a model or its input: gradients and parameters travel in others."""
+
+
 def traffic(job: RuleContext, *kinds: str) -> CollectiveTraffic | None:
-    """The busiest group's collectives of these kinds, of the kind that moves most; None where there are none with their
-    size, or steps are not marked.
+    """The collectives of these kinds in the busiest group in which gradients and parameters travel, of the kind that
+    moves most; None where there are none with their size, or steps are not marked.
     """
-    rows = [row for row in job.summary.collectives if row.kind in kinds and (row.bytes or 0) >= SMALLEST]
+    apart = {group.name for group in job.summary.groups if group.role in _OF_MODELS}
+    rows = [
+        row
+        for row in job.summary.collectives
+        if row.kind in kinds and (row.bytes or 0) >= SMALLEST and row.group not in apart
+    ]
     if not rows or job.steps == 0:
         return None
     moved, by_dtype = Counter[tuple[str, str]](), Counter[str | None]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from perfscope.analyzers.rules.communication import ddp_buckets
@@ -9,6 +11,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.findings import Prediction
 from perfscope.results.rows import CollectiveRow, CostRow
+from perfscope.results.tables import GroupRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
 
 
@@ -47,6 +50,22 @@ def test_a_late_big_bucket_wants_a_smaller_cap():
     # sqrt(100 us · 200 MB / 0.0001 us/B) = 14.1 MB.
     assert finding.action.new == "13"
     assert "too big" in finding.title
+
+
+@pytest.mark.parametrize("role", ["tensor", "context"])
+def test_the_buckets_are_those_of_the_gradients_group(role):
+    """Tensor parallel layers move more, in many collectives of one size."""
+    runs = {0: RunMetadata(settings={"ddp": {"bucket_cap_mb": 170.0}})}
+    case = reduced({20_000_000: 1, 180_000_000: 1}, alpha_us=100, gbps=10, exposed_us=18_000, runs=runs)
+    of_layers = dataclasses.replace(case.summary.collectives[0], group="tp", bytes=50_000_000, count=8 * 40)
+    groups = tuple(
+        GroupRow(name=name, ranks=(0, 1), role=what, role_from="test", comm_us=1.0, across_hosts=False)
+        for name, what in (("0", "data"), ("tp", role))
+    )
+    finding = ddp_buckets.evaluate(changed(case, collectives=(*case.summary.collectives, of_layers), groups=groups))
+    assert finding is not None
+    assert finding.action.new == "13"
+    assert next(each.value for each in finding.evidence if each.what == "gradient bytes per step") == 200_000_000
 
 
 def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
