@@ -220,8 +220,8 @@ def _until_last_end(ends: Int64, begin: Int64, until: Int64) -> Intervals:
     """For each stretch, its part up to the last collective's end inside it; nothing where none ends inside."""
     if len(ends) == 0:
         return Intervals.empty()
-    last = np.searchsorted(ends, until + _ROUNDED_NS, side="right") - 1
-    end = np.where(last >= 0, np.minimum(ends[np.maximum(last, 0)], until), begin)
+    last = np.searchsorted(ends, until, side="right") - 1
+    end = np.where(last >= 0, ends[np.maximum(last, 0)], begin)
     return Intervals.of(begin, np.maximum(end, begin))
 
 
@@ -245,7 +245,7 @@ def _blockers(own: Timeline, collectives: Collectives) -> Int64:
     if len(stretches) == 0:
         return np.empty(0, dtype=np.int64)
     order = np.argsort(collectives.end_ns, kind="stable")
-    position = np.searchsorted(collectives.end_ns[order], stretches.end_ns + _ROUNDED_NS, side="right")
+    position = np.searchsorted(collectives.end_ns[order], stretches.end_ns, side="right")
     ended, following = order[np.maximum(position - 1, 0)], order[np.minimum(position, len(order) - 1)]
     inside = (position > 0) & (collectives.end_ns[ended] > stretches.start_ns)
     return np.where(inside, ended, following).astype(np.int64)

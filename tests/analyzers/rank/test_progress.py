@@ -131,16 +131,3 @@ def test_a_reduction_that_begins_as_its_gradients_are_there_waited_for_them_howe
     rank.builder.launched("gemm", 30 * US, 101 * US, 200 * US)
     found = analyze_rank(rank.builder.build()).progress
     assert found.ready_ns.tolist() == [100 * US - rounded_ns]
-
-
-@pytest.mark.parametrize("rounded_ns", [0, 1, 250])
-def test_a_kernel_that_begins_as_a_reduction_ends_waited_for_it_however_times_are_rounded(rounded_ns: int) -> None:
-    """Launched at 20 µs behind a reduction that ends at 150, it begins then, or so many ns before by the trace."""
-    rank = Rank(0, 2, {"0": (0, 1)})
-    rank.builder.launched("gemm", 5 * US, 10 * US, 50 * US)
-    rank.kernel("allreduce", "0", 50 * US, 150 * US, launch=15 * US)
-    rank.builder.launched("gemm", 20 * US, 150 * US - rounded_ns, 200 * US)
-    found = analyze_rank(rank.builder.build()).progress
-    blocked = found.own.where(TimeCategory.COMM_TRANSFER)
-    assert (blocked.end_ns - blocked.start_ns).sum() == 100 * US - rounded_ns
-    assert found.blocker.tolist() == [0]
