@@ -34,7 +34,7 @@ def strips_reading(summary: Summary) -> str:
         reading += f". Rank {most} waits longest ({duration(waits[most])})"
         stragglers = named(summary.stragglers)
         # A straggler of other steps may itself wait in this one.
-        if stragglers and not any(most in (row.rank, *row.ranks) for row in stragglers):
+        if stragglers and not any(most in row.members for row in stragglers):
             reading += f": the others wait for {' and '.join(map(who, stragglers))}"
         else:
             reading += f", rank {least} least ({duration(waits[least])})"

@@ -49,6 +49,23 @@ _FUSED: Final = re.compile(r"^Optimizer\.step#(?:Adam|AdamW|SGD|Adagrad)\.")
 
 
 @dataclass(frozen=True, eq=False)
+class _Outermost:
+    """The outermost operators of the training threads, rows of the trace in their order; which of them are
+    ``_FOR_LISTS`` and which ``_BESIDE``.
+    """
+
+    rows: Int64
+    for_lists: Bool
+    beside: Bool
+
+    @classmethod
+    def of(cls, trace: Trace, operators: Nested, host: HostActivity) -> _Outermost:
+        rows = np.sort(operators.row[operators.parent == NONE])
+        rows = rows[np.isin(trace.thread[rows], host.threads)]
+        return cls(rows, trace.names_where(_FOR_LISTS.match, rows), trace.names_where(_BESIDE.match, rows))
+
+
+@dataclass(frozen=True, eq=False)
 class _Calls:
     """Operators of loops, rows of the trace; ``follows`` are those with no other operator between the one before and
     them.
@@ -71,16 +88,17 @@ def operator_loops(
     elsewhere = host.loading.union(host.named[EVALUATING])
     # Before the backward it is the model, or its loss, that autograd has to see.
     parts = {name: part.subtract(elsewhere) for name, part in parts.items() if not name.endswith("backward")}
+    outermost = _Outermost.of(trace, operators, host)
     if len(work):
         others = {name: part for name, part in parts.items() if name != IN_OPTIMIZER}
-        called = {name: _calls(trace, operators, host, part) for name, part in others.items()}
+        called = {name: _calls(trace, outermost, part) for name, part in others.items()}
         loops = {
             name: kernel_loops(trace, work, steps, part, Intervals.of_rows(trace, called[name].rows))
             for name, part in others.items()
         }
         took = {name: loop.device.within(steps.start_ns, steps.end_ns) for name, loop in loops.items()}
     else:
-        called = {name: _calls(trace, operators, host, part) for name, part in parts.items()}
+        called = {name: _calls(trace, outermost, part) for name, part in parts.items()}
         loops = {name: _spared(trace, steps, calls, name) for name, calls in called.items()}
         took = {name: _took(trace, steps, calls) for name, calls in called.items()}
     return OperatorLoops(
@@ -94,12 +112,11 @@ def operator_loops(
     )
 
 
-def _calls(trace: Trace, operators: Nested, host: HostActivity, part: Intervals) -> _Calls:
+def _calls(trace: Trace, outermost: _Outermost, part: Intervals) -> _Calls:
     """The outermost operators in a part that are called again and again in one of its stretches."""
-    rows = np.sort(operators.row[operators.parent == NONE])
-    rows = rows[np.isin(trace.thread[rows], host.threads) & part.covers(trace.start_ns[rows])]
-    listed = trace.names_where(_FOR_LISTS.match, rows)
-    taken = listed | (trace.names_where(_BESIDE.match, rows) & listed.any())
+    inside = part.covers(trace.start_ns[outermost.rows])
+    rows, listed = outermost.rows[inside], outermost.for_lists[inside]
+    taken = listed | (outermost.beside[inside] & listed.any())
     stretch = np.searchsorted(part.start_ns, trace.start_ns[rows], side="right")
     _, which, count = np.unique(np.stack((stretch, trace.name[rows])), axis=1, return_inverse=True, return_counts=True)
     taken &= count[which.reshape(-1)] >= REPEATED

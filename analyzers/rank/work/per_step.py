@@ -20,7 +20,7 @@ _BLOCK: Final = 1 << 14
 
 
 def sums(
-    line: Int64 | Int32,
+    line: Int64,
     step: Int64,
     lines: int,
     steps: int,
