@@ -19,8 +19,8 @@ SHARE: Final = 0.05
 """Share of the step that must be saved."""
 LATENCY: Final = 0.5
 """The transfer is bandwidth-bound when latency is at most this share of it."""
-LONG_US: Final = 500.0
-"""Where sizes are not recorded, mean transfer from which most of it is no latency, which takes 10 to 100 µs."""
+LONG_US: Final = 200.0
+"""Where sizes are not recorded, mean transfer of which at least half is no latency, which takes 10 to 100 µs."""
 _NO_BF16: Final = ("V100", "T4", "P100", "RTX 20", "Quadro RTX")
 """Devices without bf16 arithmetic: these take fp16."""
 _HOOKS: Final = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}

@@ -26,7 +26,7 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding, co
 RULE: Final = "host-syncs"
 _NO_BREAKDOWN: Final = '{"wall_clock_breakdown": false}'
 _CHANGE: Final = {"host.sync": "0"}
-SHARE: Final = 0.05
+SHARE: Final = 0.04
 """Least share of the step in which devices are idle; a loss printed at a step's end costs less."""
 NAMED: Final = 4
 """Places listed as evidence."""

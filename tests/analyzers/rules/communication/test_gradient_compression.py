@@ -97,6 +97,9 @@ def test_without_sizes_it_is_a_bound(job: Analyzed) -> None:
     assert finding.ceiling == pytest.approx(half / (job.context.step_time_us - half))
     short = tuple(dataclasses.replace(row, transfer_us=100.0) for row in rows)
     assert gradient_compression.evaluate(changed(without, collectives=short)) is None
+    # Latency is 10 to 100 µs: less than half of 300.
+    longer = tuple(dataclasses.replace(row, transfer_us=300.0) for row in rows)
+    assert gradient_compression.evaluate(changed(without, collectives=longer)) is not None
     step = job.context.step_time_us
     same = Prediction(low=step, mid=step, high=step)
     assert gradient_compression.evaluate(changed(without, predict=lambda _: same)) is None

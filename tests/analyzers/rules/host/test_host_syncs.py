@@ -97,8 +97,12 @@ def test_each_kind_has_its_own_cure(operator, setting, how):
     assert how in finding.action.how
 
 
-def test_fires_from_five_percent():
-    assert host_syncs.evaluate(context(breakdown(0, idle_sync=4_900.0), syncs=(sync("aten::item", 4_900.0),))) is None
+def test_fires_from_four_percent():
+    def told(idle_us):
+        return host_syncs.evaluate(context(breakdown(0, idle_sync=idle_us), syncs=(sync("aten::item", idle_us),)))
+
+    assert told(3_900.0) is None
+    assert told(4_100.0) is not None
 
 
 def test_fsdp_s_limit_on_gathers_is_no_sync_of_the_script():
