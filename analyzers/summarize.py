@@ -151,6 +151,7 @@ def summarize(
             predict=predict,
             may_save=None if predict is None else predict.may_save,
             predict_unprofiled=predictor(replay, unprofiled=True),
+            outpaced=replay.ready_ns is not None,
         )
     )
 

@@ -1,4 +1,9 @@
-"""What a step takes without the profiler, where recorded runs timed such steps."""
+"""What a step takes without the profiler, where recorded runs timed such steps.
+
+A few recorded steps may live on batches that loader workers have ready: these had time while the profiler started, and
+a slow profiler gives them more. In the long run the steps are as long as the workers take. Example: two workers take
+170 ms for a batch and have four of them ready. The next steps take 45 ms each, all others 85.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,24 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
+from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import FEW_STEPS
 
 _ODD: Final = 0.02
 """Share of the steps, the longest, that do not count: checkpoints, evaluations."""
 _MORE: Final = 2.0
 """At most so many times the recorded share of steps with an evaluation are taken for such: few steps were recorded."""
+
+_PACED: Final = 0.9
+"""Share of an unprofiled step that its batches take the workers from which these set its pace."""
+_READY: Final = 0.75
+"""Share of the mean unprofiled step up to which one has its batches ready: workers deliver several in a row."""
+_SEVERAL: Final = 3
+"""Such steps that show what one takes."""
+_WAIT: Final = 0.05
+"""Least share of an unprofiled step that is waiting for workers."""
+_SHOWN: Final = 0.5
+"""Part of that wait from which the recorded steps show it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,45 @@ def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> f
     evaluations = _evaluations(result)
     timed = [run.steps.unprofiled_ns for run in runs.values() if len(run.steps.unprofiled_ns) >= FEW_STEPS]
     return max((_mean(_without(evaluations, steps)) for steps in timed), default=None)
+
+
+def ready_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
+    """What an unprofiled step would take were its batches ready, where loader workers set the pace of unprofiled steps
+    and the recorded ones do not show it; else None.
+
+    Known are how long the workers take for a batch, and that the unprofiled steps take as long. Steps whose batches are
+    ready take no longer than the recorded ones without what these wait for workers, which the profiler lengthens, and
+    as long as the short ones among the unprofiled.
+    """
+    mean_ns = unprofiled_step_ns(runs, result)
+    if mean_ns is None or max(_workers_pace_ns(runs, result).values(), default=0.0) < _PACED * mean_ns:
+        return None
+    timed = [run.steps.unprofiled_ns for run in runs.values() if len(run.steps.unprofiled_ns) >= FEW_STEPS]
+    short = [[step for step in steps if step <= _READY * mean_ns] for steps in timed]
+    shown_ns = min(float(totals[:, TimeCategory.DATALOADER].mean()) for totals in result.totals.values())
+    ready_ns = result.step_ns - shown_ns
+    if all(len(steps) >= _SEVERAL for steps in short):
+        ready_ns = min(ready_ns, max(float(median(steps)) for steps in short))
+    wait_ns = mean_ns - ready_ns
+    return ready_ns if wait_ns >= _WAIT * mean_ns and shown_ns < _SHOWN * wait_ns else None
+
+
+def paced_ranks(runs: Mapping[int, RunMetadata], result: AlignedJob, step_ns: float) -> frozenset[int]:
+    """The ranks whose loader workers take as long as such a step for its batches."""
+    return frozenset(rank for rank, ns in _workers_pace_ns(runs, result).items() if ns >= _PACED * step_ns)
+
+
+def _workers_pace_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> dict[int, float]:
+    """Rank -> what its workers, each of which fetched a batch or more, take for the batches of a step."""
+    paces = {}
+    for rank, run in runs.items():
+        loader = run.dataloaders[0] if run.dataloaders else None
+        if loader is None or not 0 < loader.num_workers <= loader.fetched_batches or loader.fetched_ns is None:
+            continue
+        partial = result.partials[rank]
+        batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
+        paces[rank] = loader.fetched_ns * batches / loader.num_workers
+    return paces
 
 
 def unprofiled_median_ns(runs: Mapping[int, RunMetadata]) -> float | None:

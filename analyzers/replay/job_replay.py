@@ -10,7 +10,7 @@ from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
 from perfscope.analyzers.job.hosts import find_hosts
 from perfscope.analyzers.job.identify import IdentifiedRanks
-from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
+from perfscope.analyzers.job.unprofiled import ready_step_ns, unprofiled_step_ns
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules, record_schedules
@@ -36,6 +36,13 @@ class JobReplay:
     def unprofiled_ns(self) -> float | None:
         """The job's step without the profiler; None where no such step was timed."""
         return unprofiled_step_ns(self.runs, self.result)
+
+    @property
+    def ready_ns(self) -> float | None:
+        """The same with batches that are ready, where loader workers set its pace and not that of the recorded steps;
+        else None.
+        """
+        return ready_step_ns(self.runs, self.result)
 
 
 def replay_job(job: Job, ranks: IdentifiedRanks) -> JobReplay:

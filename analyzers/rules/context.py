@@ -82,6 +82,11 @@ class RuleContext:
     predict_unprofiled: Predict | None = None
     """The same for steps without the profiler; None where no such step was timed."""
 
+    outpaced: bool = False
+    """Do loader workers set the pace of unprofiled steps, while the recorded ones had batches ready? ``predict`` then
+    changes the recorded step as an unprofiled one, waits included.
+    """
+
     @property
     def info(self) -> JobInfo:
         """What was run and how long its steps took."""

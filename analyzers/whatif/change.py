@@ -66,6 +66,8 @@ class Context:
     unsure: dict[tuple[int, str], Latency] = field(default_factory=dict)
     unprofiled_ns: float | None = None
     """The job's step without the profiler, where that is what is predicted; None: the recorded step is."""
+    ready_ns: float | None = None
+    """The same with batches that are ready, where loader workers set its pace and not that of the recorded steps."""
     with_hosts: bool = False
     """Hosts are replayed beside their devices."""
 
@@ -120,7 +122,10 @@ class Context:
         if self.unprofiled_ns is None:
             return ()
         asleep = asleep_shares(self.result, self.runs)
-        return profiler_costs(self.result, self.recorded, self.unprofiled_ns, asleep, with_hosts=self.with_hosts)
+        ready, step_ns = self.ready_ns is not None, self.ready_ns or self.unprofiled_ns
+        return profiler_costs(
+            self.result, self.recorded, step_ns, asleep, with_hosts=self.with_hosts, ready=ready
+        )  # fmt: skip
 
     @functools.cached_property
     def longer_with_absent(self) -> float | None:

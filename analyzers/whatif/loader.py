@@ -24,6 +24,7 @@ from typing import Final
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
 from perfscope.analyzers.job.deliveries import first_of_workers, taking_ns
 from perfscope.analyzers.job.loading import dataloader_rows
+from perfscope.analyzers.job.unprofiled import paced_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
@@ -102,6 +103,15 @@ def keep_workers_pace(schedules: EditableSchedules, context: Context) -> None:
         if rank in schedules.ops:
             known = schedules.loading_step_ns.get(rank, 0.0)
             schedules.loading_step_ns[rank] = max(known, min(least, context.result.step_ns))
+
+
+def keep_unprofiled_pace(schedules: EditableSchedules, context: Context) -> None:
+    """A step is as long as it was timed without the profiler where its batches take the workers that long, and the
+    recorded steps do not show it.
+    """
+    if context.ready_ns is not None and context.unprofiled_ns is not None:
+        for rank in paced_ranks(context.runs, context.result, context.unprofiled_ns) & schedules.ops.keys():
+            schedules.loading_step_ns[rank] = context.unprofiled_ns / context.correction
 
 
 def longest_pace_ns(schedules: EditableSchedules, context: Context) -> float:

@@ -167,11 +167,11 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
         )
     profiled = None
     if context.profiler is not None:
-        profiled, measured = measured, context.profiler.step_ns
+        profiled, measured = measured, context.unprofiled_ns or context.profiler.step_ns
         steps = context.recorded.steps_ns(context.replayed_unchanged)
         replayed = float(steps.mean())
         if context.profiler.whole:
-            error = max(error, abs(replayed / measured - 1))
+            error = max(error, abs(replayed / context.profiler.step_ns - 1))
     changed = middle or _replay_changed(context, settings, 0)
     mid = changed.step_ns * context.correction
     of_ranks = any(name.startswith(_OF_RANK) for name in settings)
@@ -220,6 +220,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     doubtful = of_loading or schedules.waits_for_absent
     if leaning < 0:
         schedules.free_loading(schedules.ops.keys() - unheld, doubtful=True)
+    loader.keep_unprofiled_pace(schedules, context)
     ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
     paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
@@ -273,8 +274,12 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
 class Predictor:
     """``predict`` for the rules, which do without an answer where there is none."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, measured_ns: float | None = None) -> None:
+        """``measured_ns``: what the unchanged step takes, for which predictions are to be; None: as in ``context``."""
         self._context = context
+        step_ns = context.unprofiled_ns or context.result.step_ns
+        self._times = 1.0 if measured_ns is None else measured_ns / step_ns
+        self._step_ns = step_ns
         # Rules, the joint plan and the curves ask for the same more than once.
         self._known: dict[tuple[tuple[str, str], ...], Prediction | None] = {}
         self._middle: dict[tuple[tuple[str, str], ...], ChangedStep] = {}
@@ -286,7 +291,7 @@ class Predictor:
             try:
                 answer = predict(self._context, settings, self._middle.pop(key, None))
                 # A step of a few launches and next to no work would take no time: that says nothing.
-                self._known[key] = answer.predicted_us if answer.mid_ns >= 1 else None
+                self._known[key] = answer.predicted_us.times(self._times) if answer.mid_ns >= 1 else None
             except CannotReplay:
                 self._known[key] = None
         return self._known[key]
@@ -303,19 +308,28 @@ class Predictor:
             return False
         mid_ns = changed.step_ns * context.correction
         mid_ns -= min(changed.freed_ns * context.correction, mid_ns) / 2
-        return mid_ns <= (1 - share) * context.result.step_ns * _ROUNDED
+        return mid_ns <= (1 - share) * self._step_ns * _ROUNDED
 
 
 def predictor(job: JobReplay, *, unprofiled: bool = False) -> Predictor | None:
     """None where nothing can be replayed.
 
     The recorded step is predicted, which is what rules measure; ``unprofiled``: the one without the profiler, and None
-    where that is not known.
+    where that is not known. Where loader workers set the pace of unprofiled steps and the recorded ones do not show it,
+    the recorded step changes as an unprofiled one does.
     """
     if not job.replayed.complete or (unprofiled and job.unprofiled_ns is None):
         return None
-    without = job.unprofiled_ns if unprofiled else None
-    return Predictor(Context(job.result, job.recorded, job.models, job.runs, unprofiled_ns=without))
+    if unprofiled or job.ready_ns is not None:
+        return Predictor(unprofiled_context(job), None if unprofiled else job.result.step_ns)
+    return Predictor(Context(job.result, job.recorded, job.models, job.runs))
+
+
+def unprofiled_context(job: JobReplay) -> Context:
+    """For questions about the step without the profiler, where that is known, else about the recorded one."""
+    return Context(
+        job.result, job.recorded, job.models, job.runs, unprofiled_ns=job.unprofiled_ns, ready_ns=job.ready_ns
+    )  # fmt: skip
 
 
 def setting_named(name: str) -> Setting:

@@ -103,12 +103,13 @@ def profiler_costs(
     asleep: Mapping[int, AsleepShares],
     *,
     with_hosts: bool = False,
+    ready: bool = False,
 ) -> tuple[ProfilerCost, ...]:
     """What the profiler may have cost, the likely cost first.
 
     On devices it only made the hosts' events longer, by what has the recorded steps, replayed without that, take
     ``step_ns``; as close to that as can be: where unprofiled steps take longer than the recorded ones, a difference is
-    left.
+    left. ``ready``: in steps that take so long nobody waits for loader workers that set the pace.
 
     On CPUs, of the hosts is likely only what the step became shorter by, since more than that they would have lost
     while they waited for others. What is then left of the difference is taken off all that is replayed, in proportion,
@@ -126,6 +127,8 @@ def profiler_costs(
     def step_at(event_ns: float, slower: float = 0.0) -> float:
         if (event_ns, slower) not in replays:
             changed = editable_schedules(result, recorded, with_hosts=with_hosts)
+            if ready:
+                changed.lift_holds()
             _remove(changed, result, events, event_ns)
             _lengthen(changed, asleep, slower)
             replays[event_ns, slower] = replay(changed.compiled())

@@ -9,7 +9,7 @@ from pathlib import Path
 from perfscope.analyzers.read_ranks import read_ranks
 from perfscope.analyzers.replay.job_replay import replay_job
 from perfscope.analyzers.whatif.change import Context
-from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict, unprofiled_context
 from perfscope.recording import remote
 from perfscope.recording.role_jobs import open_main
 
@@ -34,6 +34,4 @@ def context_of(
     """Read, align and replay a recording once, for any number of predictions. ``path`` may be a URL."""
     with remote.opened(path) as folder:
         replay = replay_job(*read_ranks(open_main(folder, capture), executor, workers))
-    return Context(
-        replay.result, replay.recorded, replay.models, replay.runs, unprofiled_ns=replay.unprofiled_ns
-    )  # fmt: skip
+    return unprofiled_context(replay)

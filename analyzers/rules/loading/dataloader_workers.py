@@ -59,7 +59,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     usual = _usual(job, stalls)
     waiting = usual.waiting
-    if not waiting and stalls is None:
+    if job.outpaced or (not waiting and stalls is None):
         waiting, saved_us = _behind_workers(job)
     if not waiting or _is_one_straggler(job, waiting):
         return None
@@ -75,9 +75,9 @@ def evaluate(job: RuleContext) -> Finding | None:
     limited = ", and the cores are the limit" if need and need.crowded else ""
     return job.finding(
         RULE,
-        f"Data loading blocks {job.share(stall_us):.0%} of the step on {_ranks(waiting, job)}{limited}",
+        f"Data loading blocks {job.share(stall_us):.0%} of {_what(job)} on {_ranks(waiting, job)}{limited}",
         recoverable,
-        evidence=_evidence(job, worst, (_stall(usual), stall_us), tuple(row.rank for row in waiting), need),
+        evidence=_evidence(job, worst, _stall(job, usual, stall_us), tuple(row.rank for row in waiting), need),
         action=replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)),
         confidence=_confidence(job, worst, need),
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
@@ -114,22 +114,28 @@ def _waiting(job: RuleContext) -> list[DataLoaderRow]:
 
 
 def _behind_workers(job: RuleContext) -> tuple[list[DataLoaderRow], float]:
-    """(loaders whose workers take nearly the step for its batches, as they timed, and for which hosts wait; the µs that
-    twice as many workers save, replayed). Devices of such hosts hardly wait for batches, but for what is launched late.
+    """(loaders whose workers take nearly the step for its batches, as they timed, and for which hosts wait, in steps
+    without ready batches; the µs that twice as many workers save, replayed). Devices of such hosts hardly wait for
+    batches, but for what is launched late.
     """
     rows = [
         row
         for row in job.summary.dataloader
         if row.num_workers
         and row.batch_us is not None
-        and row.wait_us >= SHARE * job.step_time_us
-        and row.batch_us * row.batches_per_step >= BUSY * row.num_workers * job.step_time_us
+        and (job.outpaced or row.wait_us >= SHARE * job.step_time_us)
+        and row.batch_us * row.batches_per_step >= BUSY * row.num_workers * _timed_us(job)
     ]
-    if 2 * len(rows) <= len(job.ranks):
+    if not rows or (2 * len(rows) <= len(job.ranks) and not job.outpaced):
         return [], 0.0
     workers = 2 * max(row.num_workers or 0 for row in rows)
     replayed = job.replayed({"dataloader.num_workers": str(workers)}, SHARE)
     return ([], 0.0) if replayed is None else (rows, replayed[1])
+
+
+def _timed_us(job: RuleContext) -> float:
+    """The step that waits for its batches: the recorded one, unless that had batches ready."""
+    return job.info.step_us if job.outpaced else job.step_time_us
 
 
 def _is_one_straggler(job: RuleContext, waiting: list[DataLoaderRow]) -> bool:
@@ -167,7 +173,7 @@ def _need(job: RuleContext, row: DataLoaderRow, without_us: float, starting_us: 
     without_us -= starting_us
     if row.batch_us is None or without_us <= 0:
         return None
-    load_us = row.batch_us * row.batches_per_step
+    load_us = row.batch_us * row.batches_per_step * job.step_time_us / _timed_us(job)
     known = cores_of(job.runs, row.rank) if row.rank in job.runs else None
     cores = max(int(known), 1) if known else None
     batches = {other.rank: other.batches_per_step for other in job.summary.dataloader}
@@ -177,8 +183,10 @@ def _need(job: RuleContext, row: DataLoaderRow, without_us: float, starting_us: 
         workers = max(ceil(load_us / without_us), 1)
         allowed = min(workers, cores) if cores else workers
         return _Need(allowed, cores, max(without_us, load_us / allowed) + starting_us)
-    # No step is shorter than the CPU time that it needs over the cores, which others may keep busy as well.
-    least_us = max(without_us, min(needed_ns(needs, row.rank, batches) * demand.slowdown / 1e3, job.step_time_us))
+    # No step is shorter than the CPU time that it needs over the cores, which others may keep busy as well. What the
+    # profiler needs is in it, so it does not bound steps without.
+    needed_us = 0.0 if job.outpaced else needed_ns(needs, row.rank, batches) * demand.slowdown / 1e3
+    least_us = max(without_us, min(needed_us, job.step_time_us))
     workers = max(ceil(load_us / least_us), 1)
     step_us = _expected_us(job, workers, max(least_us, load_us / workers) + starting_us)
     won_us = job.step_time_us - step_us
@@ -198,7 +206,7 @@ def _evidence(
     demand, who = need.demand if need else None, (row.rank,)
     return (
         Evidence(*stall, "us", ranks),
-        Evidence("step time", job.step_time_us, "us", job.ranks),
+        Evidence("unprofiled step time" if job.outpaced else "step time", _timed_us(job), "us", job.ranks),
         *known("time to load one batch on one worker", row.batch_us, "us", who),
         *known("CPU time to load one batch", demand.batch_ns / 1e3 if demand else None, "us", who),
         *known("CPU time of the rest of a step", demand.training_ns / 1e3 if demand else None, "us", who),
@@ -206,10 +214,16 @@ def _evidence(
     )
 
 
-def _stall(usual: _Usual) -> str:
-    """What the stall is of."""
+def _stall(job: RuleContext, usual: _Usual, stall_us: float) -> tuple[str, float]:
+    """(what the stall is of, how long it is)."""
+    if job.outpaced:
+        return "data loading that blocks an unprofiled step, replayed", stall_us * _timed_us(job) / job.step_time_us
     where = "a step in which no workers start" if usual.starting_us else "the step"
-    return f"data loading that blocks {where} (median)"
+    return f"data loading that blocks {where} (median)", stall_us
+
+
+def _what(job: RuleContext) -> str:
+    return "unprofiled steps (the recorded ones had batches ready)" if job.outpaced else "the step"
 
 
 def _typed(used: str, workers: int) -> str:
