@@ -223,7 +223,7 @@ def _stall(job: RuleContext, usual: _Usual, stall_us: float) -> tuple[str, float
 
 
 def _what(job: RuleContext) -> str:
-    return "unprofiled steps (the recorded ones had batches ready)" if job.outpaced else "the step"
+    return "unprofiled steps (the recorded ones had more batches ready)" if job.outpaced else "the step"
 
 
 def _typed(used: str, workers: int) -> str:

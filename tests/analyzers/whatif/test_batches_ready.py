@@ -85,7 +85,7 @@ def test_more_workers_are_advised_though_no_recorded_step_waits(tmp_path: Path) 
     job = slow(2, 1.7)
     finding = found(recorded(job, tmp_path, unprofiled(job)))
     assert finding is not None
-    assert "unprofiled steps (the recorded ones had batches ready)" in finding.title
+    assert "unprofiled steps (the recorded ones had more batches ready)" in finding.title
     assert finding.whatif == {"dataloader.num_workers": "4"}
     assert finding.predicted_step_us is not None
     truth = step_ns(replace(job, loader=replace(job.loader, workers=4)))
