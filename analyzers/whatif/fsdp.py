@@ -29,8 +29,8 @@ from perfscope.analyzers.whatif.change import (
     keep_host_pace,
 )
 from perfscope.analyzers.whatif.gather_limit import Pass, forget_unfreed, limits, taken_later, wait_for_earlier
-from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers
-from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
+from perfscope.analyzers.whatif.gathers import GatherPass, Gathers, find_gathers, of_unknown_size
+from perfscope.analyzers.whatif.schedules.editable import EditableSchedules, StepCollectives
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
 from perfscope.analyzers.whatif.sharding_recorded import reductions_by_step
@@ -48,10 +48,10 @@ def _fsdp_no_sync(schedules: EditableSchedules, context: Context, name: str, val
     if not flag(name, value):
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
     context.refuse_cleared(name)
-    scatters = schedules.of_gradients("reduce_scatter")
+    scatters = schedules.of_gradients("reduce_scatter") or _of_lone_group(of_unknown_size(schedules, "reduce_scatter"))
     if not scatters:
         raise CannotReplay(f"{name}: no reductions of FSDP's gradients are recorded")
-    reduced = schedules.by_step("all_reduce")
+    reduced = schedules.by_step("all_reduce") or of_unknown_size(schedules, "all_reduce")
     dropped: set[RankOp] = set()
     for (rank, step), mine in scatters.items():
         microbatches = context.result.partials[rank].microbatches(step)
@@ -70,8 +70,16 @@ def _fsdp_no_sync(schedules: EditableSchedules, context: Context, name: str, val
     return Uncertainty(less=0.25, more=0.15)
 
 
+def _of_lone_group(scatters: StepCollectives) -> StepCollectives:
+    """Those of ranks that scatter in one group: in several, without sizes, some may be of activations."""
+    groups = grouped((rank, own.collective.group) for (rank, _), mine in scatters.items() for own in mine)
+    return {key: mine for key, mine in scatters.items() if len(set(groups[key[0]])) == 1}
+
+
 def _add_up(schedules: EditableSchedules, dropped: set[RankOp]) -> None:
-    """Where each of the scatters was issued, read the sum of the gradients so far: as many bytes as it moved."""
+    """Where each of the scatters was issued, read the sum of the gradients so far: as many bytes as it moved, where
+    that is recorded.
+    """
     for op in chain.from_iterable(schedules.ops.values()):
         if op.kind is OpKind.ISSUE and op.rank_op in dropped:
             op.add(TimeCategory.COMPUTE, op.rank_op.bytes / MEMORY_GBPS)

@@ -62,7 +62,7 @@ def find_gathers(schedules: EditableSchedules, context: Context, reductions: Ste
         if (step := rank_op.collective.step) in schedules.steps and _gathers_parameters(rank_op)
     )
     by_step = _of_group(every, reductions)
-    sized = reductions or _of_unknown_size(schedules)
+    sized = reductions or of_unknown_size(schedules, "reduce_scatter", "all_reduce")
     both = [rank_op for steps in (by_step, sized) for rank_ops in steps.values() for rank_op in rank_ops]
     known = any(rank_op.backward for rank_op in both)
     place = {rank_op: number for number, rank_op in enumerate(schedules.issued())}
@@ -93,13 +93,13 @@ def _after_forwards(passes: Sequence[GatherPass], reductions: Sequence[RankOp], 
     return bool(reductions) and all(place[rank_op] > last for rank_op in reductions)
 
 
-def _of_unknown_size(schedules: EditableSchedules) -> StepCollectives:
-    """Reductions whose sizes are not recorded."""
+def of_unknown_size(schedules: EditableSchedules, *kinds: str) -> StepCollectives:
+    """Collectives of these kinds whose sizes are not recorded, rank by rank and step by step."""
     return grouped(
         ((rank_op.rank, step), rank_op)
         for rank_op in schedules.issued()
         if (step := rank_op.collective.step) in schedules.steps
-        and rank_op.collective.kind in ("reduce_scatter", "all_reduce")
+        and rank_op.collective.kind in kinds
         and rank_op.collective.bytes is None
     )
 

@@ -157,8 +157,9 @@ SHARDED = Job(
         replace(SHARDED, version=2, microbatches=2, reshard=False),
         replace(SHARDED, backward_prefetch=False, item_every=2),
         replace(SHARDED, noise=0.01, forward_prefetch=True),
+        replace(SHARDED, recording=replace(SHARDED.recording, metadata="none")),
     ],
-    ids=["FSDP1", "FSDP2, parameters kept", "gathered late", "gathered early"],
+    ids=["FSDP1", "FSDP2, parameters kept", "gathered late", "gathered early", "sizes not recorded"],
 )
 def test_fsdp_reduces_after_the_last_micro_batch(job: Job, tmp_path: Path) -> None:
     emulated = emulate(job)
