@@ -169,7 +169,8 @@ def test_fsdp_reduces_after_the_last_micro_batch(job: Job, tmp_path: Path) -> No
     truth = step_ns(changed.job)
     assert truth < 0.95 * emulated.step_ns
     found = predict(context_of(tmp_path), {"fsdp.no_sync": "true"})
-    assert found.mid_ns == pytest.approx(truth, rel=0.02)
+    # Without sizes it is not known what adding them up takes.
+    assert found.mid_ns == pytest.approx(truth, rel=0.02 if job.recording.metadata != "none" else 0.05)
     assert found.low_ns <= truth <= found.high_ns
 
 
