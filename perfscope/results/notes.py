@@ -54,6 +54,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "more_mismatches": "{count} more mismatches like these.",
     "participants_missing": "{share:.0%} of the collectives have participants that are not in the recording: "
     "their wait is a lower bound, and which rank came last is not known.",
+    "messages_unpaired": "{share:.0%} of the collectives are messages whose other end was not found, as where peers "
+    "are not named: their wait is a lower bound, and stragglers and predictions do not hold who waits for whom.",
     "matched_by_end": "{count:collective} could only be matched by when their kernels end: neither their order nor the "
     "recorded peers identify them.",
     "group_unknown": "The recording does not state which ranks take part in some collectives; these are not "
