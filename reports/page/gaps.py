@@ -79,7 +79,7 @@ def missing(job: JobInfo) -> str:
 def _perturbation(summary: Summary) -> Gap:
     ratio = summary.job.perturbation
     if known(ratio):
-        return Gap("profiler overhead", perturbation(summary.job, ratio))
+        return Gap("profiler overhead", perturbation(summary, ratio))
     return Gap("profiler overhead", "The profiler overhead is not known: no unprofiled steps were recorded.")
 
 

@@ -22,6 +22,8 @@ _NOTICEABLE: Final = 0.02
 """Change of the median step time by profiling, as a share, from which it is said."""
 _LONGER: Final = 0.05
 """Share by which the mean of steps without the profiler is above the recorded steps, from which that is explained."""
+_PACED: Final = 0.9
+"""Share of an unprofiled step that its batches take the loader's workers, from which it waits for them."""
 
 _STRATEGIES = {
     "ddp": "DDP",
@@ -106,15 +108,17 @@ def certainty(summary: Summary) -> str:
     if job.ranks and (summary.time_breakdown or summary.history is not None):
         sentences.append(f"Based on {_basis(summary)}.")
     if job.perturbation is not None and known(job.perturbation):
-        sentences.append(perturbation(job, job.perturbation))
+        sentences.append(perturbation(summary, job.perturbation))
     return " ".join(sentences)
 
 
-def perturbation(job: JobInfo, ratio: float) -> str:
+def perturbation(summary: Summary, ratio: float) -> str:
     """How profiling changed the step time (``ratio``: profiled over unprofiled), as a sentence."""
-    change = ratio - 1
+    job, change = summary.job, ratio - 1
     if change <= -_NOTICEABLE:
         faster = f"Profiled steps were {percent(-change)} faster than unprofiled ones"
+        if _wait_for_workers(summary):
+            return f"{faster}, whose loader workers are as slow: more batches were ready."
         return f"{faster}: the step time varies by more than the profiler overhead."
     if change < _NOTICEABLE:
         return f"Profiling did not noticeably change the step time{_some_took_longer(job)}."
@@ -127,6 +131,15 @@ def perturbation(job: JobInfo, ratio: float) -> str:
     return (
         f"{slowed}: shares of the step are of the recorded steps, step time and predictions are of steps without the "
         "profiler."
+    )
+
+
+def _wait_for_workers(summary: Summary) -> bool:
+    """Do loader workers take as long as an unprofiled step for its batches?"""
+    step_us = summary.job.unprofiled_step_us
+    return known(step_us) and any(
+        row.num_workers and (row.batch_us or 0.0) * row.batches_per_step >= _PACED * row.num_workers * step_us
+        for row in summary.dataloader
     )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from perfscope.reports.page import overview, tiles
+from perfscope.results.rows import DataLoaderRow
 from perfscope.results.tables import OperatorRow
 from tests.reports import examples
 from tests.reports.examples import gpu, healthy, starved, straggler
@@ -80,8 +81,9 @@ def test_a_mix_of_types_is_called_one():
 )
 def test_what_the_step_time_and_predictions_are_of(unprofiled_us: float | None, says: str) -> None:
     job = examples.job(2, (100.0,) * 8, perturbation=1.57, unprofiled_step_us=unprofiled_us)
-    assert overview.perturbation(job, 1.57).startswith("Profiling slowed the steps by 57%: ")
-    assert says in overview.perturbation(job, 1.57)
+    said = overview.perturbation(dataclasses.replace(healthy(), job=job), 1.57)
+    assert said.startswith("Profiling slowed the steps by 57%: ")
+    assert says in said
 
 
 @pytest.mark.parametrize(
@@ -102,4 +104,21 @@ def test_what_the_step_time_and_predictions_are_of(unprofiled_us: float | None, 
 )
 def test_a_mean_above_the_recorded_steps_is_explained(ratio: float, unprofiled_us: float, says: str) -> None:
     job = examples.job(2, (100.0,) * 8, perturbation=ratio, unprofiled_step_us=unprofiled_us)
-    assert says in overview.perturbation(job, ratio)
+    assert says in overview.perturbation(dataclasses.replace(healthy(), job=job), ratio)
+
+
+@pytest.mark.parametrize(
+    ("batch_us", "says"),
+    [
+        (230_000.0, "whose loader workers are as slow: more batches were ready."),
+        (100_000.0, "the step time varies by more than the profiler overhead."),
+        (None, "the step time varies by more than the profiler overhead."),
+    ],
+)
+def test_unprofiled_steps_that_wait_for_workers_are_longer(batch_us: float | None, says: str) -> None:
+    """Two workers, and a batch in each step of 117 ms."""
+    job = examples.job(2, (100.0,) * 8, perturbation=0.86, unprofiled_step_us=117_000.0)
+    row = DataLoaderRow(
+        rank=0, wait_us=0.0, blocking_us=0.0, batch_us=batch_us, num_workers=2, batches_per_step=1.0, sampler_us=0.0
+    )
+    assert overview.perturbation(dataclasses.replace(healthy(), job=job, dataloader=(row,)), 0.86).endswith(says)
