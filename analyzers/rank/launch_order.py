@@ -26,6 +26,9 @@ _PROMPT_NS: Final = 20_000
 """From a launch to the start of its work no more passes, where nothing else keeps that waiting; nor from the end of
 work to that of the call that waits for it."""
 
+_LONG_WAIT_TIMES: Final = 10
+"""A wait for a place in the device's queue so many times as long as most is for more than one kernel."""
+
 _EVENT_CALL: Final = re.compile("EventSynchronize")
 
 _LIMIT: Final = re.compile(f"^{re.escape(LIMIT)}$")
@@ -198,14 +201,19 @@ class _Builder:
 
     def _queue_waits(self) -> HostWaits:
         """Launches that wait until the device has begun earlier work and so taken it out of its full queue: of those in
-        one stretch, between the same two collectives, the last, which is behind all they wait for.
+        one stretch, between the same two collectives, the last, which is behind all they wait for; and those that wait
+        so long that it is for more than the next kernel: for a collective, and so for another rank. What is launched,
+        a collective or work on a stream that is free, follows the wait.
         """
-        entered, until = self._queue.start_ns + 1, self._queue.end_ns
-        taken = np.searchsorted(self._start, until, side="right") - 1
+        begin, until = self._queue.start_ns, self._queue.end_ns
+        entered, waited = begin - 1, until - begin
+        # How long the launch itself takes varies, so the work that it waited for may begin a little after the wait.
+        taken = np.searchsorted(self._start, until + self._call_ns, side="right") - 1
         following = np.minimum(taken + 1, len(self._at) - 1)
         issued = np.searchsorted(np.sort(self._issued), entered)
         last = np.append((np.diff(self._block(until)) != 0) | (np.diff(issued) != 0), True)[: len(until)]
-        used = last & (taken >= 0) & (self._at[following] < entered)
+        long = waited > _LONG_WAIT_TIMES * np.median(waited) if len(waited) else last
+        used = (last | long) & (taken >= 0) & (self._at[following] < entered)
         return HostWaits(
             entered_ns=entered[used],
             returned_ns=until[used],

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.replay.engine import Lanes, OpKind, Schedules, replay
+from perfscope.analyzers.replay.lanes import ProgramOps, rank_lane
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.schedules.steps import every_step
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.trace.trace import NEVER, NONE
+from tests.analyzers.job.collectives.matching_jobs import Rank
 from tests.generator import MS, US, HostSpec, HostSync, JobSpec, LoaderSpec, ModelSpec, SlowLoader, simulate
 
 FOLDER = Path(__file__).parents[4] / "shared" / "traces"
@@ -143,3 +146,31 @@ def test_real_recordings_come_back(name: str) -> None:
     assert context.recorded.with_hosts is not None
     windows = context.recorded.steps_ns(replay(context.recorded.with_hosts))
     assert np.allclose(windows, context.recorded.steps_ns(replay(context.recorded.schedules)), rtol=1e-4)
+
+
+def test_a_gather_behind_an_earlier_copy_keeps_no_wait_of_its_host() -> None:
+    """Its launch at 9 ms, of 1 µs, follows one that waits from 20 µs for a place in the device's queue; it needs the
+    copy that was launched at 13 µs. In a replay only what the host does itself between the two comes before it, 7 µs
+    and two launches: what the wait was for may come sooner.
+    """
+    rank = Rank(0, 2, {"0": (0, 1)})
+    for number in range(4):
+        rank.builder.launched("gemm", (1 + 2 * number) * US, (10 + 10 * number) * US, (20 + 10 * number) * US)
+    rank.builder.launched("gemm", 10 * US, 50 * US, 10_000 * US)
+    rank.builder.launched("split", 13 * US, 10_000 * US, 10_010 * US)
+    rank.builder.launched("gemm", 16 * US, 10_010 * US, 12_000 * US)
+    rank.builder.launched("gemm", 20 * US, 12_000 * US, 13_000 * US, call_takes=8_980 * US)
+    rank.kernel("_allgather_base", "0", 10_011 * US, 10_100 * US, launch=9_000 * US)
+    rank.builder.launched("gemm", 9_010 * US, 13_000 * US, 14_000 * US)
+    progress = analyze_rank(rank.builder.build()).progress
+    lane = progress.host
+    assert lane is not None
+    behind = 13 * US + 1
+    assert lane.behind_ns.tolist() == [behind]
+    time_ns = np.array([10_011 * US])
+    issue = ProgramOps.of(
+        OpKind.ISSUE, time_ns, lane.behind_ns, np.zeros(1, dtype=np.int64), end_ns=lane.called_ns, begun_ns=time_ns
+    )
+    found = rank_lane(progress, lane, issue, 10 * US).lanes
+    assert 7 * US <= found.host_lag_ns[0] <= 9 * US
+    assert found.device_lag_ns.tolist() == [1 * US]

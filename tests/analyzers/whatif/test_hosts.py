@@ -20,6 +20,13 @@ FULL_QUEUE = Job(
     ranks=2, microbatches=2, bucket_mb=10, gradient_bytes=2, loader=LOADER, warmup=6,
     model=Model(blocks=3, tokens=4096, flops_per_ns=100_000.0, small_kernels=6), recording=Recording(first=21),
 )  # fmt: skip
+FULL_BEHIND_A_PAUSE = Job(
+    strategy="fsdp", version=2, in_flight=1000, ranks=2, microbatches=2, noise=0.01, gradient_bytes=2, loader=LOADER,
+    model=Model(blocks=4, tokens=8192, width=512, flops_per_ns=100_000.0, small_kernels=24),
+    network=Network(gbps=20.0), recording=Recording(steps=5, first=20),
+    causes=(Cause("pause", 400 * MS, ranks=(1,), every=5, how="log", offset=3),),
+)  # fmt: skip
+"""While the other rank waits for it, that rank's host waits in a launch, and launches copies for gathers behind it."""
 ONE_RANK_READS_THE_LOSS = Job(
     ranks=2, model=Model(blocks=3, width=512), causes=(Cause("sync", ranks=(0,)),), network=Network(gbps=6.0),
     loader=LOADER, recording=Recording(steps=5, first=20),
@@ -44,6 +51,7 @@ ONE_HOST_IS_SLOW = Job(
 ASKED = {
     "a full queue": (FULL_QUEUE, {"compute": "1.5x"}),
     "a queue that empties": (FULL_QUEUE, {"compute": "3x"}),
+    "a full queue behind a pause": (FULL_BEHIND_A_PAUSE, {"rank.1": "peers"}),
     "one rank reads the loss": (ONE_RANK_READS_THE_LOSS, {"network.bandwidth": "10x"}),
     "all is launched early": (ALL_IS_LAUNCHED_EARLY, {"network.bandwidth": "10x"}),
     "gathers that nothing waited for": (GATHERS_IN_TIME, {"compute": "2x"}),
