@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from perfscope.analyzers.replay.engine import ReplayResult
-from perfscope.trace.trace import Float64, Int64
+from perfscope.trace.trace import Bool, Float64, Int64
 
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -49,30 +49,40 @@ def predicted_step_ns(
     if replayed.host_mark_ns is not None and steps_alike and recorded.used[0]:
         alike_ns = _as_the_others(changed_ns, recorded_ns)
         changed_ns = _begun_sooner(np.minimum(alike_ns, changed_ns)) if sooner else alike_ns
+        if lifted and _as_long(recorded_ns).any():  # else a long wait among the others would count for more steps
+            settling = 0
     settled = slice(min(settling, len(changed_ns) - 1), None)
     predicted = float(changed_ns[settled].mean())
     if not lifted:  # else the recorded steps wait in turn for workers, and these do not
         predicted *= float(recorded_ns.mean() / recorded_ns[settled].mean())
-    return max([predicted, _host_paced_ns(recorded, replayed, unchanged), *floors_ns])
+    return max([predicted, _host_paced_ns(recorded, replayed, unchanged, changed_ns, recorded_ns), *floors_ns])
 
 
-def _host_paced_ns(recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult) -> float:
+def _host_paced_ns(
+    recorded: RecordedSchedules, replayed: ReplayResult, unchanged: ReplayResult, changed_ns: Float64,
+    recorded_ns: Float64,
+) -> float:  # fmt: skip
     """What a step takes the slowest host that never waits, less what its device, or the job, was quicker before the
     change. A device that has come behind its host is quicker than its host only until it has caught up; and ranks that
     begin apart end the first step sooner than the host that is behind makes the others.
     """
-    (host, _), (before, device) = _paces_ns(recorded, replayed), _paces_ns(recorded, unchanged)
+    host, _ = _paces_ns(recorded, replayed, changed_ns)
+    before, device = _paces_ns(recorded, unchanged, recorded_ns)
     return host - max(before - device, before - recorded.step_time_ns(unchanged), 0.0)
 
 
-def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult) -> tuple[float, float]:
-    """(the slowest host's time from one step to the next, the slowest device's); 0 without hosts."""
+def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult, steps_ns: Float64) -> tuple[float, float]:
+    """(the slowest host's time from one step to the next, the slowest device's); 0 without hosts. They are known up to
+    the begin of the last step: where one of the others holds a long pause, the mean of all ``steps_ns`` is less than
+    that of these, and so are the paces.
+    """
     begin = recorded.begin[:, recorded.used]
     if replayed.host_mark_ns is None or begin.shape[1] < 2:
         return 0.0, 0.0
     steps = begin.shape[1] - 1
+    share = min(float(steps_ns.mean() / steps_ns[:-1].mean()), 1.0)
     marks = (replayed.host_mark_ns, replayed.mark_ns)
-    host, device = (float((mark_ns[begin[:, -1]] - mark_ns[begin[:, 0]]).max()) / steps for mark_ns in marks)
+    host, device = (share * float((mark_ns[begin[:, -1]] - mark_ns[begin[:, 0]]).max()) / steps for mark_ns in marks)
     return host, device
 
 
@@ -91,7 +101,11 @@ def _as_the_others(changed_ns: Float64, recorded_ns: Float64) -> Float64:
     """
     if len(changed_ns) <= _FEW_STEPS:
         return changed_ns
-    times = changed_ns[1:] / recorded_ns[1:]
-    as_long = np.abs(recorded_ns[1:] / recorded_ns[0] - 1) <= _AS_LONG
+    times, as_long = changed_ns[1:] / recorded_ns[1:], _as_long(recorded_ns)
     first = recorded_ns[0] * np.median(times[as_long] if as_long.any() else times)
     return np.append(first, changed_ns[1:])
+
+
+def _as_long(steps_ns: Float64) -> Bool:
+    """Which of the others took as long as the first."""
+    return np.asarray(np.abs(steps_ns[1:] / steps_ns[0] - 1) <= _AS_LONG, dtype=np.bool_)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.replay.step_time import _as_the_others, _host_paced_ns
+from perfscope.analyzers.replay.step_time import _as_the_others, _host_paced_ns, predicted_step_ns
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,31 @@ def test_a_host_limits_a_step_by_what_it_takes_more_than_before(
         return SimpleNamespace(host_mark_ns=marks, mark_ns=marks)
 
     recorded: Any = SimpleNamespace(begin=begin, used=np.ones(3, dtype=np.bool_), step_time_ns=lambda _: recorded_ns)
-    assert _host_paced_ns(recorded, replayed(host_ns), replayed(100.0)) == pytest.approx(least_ns)
+    steps_ns = np.full(3, recorded_ns)
+    assert _host_paced_ns(recorded, replayed(host_ns), replayed(100.0), steps_ns, steps_ns) == pytest.approx(least_ns)
+
+
+def test_a_host_that_pauses_before_the_last_step_is_no_slower_in_all_of_them() -> None:
+    """Its pace is that of two steps of three, 130 on their mean with the pause; the job's steps are 30, 230 and 40."""
+    begin = np.array([[0, 1, 2]])
+    marks = np.array([0, 30, 260])
+    replayed: Any = SimpleNamespace(host_mark_ns=marks, mark_ns=marks)
+    recorded: Any = SimpleNamespace(begin=begin, used=np.ones(3, dtype=np.bool_), step_time_ns=lambda _: 100.0)
+    steps_ns = np.array([30.0, 230.0, 40.0])
+    assert _host_paced_ns(recorded, replayed, replayed, steps_ns, steps_ns) == pytest.approx(100.0)
+
+
+def test_a_long_wait_counts_no_more_where_the_first_step_is_left_out() -> None:
+    """Workers held up some steps and do not with the change; one of five steps is odd for another reason. The first one
+    takes what the others do that took as long, so the mean is of five steps, not of four.
+    """
+    steps = {"unchanged": np.array([100, 100, 100, 300, 100]), "changed": np.array([60, 90, 90, 290, 90])}
+    recorded: Any = SimpleNamespace(used=np.ones(5, dtype=np.bool_), begin=np.zeros((1, 5), dtype=np.int64))
+    recorded.steps_ns = lambda replayed, _=None: steps[replayed.name]
+    recorded.step_time_ns = lambda replayed: steps[replayed.name].mean()
+    nothing = np.zeros(1, dtype=np.int64)
+    replays: Any = {name: SimpleNamespace(name=name, host_mark_ns=nothing, mark_ns=nothing) for name in steps}
+    found = predicted_step_ns(
+        recorded, replays["changed"], replays["unchanged"], settling=1, steps_alike=True, lifted=True, floors_ns=()
+    )
+    assert found == pytest.approx((4 * 90 + 290) / 5)
