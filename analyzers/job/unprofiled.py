@@ -1,8 +1,8 @@
 """What a step takes without the profiler, where recorded runs timed such steps.
 
-A few recorded steps may live on batches that loader workers have ready: these had time while the profiler started, and
-a slow profiler gives them more. In the long run the steps are as long as the workers take. Example: two workers take
-170 ms for a batch and have four of them ready. The next steps take 45 ms each, all others 85.
+The batches of a few recorded steps may be ready: loader workers had time while the profiler started, and more where it
+is slow. In the long run steps are as long as the workers take for their batches. Example: two workers take 170 ms for a
+batch and have four of them ready. The next steps take 45 ms each, all others 85.
 """
 
 from __future__ import annotations
