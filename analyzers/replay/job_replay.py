@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,12 +33,12 @@ class JobReplay:
     core_ns: Mapping[int, Int64]
     """Rank -> for how long its training thread waited for a core in each used step; empty unless all recorded it."""
 
-    @property
+    @functools.cached_property
     def unprofiled_ns(self) -> float | None:
         """The job's step without the profiler; None where no such step was timed."""
         return unprofiled_step_ns(self.runs, self.result)
 
-    @property
+    @functools.cached_property
     def ready_ns(self) -> float | None:
         """The same with batches that are ready, where loader workers set its pace and not that of the recorded steps;
         else None.

@@ -288,6 +288,13 @@ class DataLoaderRow:
         """The part of ``blocking_us`` that workers can take from the training thread: all but the sampler's."""
         return max(self.blocking_us - self.sampler_us, 0.0)
 
+    @property
+    def workers_us(self) -> float | None:
+        """What all workers together take for the batches of a step; None without workers or their time for a batch."""
+        if not self.num_workers or self.batch_us is None:
+            return None
+        return self.batch_us * self.batches_per_step / self.num_workers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Utilisation:

@@ -137,10 +137,7 @@ def perturbation(summary: Summary, ratio: float) -> str:
 def _wait_for_workers(summary: Summary) -> bool:
     """Do loader workers take as long as an unprofiled step for its batches?"""
     step_us = summary.job.unprofiled_step_us
-    return known(step_us) and any(
-        row.num_workers and (row.batch_us or 0.0) * row.batches_per_step >= _PACED * row.num_workers * step_us
-        for row in summary.dataloader
-    )
+    return known(step_us) and any((row.workers_us or 0.0) >= _PACED * step_us for row in summary.dataloader)
 
 
 def _some_took_longer(job: JobInfo) -> str:

@@ -121,10 +121,9 @@ def _behind_workers(job: RuleContext) -> tuple[list[DataLoaderRow], float]:
     rows = [
         row
         for row in job.summary.dataloader
-        if row.num_workers
-        and row.batch_us is not None
-        and (job.outpaced or row.wait_us >= SHARE * job.step_time_us)
-        and row.batch_us * row.batches_per_step >= BUSY * row.num_workers * _timed_us(job)
+        if (job.outpaced or row.wait_us >= SHARE * job.step_time_us)
+        and row.workers_us is not None
+        and row.workers_us >= BUSY * _timed_us(job)
     ]
     if not rows or (2 * len(rows) <= len(job.ranks) and not job.outpaced):
         return [], 0.0
