@@ -38,9 +38,10 @@ from perfscope.analyzers.rank.progress import progress
 from perfscope.analyzers.rank.repetition import edges_by_batches, edges_by_repetition
 from perfscope.analyzers.rank.steps import Steps, find_steps
 from perfscope.analyzers.rank.time_breakdown import time_breakdown
-from perfscope.analyzers.rank.timeline import Timeline
+from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.rank.work.compiled_times import compiled_times
 from perfscope.analyzers.rank.work.flops import rank_flops
+from perfscope.analyzers.rank.work.gap_times import gap_times
 from perfscope.analyzers.rank.work.kernel_times import classed_work, kernel_times
 from perfscope.analyzers.rank.work.launch_times import launch_times
 from perfscope.analyzers.rank.work.operator_times import operator_times
@@ -82,6 +83,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     attribution = attribute(trace, work, steps, flops)
     used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
     loops = operator_loops(trace, work, steps, host, attribution.operators)
+    own = progress(trace, work, host, collectives, timeline, steps)
     return RankPartial(
         source=trace.source,
         rank=trace.rank,
@@ -99,7 +101,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         named_host=host.named,
         ranges=ranges_by_name(trace, host, int(trace.end_ns.max() - trace.start_ns[0])),
         collectives=collectives,
-        progress=progress(trace, work, host, collectives, timeline, steps),
+        progress=own,
         loading=_loading(trace, host, steps),
         host_events=host_events(trace, host.threads),
         forwards=_forwards(trace, host, steps),
@@ -113,7 +115,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         buffer_copies=buffer_copies(trace, work, steps),
         gather_copies=gather_copies(trace, work, steps),
         flops=rank_flops(trace, work, steps, attribution),
-        tables=_tables(trace, work, steps, attribution, host, timeline),
+        tables=_tables(trace, work, steps, attribution, host, timeline, own),
         lanes=rank_lanes(trace, work, attribution, host, steps),
         memory=rank_memory(trace, steps),
         has_shapes=bool((trace.shapes[trace.rows(Category.CPU_OP)] != NONE).any()),
@@ -144,8 +146,9 @@ def _collectives(trace: Trace, work: DeviceWork, steps: Steps, host: HostActivit
 
 
 def _tables(
-    trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution, host: HostActivity, timeline: Timeline
-) -> RankTables:
+    trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution, host: HostActivity, timeline: Timeline,
+    own: Progress,
+) -> RankTables:  # fmt: skip
     """One rank's part of every table. ``timeline`` is its time breakdown before the ranks are compared."""
     launches = launch_times(trace, work, steps)  # first: it needs the most memory
     classed = classed_work(trace, work, attribution)
@@ -154,6 +157,7 @@ def _tables(
         operators=operator_times(trace, work, steps, attribution, classed),
         modules=module_times(trace, work, steps),
         launches=launches,
+        gaps=gap_times(trace, host, own, steps, on_device=len(work) > 0),
         compiled=compiled_times(trace, work, steps, attribution),
         syncs=sync_times(trace, work, steps, host, timeline, attribution),
         quickest=quickest_times(trace, attribution.operators, steps, host.loading, on_device=len(work) > 0),

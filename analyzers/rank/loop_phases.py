@@ -40,6 +40,9 @@ INSIDE: Final = tuple(_RANGES)
 LOOP: Final = "the loop between "
 """What names of the time between two phases begin with."""
 
+ELSEWHERE: Final = "the rest of the step"
+"""What lies in no phase, and between no two that are known."""
+
 _SHORT: Final = ("forward", "backward", "optimizer")
 """The same inside the name of what lies between two of them."""
 
@@ -51,7 +54,10 @@ def by_phase(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Inter
     is only named where it is known which: without ranges of the backward, the stretch from a forward to the optimizer
     is "the backward or the loop around it".
     """
-    phases = {name: _ranges(trace, pattern, threads) for name, pattern in _RANGES.items()}
+    return _by_phase(pauses, {name: _ranges(trace, pattern, threads) for name, pattern in _RANGES.items()})
+
+
+def _by_phase(pauses: Intervals, phases: dict[str, Intervals]) -> dict[str, Intervals]:
     inside: dict[str, Intervals] = {}
     taken = Intervals.empty()
     for name, ranges in phases.items():
@@ -60,6 +66,17 @@ def by_phase(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Inter
     rest = pauses.subtract(taken)
     outside = {name: rest.intersect(gaps) for name, gaps in _gaps(list(phases.values())).items()}
     return {name: part for name, part in (inside | outside).items() if len(part)}
+
+
+def split(trace: Trace, stretch: Intervals, threads: Int64) -> dict[str, Intervals]:
+    """All of ``stretch`` by the names of ``by_phase``, and what has none as :data:`ELSEWHERE`. Where no range marks
+    backwards, each lasts from autograd's first function to its last.
+    """
+    forward, backward, optimizer = (_ranges(trace, pattern, threads) for pattern in _RANGES.values())
+    backward = backward if len(backward) else _backwards(trace, threads, forward.union(optimizer))
+    found = _by_phase(stretch, dict(zip(_RANGES, (forward, backward, optimizer), strict=True)))
+    rest = stretch.subtract(Intervals.empty().union(*found.values()))
+    return found | ({ELSEWHERE: rest} if len(rest) else {})
 
 
 def outside_the_model(trace: Trace, threads: Int64) -> dict[str, Intervals]:

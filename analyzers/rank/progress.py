@@ -118,7 +118,7 @@ def _own_timeline_of_threads(
 
     A thread that continues long after the last end had something else to do. One that continues a little before the end
     of a collective that had been running was waiting too: the backend's thread signals first and closes its range when
-    it is scheduled again.
+    it is scheduled again. Not so of a message: the thread that waits for it closes its range (``_is_message``).
     """
     compute = timeline.where(TimeCategory.COMPUTE)
     gaps = compute.union(host.loading).complement(int(timeline.start_ns[0]), timeline.end_ns)
@@ -131,7 +131,7 @@ def _own_timeline_of_threads(
     inside = (last > begin) & (until - last <= np.maximum(_WAKING_NS, length // 10))
     following, started = np.append(ends, LATER)[place], np.append(collectives.start_ns[order], LATER)[place]
     # It is issued as the gap begins; the backend's thread begins it a little later.
-    running = started <= begin + length // 2
+    running = (started <= begin + length // 2) & ~np.append(_is_message(collectives)[order], False)[place]
     before_end = ~inside & running & (length >= _LONG_GAP_NS) & (following - until <= length // 2)
     whole = Intervals.of(begin[inside | before_end], until[inside | before_end])
     layers = [
@@ -147,12 +147,19 @@ def _turns_ns(trace: Trace, host: HostActivity, collectives: Collectives) -> Int
     message has ended, and another one that was issued before ends at once: programs wait for them one after another.
     """
     rows = trace.rows(Category.CPU_OP, named=_COLLECTIVE_OPERATOR.match, threads=host.threads)
-    is_message = np.isin(np.array(collectives.kinds or ("",))[collectives.kind], POINT_TO_POINT)
+    is_message = _is_message(collectives)
     start, end = collectives.start_ns[is_message], collectives.end_ns[is_message]
     order = np.argsort(end, kind="stable")
     start, end = start[order], end[order]
     in_turn = (np.diff(end) > 0) & (np.diff(end) <= _NEXT_WAIT_NS) & (start[1:] < end[:-1])
     return np.concatenate((trace.start_ns[rows], end[:-1][in_turn]))
+
+
+def _is_message(collectives: Collectives) -> Bool:
+    """Which are sends and recvs. gloo's range around one ends in the training thread's wait for it
+    (c10d's ProcessGroupGloo.cpp: SendWork and RecvWork), those of collectives in a thread of the backend.
+    """
+    return np.isin(np.array(collectives.kinds or ("",))[collectives.kind], POINT_TO_POINT)
 
 
 def _cut(gaps: Intervals, at_ns: Int64) -> tuple[Int64, Int64]:

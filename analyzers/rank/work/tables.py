@@ -185,6 +185,19 @@ class QuickestTimes:
 
 
 @dataclass(frozen=True, eq=False)
+class GapTimes(_NamedLines):
+    """What one rank's training threads do between operators, where they neither load data nor wait for other ranks:
+    Python, for the most part. One line per phase of the loop (``loop_phases.split``); sums are ``[lines, steps]``.
+
+    ``count``: operators that begin in the phase. No line where a device does the work.
+    """
+
+    names: tuple[str, ...]
+    count: Int64
+    host_ns: Int64
+
+
+@dataclass(frozen=True, eq=False)
 class RankFlops:
     """FLOPs of one rank, and how much of its matrix time they cover. Arrays have one column per step.
 
@@ -217,4 +230,5 @@ class RankTables:
     launches: LaunchTimes
     syncs: SyncTimes
     quickest: QuickestTimes
+    gaps: GapTimes
     compiled: CompiledTimes

@@ -11,10 +11,12 @@ from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.lone_ranks import (
     LateSteps,
     LoneRank,
+    View,
     at_usual_pace,
     late_now_and_then,
     lone_ranks,
     slow_now_and_then,
+    views,
 )
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES, OWN, TOGETHER, Straggler
@@ -95,15 +97,13 @@ class Turns:
         than each alone; and each of the others that is slow now and then, unless it costs more than that throughout.
         """
         ranks = lone_ranks(self._paced.result, self._paced.recorded, self._paced.peers)
-        # In one category a delay is plain that the noise of the whole step would hide.
-        views = (None, *CAUSES)
-        in_turn = [one for view in views if (one := self._lone_turns(ranks, view)) is not None]
+        in_turn = [one for view in views(ranks) if (one := self._lone_turns(ranks, view)) is not None]
         together = max(in_turn, key=lambda one: one.lost_ns, default=None)
         if together is not None:
             alone = [other.lost_ns for other in stragglers if other.rank in together.ranks]
             if together.lost_ns >= TOGETHER * max(alone, default=0.0):
                 return [*(other for other in stragglers if other.rank not in together.ranks), together]
-        found = [one for view in views for one in self._late_now_and_then(ranks, view)]
+        found = [one for view in views(ranks) for one in self._late_now_and_then(ranks, view)]
         for mine in grouped((one.rank, one) for one in found).values():
             worst = max(mine, key=lambda one: one.lost_ns)
             throughout = [other for other in stragglers if other.ranks == worst.ranks]
@@ -111,15 +111,15 @@ class Turns:
                 stragglers = [*(other for other in stragglers if other not in throughout), worst]
         return stragglers
 
-    def _lone_turns(self, ranks: Sequence[LoneRank], view: TimeCategory | None) -> Straggler | None:
-        """Those of these ranks that are slow in turn, by their whole own time or by a category of it."""
+    def _lone_turns(self, ranks: Sequence[LoneRank], view: View) -> Straggler | None:
+        """Those of these ranks that are slow in turn, by their whole own time or by a part of it."""
         used = self._paced.recorded.used
         slow = slow_now_and_then(ranks, used, self._paced.result.step_ns, view)
         if not slow or not _in_turn(np.stack([one.slow[used] for one in slow]), _LONE_TURNS):
             return None
         return self._at_usual_pace(slow, "job")
 
-    def _late_now_and_then(self, ranks: Sequence[LoneRank], view: TimeCategory | None) -> list[Straggler]:
+    def _late_now_and_then(self, ranks: Sequence[LoneRank], view: View) -> list[Straggler]:
         """Those of these ranks that are slow now and then, each alone."""
         late = late_now_and_then(ranks, self._paced.recorded.used, self._paced.result.step_ns, view)
         return [found for one in late if (found := self._at_usual_pace([one], "rank")) is not None]

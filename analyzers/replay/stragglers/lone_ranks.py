@@ -1,7 +1,8 @@
 """Ranks that nobody's work is like, as the stages of a pipeline on a rank each, and that are slow in turn, or one of
 them now and then.
 
-Such a rank is compared with itself: its own time in a step, or that of one category, with what its steps usually take.
+Such a rank is compared with itself: its own time in a step, or that of one category, or on CPUs of one operator or
+phase, with what its steps usually take.
 What is slow in all steps alike is not found so, and need not be: a stage that is slow throughout is one of
 ``slow_stages``. Where the work of batches varies, it does on all stages at once: that is no turn of anybody, and what
 the others take longer in the same step is nobody's delay.
@@ -9,16 +10,21 @@ the others take longer in the same step is nobody's delay.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.loop_phases import INSIDE
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.stragglers.chance import MANY_STEPS
+from perfscope.analyzers.replay.stragglers.host_parts import StepParts
+from perfscope.analyzers.replay.stragglers.straggler import CAUSES
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.medians import densest
@@ -28,8 +34,12 @@ _PLAIN: Final = 3.0
 """Standard deviations of a rank's usual steps from which one is longer than usual."""
 _NOTICEABLE: Final = 0.1
 """Share of the step by which it must be longer: beside no peers what a busy machine does to a step is plain, too."""
+_NOTICEABLE_PART: Final = 0.05
+"""The same of one operator or phase, which has little of that."""
 _AGAIN: Final = 2
 """Steps in which each rank must be slow: what comes once may be anything."""
+_OFTEN_OF_MANY: Final = 3
+"""Of many steps (``MANY_STEPS``), in how many one rank must be that is so now and then."""
 _OFTEN: Final = 0.5
 """Share of the steps in which one of them must be."""
 _MOST: Final = 0.6
@@ -43,18 +53,34 @@ _OFTENER: Final = 2.0
 """A rank is slow now and then that is so in more than this many times as many steps as the others are."""
 _MAIN: Final = 0.5
 """Part of what a category takes longer, at least, by which a rank's whole own time must be longer."""
+_CHANCE: Final = 2.0
+"""Standard errors of what else a step takes, as much as which that may seem less by chance."""
+
+
+View: TypeAlias = TimeCategory | str | None
+"""What of a rank's own time is looked at: one category, one of ``LoneRank.parts_ns``, or all of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class LoneRank:
     """One rank's own time. ``bounds`` are the ops of its schedule that begin the recorded steps, and the one that ends
-    the last; ``own_ns`` [recorded step]; ``rows_ns`` [recorded step, category].
+    the last; ``own_ns`` [recorded step]; ``rows_ns`` [recorded step, category]; ``parts_ns``, on CPUs: name of an
+    operator, or of a phase for the time between its operators, -> [recorded step].
     """
 
     rank: int
     bounds: Int64
     own_ns: Int64
     rows_ns: Int64
+    parts_ns: Mapping[str, Int64]
+
+    def seen(self, view: View) -> Int64:
+        """Own time in each recorded step, as far as ``view`` goes; 0 where there is none."""
+        if view is None:
+            return self.own_ns
+        if isinstance(view, TimeCategory):
+            return self.rows_ns[:, view]
+        return self.parts_ns.get(view, np.zeros_like(self.own_ns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +103,11 @@ def lone_ranks(result: AlignedJob, recorded: RecordedSchedules, with_peers: Coll
     return [_lone_rank(result, recorded, rank) for rank in recorded.schedules.ranks if rank not in with_peers]
 
 
-def slow_now_and_then(
-    ranks: Collection[LoneRank], used: Bool, step_ns: float, category: TimeCategory | None
-) -> list[LateSteps]:
+def slow_now_and_then(ranks: Collection[LoneRank], used: Bool, step_ns: float, view: View) -> list[LateSteps]:
     """Those of these ranks that take plainly longer in some of the ``used`` steps, of ``step_ns``, and not in most: by
-    their whole own time, or by a category of it. None where that is in few steps of all ranks together.
+    their whole own time, or by a part of it. None where that is in few steps of all ranks together.
     """
-    every = [_slow_steps(one, used, _NOTICEABLE * step_ns, category) for one in ranks]
+    every = [_slow_steps(one, used, _least(view) * step_ns, view) for one in ranks]
     found = [one for one in every if _AGAIN <= one.slow.sum() <= _MOST * used.sum()]
     if not found or np.any([one.slow[used] for one in found], axis=0).mean() < _OFTEN:
         return []
@@ -91,22 +115,21 @@ def slow_now_and_then(
     return found if max(over) <= _LARGEST_PART * sum(over) else []
 
 
-def late_now_and_then(
-    ranks: Collection[LoneRank], used: Bool, step_ns: float, category: TimeCategory | None
-) -> list[LateSteps]:
+def late_now_and_then(ranks: Collection[LoneRank], used: Bool, step_ns: float, view: View) -> list[LateSteps]:
     """Each of these ranks that takes plainly longer in some of the ``used`` steps, not in most, and in more steps than
     the others do.
     """
-    every = [_slow_steps(one, used, _NOTICEABLE * step_ns, category) for one in ranks]
+    every = [_slow_steps(one, used, _least(view) * step_ns, view) for one in ranks]
     if len(every) < 2:
         return []
-    over = np.stack([_over_usual(one, used, category)[0] for one in ranks])
+    over = np.stack([_over_usual(one, used, view)[0] for one in ranks])
     found = []
     for place, one in enumerate(every):
         of_all = np.median(np.delete(over, place, axis=0), axis=0)
-        slow = one.slow & (one.over_ns - np.maximum(of_all, 0) >= _NOTICEABLE * step_ns)
+        slow = one.slow & (one.over_ns - np.maximum(of_all, 0) >= _least(view) * step_ns)
         others = [int(each.slow.sum()) for each in every if each is not one]
-        if max(_AGAIN, _OFTENER * float(np.median(others)) + 1) <= slow.sum() <= _MOST * used.sum():
+        again = _OFTEN_OF_MANY if used.sum() >= MANY_STEPS else _AGAIN
+        if max(again, _OFTENER * float(np.median(others)) + 1) <= slow.sum() <= _MOST * used.sum():
             found.append(replace(one, slow=slow, over_ns=np.where(slow, one.over_ns, 0)))
     return found
 
@@ -137,19 +160,19 @@ def _longer(mine: Int64, usual: Sequence[Int64], over_ns: float) -> Float64:
     return np.asarray(longer + left * min((over_ns - longer.sum()) / max(float(left.sum()), 1.0), 1.0))
 
 
-def _slow_steps(one: LoneRank, used: Bool, least_ns: float, category: TimeCategory | None) -> LateSteps:
-    over, deviation = _over_usual(one, used, category)
+def _slow_steps(one: LoneRank, used: Bool, least_ns: float, view: View) -> LateSteps:
+    over, deviation = _over_usual(one, used, view)
     slow = used & (over >= max(least_ns, _PLAIN * deviation))
-    if category is not None and slow.any() and not _is_later(one.own_ns, over, slow, used):
+    if view is not None and slow.any() and not _is_later(one.own_ns, over, slow, used):
         slow = np.zeros_like(slow)
     return LateSteps(one, slow, np.where(slow, over, 0))
 
 
-def _over_usual(one: LoneRank, used: Bool, category: TimeCategory | None) -> tuple[Int64, float]:
+def _over_usual(one: LoneRank, used: Bool, view: View) -> tuple[Int64, float]:
     """By how much each step is longer than usual steps are, and the standard deviation of those: of two kinds of steps
     that are both many, of the quicker ones, be the slow ones however alike.
     """
-    times = one.own_ns if category is None else one.rows_ns[:, category]
+    times = one.seen(view)
     usual, deviation = densest(times[used])
     quicker = times[used] < usual - _PLAIN * deviation
     if quicker.mean() >= _MANY:
@@ -157,13 +180,22 @@ def _over_usual(one: LoneRank, used: Bool, category: TimeCategory | None) -> tup
     return times - round(usual), deviation
 
 
+def _least(view: View) -> float:
+    """Share of the step by which a step is longer that counts as slow."""
+    return _NOTICEABLE_PART if isinstance(view, str) else _NOTICEABLE
+
+
 def _is_later(own_ns: Int64, over_ns: Int64, slow: Bool, used: Bool) -> bool:
-    """Is the whole own time longer in slow steps, and not only something else shorter?"""
+    """Is the whole own time longer in slow steps, as far as its noise lets that be seen, and not only something else
+    shorter?
+    """
     usual = used & ~slow
     if not usual.any():
         return False
     whole, part = (float(times[slow].mean() - times[usual].mean()) for times in (own_ns, over_ns))
-    return whole >= _MAIN * part
+    rest = own_ns - over_ns
+    error = math.sqrt(sum(float(rest[steps].var()) / max(int(steps.sum()) - 1, 1) for steps in (slow, usual)))
+    return whole + _CHANCE * error >= _MAIN * part
 
 
 def _lone_rank(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> LoneRank:
@@ -174,4 +206,20 @@ def _lone_rank(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> Lo
     of_mark = {int(operand[op]): op for op in np.flatnonzero(kind == OpKind.MARK).tolist()}
     bounds = np.array([of_mark[int(mark)] for mark in marks], dtype=np.int64)
     progress = np.cumsum(schedules.own_ns[span])[bounds]
-    return LoneRank(rank, bounds, np.diff(progress), recorded.rows_between(result, rank, progress))
+    rows = recorded.rows_between(result, rank, progress)
+    return LoneRank(rank, bounds, np.diff(progress), rows, _parts_ns(result, recorded, rank))
+
+
+def _parts_ns(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> dict[str, Int64]:
+    """As in :class:`LoneRank`, those that may be plainly longer in some step."""
+    if result.partials[rank].has_device_work:
+        return {}
+    parts = StepParts.of(result, rank, recorded.steps)
+    named = [*parts.operators.items(), *((name, part) for name, part in parts.gaps.items() if name in INSIDE)]
+    least = _NOTICEABLE_PART * result.step_ns
+    return {name: part.ns.astype(np.int64) for name, part in named if part.ns.max() >= least}
+
+
+def views(ranks: Sequence[LoneRank]) -> tuple[View, ...]:
+    """All of them, the whole own time first. In one part a delay is plain that the noise of the rest would hide."""
+    return (None, *CAUSES, *dict.fromkeys(name for one in ranks for name in one.parts_ns))

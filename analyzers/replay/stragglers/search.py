@@ -29,6 +29,7 @@ from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.causes import Causes
+from perfscope.analyzers.replay.stragglers.chance import LARGE, by_chance
 from perfscope.analyzers.replay.stragglers.hiding import CANDIDATES, Hiding
 from perfscope.analyzers.replay.stragglers.in_turn import Turns
 from perfscope.analyzers.replay.stragglers.own_time import excess_apart, most_apart
@@ -171,6 +172,8 @@ class _Search:
             return None
         cause: str | None = self._causes.of(ranks)
         lost_ns = float(saved.mean())
+        if scope == "rank" and lost_ns < LARGE * self._paced.result.step_ns and self._by_chance(ranks[0], cause):
+            return None
         loads_longer = self._causes.load_longer_in_turn if scope == "job" else self._paced.load_longer
         slow_loader = loads_longer(ranks, lost_ns) and not self._causes.as_slow_in_operators(ranks)
         if cause == LOADING and not slow_loader:
@@ -179,6 +182,14 @@ class _Search:
             return None
         worst = max(ranks, key=lambda rank: (float(self._paced.excess[rank].sum()), -rank))
         return Straggler(worst, tuple(sorted(ranks)), scope, cause, lost_ns, saved)
+
+    def _by_chance(self, rank: int, cause: str | None) -> bool:
+        """Is what this rank takes longer than its peers only what comes to all of them now and then?"""
+        peers, own = next((peers, own) for peers, own in self._paced.own if rank in peers.ranks)
+        rows = peers.rows_ns[:, self._paced.recorded.used]
+        of_cause = [int(category) for category, name in CAUSES.items() if name == cause]
+        views = (own, rows[:, :, of_cause].sum(axis=2))
+        return by_chance(peers.ranks.index(rank), views, self._paced.result.step_ns)
 
 
 def _slow_stages(

@@ -5,50 +5,45 @@ the same number of FLOPs do the same work, and so do those that run the same ker
 in each as far as that is known: among those, one that takes longer than their median is slow. A stage with more work
 than the others is not slow but too big: that is imbalance, which the pipeline's table shows.
 
-On CPUs operators are what kernels are elsewhere, and each shows how long it takes, whatever else a stage does: all
-stages whose products are of one size are compared by these, and all by what their hosts do between operators. What
-stages do there is never quite the same, so there a stage is slow from a larger excess on, as in step histories.
+On CPUs operators are what kernels are elsewhere, and each shows how long it takes, whatever else a stage does: there
+stages are compared part by part (``host_parts``). What is not the same work on two of them is never quite alike, so by
+that a stage is slow from a larger excess on, as in step histories.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.stages import ranks_of, stages
 from perfscope.analyzers.rank.host_lane import HostTime
-from perfscope.analyzers.rank.work.tables import OperatorTimes
 from perfscope.analyzers.replay.engine import Schedules
 from perfscope.analyzers.replay.pace import scaled, scaled_beside
 from perfscope.analyzers.replay.schedules import RecordedSchedules
+from perfscope.analyzers.replay.stragglers.host_parts import StepParts
 from perfscope.analyzers.replay.stragglers.own_time import NOISE, flops_per_step
+from perfscope.analyzers.replay.stragglers.work_pace import BY_HOST, COMPARED, COMPARED_ROWS, WorkPace, own_rows, same
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import UNLIKE_STAGES
+from perfscope.trace.medians import deviation
 from perfscope.trace.trace import Float64, Int64
 
-SAME_WORK: Final = 0.02
-"""Stages whose FLOPs differ by no more than this share do the same work."""
+_SAME_LONGER: Final = 0.05
+"""Share of the step from which a stage on CPUs is slow by what is the same work on others."""
+_CLEAR: Final = 4.0
+"""Standard errors by which that is no chance."""
+_FEWEST: Final = 5
+"""Steps from which that can be told."""
 
-SAME_KERNELS: Final = 0.85
-"""Share of its kernels that a stage must have in common with another where FLOPs are not known. The embedding and the
-loss are a few of many; a layer more in a stage of four is a fifth."""
-
-_COMPARED: Final = (TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCategory.HOST)
-"""Categories that stages have in common. Only some of them load batches, copy or print."""
-
-_COMPARED_ROWS: Final = [int(row) for row in _COMPARED]
-
-_COMMUNICATES: Final = re.compile(r"(c10d|gloo|_c10d_functional|record_param_comms)\b")
-"""Operators without a device that communicate: they hold waits for other ranks."""
-
-_BY_HOST: Final = [_COMPARED.index(TimeCategory.LAUNCH), _COMPARED.index(TimeCategory.HOST)]
+_IN_OPERATORS: Final = np.array([float(category is TimeCategory.COMPUTE) for category in COMPARED])
+_BETWEEN: Final = np.array([float(category is TimeCategory.HOST) for category in COMPARED])
+"""Parts of each compared category."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,30 +65,103 @@ class SlowStage:
 def slow_stages(result: AlignedJob, attributed: Collection[int]) -> list[SlowStage]:
     """Stages all of whose ranks are slower than the stages of the same work; empty without a pipeline."""
     members = ranks_of(stages(result))
+    known = {stage: ranks for stage, ranks in members.items() if not any(rank in attributed for rank in ranks)}
+    if any(result.partials[rank].has_device_work for ranks in members.values() for rank in ranks):
+        found = _slow_devices(result, members, known)
+    else:
+        found = _slow_hosts(result, members, known)
+    return list(found)
+
+
+def _slow_devices(
+    result: AlignedJob, members: Mapping[int, tuple[int, ...]], known: Mapping[int, tuple[int, ...]]
+) -> Iterator[SlowStage]:
+    """Those of the ``known`` stages whose devices, or the hosts that launch their work, take longer."""
     flops = {stage: _flops(result, ranks) for stage, ranks in members.items()}
-    paces = {stage: [_WorkPace.of(result, rank) for rank in ranks] for stage, ranks in members.items()}
-    together = {stage: _WorkPace.mean(mine) for stage, mine in paces.items()}
-    stragglers = []
-    for stage, ranks in members.items():
+    paces = {stage: [WorkPace.of(result, rank) for rank in ranks] for stage, ranks in members.items()}
+    together = {stage: WorkPace.mean(mine) for stage, mine in paces.items()}
+    for stage, ranks in known.items():
         mine, others = together[stage], {other: pace for other, pace in together.items() if other != stage}
-        alike = [pace for other, pace in others.items() if _same(flops[other], flops[stage]) or mine.does_like(pace)]
-        compared = alike if mine.on_device else list(others.values())
-        if not compared or any(rank in attributed for rank in ranks):
+        alike = [pace for other, pace in others.items() if same(flops[other], flops[stage]) or mine.does_like(pace)]
+        if not alike:
             continue
-        excess = np.min([pace.excess(compared, alike) for pace in paces[stage]], axis=0)
+        excess = np.min([pace.excess(alike) for pace in paces[stage]], axis=0)
         total = min(float(pace.rows.sum()) for pace in paces[stage])
         # What waits for data seems to save more at another stage's pace than it takes longer.
-        if (NOISE if mine.on_device else UNLIKE_STAGES) * result.step_ns <= excess.sum() < total:
-            slowest = max(zip(ranks, paces[stage], strict=True), key=lambda pair: float(pair[1].rows.sum()))[0]
-            row = _COMPARED[int(excess.argmax())]
-            factor = (total - float(excess.sum())) / total
-            compute = 1 - float(excess[0]) / max(min(pace.rows[_COMPARED[0]] for pace in paces[stage]), 1.0)
-            host = max(pace.host_factor(compared) for pace in paces[stage]) if excess[_BY_HOST].any() else 1.0
-            least = np.min([pace.rows[_COMPARED_ROWS] for pace in paces[stage]], axis=0)
-            left = np.ones(len(TimeCategory))
-            left[_COMPARED_ROWS] = np.maximum(1 - excess / np.maximum(least, 1), 0)
-            stragglers.append(SlowStage(ranks, slowest, row, factor, compute, host, left))
-    return stragglers
+        if NOISE * result.step_ns <= excess.sum() < total:
+            slow = _SlowRows(ranks, np.stack([pace.rows for pace in paces[stage]]), excess)
+            host = max(pace.host_factor(alike) for pace in paces[stage]) if excess[BY_HOST].any() else 1.0
+            yield slow.stage(host)
+
+
+def _slow_hosts(
+    result: AlignedJob, members: Mapping[int, tuple[int, ...]], known: Mapping[int, tuple[int, ...]]
+) -> Iterator[SlowStage]:
+    """Those of the ``known`` stages that take longer on CPUs."""
+    each = {rank: StepParts.of(result, rank, result.steps) for ranks in members.values() for rank in ranks}
+    together = {stage: StepParts.mean([each[rank] for rank in ranks]) for stage, ranks in members.items()}
+    rows = {rank: own_rows(result, rank) for rank in each}
+    for stage, ranks in known.items():
+        others = [other for other in members if other != stage]
+        apart = [_longer_ns(each[rank], [together[other] for other in others], result.step_ns) for rank in ranks]
+        in_operators, between = min(apart, key=sum)
+        mine = np.stack([rows[rank] for rank in ranks])
+        if not 0 < in_operators + between < float(mine.sum(axis=1).min()):
+            continue
+        # An operator that calls Python, as a function of autograd's may, takes the host's time.
+        usual = np.median([np.mean([rows[rank] for rank in members[other]], axis=0) for other in others], axis=0)
+        above = np.maximum((mine.min(axis=0) - usual)[COMPARED_ROWS], 0)
+        split = above / above.sum() if above.any() else _IN_OPERATORS
+        yield _SlowRows(ranks, mine, in_operators * split + between * _BETWEEN).stage(1.0)
+
+
+def _longer_ns(mine: StepParts, others: Sequence[StepParts], step_ns: float) -> tuple[float, float]:
+    """(in operators, between them) what a rank takes longer in most steps than the other stages; (0, 0) where that is
+    no more than stages may differ.
+    """
+    if not others:
+        return 0.0, 0.0
+    found = [mine.excess(other) for other in others]
+    operators, alike, total = (
+        np.median(of_each, axis=0)
+        for of_each in zip(*((excess.operators, excess.alike, excess.total) for excess in found), strict=True)
+    )
+    longer = float(np.median(total))
+    in_operators = min(max(float(np.median(operators)), 0.0), max(longer, 0.0))
+    parts = in_operators, longer - in_operators
+    if longer >= UNLIKE_STAGES * step_ns:
+        return parts
+    if len(alike) < _FEWEST:
+        return 0.0, 0.0
+    error = deviation(alike) / math.sqrt(len(alike))
+    least = max(_SAME_LONGER * step_ns, _CLEAR * error)
+    return parts if min(float(np.median(alike)), longer) >= least else (0.0, 0.0)
+
+
+class _SlowRows(NamedTuple):
+    """A slow stage's ranks, their own time by category (lines), ns per step, and what of that is too much."""
+
+    ranks: tuple[int, ...]
+    rows: Float64
+    excess: Float64
+    """Of the compared categories."""
+
+    def stage(self, host: float) -> SlowStage:
+        """``host`` as in it."""
+        totals = self.rows.sum(axis=1)
+        row = COMPARED[int(self.excess.argmax())]
+        least = self.rows[:, COMPARED_ROWS].min(axis=0)
+        left = np.ones(len(TimeCategory))
+        left[COMPARED_ROWS] = np.maximum(1 - self.excess / np.maximum(least, 1), 0)
+        return SlowStage(
+            ranks=self.ranks,
+            slowest=self.ranks[int(totals.argmax())],
+            row=row,
+            factor=float((totals.min() - self.excess.sum()) / totals.min()),
+            compute=1 - float(self.excess[0]) / max(float(least[0]), 1.0),
+            host=host,
+            left=left,
+        )
 
 
 def at_other_stages_pace(
@@ -118,166 +186,46 @@ def at_other_stages_pace(
 
 
 def _by_category(result: AlignedJob, recorded: RecordedSchedules, slow: Sequence[SlowStage]) -> Schedules:
-    """Each category of own time is shorter where it is: a pause before the first message delays more than one that
-    comes while the rank would wait.
+    """Each category of own time is shorter, and where it is longer than on other stages: a pause before the first
+    message delays more than one that comes while the rank would wait.
     """
     schedules = recorded.schedules
     own = schedules.own_ns.copy()
+    rows = {rank: _rows_before_ops(result, recorded, rank) for rank in schedules.ranks}
+    others = [rows[rank] for rank in schedules.ranks if not any(rank in stage.ranks for stage in slow)]
     for stage in slow:
         for rank in stage.ranks:
+            shorter = [
+                _longer_than(rows[rank][:, category], [other[:, category] for other in others], 1 - left)
+                for category, left in enumerate(stage.left.tolist())
+                if left < 1
+            ]
             span = schedules.slice_of(rank)
-            rows = recorded.rows_between(result, rank, np.concatenate(([0], np.cumsum(own[span]))))
-            own[span] = np.diff(np.rint(np.cumsum(own[span] - (rows * (1 - stage.left)).sum(axis=1))), prepend=0)
+            own[span] = np.diff(np.rint(np.cumsum(own[span] - np.sum(shorter, axis=0))), prepend=0)
     return replace(schedules, own_ns=np.maximum(own, 0))
 
 
-def _same(one: float, other: float) -> bool:
-    return one > 0 and abs(one - other) <= SAME_WORK * max(one, other)
+def _rows_before_ops(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> Int64:
+    """Ns of each category of own time (columns) before each op of the rank's schedule."""
+    own = recorded.schedules.own_ns[recorded.schedules.slice_of(rank)]
+    return recorded.rows_between(result, rank, np.concatenate(([0], np.cumsum(own))))
 
 
-def _per_step(
-    names: Sequence[str], chosen: Sequence[bool], count: Int64, total_ns: Int64
-) -> dict[str, tuple[float, float]]:
-    """Of these lines of a table: how often and how long in all, mean over the steps."""
-    lines = zip(names, chosen, count.mean(axis=1).tolist(), total_ns.mean(axis=1).tolist(), strict=True)
-    return {name: (often, ns) for name, is_chosen, often, ns in lines if is_chosen and often}
-
-
-def _flops_of_calls(operators: OperatorTimes, chosen: Int64) -> dict[str, float]:
-    """Operator -> FLOPs of one call of it, mean over those of these steps."""
-    count = operators.count[operators.flops_line][:, chosen].sum(axis=1).tolist()
-    flops = operators.flops[:, chosen].sum(axis=1).tolist()
-    names = [operators.names[line] for line in operators.flops_line.tolist()]
-    return {name: all_ / often for name, often, all_ in zip(names, count, flops, strict=True) if often and all_ > 0}
+def _longer_than(mine: Int64, others: Sequence[Int64], share: float) -> Float64:
+    """Where ``share`` of a rank's own time before its ops is too much: where the longest are longer than the longest of
+    other ranks, those that come next longer than theirs, and so on; what that does not explain, of all alike.
+    """
+    order = np.argsort(-mine, kind="stable")
+    theirs = [np.pad(-np.sort(-other)[: len(mine)], (0, max(len(mine) - len(other), 0))) for other in others]
+    longer = np.zeros(len(mine))
+    if theirs:
+        longer[order] = np.maximum(mine[order] - np.median(theirs, axis=0), 0)
+    too_much = share * float(mine.sum())
+    longer *= min(too_much / max(float(longer.sum()), 1.0), 1.0)
+    rest = mine - longer
+    return np.asarray(longer + rest * max(too_much - float(longer.sum()), 0.0) / max(float(rest.sum()), 1.0))
 
 
 def _flops(result: AlignedJob, ranks: tuple[int, ...]) -> float:
     """Model FLOPs per step of a stage's rank, mean over its ranks."""
     return float(flops_per_step(result, ranks).mean(axis=1).mean())
-
-
-@dataclass(frozen=True, eq=False)
-class _WorkPace:
-    """How quickly one rank works. ``rows`` is its own time by category, ns per step; ``kernels`` are, for each kernel
-    by name (on CPUs for each operator), how often it runs and how long in all, per step; ``flops`` are those of one
-    call, by the operator's name, where they are known; ``host_busy`` is the host's time per step (inf on CPUs, where
-    the host is the device).
-
-    Stages that multiply as much may differ in the rest: the last one has the loss, the first one the embedding. So the
-    same kernels are compared, and the host's time for each kernel launched.
-    """
-
-    rows: Float64
-    kernels: Mapping[str, tuple[float, float]]
-    flops: Mapping[str, float]
-    host_busy: float
-
-    @classmethod
-    def of(cls, result: AlignedJob, rank: int) -> _WorkPace:
-        """That of one rank over the used steps."""
-        partial, (start, end) = result.partials[rank], result.windows[rank]
-        rows = np.asarray(partial.progress.own.totals(start, end).sum(axis=0) / len(start), dtype=np.float64)
-        rows[TimeCategory.COMM_TRANSFER] = rows[TimeCategory.COMM_WAIT] = 0
-        chosen = partial.steps.indices_of(result.steps)
-        kernels, operators = partial.tables.kernels, partial.tables.operators
-        if partial.has_device_work:
-            computes = [category == "compute" for category in kernels.category]
-            lines = _per_step(kernels.names, computes, kernels.count[:, chosen], kernels.total_ns[:, chosen])
-            busy = float(partial.progress.host_busy_ns[chosen].mean())
-        else:
-            computes = [not _COMMUNICATES.match(name) for name in operators.names]
-            lines = _per_step(operators.names, computes, operators.count[:, chosen], operators.host_ns[:, chosen])
-            busy = math.inf
-        return cls(rows, lines, _flops_of_calls(operators, chosen), busy)
-
-    @classmethod
-    def mean(cls, paces: Sequence[_WorkPace]) -> _WorkPace:
-        """That of several ranks together."""
-        kernels: dict[str, tuple[float, float]] = {}
-        for pace in paces:
-            for name, (count, total) in pace.kernels.items():
-                known = kernels.get(name, (0.0, 0.0))
-                kernels[name] = known[0] + count / len(paces), known[1] + total / len(paces)
-        rows = np.asarray(np.mean([pace.rows for pace in paces], axis=0), dtype=np.float64)
-        return cls(rows, kernels, paces[0].flops, float(np.mean([pace.host_busy for pace in paces])))
-
-    def does_like(self, other: _WorkPace) -> bool:
-        """Do both run the same kernels as often, but for some that only the first or the last stage has, and with as
-        much to compute in each? On CPUs: with as much, however often.
-        """
-        common = self.flops.keys() & other.flops
-        alike = all(_same(self.flops[name], other.flops[name]) for name in common)
-        return alike and (self.launches_like(other) if self.on_device else bool(common))
-
-    @property
-    def on_device(self) -> bool:
-        """Is the host not the device?"""
-        return math.isfinite(self.host_busy)
-
-    def launches_like(self, other: _WorkPace) -> bool:
-        """Do both run the same kernels as often, but for some that only the first or the last stage has?"""
-        common = sum(min(self.kernels[name][0], other.kernels[name][0]) for name in self.kernels.keys() & other.kernels)
-        return common >= SAME_KERNELS * max(self.launched, other.launched) > 0
-
-    @property
-    def launched(self) -> float:
-        """Compute kernels per step."""
-        return sum(count for count, _ in self.kernels.values())
-
-    def excess(self, compared: Sequence[_WorkPace], alike: Sequence[_WorkPace]) -> Float64:
-        """Ns per step of each compared category beyond the median at the paces of other stages; compute beyond that of
-        those that are ``alike``.
-
-        A device's idle time before launches does not show how slow its host is: where all hosts are, those of stages
-        that wait for messages launch meanwhile. So it counts as far as the host was busier for each kernel, too.
-        """
-        usual = np.median([pace.at_work_of(self) for pace in compared], axis=0)
-        over = np.asarray(self.rows[_COMPARED_ROWS] - usual, dtype=np.float64)
-        if self.on_device:
-            others = [pace.host_busy * self.launched / pace.launched for pace in compared if pace.launched]
-            busier = max(self.host_busy - float(np.median(others)), 0.0) if others else 0.0
-            over[_BY_HOST] = np.minimum(over[_BY_HOST], busier)
-        else:
-            computes = [pace.at_work_of(self)[0] for pace in alike]
-            over[0] = self.rows[_COMPARED_ROWS[0]] - np.median(computes) if computes else 0.0
-        return over
-
-    def host_factor(self, alike: Sequence[_WorkPace]) -> float:
-        """How many times as long the host would take at the pace of other stages' hosts, 1 at most."""
-        if not self.on_device:
-            return 1.0
-        others = [pace.host_busy * self.launched / pace.launched for pace in alike if pace.launched]
-        return min(float(np.median(others)) / self.host_busy, 1.0) if others and self.host_busy else 1.0
-
-    def at_work_of(self, other: _WorkPace) -> Float64:
-        """What the compared categories of ``other`` would take at this pace; without kernels, this rank's own time."""
-        mine = np.asarray(self.rows[_COMPARED_ROWS], dtype=np.float64)
-        common = sorted(self.kernels.keys() & other.kernels.keys())
-        taken = np.array([other.kernels[name][1] for name in common], dtype=np.float64)
-        if taken.sum() <= 0:
-            return mine
-        factor = self._factors(other, common, taken)
-        theirs = sum(total for _, total in other.kernels.values())
-        # With fewer operators there may be as much to do between them.
-        more = other.launched / self.launched
-        mine *= more if self.on_device else max(more, 1.0)
-        here = float((taken * (factor - 1)).sum())
-        mine[_COMPARED.index(TimeCategory.COMPUTE)] = other.rows[TimeCategory.COMPUTE] * (1 + here / theirs)
-        return mine
-
-    def _factors(self, other: _WorkPace, common: Sequence[str], taken: Float64) -> Float64:
-        """How many times as long as at ``other`` each of these kernels takes here.
-
-        One that only runs more often at one of the two also does something there that the other does not have: the
-        loss's matrix product is larger than the layers'. Such a kernel differs by no more than those do that run as
-        often at both, and where they differ the other way by nothing.
-        """
-        counts, theirs = (np.array([of.kernels[name][0] for name in common]) for of in (self, other))
-        here = np.array([self.kernels[name][1] for name in common]) / counts * theirs
-        factor = np.divide(here, taken, out=np.ones_like(taken), where=taken > 0)
-        as_often = np.abs(counts - theirs) <= SAME_WORK * np.maximum(counts, theirs)
-        if as_often.all() or taken[as_often].sum() <= 0:
-            return np.asarray(factor, dtype=np.float64)
-        alike = float(here[as_often].sum() / taken[as_often].sum())
-        bounded = np.clip(factor, min(alike, 1.0), max(alike, 1.0))
-        return np.asarray(np.where(as_often, factor, bounded), dtype=np.float64)

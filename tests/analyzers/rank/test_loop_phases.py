@@ -73,3 +73,22 @@ def test_two_models_forwards_follow_on_each_other():
 
 def test_without_any_range_nothing_is_named():
     assert named(step(operators=(10, 40, 70))) == {}
+
+
+def test_time_between_operators_is_counted_by_phase_with_the_operators_of_each():
+    """As in the first test. The 10 ms before the first forward lie between no two phases."""
+    ranges = (FORWARD, 10, 30), (BACKWARD, 40, 60), (OPTIMIZER, 70, 80)
+    builder = step(*ranges, operators=(10, 20, 29, 40, 45, 59, 70, 79))
+    gaps = analyze_rank(builder.build()).tables.gaps
+    found = dict(zip(gaps.names, zip(gaps.count.tolist(), (gaps.host_ns // MS).tolist(), strict=True), strict=True))
+    assert found["the forward"] == ([3, 3], [17, 17])
+    assert found["the backward"] == ([3, 3], [17, 17])
+    assert found["the optimizer's step"] == ([2, 2], [8, 8])
+    assert found["the loop between forward and backward"] == ([0, 0], [10, 10])
+    assert found["the loop between optimizer and forward"] == ([0, 0], [20, 10])
+    assert (gaps.host_ns.sum(axis=0) // MS).tolist() == [92, 92]
+
+
+def test_a_rank_with_a_device_has_no_time_between_operators():
+    builder = TraceBuilder().step(1, 0, 10 * MS).launched("gemm", 1, 2 * MS, 3 * MS)
+    assert analyze_rank(builder.build()).tables.gaps.names == ()

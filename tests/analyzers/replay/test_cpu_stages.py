@@ -47,6 +47,27 @@ def test_a_slow_stage_is_named_though_no_stage_does_quite_the_same(
     assert row.lost_us == pytest.approx(lost_us(slow, healthy), abs=0.05 * slow.took / slow.steps)
 
 
+@pytest.mark.parametrize(("stages", "rank"), [(2, 1), (3, 0), (4, 2)])
+def test_what_is_the_same_work_on_all_stages_shows_smaller_delays(stages: int, rank: int, tmp_path: Path) -> None:
+    """An operator that runs as often on each: 7 % of the step, less than stages usually differ by."""
+    healthy = CpuPipeline(stages=stages, steps=24)
+    slow = replace(healthy, operator=always(rank, us=2500))
+    (row,) = found(slow, tmp_path / "slow")
+    assert (row.ranks, row.cause, row.pattern) == ((rank,), "compute", "steady")
+    healthy.write(tmp_path / "healthy")
+    assert row.lost_us == pytest.approx(lost_us(slow, healthy), abs=0.03 * slow.took / slow.steps)
+
+
+def test_stages_in_turn_are_found_in_the_operator_that_is_slow_though_the_rest_is_noise(tmp_path: Path) -> None:
+    def jitter(rank: int, step: int) -> float:
+        return 6000.0 * ((7 * rank + 5 * step) % 11) / 11
+
+    slow = CpuPipeline(stages=2, steps=24, host=jitter, operator=lambda rank, step: 3000.0 * (step % 2 == rank))
+    (row,) = found(slow, tmp_path / "slow")
+    assert (row.ranks, row.pattern) == ((0, 1), "rotating")
+    assert found(replace(slow, operator=lambda _rank, _step: 0.0), tmp_path / "healthy") == ()
+
+
 @pytest.mark.parametrize(("stages", "rank", "cause"), [(2, 0, "host"), (3, 1, "compute"), (4, 0, "host")])
 def test_a_stage_that_is_slow_now_and_then_is_compared_with_its_other_steps(
     stages: int, rank: int, cause: str, tmp_path: Path

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import perfscope
-from perfscope.analyzers.replay.stragglers.slow_stages import _WorkPace
+from perfscope.analyzers.replay.stragglers.work_pace import WorkPace
 from perfscope.results.categories import TimeCategory
 from tests.analyzers.measured import measured
 from tests.emulator import MS, Cause, Job, Loader, Model, Recording, emulate, step_ns
@@ -67,16 +67,16 @@ def test_a_stage_whose_host_pauses_costs_what_is_not_hidden_in_its_waits(tmp_pat
     assert abs(found.lost_us - saved_us) < 0.05 * emulation.step_ns / 1e3
 
 
-def pace(**kernels: tuple[float, float]) -> _WorkPace:
+def pace(**kernels: tuple[float, float]) -> WorkPace:
     """A stage that computes all the time, in kernels of these counts and total times."""
     rows = np.zeros(len(TimeCategory))
     rows[TimeCategory.COMPUTE] = sum(total for _, total in kernels.values())
-    return _WorkPace(rows, kernels, {}, 0.0)
+    return WorkPace(rows, kernels, {}, 0.0)
 
 
-def over(stage: _WorkPace, other: _WorkPace) -> float:
+def over(stage: WorkPace, other: WorkPace) -> float:
     """What ``stage`` computes for longer than at the pace of ``other``."""
-    return float(stage.excess([other], [other])[0])
+    return float(stage.excess([other])[0])
 
 
 def test_the_kernel_of_the_loss_is_not_a_slow_one_of_the_layers() -> None:

@@ -1,0 +1,62 @@
+"""Is a rank slow, or did what comes to every rank now and then come to it more often in the recorded steps?
+
+Small losses only are looked at so: what costs the job a twentieth of its time is told, whatever it was. Below that a
+rank is slow where it is above its peers by so much more than its noise that the mean of so many steps is no chance, or
+where it is far above them in several steps, and in more than others are. In a few steps once is often enough: whether
+it comes again they do not show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.replay.stragglers.own_time import NOISE
+from perfscope.trace.above_peers import above_peers
+from perfscope.trace.medians import deviation
+from perfscope.trace.trace import Float32, Int64
+
+LARGE: Final = 0.05
+"""Share of the step from which a cost is told, whatever it comes from."""
+
+MANY_STEPS: Final = 20
+"""Steps in which what a rank does now and then comes more than once, as in step histories."""
+
+_SURE: Final = 4.0
+"""Standard errors by which a mean is no chance."""
+
+_FAR: Final = 4.0
+"""Standard deviations of usual steps from which one is far above them."""
+
+_AGAIN: Final = 4
+_OFTEN: Final = 1 / 6
+"""How many of many steps, and which share of them, must be."""
+
+_OFTENER: Final = 2.0
+"""And more than so many times as many as of another rank."""
+
+
+def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:
+    """Is what one of some peers (``line``) takes longer than the others no more than they all do now and then?
+
+    ``views``: own time of the peers [rank, used step], ns: all of it, and the part of it that is longer, in which a
+    delay may be plain that the noise of the rest hides.
+    """
+    return not any(_is_plain(line, view.T.astype(np.float32), step_ns) for view in views)
+
+
+def _is_plain(line: int, own: Float32, step_ns: float) -> bool:
+    """Is one of the peers (columns) slower than the others, steadily or in more steps?"""
+    if len(own) < MANY_STEPS:
+        return True
+    excess = above_peers(own)
+    mine = excess[:, line].astype(np.float64)
+    if mine.mean() >= max(_SURE * float(mine.std()) / math.sqrt(len(mine)), NOISE * step_ns):
+        return True
+    noise = float(np.median([deviation(over) for over in excess.T]))
+    far = (excess >= max(_FAR * noise, LARGE * step_ns)).sum(axis=0)
+    others = float(np.median(np.delete(far, line)))
+    return bool(far[line] >= max(_AGAIN, _OFTEN * len(own), _OFTENER * others + 1))

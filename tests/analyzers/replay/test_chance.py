@@ -1,0 +1,50 @@
+"""A rank that is late in a few of many steps: slow, or no more than its peers are now and then?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.replay.stragglers.chance import by_chance
+from perfscope.trace.trace import Int64
+
+STEP_NS = 100_000_000
+
+
+def own(steps: int, ranks: int = 4, noise: float = 0.01, seed: int = 0) -> Int64:
+    """Own time of ranks that do the same [rank, step]: 80 % of the step, with noise."""
+    drawn = np.random.default_rng(seed).normal(0.8, noise, (ranks, steps))
+    return np.asarray(drawn * STEP_NS, dtype=np.int64)
+
+
+def with_delay(times: Int64, rank: int, steps: slice | list[int], share: float) -> Int64:
+    """That rank takes longer in these steps."""
+    late = times.copy()
+    late[rank, steps] += round(share * STEP_NS)
+    return late
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_noise_is_chance_and_a_delay_is_none(ranks: int) -> None:
+    times = own(30, ranks)
+    assert all(by_chance(rank, [times], STEP_NS) for rank in range(ranks))
+    assert not by_chance(1, [with_delay(times, 1, slice(None), 0.06)], STEP_NS)
+    assert not by_chance(1, [with_delay(times, 1, [2, 5, 9, 14, 20, 26], 0.12)], STEP_NS)
+
+
+def test_one_pause_among_many_steps_is_chance_and_among_few_it_is_not_known_to_be() -> None:
+    assert by_chance(1, [with_delay(own(30), 1, [7], 0.5)], STEP_NS)
+    assert not by_chance(1, [with_delay(own(6), 1, [3], 0.5)], STEP_NS)
+
+
+def test_what_comes_to_another_rank_as_often_is_chance() -> None:
+    late = with_delay(own(30, 2), 1, [2, 5, 9, 14, 20], 0.12)
+    assert not by_chance(1, [late], STEP_NS)
+    assert by_chance(1, [with_delay(late, 0, [3, 8, 15], 0.12)], STEP_NS)
+
+
+def test_a_part_shows_what_the_noise_of_the_rest_hides() -> None:
+    rest, part = own(30, noise=0.05), own(30, noise=0.002, seed=1)
+    late = with_delay(part, 2, [2, 5, 9, 14, 20], 0.08)
+    assert by_chance(2, [rest + late], STEP_NS)
+    assert not by_chance(2, [rest + late, late], STEP_NS)
