@@ -453,8 +453,14 @@ static const char *read_time(const char *p, const char *end, int64_t *ns)
 typedef struct {
     Span before; /* from the end of the former value, or the opening brace, to the value */
     Span key;    /* in it */
-    Span value;  /* a string that is not read */
+    Span value;  /* a string or container, or what names a thread: known again without reading it */
 } Member;
+
+/* Members beyond the last place share it. */
+static inline Member *member_at(Member *members, int place)
+{
+    return &members[place < MEMBERS ? place : MEMBERS - 1];
+}
 
 /* Does the text at `p` begin as the earlier one did, which lies before it in the same slice? */
 static inline int is_again(const char *p, const char *end, Span earlier)
@@ -590,15 +596,19 @@ static inline const char *next_value(const char *p, const char *end, Member *mem
     return p;
 }
 
-/* After a value that is not read; numbers could go on, so that only strings are known again. */
-static inline const char *skip_known(const char *p, const char *end, Member *member)
+/* A value as it stands; where it stood there before, `text` is where it first did. Numbers could go on, and words are
+ * short, so that only strings, arrays and objects are known again. */
+static inline const char *read_known(const char *p, const char *end, Member *member, int depth, Span *text)
 {
     if (is_again(p, end, member->value)) {
-        return p + member->value.length;
+        *text = member->value;
+        return p + text->length;
     }
-    const char *start = p;
-    p = skip_value(p, end, 2);
-    member->value = (Span){start, p != NULL && p[-1] == '"' ? (size_t)(p - start) : 0};
+    text->at = p;
+    p = skip_value(p, end, depth);
+    text->length = p == NULL ? 0 : (size_t)(p - text->at);
+    int closed = p != NULL && (p[-1] == '"' || p[-1] == ']' || p[-1] == '}');
+    member->value = closed ? *text : (Span){NULL, 0};
     return p;
 }
 
@@ -618,20 +628,16 @@ static const char *read_args(const char *p, const char *end, Event *event, Membe
     for (int place = 0;; place++) {
         Span key, *text;
         int64_t *number;
-        Member unknown = {.before = {NULL, 0}}, *member = place < MEMBERS ? &members[place] : &unknown;
+        Member *member = member_at(members, place);
         p = next_value(p, end, member, place == 0, &key, &closed);
         if (p == NULL || closed) {
             break;
         }
         find_field(event, key, &number, &text);
-        const char *value = p;
-        p = number != NULL ? read_id(p, end, number) : text != NULL ? skip_value(p, end, 2) : skip_known(p, end, member);
+        Span unread;
+        p = number != NULL ? read_id(p, end, number) : read_known(p, end, member, 2, text != NULL ? text : &unread);
         if (p == NULL) {
             break;
-        }
-        if (text != NULL) {
-            text->at = value;
-            text->length = (size_t)(p - value);
         }
     }
     event->args.length = p == NULL ? 0 : (size_t)(p - event->args.at);
@@ -653,22 +659,27 @@ static const char *read_string(const char *p, const char *end, Span *text, int *
 }
 
 /* The id of a process or thread: a string, or a whole number. */
-static const char *read_track(const char *p, const char *end, Span *text)
+static const char *read_track(const char *p, const char *end, Span *text, Member *member)
 {
     int64_t ignored;
     int escaped = 0;
+    if (is_again(p, end, member->value) && (p[member->value.length] == ',' || p[member->value.length] == '}')) {
+        *text = member->value;
+        return p + text->length;
+    }
     if (p < end && *p == '"') {
         return read_string(p, end, text, &escaped);
     }
     text->at = p;
     p = read_integer(p, end, &ignored);
     text->length = p == NULL ? 0 : (size_t)(p - text->at);
+    member->value = *text;
     return p != NULL && is_key(*text, "-0") ? NULL : p;
 }
 
-static const char *read_field(const char *p, const char *end, Span key, Event *event, Member (*of_args)[MEMBERS])
+static const char *read_field(const char *p, const char *end, Span key, Event *event, Member *member,
+                              Member (*of_args)[MEMBERS])
 {
-    int escaped = 0;
     switch (key.length) {
     case 2:
         if (is_key(key, "ph")) {
@@ -688,13 +699,13 @@ static const char *read_field(const char *p, const char *end, Span key, Event *e
             return read_time(p, end, &event->duration);
         }
         if (is_key(key, "cat")) {
-            return read_string(p, end, &event->category, &escaped);
+            return p < end && *p == '"' ? read_known(p, end, member, 1, &event->category) : NULL;
         }
         if (is_key(key, "pid")) {
-            return read_track(p, end, &event->process);
+            return read_track(p, end, &event->process, member);
         }
         if (is_key(key, "tid")) {
-            return read_track(p, end, &event->thread);
+            return read_track(p, end, &event->thread, member);
         }
         break;
     case 4:
@@ -729,12 +740,12 @@ static const char *read_event(Scanner *self, const char *p, const char *end, Eve
     p++;
     for (int place = 0; p != NULL; place++) {
         Span key;
-        Member unknown = {.before = {NULL, 0}}, *member = place < MEMBERS ? &self->of_event[event->phase % PHASES][place] : &unknown;
+        Member *member = member_at(self->of_event[event->phase % PHASES], place);
         p = next_value(p, end, member, place == 0, &key, &closed);
         if (closed) {
             break;
         }
-        p = p == NULL ? NULL : read_field(p, end, key, event, self->of_args);
+        p = p == NULL ? NULL : read_field(p, end, key, event, member, self->of_args);
     }
     return p;
 }

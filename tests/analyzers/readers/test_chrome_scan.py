@@ -75,6 +75,14 @@ SCANNED = {
             {f"key {n}": str(n) for n in range(40)}, {f"key {n}": str(n + n % 7) for n in range(40)},
         ])] * 2, indent=1,
     ),
+    "values that stand again, go on, or change their kind": json.dumps(
+        [event("a", cat=cat, pid=pid, tid=tid, args={"Input Dims": dims, "Input type": types, "more": [pid]})
+         for cat, pid, tid, dims, types in [
+            ("cpu_op", 1234, "main", [[2], [30]], ["float"]), ("cpu_op", 1234, "main", [[2], [30]], ["float"]),
+            ("cpu_op", 12345, "main 2", [[2], [30], []], ["float", ""]), ("kernel", 1234, 7, 12, "[2]"),
+            ("kernel", 123, 71, 123, None), ("cpu_op", "1234", "7", [[2], [30]], ["float"]),
+        ]] * 2, indent=1,
+    ),
     "nested like events": [event(args={"nested": [{"name": "x"}, {"ph": "X"}, True, False, None, -1.5, {}]})],
 }  # fmt: skip
 """Content of traces whose events the scanner takes."""
