@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import field, replace
+from typing import Final
 
 import numpy as np
 
@@ -48,6 +49,12 @@ class OpKind(enum.IntEnum):
     """As SYNC, in a launch: the device's queue was full. With lanes only."""
     LIMIT = 8
     """As SYNC, before a gather of parameters: FSDP gathers no further ahead. With lanes only."""
+
+
+# Looking up a member of an enum takes Python 3.11 as long as the rest of an op.
+_ISSUE, _WAIT, _MARK, _HOLD, _SYNC, _, _NOTE, _QUEUE, _LIMIT = map(int, OpKind)
+_UP_TO_DEVICE: Final = (_SYNC, _QUEUE, _LIMIT)
+"""The host waits for its device, which has come here, or to a NOTE."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +204,7 @@ class _Replay:
         now, at, stop = self._time[rank], self._at[rank], self._first[rank + 1]
         while at < stop:
             kind, operand, reached = self._kind[at], self._operand[at], now + self._own[at]
-            if kind == OpKind.WAIT:
+            if kind == _WAIT:
                 end = self._end[operand]
                 if end is None:
                     self._waiting[operand] = rank
@@ -205,9 +212,9 @@ class _Replay:
                 now = max(end + self._lag[at], reached)
             else:
                 now = reached
-                if kind == OpKind.HOLD:
+                if kind == _HOLD:
                     now = max(reached + self._lag[at], self._hold[operand])
-                elif kind == OpKind.ISSUE:
+                elif kind == _ISSUE:
                     self._ready[operand] = reached + self._lag[at]
                     self._start_op(operand)
                 else:
@@ -275,7 +282,7 @@ def _meets(schedules: Schedules, members: Sequence[Sequence[int]]) -> dict[int, 
     rank_of = {}
     for index, rank in enumerate(schedules.ranks):
         span = slice(int(schedules.first[index]), int(schedules.first[index + 1]))
-        issued = schedules.operand[span][schedules.kind[span] == OpKind.ISSUE]
+        issued = schedules.operand[span][schedules.kind[span] == _ISSUE]
         rank_of.update(dict.fromkeys(issued.tolist(), rank))
     found = {}
     for instance, others in schedules.chained.items():
@@ -312,24 +319,24 @@ class _LanesReplay(_Replay):
             kind, operand = self._kind[at], self._operand[at]
             reached = max(now + self._own[at], host + self._reach[at])
             called = host + self._host_own[at]
-            if kind == OpKind.ISSUE:
+            if kind == _ISSUE:
                 self._ready[operand] = max(called + self._host_lag[at], reached + self._device_lag[at])
                 self._start_op(operand)
-            elif kind == OpKind.WAIT:
+            elif kind == _WAIT:
                 if self._device_lag[at] != NEVER:
                     end = self._end[operand]
                     if end is None:
                         self._waiting[operand] = rank
                         break
                     reached = max(reached, end + self._device_lag[at])
-            elif kind == OpKind.MARK:
+            elif kind == _MARK:
                 self._host_marks[operand] = called - self._waited[rank]
                 self._marks[operand] = max(called + self._host_lag[at], reached + self._device_lag[at])
             else:
                 goes_on = self._host_goes_on(rank, at, called, reached)
                 if goes_on is None:
                     break
-                self._waited[rank] += goes_on - called - (self._host_lag[at] if kind == OpKind.HOLD else 0)
+                self._waited[rank] += goes_on - called - (self._host_lag[at] if kind == _HOLD else 0)
                 called = goes_on
             host, now = called, reached
             at += 1
@@ -341,12 +348,12 @@ class _LanesReplay(_Replay):
         """
         kind, operand = self._kind[at], self._operand[at]
         lag: int = self._host_lag[at]
-        if kind in (OpKind.SYNC, OpKind.QUEUE, OpKind.LIMIT):
+        if kind in _UP_TO_DEVICE:
             return max(called, (reached if operand == NONE else self._noted[operand]) + lag)
-        if kind == OpKind.HOLD:
+        if kind == _HOLD:
             held: int = self._hold[operand]
             return max(called + lag, held)
-        if kind == OpKind.NOTE:
+        if kind == _NOTE:
             self._noted[operand] = reached
             return called
         end: int | None = self._end[operand]

@@ -25,7 +25,7 @@ from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
-from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules, waits_for_absent
 from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_costs
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
@@ -133,9 +133,9 @@ class Context:
         where both are as long: whatever they came late for, recorded ranks waited for as well. None where they set the
         pace, and where all ranks are recorded.
         """
-        schedules = editable_schedules(self.result, self.recorded, with_hosts=self.with_hosts)
-        if not schedules.waits_for_absent:
+        if not waits_for_absent(self.result, self.recorded):
             return None
+        schedules = editable_schedules(self.result, self.recorded, with_hosts=self.with_hosts)
         schedules.free_of_absent(never_late=True)
         replayed = replay_schedules(schedules.compiled())
         if not replayed.complete:

@@ -224,7 +224,8 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
     dropped: set[RankOp] = set()
     for one in _rounds_of_any_size(schedules):
         microbatches = context.result.partials[one.rank].microbatches(one.step)
-        dropped.update(StepOps(schedules, one.rank, one.step).before_last(one.buckets, microbatches))
+        if microbatches > 1:  # else none comes before the last
+            dropped.update(StepOps(schedules, one.rank, one.step).before_last(one.buckets, microbatches))
     if not dropped:
         raise CannotReplay(f"{name}: {REDUCED_ONCE}")
     for rank in schedules.ops:

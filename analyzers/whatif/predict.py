@@ -33,7 +33,7 @@ from perfscope.analyzers.whatif.ranges import (
     transfers_ns,
     unsure_shares,
 )
-from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules, waits_for_absent
 from perfscope.analyzers.whatif.speed import WORK_OF_RANKS
 from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
@@ -217,7 +217,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     if context.profiler is not None:
         context.profiler.remove_from(schedules, context.result)
     of_loading = schedules.has_doubtful_loading
-    doubtful = of_loading or schedules.waits_for_absent
+    doubtful = of_loading or waits_for_absent(context.result, context.recorded)
     if leaning < 0:
         schedules.free_loading(schedules.ops.keys() - unheld, doubtful=True)
     loader.keep_unprofiled_pace(schedules, context)
@@ -232,7 +232,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         schedules.free_of_absent(never_late=follows is not None or at_once)
     even = WORK_OF_RANKS in settings
     question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
-    sent, computed = transfers_ns(context, schedules), computed_ns(schedules)
+    sent, computed = transfers_ns(context, schedules), {} if context.on_devices else computed_ns(schedules)
     applied = [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING
     ]
@@ -250,13 +250,15 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         )
     predicted = schedules.step_ns(replayed, context.replayed_unchanged) * (follows or 1.0)
     steps_ns = context.recorded.steps_ns(replayed)
-    if context.on_devices:
+    if leaning:
+        least = 0.0
+    elif context.on_devices:
         least = least_of_devices_ns(schedules, context, sure)
     else:
         least = least_computed_ns(computed, computed_ns(schedules), context, freed)
     return ChangedStep(
         predicted,
-        0.0 if leaning else least,
+        least,
         freed,
         steps_ns,
         shorter_ns,

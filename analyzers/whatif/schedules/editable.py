@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _EARLY_SHARE: Final = 0.1
 """Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
 
+# Looking up a member of an enum takes Python 3.11 as long as the rest of a loop over all ops.
 _ISSUE: Final = OpKind.ISSUE
+_HOLD: Final = OpKind.HOLD
 
 StepCollectives = dict[tuple[int, int], list[RankOp]]
 """(rank, step) -> its rank ops of one sort in the order of issue."""
@@ -161,24 +163,23 @@ class EditableSchedules:
                 round(rank_op.after_gap_ns),
             ))  # fmt: skip
             last[rank_op.rank, rank_op.lane] = numbers[rank_op] = len(numbers)
-        holds = [op.hold_ns for op in every if op.kind is OpKind.HOLD]
+        holds = [op.hold_ns for op in every if op.kind is _HOLD]
         number_of_hold = iter(range(len(holds)))
         operand = [
-            numbers[op.rank_op]
-            if op.rank_op is not None
-            else next(number_of_hold)
-            if op.kind is OpKind.HOLD
-            else op.mark
+            numbers[op.rank_op] if op.rank_op is not None else next(number_of_hold) if op.kind is _HOLD else op.mark
             for op in every
         ]
         of_rank_ops = np.array(columns, dtype=np.int64).reshape(-1, 6)
+        lanes = self._lanes(ranks, holds) if self.hosts else None
         return Schedules(
             ranks=ranks,
             start_ns=np.array([self.start_ns[rank] for rank in ranks], dtype=np.int64),
             first=np.cumsum([0, *(len(self.ops[rank]) for rank in ranks)]),
             kind=np.array([op.kind for op in every], dtype=np.int64),
             operand=np.array(operand, dtype=np.int64),
-            own_ns=np.concatenate([in_whole_ns([op.own_ns for op in self.ops[rank]]) for rank in ranks]),
+            own_ns=lanes.work_ns
+            if lanes is not None
+            else np.concatenate([in_whole_ns([op.own_ns for op in self.ops[rank]]) for rank in ranks]),
             lag_ns=np.array([round(op.lag_ns) for op in every], dtype=np.int64),
             instance=of_rank_ops[:, 0],
             previous=of_rank_ops[:, 1],
@@ -190,17 +191,16 @@ class EditableSchedules:
             after=of_rank_ops[:, 4],
             after_gap_ns=of_rank_ops[:, 5],
             chained={number: each.chained for each, number in instances.items() if each.chained},
-            lanes=self._lanes(ranks) if self.hosts else None,
+            lanes=lanes,
         )
 
-    def _lanes(self, ranks: Sequence[int]) -> Lanes:
+    def _lanes(self, ranks: Sequence[int], hold_ns: Sequence[int]) -> Lanes:
         lanes = []
         for rank in ranks:
             ops = self.ops[rank]
             lags = [float(op.lag_ns) for op in ops]
             lanes.append(lanes_of([op.own_ns for op in ops], lags, [op.host for op in ops], self.hosts[rank].lead_ns))
-        every = chain.from_iterable(self.ops[rank] for rank in ranks)
-        return side_by_side(lanes, np.array([op.hold_ns for op in every if op.kind is OpKind.HOLD], dtype=np.int64))
+        return side_by_side(lanes, np.array(hold_ns, dtype=np.int64))
 
     @property
     def has_doubtful_loading(self) -> bool:
@@ -244,7 +244,7 @@ class EditableSchedules:
             if not doubtful or not self.recorded.deliveries[rank].sure:
                 self.loading_step_ns.pop(rank, None)
             for op in self.ops[rank]:
-                if op.kind is OpKind.HOLD and (op.doubtful or not doubtful):
+                if op.kind is _HOLD and (op.doubtful or not doubtful):
                     self.lifted |= not doubtful and op.hold_ns != NEVER
                     op.hold(NEVER, 0.0)
 
@@ -270,13 +270,8 @@ class EditableSchedules:
         As many steps may hold more or fewer of the workers' turns; it does not matter then which of them.
         """
         for op in chain.from_iterable(self.ops.values()):
-            if op.kind is OpKind.HOLD and op.hold_ns != NEVER:
+            if op.kind is _HOLD and op.hold_ns != NEVER:
                 op.hold_ns, self.lifted = NEVER, True
-
-    @property
-    def waits_for_absent(self) -> bool:
-        """Does a rank wait for one that is not in the recording?"""
-        return any(not rank_op.collective.whole for rank_op in self.issued())
 
     def free_of_absent(self, *, never_late: bool) -> None:
         """Ranks that are not in the recording arrive as long after the others as they did, or never later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -42,26 +43,23 @@ def editable_schedules(
         begins = {int(mark): int(step) for mark, step in zip(recorded.begin[index], recorded.steps, strict=True)}
         step = None
         ops[rank] = []
-        columns = zip(known.kinds[span], known.operands[span], known.lags_ns[span], strict=True)
-        for place, (kind, operand, lag) in enumerate(columns):
-            op = ScheduleOp(kind, own[place], lag_ns=lag)
-            if host is not None:
-                op.lag_ns, op.host = host.device_lag_ns[place], host.parts[place]
+        lags, parts = (known.lags_ns[span], _NO_HOST) if host is None else (host.device_lag_ns, host.parts)
+        columns = zip(known.kinds[span], known.operands[span], own, lags, parts, strict=False)  # _NO_HOST has no end
+        for kind, operand, own_ns, lag_ns, part in columns:
+            op = ScheduleOp(kind, own_ns, lag_ns, host=part)
             if kind in _OF_RANK_OPS:
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
-                        rank, collectives[int(schedules.instance[operand])], known.lanes[operand],
-                        int(schedules.gap_ns[operand]), int(schedules.transfer_ns[operand] - known.late_ns[operand]),
-                        int(known.late_ns[operand]), known.backward[operand],
-                        host_ns=None if host is None else host.issuing_ns.get(operand),
+                        rank, collectives[known.instances[operand]], known.lanes[operand], *known.times_ns[operand],
+                        known.backward[operand], host_ns=None if host is None else host.issuing_ns.get(operand),
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
-            elif kind is OpKind.HOLD:
+            elif kind is _HOLD:
                 op.hold_ns = int(holds[operand])
                 op.doubtful = not recorded.deliveries[rank].sure
             else:
                 op.mark = operand
-                step = begins.get(operand, step) if kind is OpKind.MARK else step
+                step = begins.get(operand, step) if kind is _MARK else step
             op.step = step
             ops[rank].append(op)
     _wait_for_others(schedules, rank_ops)
@@ -72,10 +70,18 @@ def editable_schedules(
     )  # fmt: skip
 
 
+def waits_for_absent(result: AlignedJob, recorded: RecordedSchedules) -> bool:
+    """Does a rank wait for one that is not in the recording?"""
+    schedules, complete = recorded.schedules, result.matched_before.instances.complete
+    instances = schedules.instance[schedules.operand[schedules.kind == OpKind.ISSUE]]
+    return not complete[instances[instances < len(complete)]].all()
+
+
 @dataclass(frozen=True, eq=False)
 class _OpsAsRecorded:
     """What all that is asked about a job starts from: ``kinds``, ``operands`` and ``lags_ns`` of every op, ``own_ns``
-    of each rank without a host, ``hosts`` of the others; ``lanes``, ``backward`` and ``late_ns`` of every rank op.
+    of each rank without a host, ``hosts`` of the others; ``instances``, ``lanes``, ``backward`` and ``times_ns`` (gap,
+    transfer, how late others seem to have come) of every rank op.
     """
 
     schedules: Schedules
@@ -84,9 +90,10 @@ class _OpsAsRecorded:
     lags_ns: Sequence[int]
     own_ns: Mapping[int, Float64]
     hosts: Mapping[int, RecordedHost]
+    instances: Sequence[int]
     lanes: Mapping[int, int]
     backward: Sequence[bool]
-    late_ns: Int64
+    times_ns: Sequence[tuple[int, int, int]]
 
     @property
     def size(self) -> int:
@@ -95,6 +102,9 @@ class _OpsAsRecorded:
 
 
 _OF_RANK_OPS: Final = frozenset((OpKind.ISSUE, OpKind.WAIT, OpKind.JOIN))
+_HOLD: Final = OpKind.HOLD
+_MARK: Final = OpKind.MARK
+_NO_HOST: Final = itertools.repeat(None)
 
 _KEPT: Final[WeakKeyDictionary[RecordedSchedules, dict[bool, _OpsAsRecorded]]] = WeakKeyDictionary()
 """Without and with hosts, for as long as a job's recorded schedules are in use: a dozen questions are asked of them."""
@@ -122,7 +132,8 @@ def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) 
         if rank not in hosts:
             progress = np.concatenate(([0], np.cumsum(schedules.own_ns[schedules.slice_of(rank)])))
             own[rank] = recorded.rows_between(result, rank, progress).astype(np.float64)
-    kinds = {int(kind): kind for kind in OpKind}
+    kinds, late_ns = {int(kind): kind for kind in OpKind}, _late_ns(result, schedules)
+    times_ns = zip(schedules.gap_ns.tolist(), (schedules.transfer_ns - late_ns).tolist(), late_ns.tolist(), strict=True)
     return _OpsAsRecorded(
         schedules=schedules,
         kinds=[kinds[kind] for kind in schedules.kind.tolist()],
@@ -130,9 +141,10 @@ def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) 
         lags_ns=schedules.lag_ns.tolist(),
         own_ns=own,
         hosts=hosts,
+        instances=schedules.instance.tolist(),
         lanes=_lanes(schedules),
         backward=_backward(result, recorded),
-        late_ns=_late_ns(result, schedules),
+        times_ns=list(times_ns),
     )
 
 
