@@ -70,10 +70,11 @@ def significant(value: float) -> str:
 
 def unit_for(largest: float, units: tuple[ScaledUnit, ...] = TIME_UNITS) -> ScaledUnit:
     """The largest unit in which ``largest`` still reads as at least 1 after rounding to three digits."""
-    chosen = units[0]
-    for unit in units[1:]:
-        if abs(largest) >= unit.size * 0.9995:
-            chosen = unit
+    size, chosen = abs(largest), units[0]
+    for unit in units:
+        if not size >= unit.size * 0.9995:
+            break
+        chosen = unit
     return chosen
 
 

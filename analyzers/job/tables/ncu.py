@@ -122,6 +122,8 @@ def with_roofline(
     the one kernel of that name on both sides.
     """
     spelt_measured = {canonical(kernel.name): kernel for kernel in measured}
+    if not spelt_measured:
+        return tuple(rows), ()
     spelt = {canonical(row.name): row.name for row in rows}
     pairs = {spelt[name]: kernel.roofline for name, kernel in spelt_measured.items() if name in spelt}
     rest = [name for name in spelt_measured if name not in spelt]
