@@ -40,6 +40,12 @@ _METHODS: Final = {
 _OF_FIELDS: Final = frozenset(("__dataclass_fields__", "__dataclass_params__", "__match_args__"))
 """What the standard library finds out about a class's fields."""
 
+_OF_NO_FIELDS: Final = ("ClassVar", "InitVar", "KW_ONLY")
+"""In annotations of what is no field."""
+
+_NONE: Final = dataclasses.MISSING
+"""A field's default where it has none."""
+
 _SET: Final = "__set_field__"
 """What sets a field, in the constructors written here."""
 
@@ -79,11 +85,11 @@ class _FieldsWhenAskedFor:
     """Stands in a class for what there is to know of its fields, until that is first looked up."""
 
     def __init__(self, kind: type, name: str, options: dict[str, bool]) -> None:
-        self._kind, self._name, self._options = kind, name, options
+        self._kind, self._name, self.options = kind, name, options
 
     def __get__(self, instance: object, owner: type) -> Any:
         """What the standard library finds out, from now on in its place."""
-        _look_through_fields(self._kind, self._options)
+        _look_through_fields(self._kind, self.options)
         return getattr(self._kind, self._name)
 
 
@@ -96,7 +102,7 @@ class _WhenAskedFor:
     def __get__(self, instance: object, owner: type) -> Any:
         """The method itself, from now on in its place."""
         kind, name = self._kind, self._name
-        method = _constructor(kind) if name == "__init__" and _is_plain(kind) else _as_in_library(kind, name)
+        method = (_constructor(kind) if name == "__init__" else None) or _as_in_library(kind, name)
         setattr(kind, name, method)
         return method.__get__(instance, owner)
 
@@ -108,34 +114,53 @@ def _as_in_library(kind: type, name: str) -> Any:
     return vars(heir)[name]
 
 
-def _is_plain(kind: Any) -> bool:
-    """Does the constructor do nothing but set each field, in their order, to what it is given or to its default?"""
-    fields = dataclasses.fields(kind)
-    plain = all(
-        field.init and field.default_factory is dataclasses.MISSING and field.name not in ("self", _SET)
-        for field in fields
-    )
-    in_order = len({field.kw_only for field in fields}) <= 1
-    return plain and in_order and len(fields) == len(kind.__dataclass_fields__) and not hasattr(kind, "__post_init__")
+def _plain_fields(kind: Any) -> dict[str, tuple[Any, Any, bool]] | None:
+    """Name -> (type, default, is it given by name) of every field where the constructor does nothing but set each, in
+    their order, to what it is given or to its default; None for other classes.
+    """
+    unread = vars(kind)["__dataclass_fields__"]
+    if isinstance(unread, _FieldsWhenAskedFor) and _are_as_annotated(kind):
+        by_name = unread.options.get("kw_only", False)
+        plain = {name: (text, getattr(kind, name, _NONE), by_name) for name, text in kind.__annotations__.items()}
+    else:
+        fields = dataclasses.fields(kind)
+        all_set = all(field.init and field.default_factory is _NONE for field in fields)
+        if not all_set or len(fields) < len(kind.__dataclass_fields__):
+            return None
+        plain = {field.name: (field.type, field.default, bool(field.kw_only)) for field in fields}
+    in_order = len({by_name for _, _, by_name in plain.values()}) <= 1
+    sets_all = in_order and plain.keys().isdisjoint(("self", _SET)) and not hasattr(kind, "__post_init__")
+    return plain if sets_all else None
+
+
+def _are_as_annotated(kind: type) -> bool:
+    """Do a class's own annotations alone say what its fields are? Asking the library takes ten times as long."""
+    inherits = any("__dataclass_fields__" in vars(base) for base in kind.__mro__[1:])
+    texts = kind.__annotations__.values()
+    return not inherits and not any(word in text for text in texts for word in _OF_NO_FIELDS)
 
 
 def _constructor(kind: Any) -> Any:
-    """The standard library's, made of one for as many fields: compiling one for each class takes ten times as long."""
-    fields = dataclasses.fields(kind)
-    by_name = any(each.kw_only for each in fields)
+    """The standard library's where it is plain, made of one for as many fields: compiling one for each class takes ten
+    times as long. None where it is not.
+    """
+    fields = _plain_fields(kind)
+    if fields is None:
+        return None
+    by_name = any(each for _, _, each in fields.values())
     template = _constructor_of(len(fields), by_name=by_name)
-    names = {_stand_in(at): each.name for at, each in enumerate(fields)}
+    names = {_stand_in(at): name for at, name in enumerate(fields)}
     code = template.replace(
         co_varnames=tuple(names.get(name, name) for name in template.co_varnames),
         co_consts=tuple(names.get(value, value) for value in template.co_consts),
     )
-    defaults = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+    defaults = {name: default for name, (_, default, _) in fields.items() if default is not _NONE}
     method = types.FunctionType(
         code, {_SET: object.__setattr__}, "__init__", () if by_name else tuple(defaults.values())
     )
     method.__kwdefaults__ = defaults if by_name else None
     method.__qualname__ = f"{kind.__qualname__}.__init__"
-    method.__annotations__ = {**{each.name: each.type for each in fields}, "return": None}
+    method.__annotations__ = {**{name: kept for name, (kept, _, _) in fields.items()}, "return": None}
     return method
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -97,6 +97,25 @@ def classes(dataclass: Callable[..., Any]) -> dict[str, Any]:
             object.__setattr__(self, "product", self.total * self.third)
 
     @dataclass(frozen=True)
+    class Shared:
+        """Has what is no field, and what is no more than handed to the constructor."""
+
+        number: int
+        of_class: ClassVar[int] = 7
+        given: dataclasses.InitVar[int] = 8
+
+    class Base:
+        """Is no dataclass."""
+
+        number = 5
+
+    @dataclass(frozen=True)
+    class OfBase(Base):
+        """Takes a default from its base."""
+
+        number: int
+
+    @dataclass(frozen=True)
     class Empty:
         """Has no field."""
 
@@ -131,7 +150,8 @@ def classes(dataclass: Callable[..., Any]) -> dict[str, Any]:
         number: int = 0
 
     found = (
-        Plain, Named, Itself, Own, Compared, Heir, HeirOfHeir, HeirOfNamed, Empty, Simple, OfSelf, OfWriter, Changeable,
+        Plain, Named, Itself, Own, Compared, Heir, HeirOfHeir, HeirOfNamed, Shared, OfBase, Empty, Simple, OfSelf,
+        OfWriter, Changeable,
     )  # fmt: skip
     return {kind.__name__: kind for kind in found}
 
@@ -153,6 +173,11 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("HeirOfHeir", (), {}),
     ("HeirOfNamed", (), {"second": 2, "third": 5}),
     ("HeirOfNamed", (), {}),
+    ("Shared", (1,), {}),
+    ("Shared", (1, 2), {}),
+    ("Shared", (), {"of_class": 2}),
+    ("OfBase", (), {}),
+    ("OfBase", (1,), {}),
     ("Empty", (), {}),
     ("Empty", (1,), {}),
     ("Simple", (1,), {"named": 2}),
@@ -230,7 +255,6 @@ def test_methods_are_made_when_they_are_asked_for() -> None:
     "ask",
     [
         dataclasses.fields,
-        lambda kind: kind(1),
         lambda kind: kind.__match_args__,
         lambda kind: dataclasses.dataclass(frozen=True)(type("Heir", (kind,), {"__doc__": "Adds nothing."})),
         lambda kind: msgspec.convert({"number": 1}, kind),
@@ -250,6 +274,19 @@ def test_fields_are_looked_through_when_they_are_asked_for(ask: Callable[[Any], 
     assert ask(Unused)
     assert list(vars(Unused)["__dataclass_fields__"]) == ["number", "other"] == list(Unused.__match_args__)
     assert vars(Unused)["__dataclass_params__"].frozen
+
+
+def test_a_constructor_that_only_sets_fields_needs_no_look_through_them() -> None:
+    @frozen.dataclass(frozen=True, kw_only=True)
+    class Unused:
+        """Its constructor is the only thing that is asked for."""
+
+        number: int
+        other: int = 2
+
+    made = Unused(number=1)
+    assert (made.number, made.other) == (1, 2)
+    assert type(vars(Unused)["__dataclass_fields__"]).__name__ == "_FieldsWhenAskedFor"
 
 
 def test_a_class_may_say_how_it_is_matched() -> None:
