@@ -31,7 +31,7 @@ class Part(NamedTuple):
     ns: Float64
 
 
-class Excess(NamedTuple):
+class PartsExcess(NamedTuple):
     """What a rank takes longer than another one, ns in each step; what it takes less is negative."""
 
     operators: Float64
@@ -89,7 +89,7 @@ class StepParts:
         common = self.flops.keys() & other.flops
         return bool(common) and all(same(self.flops[name], other.flops[name]) for name in common)
 
-    def excess(self, other: StepParts) -> Excess:
+    def excess(self, other: StepParts) -> PartsExcess:
         """What this one takes longer than ``other``. An operator that only one of them has, or that runs more often
         there, is other work.
         """
@@ -109,7 +109,7 @@ class StepParts:
                 # There may be as much to do between more operators, or as much more as there are more.
                 scaled = theirs.ns * (counts[0] / counts[1] if counts[1] else 1.0)
                 unlike += mine.ns - np.clip(mine.ns, np.minimum(theirs.ns, scaled), np.maximum(theirs.ns, scaled))
-        return Excess(operators, between, unlike)
+        return PartsExcess(operators, between, unlike)
 
 
 def _means(ranks: Sequence[Mapping[str, Part]]) -> dict[str, Part]:
