@@ -14,13 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.replay.stragglers.own_time import NOISE
+from perfscope.analyzers.replay.stragglers.own_time import LARGE, NOISE
 from perfscope.trace.above_peers import above_peers
 from perfscope.trace.medians import deviation
 from perfscope.trace.trace import Float32, Int64
-
-LARGE: Final = 0.05
-"""Share of the step from which a cost is told, whatever it comes from."""
 
 MANY_STEPS: Final = 20
 """Steps in which what a rank does now and then comes more than once, as in step histories."""
@@ -42,8 +39,8 @@ _OFTENER: Final = 2.0
 def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:
     """Is what one of some peers (``line``) takes longer than the others no more than they all do now and then?
 
-    ``views``: own time of the peers [rank, used step], ns: all of it, and the part of it that is longer, in which a
-    delay may be plain that the noise of the rest hides.
+    ``views``: own time of the peers [rank, used step], ns: all of it, and parts of it, in which a delay may be plain
+    that the noise of the rest hides.
     """
     return not any(_is_plain(line, view.T.astype(np.float32), step_ns) for view in views)
 

@@ -84,6 +84,11 @@ class StepParts:
         """That of ranks that do the same."""
         return cls(_means([each.operators for each in ranks]), _means([each.gaps for each in ranks]), ranks[0].flops)
 
+    def longest(self, least_ns: float) -> dict[str, Int64]:
+        """Operators, and phases for the time between their operators, that take so long in some step: ns of each."""
+        named = [*self.operators.items(), *((name, part) for name, part in self.gaps.items() if name in INSIDE)]
+        return {name: part.ns.astype(np.int64) for name, part in named if part.ns.max(initial=0) >= least_ns}
+
     def computes_like(self, other: StepParts) -> bool:
         """Have those operators that multiply on both as much to multiply in each call?"""
         common = self.flops.keys() & other.flops

@@ -73,11 +73,11 @@ class Turns:
 
     def _plainly_in_turn(self, peers: Peers, own: Int64) -> list[int]:
         """Those of one group of peers that are late in turn, each plainly beside their noise, as step histories tell
-        it: by their own time, or by what of it they did not wait for a core, which comes to one rank here and to
-        another there.
+        it: by their own time, by what of it they did not wait for a core, which comes to one rank here and to another
+        there, or by a part of it.
         """
         core = [self._paced.core_ns.get(rank, np.zeros(own.shape[1], np.int64)) for rank in peers.ranks]
-        views = (own, np.maximum(own - np.stack(core), 0))
+        views = (own, np.maximum(own - np.stack(core), 0), *self._paced.parts_of(peers))
         return max(([peers.ranks[line] for line in self._late_in_turn(view)] for view in views), key=len)
 
     def _late_in_turn(self, own: Int64) -> list[int]:

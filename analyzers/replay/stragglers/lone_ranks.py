@@ -19,7 +19,6 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.rank.loop_phases import INSIDE
 from perfscope.analyzers.replay.engine import OpKind, Schedules
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.chance import MANY_STEPS
@@ -214,10 +213,7 @@ def _parts_ns(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> dic
     """As in :class:`LoneRank`, those that may be plainly longer in some step."""
     if result.partials[rank].has_device_work:
         return {}
-    parts = StepParts.of(result, rank, recorded.steps)
-    named = [*parts.operators.items(), *((name, part) for name, part in parts.gaps.items() if name in INSIDE)]
-    least = _NOTICEABLE_PART * result.step_ns
-    return {name: part.ns.astype(np.int64) for name, part in named if part.ns.max() >= least}
+    return StepParts.of(result, rank, recorded.steps).longest(_NOTICEABLE_PART * result.step_ns)
 
 
 def views(ranks: Sequence[LoneRank]) -> tuple[View, ...]:

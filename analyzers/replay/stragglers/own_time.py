@@ -21,6 +21,9 @@ from perfscope.trace.trace import Bool, Float64, Int64
 NOISE: Final = 0.02
 """Share of the step below which a straggler's cost is noise."""
 
+LARGE: Final = 0.05
+"""Share of the step from which a straggler's cost is told, whatever it comes from."""
+
 _IN_TURN: Final = 4.0
 """How many times the usual distance the slowest rank of a step must be above the median to count as slow: the slowest
 of many ranks is always above the median, but only pauses are of that size."""

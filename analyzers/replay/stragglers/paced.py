@@ -9,10 +9,12 @@ import numpy as np
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
-from perfscope.analyzers.replay.peers import find_peers
+from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.step_time import is_trusted, predicted_step_ns
+from perfscope.analyzers.replay.stragglers.host_parts import StepParts
 from perfscope.analyzers.replay.stragglers.own_time import (
+    LARGE,
     NOISE,
     HostBound,
     excess,
@@ -37,6 +39,7 @@ class PacedReplays:
     ) -> None:
         self.core_ns = core_ns or {}
         """Rank -> how long it waited for a core in each used step; empty where not recorded."""
+        self._parts: dict[tuple[int, ...], list[Int64]] = {}
         groups = find_peers(result, recorded)
         self.result, self.recorded, self.base = result, recorded, base
         self.host_bound = HostBound.of(result, recorded)
@@ -110,6 +113,22 @@ class PacedReplays:
         if only_first and not (paced and self.load_longer(paced, saved_ns)):
             return None
         return np.asarray(np.rint(per_step * (saved_ns / mean)), dtype=np.int64)
+
+    def parts_of(self, peers: Peers) -> list[Int64]:
+        """Own time of peers [rank, used step], ns, part by part: on CPUs each operator, and each phase for the time
+        between its operators, that takes a noticeable time in some step. In one of them a delay is plain that the noise
+        of the rest hides.
+        """
+        if self.result.partials[peers.ranks[0]].has_device_work:
+            return []
+        if peers.ranks not in self._parts:
+            steps = self.result.steps
+            each = [StepParts.of(self.result, rank, steps).longest(0) for rank in peers.ranks]
+            names = dict.fromkeys(name for parts in each for name in parts)
+            nothing = np.zeros(len(steps), np.int64)
+            found = [np.stack([parts.get(name, nothing) for parts in each]) for name in names]
+            self._parts[peers.ranks] = [part for part in found if part.max() >= LARGE * self.result.step_ns]
+        return self._parts[peers.ranks]
 
     def load_longer(self, ranks: Collection[int], lost_ns: float) -> bool:
         """Are these ranks in the loader for so much longer than the others? Where all loaders are slow, they may differ

@@ -29,10 +29,10 @@ from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.causes import Causes
-from perfscope.analyzers.replay.stragglers.chance import LARGE, by_chance
+from perfscope.analyzers.replay.stragglers.chance import by_chance
 from perfscope.analyzers.replay.stragglers.hiding import CANDIDATES, Hiding
 from perfscope.analyzers.replay.stragglers.in_turn import Turns
-from perfscope.analyzers.replay.stragglers.own_time import excess_apart, most_apart
+from perfscope.analyzers.replay.stragglers.own_time import LARGE, excess_apart, most_apart
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays, ranks_of
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, slow_stages
@@ -188,7 +188,7 @@ class _Search:
         peers, own = next((peers, own) for peers, own in self._paced.own if rank in peers.ranks)
         rows = peers.rows_ns[:, self._paced.recorded.used]
         of_cause = [int(category) for category, name in CAUSES.items() if name == cause]
-        views = (own, rows[:, :, of_cause].sum(axis=2))
+        views = (own, rows[:, :, of_cause].sum(axis=2), *self._paced.parts_of(peers))
         return by_chance(peers.ranks.index(rank), views, self._paced.result.step_ns)
 
 
