@@ -14,10 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.replay.stragglers.own_time import LARGE, NOISE
-from perfscope.trace.above_peers import above_peers
+from perfscope.analyzers.replay.stragglers.own_time import LARGE, NOISE, over_others
 from perfscope.trace.medians import deviation
-from perfscope.trace.trace import Float32, Int64
+from perfscope.trace.trace import Float64, Int64
 
 MANY_STEPS: Final = 20
 """Steps in which what a rank does now and then comes more than once, as in step histories."""
@@ -42,18 +41,18 @@ def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:
     ``views``: own time of the peers [rank, used step], ns: all of it, and parts of it, in which a delay may be plain
     that the noise of the rest hides.
     """
-    return not any(_is_plain(line, view.T.astype(np.float32), step_ns) for view in views)
+    return not any(_is_plain(line, over_others(view).astype(np.float64), step_ns) for view in views)
 
 
-def _is_plain(line: int, own: Float32, step_ns: float) -> bool:
-    """Is one of the peers (columns) slower than the others, steadily or in more steps?"""
-    if len(own) < MANY_STEPS:
+def _is_plain(line: int, excess: Float64, step_ns: float) -> bool:
+    """Is one of the peers (lines) slower than the others, steadily or in more steps (columns)?"""
+    ranks, steps = excess.shape
+    if steps < MANY_STEPS:
         return True
-    excess = above_peers(own)
-    mine = excess[:, line].astype(np.float64)
-    if mine.mean() >= max(_SURE * float(mine.std()) / math.sqrt(len(mine)), NOISE * step_ns):
+    mine = excess[line]
+    if mine.mean() >= max(_SURE * float(mine.std()) / math.sqrt(steps), NOISE * step_ns):
         return True
-    noise = float(np.median([deviation(over) for over in excess.T]))
-    far = (excess >= max(_FAR * noise, LARGE * step_ns)).sum(axis=0)
+    noise = float(np.median([deviation(excess[each]) for each in range(ranks)]))
+    far = (excess >= max(_FAR * noise, LARGE * step_ns)).sum(axis=1)
     others = float(np.median(np.delete(far, line)))
-    return bool(far[line] >= max(_AGAIN, _OFTEN * len(own), _OFTENER * others + 1))
+    return bool(far[line] >= max(_AGAIN, _OFTEN * steps, _OFTENER * others + 1))
