@@ -9,11 +9,12 @@ A worker that is asked for P batches ahead stays busy for the P batches after on
 workers are always busy where the training waits once in every round of all workers. Traces alone do not show how many
 workers there are. There, waits for nearly every batch, or for every k-th, are evidence; fewer of them leave it open,
 unless the workers have told how long they take for a batch. Short ones are what taking a batch costs, unless they come
-in turns.
+in turns, or most ranks take theirs much sooner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -33,6 +34,8 @@ _OWN_COST_NS: Final = 1_000_000
 """Taking a batch that is there costs less: unpickling, and the queue. A longer wait for every batch is for workers."""
 
 _TAKEN_NS: Final = 250_000
+_SOONER: Final = 4.0
+"""Taking a batch may cost so many times as much as on most ranks, by chance; and as much more as a host is slower."""
 _ALIKE: Final = 1.2
 _SEVERAL: Final = 3
 """Where no batch took longer, nor so many times as long as another, taking costs that: workers are less even. So many
@@ -110,9 +113,29 @@ _EMPTY: Final = np.empty(0, dtype=np.int64)
 _NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, longest_ns=0, workers=None)
 
 
-def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: float | None = None) -> Deliveries:
+def taking_at_most_ns(partials: Mapping[int, RankPartial]) -> dict[int, float]:
+    """Rank -> what taking a batch that is there may cost it, by what most ranks take."""
+    taking = [ns for partial in partials.values() if (ns := taking_ns(partial)) is not None]
+    if not taking:
+        return dict.fromkeys(partials, _OWN_COST_NS)
+    usual_ns = float(np.quantile(taking, 0.5, method="lower"))
+    busy = {rank: float(partial.progress.host_busy_ns.mean()) for rank, partial in partials.items()}
+    usually_busy = max(float(np.quantile(list(busy.values()), 0.5, method="lower")), 1.0)
+    return {
+        rank: min(max(_SOONER * usual_ns, _TAKEN_NS) * max(ns / usually_busy, 1.0), _OWN_COST_NS)
+        for rank, ns in busy.items()
+    }
+
+
+def deliveries(
+    partial: RankPartial,
+    workers: int | None = None,
+    fetched_ns: float | None = None,
+    taking_at_most_ns: float = _OWN_COST_NS,
+) -> Deliveries:
     """Those of one rank; none where workers do not set its pace. ``workers``: their number, where it is known;
-    ``fetched_ns``: what a batch takes one of them, where they were asked.
+    ``fetched_ns``: what a batch takes one of them, where they were asked; ``taking_at_most_ns``: what taking a batch
+    that is there may cost.
     """
     loading = partial.loading
     start, end = _in_steps(partial)
@@ -125,9 +148,9 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
         return unseen
     every_ns = (end[-1] - end[0]) / (len(end) - 1) if len(end) > 1 else float(_recorded_ns(partial))
     waited, started = end - start, first_of_workers(partial, start)
-    stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited)) & ~started
+    stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited, taking_at_most_ns)) & ~started
     turns = _turns(stalled, waited, end)
-    busy = sure = _busy(stalled, waited, started, workers, turns)
+    busy = sure = _busy(stalled, waited, started, workers, turns, taking_at_most_ns)
     if pace_ns is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
         taken = pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
@@ -135,7 +158,7 @@ def deliveries(partial: RankPartial, workers: int | None = None, fetched_ns: flo
     if sure is None:
         return unseen
     hit = np.flatnonzero(stalled)
-    if not sure and pace_ns is None and waited.max() <= _OWN_COST_NS:
+    if not sure and pace_ns is None and waited.max() <= taking_at_most_ns:
         # The training thread takes a batch under Python's lock, for which the thread that pins memory competes. Workers
         # that set the pace would have to be as quick as the training, by chance, to be waited for so little.
         return replace(unseen, sure=False, longest_ns=int(waited.max()), share=float(stalled.mean()), slight=True)
@@ -212,7 +235,14 @@ def _recorded_ns(partial: RankPartial) -> int:
     return int(partial.steps.end_ns[-1] - partial.steps.start_ns[0])
 
 
-def _busy(stalled: Bool, waited_ns: Int64, started: Bool, workers: int | None, turns: int | None) -> bool | None:
+def _busy(
+    stalled: Bool,
+    waited_ns: Int64,
+    started: Bool,
+    workers: int | None,
+    turns: int | None,
+    taking_at_most_ns: float = _OWN_COST_NS,
+) -> bool | None:
     """Are the workers always busy? False: the batches for which the training waited only suggest it; None: no."""
     hit = np.flatnonzero(stalled)
     if len(hit) == 0:
@@ -222,7 +252,7 @@ def _busy(stalled: Bool, waited_ns: Int64, started: Bool, workers: int | None, t
     if turns is not None and turns > 1:
         return True
     if len(stalled) >= _SEVERAL and stalled.mean() >= _NEARLY_ALL:
-        return bool(np.median(waited_ns[hit]) >= _OWN_COST_NS)
+        return bool(np.median(waited_ns[hit]) >= taking_at_most_ns)
     return None if np.diff(hit, prepend=-1, append=len(stalled)).max() > _MOST_WORKERS else False
 
 
@@ -261,17 +291,17 @@ def _quickest_ns(hit: Int64, end_ns: Int64, mean_ns: float) -> float:
     return quickest if quickest >= mean_ns / 2 else mean_ns
 
 
-def _own_cost_ns(waited_ns: Int64) -> int:
+def _own_cost_ns(waited_ns: Int64, at_most_ns: float = _OWN_COST_NS) -> int:
     """What taking a batch costs that is there: the longest of the short times in ``__next__``, where those are clearly
     apart from the long ones, or all there are; 0 where they are not.
     """
     ascending = np.sort(waited_ns)
     if len(ascending) == 1:
-        return int(ascending[0]) if ascending[0] <= _TAKEN_NS else 0
+        return int(ascending[0]) if ascending[0] <= min(_TAKEN_NS, at_most_ns) else 0
     times = ascending[1:] / np.maximum(ascending[:-1], 1)
     widest = int(times.argmax())
-    apart = times[widest] >= _APART and ascending[widest] <= _OWN_COST_NS
-    longest = _OWN_COST_NS if len(ascending) >= _SEVERAL else _TAKEN_NS
+    apart = times[widest] >= _APART and ascending[widest] <= at_most_ns
+    longest = at_most_ns if len(ascending) >= _SEVERAL else min(_TAKEN_NS, at_most_ns)
     if not apart and longest >= ascending[-1] <= _ALIKE * ascending[0]:
         return int(ascending[-1])
     return int(ascending[widest]) if apart else 0

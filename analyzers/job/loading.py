@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.deliveries import deliveries
+from perfscope.analyzers.job.deliveries import deliveries, taking_at_most_ns
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
@@ -20,6 +20,7 @@ STARVED: Final = 0.05
 def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[DataLoaderRow, ...]:
     """One row for each rank that took a batch in the used steps."""
     rows = []
+    taking = taking_at_most_ns(result.partials)
     for rank, partial in sorted(result.partials.items()):
         used = partial.steps.indices_of(result.steps)
         batches = int(partial.loading.batches[used].sum())
@@ -41,6 +42,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                     workers,
                     blocking_us - sampler_us >= STARVED * result.mean_step_ns(rank) / 1e3,
                     loaders[0].fetched_ns if loaders else None,
+                    taking[rank],
                 ),
                 num_workers=workers,
                 batches_per_step=batches / len(used),
@@ -51,7 +53,12 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
 
 
 def _batch_us(
-    partial: RankPartial, used: Int64, workers: int | None, blocked: bool, fetched_ns: float | None
+    partial: RankPartial,
+    used: Int64,
+    workers: int | None,
+    blocked: bool,
+    fetched_ns: float | None,
+    taking_ns: float,
 ) -> float | None:
     """Time to load one batch on one worker.
 
@@ -62,7 +69,7 @@ def _batch_us(
     batches = int(partial.loading.batches[used].sum())
     if workers == 0:
         return float((partial.loading.waited_ns - partial.loading.sampled_ns)[used].sum()) / batches / 1e3
-    found = deliveries(partial, workers, fetched_ns)
+    found = deliveries(partial, workers, fetched_ns, taking_ns)
     if found.workers is None or not blocked:
         return None if fetched_ns is None else fetched_ns / 1e3
     steps, every_ns = partial.steps, found.batch_ns

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob, job_windows
-from perfscope.analyzers.job.deliveries import Deliveries, deliveries
+from perfscope.analyzers.job.deliveries import Deliveries, deliveries, taking_at_most_ns
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
@@ -138,7 +138,8 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
     ranks = tuple(sorted(result.partials))
     begin = np.arange(len(ranks) * len(steps), dtype=np.int64).reshape(len(ranks), len(steps))
     end = begin + begin.size
-    found = {rank: _deliveries(result.partials[rank], (loaders or {}).get(rank)) for rank in ranks}
+    taking = taking_at_most_ns(result.partials)
+    found = {rank: _deliveries(result.partials[rank], (loaders or {}).get(rank), taking[rank]) for rank in ranks}
     builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):
         builder.add(rank, begin[index], end[index])
@@ -162,8 +163,9 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
     )
 
 
-def _deliveries(partial: RankPartial, loader: DataLoaderMetadata | None) -> Deliveries:
-    return deliveries(partial) if loader is None else deliveries(partial, loader.num_workers, loader.fetched_ns)
+def _deliveries(partial: RankPartial, loader: DataLoaderMetadata | None, taking_ns: float) -> Deliveries:
+    workers, fetched_ns = (None, None) if loader is None else (loader.num_workers, loader.fetched_ns)
+    return deliveries(partial, workers, fetched_ns, taking_ns)
 
 
 def _lead_before_window_ns(partial: RankPartial, index: int) -> int:

@@ -1,0 +1,43 @@
+"""Whether waits in a data loader are for its workers, where those of other ranks tell what taking a batch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.whatif import context_of
+from tests.generator import MS, US, LoaderSpec, SlowHost, SlowLoader, simulate
+from tests.planted.jobs import data_parallel
+
+HEALTHY = replace(data_parallel(4, "ddp"), noise=0.0, loader=LoaderSpec(workers=1, load_ns=400 * US))
+
+
+@pytest.mark.parametrize("ranks", [(2,), (1, 2)])
+def test_short_waits_of_some_ranks_alone_are_for_their_workers(tmp_path: Path, ranks: Sequence[int]) -> None:
+    """0.8 ms in every step, as even as what taking a batch costs: the other ranks take theirs in 20 µs."""
+    alone_ns = simulate(HEALTHY).truth.step_time_ns
+    late = SlowLoader(ranks=tuple(ranks), load_ns=round(alone_ns) + 800 * US)
+    job = simulate(replace(HEALTHY, causes=(late,)))
+    job.write(tmp_path)
+    context = context_of(tmp_path)
+    assert {rank for rank, found in context.recorded.deliveries.items() if len(found)} == set(ranks)
+    assert predict(context, {"compute": "2x"}).mid_ns == pytest.approx(job.truth.step_time_ns, rel=0.01)
+
+
+def test_a_slow_host_takes_its_batches_for_longer(tmp_path: Path) -> None:
+    spec = replace(
+        HEALTHY, loader=replace(HEALTHY.loader, next_ns=100 * US), causes=(SlowHost(ranks=(2,), factor=8.0),)
+    )
+    simulate(spec).write(tmp_path)
+    found = context_of(tmp_path).recorded
+    loading = found.deliveries[2]
+    assert not len(loading)
+
+
+def test_as_short_waits_of_all_ranks_may_be_what_taking_a_batch_costs(tmp_path: Path) -> None:
+    simulate(replace(HEALTHY, loader=replace(HEALTHY.loader, next_ns=round(0.8 * MS)))).write(tmp_path)
+    assert not any(len(found) for found in context_of(tmp_path).recorded.deliveries.values())
