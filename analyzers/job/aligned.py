@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.job.collectives.matched import EXCHANGE, MatchedCollectives
 from perfscope.analyzers.job.collectives.matching import match
 from perfscope.analyzers.job.collectives.unmatched import Mismatch
 from perfscope.analyzers.job.hosts import Hosts, find_hosts
@@ -112,6 +112,14 @@ class AlignedJob:
             took = partial.steps.end_ns[index] - partial.steps.start_ns[index]
             shares.append(took[np.isin(every, self.evaluated)].sum() / max(took.sum(), 1))
         return float(np.mean(shares))
+
+    @cached_property
+    def unpaired_messages(self) -> Bool:
+        """Which instances are messages with no known other end, though all ranks of their group are recorded."""
+        instances = self.matched.instances
+        recorded = [bool(group.ranks) and self.partials.keys() >= set(group.ranks) for group in instances.groups]
+        whole = np.array(recorded or [False], dtype=np.bool_)[instances.group]
+        return np.asarray(~instances.complete & whole & instances.is_kind((EXCHANGE,)))
 
     def self_check(self) -> None:
         """Raise ValueError where a rank's categories do not add up to its windows to the nanosecond."""

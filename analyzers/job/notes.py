@@ -15,7 +15,6 @@ from perfscope.recording.job import Job
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import JobInfo
 from perfscope.results.time_breakdown import TimeBreakdown
-from perfscope.trace.trace import Bool
 
 DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
 """Backends of torch.distributed that only move data between devices."""
@@ -121,7 +120,7 @@ def _about_collectives(result: AlignedJob) -> Iterator[Note]:
     if len(result.mismatches) > 3:
         yield note(about, "more_mismatches", count=len(result.mismatches) - 3)
     instances = result.matched.instances
-    unpaired = _unpaired_messages(result)
+    unpaired = result.unpaired_messages
     for kind, apart in (("participants_missing", ~instances.complete & ~unpaired), ("messages_unpaired", unpaired)):
         if apart.any():
             yield note(about, kind, share=float(np.mean(apart)))
@@ -129,14 +128,6 @@ def _about_collectives(result: AlignedJob) -> Iterator[Note]:
         yield note(about, "matched_by_end", count=int(instances.inferred.sum()))
     if UNKNOWN_GROUP in instances.groups:
         yield note(about, "group_unknown")
-
-
-def _unpaired_messages(result: AlignedJob) -> Bool:
-    """Which instances are messages with no known other end, though all ranks of their group are recorded."""
-    instances = result.matched.instances
-    recorded = [bool(group.ranks) and result.partials.keys() >= set(group.ranks) for group in instances.groups]
-    whole = np.array(recorded or [False], dtype=np.bool_)[instances.group]
-    return np.asarray(~instances.complete & whole & instances.is_kind(("send_recv",)))
 
 
 def _about_clock(result: AlignedJob) -> Iterator[Note]:

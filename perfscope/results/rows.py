@@ -237,6 +237,12 @@ class StragglerRow:
         "Each rank's part of ``lost_us`` where ranks hide each other: half-way between what it saves alone and "
         "what is lost where only it stays slow, scaled to add up.",
     ] = ()
+    replayed: Annotated[
+        bool,
+        "False where the recording does not show who waits for these ranks, so that no replay shows what they cost: "
+        "``lost_us`` is then the most that it may be: what they take longer for the same work, as far as no other rank "
+        "is as busy.",
+    ] = True
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -249,7 +255,8 @@ class StragglerRow:
         A rank at its peers' pace may have something in common with the next slowest; then less is saved.
         """
         mid = step_time_us - self.lost_us
-        return Prediction(low=mid - 0.05 * self.lost_us, mid=mid, high=mid + 0.15 * self.lost_us)
+        less = 0.15 if self.replayed else 1.0
+        return Prediction(low=mid - 0.05 * self.lost_us, mid=mid, high=mid + less * self.lost_us)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,16 @@ def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> HtmlTable:
         "stragglers",
         "Stragglers",
         columns,
-        f"{subject(worst)} {'cost' if several else 'costs'} most: at {'their' if several else 'its'} peers' pace, the "
-        f"replayed step is {duration(worst.lost_us)} shorter.",
+        f"{subject(worst)} {'cost' if several else 'costs'} most: {_at_pace(worst, several=several)}.",
     )
+
+
+def _at_pace(worst: StragglerRow, *, several: bool) -> str:
+    whose, whom = ("their", "them") if several else ("its", "it")
+    shorter = f"{duration(worst.lost_us)} shorter"
+    if worst.replayed:
+        return f"at {whose} peers' pace, the replayed step is {shorter}"
+    return f"at {whose} peers' pace, the step is at most {shorter}: the recording does not show who waits for {whom}"
 
 
 def collectives_table(rows: Sequence[CollectiveRow], steps: int) -> HtmlTable:

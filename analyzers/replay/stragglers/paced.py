@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.collectives.matched import EXCHANGE
 from perfscope.analyzers.replay.engine import ReplayResult, Schedules, replay
 from perfscope.analyzers.replay.pace import at_peers_pace, without_holds
 from perfscope.analyzers.replay.peers import Peers, find_peers
@@ -23,7 +25,11 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     slow_once,
 )
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
+from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Int64
+
+_OWN_ROWS: Final = [int(row) for row in TimeCategory if row not in (TimeCategory.COMM_TRANSFER, TimeCategory.COMM_WAIT)]
+"""What a rank does itself, and is idle for by itself."""
 
 
 class PacedReplays:
@@ -82,6 +88,23 @@ class PacedReplays:
         """``saved`` with these stages as quick as the others."""
         changed = at_other_stages_pace(self.result, self.recorded, stages, with_hosts=self.beside_hosts is not None)
         return self.saved(changed, ranks_of(stages), loading=False)
+
+    def longer_than_others(self, stages: Sequence[SlowStage]) -> Int64 | None:
+        """What these stages cost each used step, where the other ends of their messages were not found, so that no
+        replay shows who waits for them; None where that is no more than noise, or their messages were paired up.
+
+        A step can be shorter by no more than what they take longer for the same work, and by no more than what the
+        busiest of them works longer than any other rank: the others would wait for that one then.
+        """
+        ranks, result = ranks_of(stages), self.result
+        if not _unpaired(result, ranks):
+            return None
+        own = {rank: totals[:, _OWN_ROWS].sum(axis=1) for rank, totals in result.totals.items()}
+        others = [ns for rank, ns in own.items() if rank not in ranks]
+        excess = np.max([(1 - stage.factor) * own[stage.slowest] for stage in stages], axis=0)
+        busier = np.max([own[rank] for rank in ranks], axis=0) - np.max(others, axis=0)
+        per_step = np.minimum(excess, np.maximum(busier, 0))
+        return np.rint(per_step).astype(np.int64) if per_step.mean() >= self.noise else None
 
     def saved(self, schedules: Schedules, paced: Collection[int], *, loading: bool = True) -> Int64 | None:
         """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others,
@@ -142,6 +165,13 @@ class PacedReplays:
 def ranks_of(stages: Collection[SlowStage]) -> tuple[int, ...]:
     """The ranks of these stages, in order."""
     return tuple(sorted(rank for stage in stages for rank in stage.ranks))
+
+
+def _unpaired(result: AlignedJob, ranks: Collection[int]) -> bool:
+    """Are most messages of these ranks without a known other end?"""
+    mine = result.matched.instance[np.isin(result.matched.rank, list(ranks))]
+    messages = result.matched.instances.is_kind((EXCHANGE,))[mine]
+    return 2 * int(result.unpaired_messages[mine].sum()) > int(messages.sum())
 
 
 def _replayed_beside_hosts(result: AlignedJob, recorded: RecordedSchedules) -> ReplayResult | None:

@@ -51,7 +51,7 @@ def _row(
         rank=straggler.rank,
         cause=straggler.cause,
         lost_us=straggler.lost_ns / 1e3,
-        confidence=_confidence(len(result.steps), share, complete=complete).value,
+        confidence=_confidence(len(result.steps), share, straggler, complete=complete).value,
         share_of_steps=share,
         host=hosts.get(straggler.rank, ""),
         scope=straggler.scope,
@@ -61,6 +61,7 @@ def _row(
         causes=straggler.causes,
         alone_us=tuple(ns / 1e3 for ns in straggler.alone_ns),
         adds_us=tuple(ns / 1e3 for ns in straggler.adds_ns),
+        replayed=straggler.replayed,
     )
 
 
@@ -70,7 +71,7 @@ def _pattern(straggler: Straggler, share: float) -> str:
     return "steady" if share >= STEADY else "intermittent"
 
 
-def _confidence(steps: int, share: float, *, complete: bool) -> Confidence:
-    if steps < FEW_STEPS:
+def _confidence(steps: int, share: float, straggler: Straggler, *, complete: bool) -> Confidence:
+    if steps < FEW_STEPS or not straggler.replayed:
         return Confidence.LOW
     return Confidence.HIGH if share >= 0.8 and complete else Confidence.MEDIUM

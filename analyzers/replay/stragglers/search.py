@@ -219,8 +219,12 @@ def _slow_stages_cost(
     """What these stages cost together; None where that is no more than noise."""
     ranks = ranks_of(stages)
     saved = paced.saved_at_other_stages_pace(stages)
+    replayed = saved is not None
+    if saved is None:
+        saved = paced.longer_than_others(stages)
     if saved is None:
         return None
     worst = max(stages, key=lambda stage: 1 / stage.factor)
     scope = "host" if is_a_host(ranks, hosts) else "rank" if len(ranks) == 1 else scope
-    return Straggler(worst.slowest, ranks, scope, CAUSES[worst.row], float(saved.mean()), saved)
+    cause = CAUSES[worst.row]
+    return Straggler(worst.slowest, ranks, scope, cause, float(saved.mean()), saved, replayed=replayed)

@@ -53,6 +53,8 @@ class Straggler:
     causes: tuple[str, ...] = ()
     alone_ns: tuple[float, ...] = ()
     adds_ns: tuple[float, ...] = ()
+    replayed: bool = True
+    """Else the recording does not show who waits for these ranks, and the cost is what they take longer."""
 
 
 def is_a_host(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> bool:

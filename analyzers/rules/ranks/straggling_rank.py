@@ -32,7 +32,8 @@ OVER_NEXT: Final = 3.0
 """Least cost over that of the next straggler, where it is neither steady nor large: ranks that take turns at that are
 noise. Two healthy ranks on a busy host were seen at 2.5."""
 STEADY: Final = 0.8
-"""A straggler is steady when it costs the most in at least this share of the steps."""
+"""A straggler is steady when it costs the most in at least this share of the steps, or more than noise, whoever costs
+the most."""
 BEYOND_NOISE: Final = 0.15
 """From this share of the step the cost is not noise, whatever the other ranks cost."""
 
@@ -62,6 +63,17 @@ _ONE_BATCH: Final = (
     "then. Record more steps, or with perfscope run, which times batches."
 )
 
+_UNPAIRED: Final = (
+    "The recording does not show which ranks the messages of the pipeline go to, so nothing shows how long the others "
+    "wait for these: at most for as long as these take longer than other stages for the same work. Record with torch "
+    "2.5 or newer, whose traces name the ranks at both ends."
+)
+
+_OF_ITS_HOST: Final = (
+    "Not in the recording: {missing}. Those on this host are taken to be as slow as its other ranks, and as quick once "
+    "it is mended."
+)
+
 _MORE_WORK: Final = (
     "Spread samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens: "
     "{who} has more to compute than its peers, so its device is not the cause. The prediction is of all ranks at the "
@@ -83,7 +95,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if worst.lost_us < SHARE * job.step_time_us:
         return None
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
-    if not (much or worst.share_of_steps >= STEADY or worst.lost_us >= OVER_NEXT * following):
+    if not (much or _is_steady(job, worst) or worst.lost_us >= OVER_NEXT * following):
         return None
     operator = slow_operator(job, worst)
     work = None if operator is not None and operator.is_own_work else _work_over_peers(job, worst)
@@ -97,11 +109,20 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"{_who(job, worst)}{_cost(job, worst)}",
         worst.lost_us,
         evidence=_evidence(job, worst),
-        action=Action(setting=_setting(worst), old=None, new=None, how="\n".join((_remedy(job, worst), *unsure))),
+        action=Action(
+            setting=_setting(worst),
+            old=None,
+            new=None,
+            how="\n".join((_remedy(job, worst), *_not_recorded(job, worst), *unsure)),
+        ),
         confidence=Confidence.LOW if unsure else Confidence(worst.confidence),
         predicted=prediction,
         whatif={} if unsure else _whatif(job, worst),
     )
+
+
+def _is_steady(job: RuleContext, row: StragglerRow) -> bool:
+    return row.share_of_steps >= STEADY or len(row.steps) >= STEADY * len(job.info.steps)
 
 
 def _with_more_work(job: RuleContext, worst: StragglerRow, work: float) -> Finding | None:
@@ -125,6 +146,8 @@ def _with_more_work(job: RuleContext, worst: StragglerRow, work: float) -> Findi
 
 def _doubts(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
     """Why nothing may be gained, in words; empty where that is not so."""
+    if not worst.replayed:
+        return (_UNPAIRED,)
     if _may_wait_as_long(job, worst):
         return (_AS_LONG,)
     return (_ONE_BATCH,) if _waited_for_one_batch(job, worst) else ()
@@ -163,8 +186,10 @@ def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
 def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
     """The same as settings, where the cost was replayed with these ranks at their peers' pace.
 
-    For a stage it was not: all its ranks are slow.
+    For a stage it was not: all its ranks are slow. And a host's ranks that are not in the recording have no setting.
     """
+    if worst.scope == "host" and job.info.missing_ranks:
+        return {}
     settings = {f"rank.{rank}": "peers" for rank in worst.ranks}
     step = job.predict(settings) if job.predict is not None and worst.scope in ("rank", "ranks", "host") else None
     if step is None:
@@ -187,10 +212,11 @@ def _who(job: RuleContext, row: StragglerRow) -> str:
 
 def _cost(job: RuleContext, row: StragglerRow) -> str:
     """The end of the title: what that costs, and in which part of the steps where it does not in all."""
-    share, late, used = job.share(row.lost_us), len(row.steps), len(job.summary.job.steps)
+    late, used = len(row.steps), len(job.summary.job.steps)
+    share = f"{'' if row.replayed else 'up to '}{job.share(row.lost_us):.0%}"
     if 0 < late < used:
-        return f" in {late} of {used} steps costs {share:.0%} of the time"
-    return f" costs {share:.0%} of each step"
+        return f" in {late} of {used} steps costs {share} of the time"
+    return f" costs {share} of each step"
 
 
 def _causes(job: RuleContext, row: StragglerRow) -> str:
@@ -237,6 +263,14 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     return "\n".join((*waits_for_cores(job, worst, who), usual))
 
 
+def _not_recorded(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
+    """Of a host: what is taken of those of its ranks that may be missing."""
+    missing = job.info.missing_ranks
+    if worst.scope != "host" or not missing:
+        return ()
+    return (_OF_ITS_HOST.format(missing=ranks_in_words(missing)),)
+
+
 def _pauses_in(job: RuleContext, worst: StragglerRow) -> str:
     """What has a name of that for which the ranks pause, where it is most of their cost; empty otherwise."""
     name, over_us = _most_over_others(job, worst)
@@ -257,7 +291,7 @@ def _evidence(job: RuleContext, worst: StragglerRow) -> tuple[Evidence, ...]:
     others = tuple(rank for rank in job.ranks if rank not in mine) or job.ranks
     work = _work_over_peers(job, worst)
     return (
-        Evidence("straggler cost, replayed", worst.lost_us, "us", mine),
+        Evidence(f"straggler cost, {'replayed' if worst.replayed else 'by its own time'}", worst.lost_us, "us", mine),
         *(
             Evidence("its part of that", adds, "us", (rank,))
             for rank, adds in zip(worst.ranks, worst.adds_us, strict=False)

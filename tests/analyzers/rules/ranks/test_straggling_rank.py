@@ -102,6 +102,29 @@ def test_silent_below_five_percent_and_where_ranks_take_turns():
     assert straggling_rank.evaluate(late(16_000, next_us=14_000)) is not None
 
 
+def test_a_rank_that_costs_more_than_noise_in_all_steps_takes_no_turns():
+    """Pauses of others cost the most in some steps."""
+    asked = late(10_000, next_us=4_000)
+    slow, other = asked.summary.stragglers
+    used = asked.summary.job.steps
+    always = changed(asked, stragglers=(replace(slow, steps=used), other))
+    assert straggling_rank.evaluate(always) is not None
+    often = changed(asked, stragglers=(replace(slow, steps=used[: len(used) // 2]), other))
+    assert straggling_rank.evaluate(often) is None
+
+
+def test_a_cost_that_was_not_replayed_is_the_most_that_it_may_be():
+    asked = late(25_000)
+    (slow,) = asked.summary.stragglers
+    finding = straggling_rank.evaluate(changed(asked, stragglers=(replace(slow, replayed=False),)))
+    assert finding is not None
+    assert "costs up to 25%" in finding.title
+    assert "The recording does not show which ranks the messages" in finding.action.how
+    assert finding.confidence == "low"
+    assert finding.predicted_step_us is not None
+    assert finding.predicted_step_us.high == pytest.approx(asked.step_time_us)
+
+
 def test_a_slow_cpu_is_not_looked_for_with_nvidia_smi():
     case = changed(late(25_000), runs={3: RunMetadata(rank=3)})
     finding = straggling_rank.evaluate(case)
