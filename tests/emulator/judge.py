@@ -227,7 +227,7 @@ def _causes(judged: Judged, summary: Summary, before_ns: float, long_run: int) -
             judged.miss("not named " + plant.kind, f"{words}; told {told}; {summary.verdict.headline}")
             continue
         judged.named += 1
-        said_ns, truth_ns = _sizes(plant, named, cost, before_ns, summary, drawn.job)
+        said_ns, truth_ns = _sizes(plant, named, cost, before_ns, summary, drawn)
         if abs(said_ns - truth_ns) > DUE * before_ns:  # not where no number is said
             judged.miss("cost of " + plant.kind, f"{words}, said {said_ns / 1e6:.2f}; told {told}")
         else:
@@ -291,16 +291,24 @@ def _said_of(row: StragglerRow, plant: Plant) -> float:
     return alone[plant.ranks[0]] if alone and plant.ranks is not None and len(plant.ranks) == 1 else row.lost_us
 
 
+def _cost_of_members(drawn: Drawn, row: StragglerRow, before_ns: float) -> float:
+    """What all costs that hits a row's ranks and nobody else: at their peers' pace they would be rid of it."""
+    members = {row.rank, *row.ranks}
+    own = [plant for plant in drawn.plants if plant.ranks is not None and members.issuperset(plant.ranks)]
+    return before_ns - step_ns(functools.reduce(lambda job, plant: plant.cure(job), own, drawn.job))
+
+
 def _sizes(
-    plant: Plant, named: StragglerRow | Finding, cost: float, before_ns: float, summary: Summary, job: Job
+    plant: Plant, named: StragglerRow | Finding, cost: float, before_ns: float, summary: Summary, drawn: Drawn
 ) -> tuple[float, float]:
     """(what the analysis says, NaN where it says no number; what is true), ns: of what a cause costs, or of what the
     change brings that its finding advises, which may be another one than to remove the cause."""
     if isinstance(named, StragglerRow):
-        return _said_of(named, plant) * 1e3, cost
+        said_ns = _said_of(named, plant) * 1e3
+        return said_ns, min(cost, _cost_of_members(drawn, named, before_ns), key=lambda ns: abs(ns - said_ns))
     predicted = named.predicted_step_us
     said = math.nan if predicted is None else (summary.job.step_time_us - predicted.mid) * 1e3
-    changed = apply(job, named.whatif) if named.whatif else None
+    changed = apply(drawn.job, named.whatif) if named.whatif else None
     return said, cost if changed is None else before_ns - step_ns(changed.job) / changed.batches
 
 
