@@ -116,15 +116,12 @@ _NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, long
 def taking_at_most_ns(partials: Mapping[int, RankPartial]) -> dict[int, float]:
     """Rank -> what taking a batch that is there may cost it, by what most ranks take."""
     taking = [ns for partial in partials.values() if (ns := taking_ns(partial)) is not None]
-    if not taking:
+    if len(taking) < 2:  # nobody to be compared with
         return dict.fromkeys(partials, _OWN_COST_NS)
     usual_ns = float(np.quantile(taking, 0.5, method="lower"))
     busy = {rank: float(partial.progress.host_busy_ns.mean()) for rank, partial in partials.items()}
     usually_busy = max(float(np.quantile(list(busy.values()), 0.5, method="lower")), 1.0)
-    return {
-        rank: min(max(_SOONER * usual_ns, _TAKEN_NS) * max(ns / usually_busy, 1.0), _OWN_COST_NS)
-        for rank, ns in busy.items()
-    }
+    return {rank: min(_SOONER * usual_ns * max(ns / usually_busy, 1.0), _OWN_COST_NS) for rank, ns in busy.items()}
 
 
 def deliveries(
@@ -214,13 +211,13 @@ def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool) -> float | 
     return took_ns / batches if batches else None
 
 
-def taking_ns(partial: RankPartial) -> float | None:
-    """What taking a batch that is there costs a rank whose batches workers load: the median of the short times. None
-    where all may be waits.
+def taking_ns(partial: RankPartial, at_most_ns: float = _OWN_COST_NS) -> float | None:
+    """What taking a batch that is there costs a rank whose batches workers load: the median of the short times, of
+    which none costs more than ``at_most_ns``. None where all may be waits.
     """
     begin, end = _in_steps(partial)
     waited = end - begin
-    short = waited[waited <= _own_cost_ns(waited)] if len(waited) else waited
+    short = waited[waited <= _own_cost_ns(waited, at_most_ns)] if len(waited) else waited
     return float(np.median(short)) if len(short) else None
 
 

@@ -16,11 +16,13 @@ from tests.planted.jobs import data_parallel
 HEALTHY = replace(data_parallel(4, "ddp"), noise=0.0, loader=LoaderSpec(workers=1, load_ns=400 * US))
 
 
-@pytest.mark.parametrize("ranks", [(2,), (1, 2)])
-def test_short_waits_of_some_ranks_alone_are_for_their_workers(tmp_path: Path, ranks: Sequence[int]) -> None:
-    """0.8 ms in every step, as even as what taking a batch costs: the other ranks take theirs in 20 µs."""
+@pytest.mark.parametrize(("ranks", "longer_ns"), [((2,), 800 * US), ((1, 2), 800 * US), ((2,), 200 * US)])
+def test_short_waits_of_some_ranks_alone_are_for_their_workers(
+    tmp_path: Path, ranks: Sequence[int], longer_ns: int
+) -> None:
+    """In every step, and as even as what taking a batch costs: the other ranks take theirs in 20 µs."""
     alone_ns = simulate(HEALTHY).truth.step_time_ns
-    late = SlowLoader(ranks=tuple(ranks), load_ns=round(alone_ns) + 800 * US)
+    late = SlowLoader(ranks=tuple(ranks), load_ns=round(alone_ns) + longer_ns)
     job = simulate(replace(HEALTHY, causes=(late,)))
     job.write(tmp_path)
     context = context_of(tmp_path)
@@ -41,3 +43,10 @@ def test_a_slow_host_takes_its_batches_for_longer(tmp_path: Path) -> None:
 def test_as_short_waits_of_all_ranks_may_be_what_taking_a_batch_costs(tmp_path: Path) -> None:
     simulate(replace(HEALTHY, loader=replace(HEALTHY.loader, next_ns=round(0.8 * MS)))).write(tmp_path)
     assert not any(len(found) for found in context_of(tmp_path).recorded.deliveries.values())
+
+
+def test_more_workers_end_short_waits_too(tmp_path: Path) -> None:
+    """They are no part of what taking a batch costs."""
+    alone_ns = simulate(HEALTHY).truth.step_time_ns
+    simulate(replace(HEALTHY, causes=(SlowLoader(load_ns=round(alone_ns) + 800 * US, ranks=(2,)),))).write(tmp_path)
+    assert predict(context_of(tmp_path), {"dataloader.num_workers": "2"}).mid_ns == pytest.approx(alone_ns, rel=0.05)
