@@ -7,7 +7,6 @@ which then clears each page of the next ones; and each thread allocates in a par
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Final
 
 # malloc.h
@@ -23,22 +22,9 @@ _MAPPED: Final = 32 << 20
 
 def settle() -> None:
     """Set the allocator of this process and of those forked from it; nothing where it is another one."""
-    mallopt = _of_glibc("mallopt")
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not glibc, or not a system that has one C library for all
+        return
     for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, _MAPPED), (_M_TRIM_THRESHOLD, _KEPT)):
         mallopt(option, value)
-
-
-def give_back() -> None:
-    """Give all free memory back to the system, for what needs more of it meanwhile; nothing where the allocator is
-    another one.
-    """
-    _of_glibc("malloc_trim")(0)
-
-
-def _of_glibc(function: str) -> Callable[..., object]:
-    """Its function; one that does nothing where the C library is another one, or the system has several."""
-    try:
-        found: Callable[..., object] = getattr(ctypes.CDLL(None), function)
-    except (AttributeError, OSError, TypeError):
-        return lambda *_: None
-    return found

@@ -20,7 +20,6 @@ from struct import Struct
 from typing import Any, Final, Generic, NoReturn
 
 from perfscope.errors import TooLittleMemory
-from perfscope.execution import allocator
 from perfscope.execution.outcome import Item, Outcome, Result, describe
 from perfscope.frozen import dataclass
 
@@ -60,7 +59,7 @@ class Forked:
         """Outcomes as they are done, in any order.
 
         ``meanwhile`` is called once, when the last item is taken: the caller may be the first to be done, and no longer
-        needs the memory that an item takes: it is the system's again while others need theirs.
+        needs the memory that an item takes.
 
         ``suspects`` gets the items without an outcome: their process died, or memory was too little beside others.
         """
@@ -78,7 +77,6 @@ class Forked:
                 for number, done in _arrived(others, wait=False):
                     yield Outcome(left.pop(number), *done)
             if meanwhile is not None:
-                allocator.give_back()
                 meanwhile()
             for number, done in _arrived(others, wait=True):
                 yield Outcome(left.pop(number), *done)

@@ -24,24 +24,6 @@ print(faults())
 """
 
 
-FREED = """
-from pathlib import Path
-import numpy as np
-from perfscope.execution import allocator
-
-def resident_mb():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-
-allocator.settle()
-arrays = [np.ones(1 << 17) for _ in range(40)]  # 1 MiB each
-del arrays[:-1]
-before = resident_mb()
-allocator.give_back()
-print(before - resident_mb())
-"""
-"""Free memory below what is in use: a smaller heap cannot give it back."""
-
-
 def faults(*, settled: bool) -> int:
     """Pages that the system gives a process which makes an array twenty times."""
     code = ARRAYS.replace("SETTLE", "allocator.settle()" if settled else "")
@@ -53,15 +35,8 @@ def test_an_array_like_one_before_needs_no_new_pages() -> None:
     assert faults(settled=True) < 3 * 2048
 
 
-@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="not glibc on Linux")
-def test_what_is_free_is_given_back_when_asked() -> None:
-    printed = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout
-    assert float(printed) > 35
-
-
 def test_another_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from perfscope.execution import allocator
 
     monkeypatch.setattr(allocator.ctypes, "CDLL", lambda _: object())
     allocator.settle()
-    allocator.give_back()

@@ -152,13 +152,6 @@ def test_what_can_be_done_meanwhile_is_done_once_when_the_last_item_is_taken(sid
     assert said[-1] == "meanwhile"
 
 
-def test_what_an_item_took_is_the_systems_again_meanwhile(monkeypatch):
-    done: list[str] = []
-    monkeypatch.setattr(forked.allocator, "give_back", lambda: done.append("given back"))
-    outcomes(str, meanwhile=lambda: done.append("meanwhile"))
-    assert done == ["given back", "meanwhile"]
-
-
 class TestNothingStays:
     @pytest.fixture(autouse=True)
     def as_before(self) -> Iterator[None]:
