@@ -11,6 +11,7 @@ import numpy as np
 from perfscope.analyzers.job.collectives.matched import EXCHANGE, MatchedCollectives
 from perfscope.analyzers.job.collectives.matching import match
 from perfscope.analyzers.job.collectives.unmatched import Mismatch
+from perfscope.analyzers.job.deliveries import taking_at_most_ns
 from perfscope.analyzers.job.hosts import Hosts, find_hosts
 from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.intervals import Intervals
@@ -112,6 +113,11 @@ class AlignedJob:
             took = partial.steps.end_ns[index] - partial.steps.start_ns[index]
             shares.append(took[np.isin(every, self.evaluated)].sum() / max(took.sum(), 1))
         return float(np.mean(shares))
+
+    @cached_property
+    def taking_at_most_ns(self) -> dict[int, float]:
+        """Rank -> what taking a batch that is there may cost it, by what most ranks take."""
+        return taking_at_most_ns(self.partials)
 
     @cached_property
     def unpaired_messages(self) -> Bool:

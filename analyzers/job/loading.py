@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.deliveries import deliveries, taking_at_most_ns
+from perfscope.analyzers.job.deliveries import deliveries
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
@@ -20,7 +20,6 @@ STARVED: Final = 0.05
 def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[DataLoaderRow, ...]:
     """One row for each rank that took a batch in the used steps."""
     rows = []
-    taking = taking_at_most_ns(result.partials)
     for rank, partial in sorted(result.partials.items()):
         used = partial.steps.indices_of(result.steps)
         batches = int(partial.loading.batches[used].sum())
@@ -42,7 +41,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                     workers,
                     blocking_us - sampler_us >= STARVED * result.mean_step_ns(rank) / 1e3,
                     loaders[0].fetched_ns if loaders else None,
-                    taking[rank],
+                    result.taking_at_most_ns[rank],
                 ),
                 num_workers=workers,
                 batches_per_step=batches / len(used),

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob, job_windows
-from perfscope.analyzers.job.deliveries import Deliveries, deliveries, taking_at_most_ns
+from perfscope.analyzers.job.deliveries import Deliveries, deliveries
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
@@ -138,7 +138,7 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
     ranks = tuple(sorted(result.partials))
     begin = np.arange(len(ranks) * len(steps), dtype=np.int64).reshape(len(ranks), len(steps))
     end = begin + begin.size
-    taking = taking_at_most_ns(result.partials)
+    taking = result.taking_at_most_ns
     found = {rank: _deliveries(result.partials[rank], (loaders or {}).get(rank), taking[rank]) for rank in ranks}
     builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):

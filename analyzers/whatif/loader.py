@@ -22,7 +22,7 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, demands, needed_ns
-from perfscope.analyzers.job.deliveries import first_of_workers, taking_at_most_ns, taking_ns
+from perfscope.analyzers.job.deliveries import first_of_workers, taking_ns
 from perfscope.analyzers.job.loading import dataloader_rows
 from perfscope.analyzers.job.unprofiled import paced_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -145,7 +145,6 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
     needs = demands(context.runs, batches)
     usual_us = [row.batch_us for row in rows.values() if row.batch_us is not None]
     sure: list[Uncertainty] = []
-    at_most = taking_at_most_ns(context.result.partials)
     for rank in schedules.ops:
         if rank not in rows:
             continue
@@ -165,7 +164,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         load = batch_us * 1e3 * batches[rank] / context.correction
         sampler = row.sampler_us * 1e3 / context.correction
         schedules.at_least(rank, load / workers if workers else 0.0)
-        taking = _taking_ns(context, row, at_most[rank]) * batches[rank] if workers else load
+        taking = _taking_ns(context, row) * batches[rank] if workers else load
         kept = _starting_steps(context, rank) if workers and row.num_workers else frozenset[int]()
         need = needs.get(rank)
         if need is None:
@@ -200,9 +199,11 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
     return Uncertainty.worst(sure)
 
 
-def _taking_ns(context: Context, row: DataLoaderRow, at_most_ns: float) -> float:
+def _taking_ns(context: Context, row: DataLoaderRow) -> float:
     """What taking a batch from a worker costs: as recorded, where a rank's workers had some ready."""
-    recorded = None if row.num_workers == 0 else taking_ns(context.result.partials[row.rank], at_most_ns)
+    if row.num_workers == 0:
+        return _TAKING_NS
+    recorded = taking_ns(context.result.partials[row.rank], context.result.taking_at_most_ns[row.rank])
     return _TAKING_NS if recorded is None else recorded
 
 

@@ -14,5 +14,4 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 
 def scaled(values: Iterable[float], unit: ScaledUnit, digits: int = 4) -> list[float | None]:
     """Values in ``unit``, rounded."""
-    size, written = unit.size, f".{digits}g"
-    return [float(format(ours, written)) if known(ours := value / size) else None for value in values]
+    return [rounded(value / unit.size, digits) for value in values]

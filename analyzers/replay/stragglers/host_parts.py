@@ -61,6 +61,7 @@ class StepParts:
     """Time between operators, by the phase of the loop."""
     flops: Mapping[str, float]
     """FLOPs of one call of an operator, where they are known."""
+    steps: int
 
     @classmethod
     def of(cls, result: AlignedJob, rank: int, steps: Int64) -> StepParts:
@@ -77,12 +78,14 @@ class StepParts:
             name: Part(gaps.count[line, chosen].astype(float), gaps.host_ns[line, chosen].astype(float))
             for line, name in enumerate(gaps.names)
         }
-        return cls(operators, between, flops_of_calls(table, chosen))
+        return cls(operators, between, flops_of_calls(table, chosen), len(steps))
 
     @classmethod
     def mean(cls, ranks: Sequence[StepParts]) -> StepParts:
         """That of ranks that do the same."""
-        return cls(_means([each.operators for each in ranks]), _means([each.gaps for each in ranks]), ranks[0].flops)
+        steps = ranks[0].steps
+        operators = _means([each.operators for each in ranks], steps)
+        return cls(operators, _means([each.gaps for each in ranks], steps), ranks[0].flops, steps)
 
     def longest(self, least_ns: float) -> dict[str, Int64]:
         """Operators, and phases for the time between their operators, that take so long in some step: ns of each."""
@@ -98,13 +101,12 @@ class StepParts:
         """What this one takes longer than ``other``. An operator that only one of them has, or that runs more often
         there, is other work.
         """
-        steps = len(next(iter(self.gaps.values())).ns)
-        operators, between, unlike = np.zeros((3, steps))
+        operators, between, unlike = np.zeros((3, self.steps))
         for name in (self.operators.keys() & other.operators.keys()) if self.computes_like(other) else ():
             mine, theirs = self.operators[name], other.operators[name]
             if same(float(mine.often.mean()), float(theirs.often.mean())):
                 operators += mine.ns - theirs.ns
-        nothing = Part(np.zeros(steps), np.zeros(steps))
+        nothing = Part(np.zeros(self.steps), np.zeros(self.steps))
         for name in self.gaps.keys() | other.gaps.keys():
             mine, theirs = self.gaps.get(name, nothing), other.gaps.get(name, nothing)
             counts = float(mine.often.mean()), float(theirs.often.mean())
@@ -117,8 +119,7 @@ class StepParts:
         return PartsExcess(operators, between, unlike)
 
 
-def _means(ranks: Sequence[Mapping[str, Part]]) -> dict[str, Part]:
-    steps = len(next(iter(ranks[0].values())).ns) if ranks[0] else 0
+def _means(ranks: Sequence[Mapping[str, Part]], steps: int) -> dict[str, Part]:
     nothing = Part(np.zeros(steps), np.zeros(steps))
     found = {}
     for name in dict.fromkeys(name for parts in ranks for name in parts):

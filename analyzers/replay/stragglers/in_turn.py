@@ -97,13 +97,14 @@ class Turns:
         than each alone; and each of the others that is slow now and then, unless it costs more than that throughout.
         """
         ranks = lone_ranks(self._paced.result, self._paced.recorded, self._paced.peers)
-        in_turn = [one for view in views(ranks) if (one := self._lone_turns(ranks, view)) is not None]
+        seen = views(ranks)
+        in_turn = [one for view in seen if (one := self._lone_turns(ranks, view)) is not None]
         together = max(in_turn, key=lambda one: one.lost_ns, default=None)
         if together is not None:
             alone = [other.lost_ns for other in stragglers if other.rank in together.ranks]
             if together.lost_ns >= TOGETHER * max(alone, default=0.0):
                 return [*(other for other in stragglers if other.rank not in together.ranks), together]
-        found = [one for view in views(ranks) for one in self._late_now_and_then(ranks, view)]
+        found = [one for view in seen for one in self._late_now_and_then(ranks, view)]
         for mine in grouped((one.rank, one) for one in found).values():
             worst = max(mine, key=lambda one: one.lost_ns)
             throughout = [other for other in stragglers if other.ranks == worst.ranks]

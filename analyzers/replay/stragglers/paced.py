@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -25,11 +24,8 @@ from perfscope.analyzers.replay.stragglers.own_time import (
     slow_once,
 )
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
-from perfscope.results.categories import TimeCategory
+from perfscope.analyzers.replay.stragglers.straggler import OWN
 from perfscope.trace.trace import Int64
-
-_OWN_ROWS: Final = [int(row) for row in TimeCategory if row not in (TimeCategory.COMM_TRANSFER, TimeCategory.COMM_WAIT)]
-"""What a rank does itself, and is idle for by itself."""
 
 
 class PacedReplays:
@@ -99,7 +95,7 @@ class PacedReplays:
         ranks, result = ranks_of(stages), self.result
         if not _unpaired(result, ranks):
             return None
-        own = {rank: totals[:, _OWN_ROWS].sum(axis=1) for rank, totals in result.totals.items()}
+        own = {rank: totals[:, OWN].sum(axis=1) for rank, totals in result.totals.items()}
         others = [ns for rank, ns in own.items() if rank not in ranks]
         excess = np.max([(1 - stage.factor) * own[stage.slowest] for stage in stages], axis=0)
         busier = np.max([own[rank] for rank in ranks], axis=0) - np.max(others, axis=0)

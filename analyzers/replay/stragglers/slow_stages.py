@@ -41,6 +41,9 @@ _CLEAR: Final = 4.0
 _FEWEST: Final = 5
 """Steps from which that can be told."""
 
+_MOST: Final = 64
+"""So many ranks of other stages show where own time lies."""
+
 _IN_OPERATORS: Final = np.array([float(category is TimeCategory.COMPUTE) for category in COMPARED])
 _BETWEEN: Final = np.array([float(category is TimeCategory.HOST) for category in COMPARED])
 """Parts of each compared category."""
@@ -191,12 +194,14 @@ def _by_category(result: AlignedJob, recorded: RecordedSchedules, slow: Sequence
     """
     schedules = recorded.schedules
     own = schedules.own_ns.copy()
-    rows = {rank: _rows_before_ops(result, recorded, rank) for rank in schedules.ranks}
-    others = [rows[rank] for rank in schedules.ranks if not any(rank in stage.ranks for stage in slow)]
+    slow_ranks = {rank for stage in slow for rank in stage.ranks}
+    others = [rank for rank in schedules.ranks if rank not in slow_ranks]
+    usual = _longest_first([_rows_before_ops(result, recorded, rank) for rank in others[:: -(-len(others) // _MOST)]])
     for stage in slow:
         for rank in stage.ranks:
+            rows = _rows_before_ops(result, recorded, rank)
             shorter = [
-                _longer_than(rows[rank][:, category], [other[:, category] for other in others], 1 - left)
+                _longer_than(rows[:, category], usual[:, category], 1 - left)
                 for category, left in enumerate(stage.left.tolist())
                 if left < 1
             ]
@@ -205,21 +210,31 @@ def _by_category(result: AlignedJob, recorded: RecordedSchedules, slow: Sequence
     return replace(schedules, own_ns=np.maximum(own, 0))
 
 
+def _longest_first(ranks: Sequence[Int64]) -> Float64:
+    """Of each category (columns) of own time before ops: the median of the ranks' longest, then of those that come
+    next, and so on.
+    """
+    if not ranks:
+        return np.zeros((0, len(TimeCategory)))
+    most = max(len(rows) for rows in ranks)
+    ordered = [np.pad(-np.sort(-rows, axis=0), ((0, most - len(rows)), (0, 0))) for rows in ranks]
+    return np.asarray(np.median(ordered, axis=0), dtype=np.float64)
+
+
 def _rows_before_ops(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> Int64:
     """Ns of each category of own time (columns) before each op of the rank's schedule."""
     own = recorded.schedules.own_ns[recorded.schedules.slice_of(rank)]
     return recorded.rows_between(result, rank, np.concatenate(([0], np.cumsum(own))))
 
 
-def _longer_than(mine: Int64, others: Sequence[Int64], share: float) -> Float64:
-    """Where ``share`` of a rank's own time before its ops is too much: where the longest are longer than the longest of
-    other ranks, those that come next longer than theirs, and so on; what that does not explain, of all alike.
+def _longer_than(mine: Int64, usual: Float64, share: float) -> Float64:
+    """Where ``share`` of a rank's own time before its ops is too much: where the longest are longer than ``usual``
+    (longest first), those that come next longer than that, and so on; what that does not explain, of all alike.
     """
     order = np.argsort(-mine, kind="stable")
-    theirs = [np.pad(-np.sort(-other)[: len(mine)], (0, max(len(mine) - len(other), 0))) for other in others]
+    theirs = np.pad(usual[: len(mine)], (0, max(len(mine) - len(usual), 0)))
     longer = np.zeros(len(mine))
-    if theirs:
-        longer[order] = np.maximum(mine[order] - np.median(theirs, axis=0), 0)
+    longer[order] = np.maximum(mine[order] - theirs, 0)
     too_much = share * float(mine.sum())
     longer *= min(too_much / max(float(longer.sum()), 1.0), 1.0)
     rest = mine - longer

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.replay.stragglers.host_parts import StepParts
 from perfscope.results.rows import StragglerRow
 from tests.analyzers.measured import measured
 from tests.analyzers.replay.cpu_pipelines import CpuPipeline, Extra
@@ -66,6 +67,11 @@ def test_stages_in_turn_are_found_in_the_operator_that_is_slow_though_the_rest_i
     (row,) = found(slow, tmp_path / "slow")
     assert (row.ranks, row.pattern) == ((0, 1), "rotating")
     assert found(replace(slow, operator=lambda _rank, _step: 0.0), tmp_path / "healthy") == ()
+
+
+def test_a_rank_of_which_nothing_is_known_is_not_slower_than_another() -> None:
+    nothing = StepParts({}, {}, {}, steps=3)
+    assert StepParts.mean([nothing, nothing]).excess(nothing).total.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("stages", "rank", "cause"), [(2, 0, "host"), (3, 1, "compute"), (4, 0, "host")])
