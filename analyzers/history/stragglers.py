@@ -35,7 +35,12 @@ SPARE: Final = 0.02
 
 _TIERS: Final = (40.0, 20.0, 10.0, 5.0, 2.5)
 """Standard deviations of the noise from which steps are counted, one after the other."""
-_CLEAR_SIGMAS: Final = 5.0
+_ROTATING_TIERS: Final = ((5.0, 0.25), (2.5, 0.5))
+"""The same from which steps count that ranks delay in turn, and the share of the steps that some rank delays so, at
+least: the second where the first shows none.
+"""
+_BEYOND_NOISE: Final = 10.0
+"""Times as many steps above a threshold as noise has there, at least, where ranks are late in turn."""
 _FEWEST: Final = 5
 _CHANCE: Final = 1e-4
 """Probability, over all ranks, that slow steps as many as those of a straggler come by chance."""
@@ -49,8 +54,6 @@ _USUAL: Final = 0.25
 _WINDOWS: Final = 12
 _LARGEST_PART: Final = 2 / 3
 """Of what ranks are late by in turn, at most, one rank's where ranks are named otherwise."""
-_ROTATING_STEPS: Final = 0.25
-"""Share of the steps, at least, that some rank delays where the delay rotates."""
 _MAIN: Final = 0.5
 """Share of a straggler's excess, at least, that lies in the stage that is named."""
 
@@ -192,7 +195,7 @@ def _views(excess: Excess) -> Iterator[_View]:
     for stage, noise_us in enumerate(excess.stage_noise_us.tolist()):
         values = excess.by_stage[:, :, stage]
         if values.any():
-            usual = np.where(excess.alone, np.quantile(values, _USUAL, axis=0), 0)
+            usual = np.where(excess.alone, np.maximum(np.quantile(values, _USUAL, axis=0), 0), 0)
             yield _View((values - usual).astype(np.float32), noise_us, stage)
 
 
@@ -332,26 +335,34 @@ def _rotating(
     if len(others) < 2:
         return None
     run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
-    found = []
     usual = _usual_steps(job)
-    for view in _views(excess):
-        slow = view.excess[:, others] >= max(2 * NOTICEABLE * step_us, _CLEAR_SIGMAS * view.noise_us)
-        slow &= usual[:, None]
-        counts = slow.sum(axis=0)
-        taking_part = np.flatnonzero(counts >= _turns(slow))
-        if slow.any(axis=1).mean() < _ROTATING_STEPS or len(taking_part) < 2:
-            continue
-        late_us = np.where(slow, view.excess[:, others], 0).sum(axis=0, dtype=np.float64)
-        if late_us.max() > largest_part * late_us.sum():
-            continue
-        if view.stage is not None and not all(
-            _delays_steps(excess, view, slow[:, index], others[index]) for index in taking_part.tolist()
-        ):
-            continue
-        found.append(_rotating_row(job, excess, view, slow, others, run_us, hosts))
-    # What delays a rank here and a rank there, anywhere, is the machine's noise.
-    found = [row for row in found if row.stage != SEVERAL and row.cost_share >= NOTICEABLE]
-    return max(found, key=lambda row: row.cost_us) if found else None
+    for sigmas, least_share in _ROTATING_TIERS:
+        found = []
+        for view in _views(excess):
+            slow = view.excess[:, others] >= max(2 * NOTICEABLE * step_us, sigmas * view.noise_us)
+            slow &= usual[:, None]
+            enough = slow.mean() >= _BEYOND_NOISE * math.erfc(sigmas / math.sqrt(2)) / 2
+            enough &= slow.any(axis=1).mean() >= least_share
+            if enough and _in_turn(excess, view, slow, others, largest_part):
+                found.append(_rotating_row(job, excess, view, slow, others, run_us, hosts))
+        # What delays a rank here and a rank there, anywhere, is the machine's noise.
+        found = [row for row in found if row.stage != SEVERAL and row.cost_share >= NOTICEABLE]
+        if found:
+            return max(found, key=lambda row: row.cost_us)
+    return None
+
+
+def _in_turn(excess: Excess, view: _View, slow: Bool, others: list[int], largest_part: float) -> bool:
+    """Do these steps (rows) of the ``others`` (columns) show a delay that goes from rank to rank?"""
+    taking_part = np.flatnonzero(slow.sum(axis=0) >= _turns(slow))
+    if len(taking_part) < 2:
+        return False
+    late_us = np.where(slow, view.excess[:, others], 0).sum(axis=0, dtype=np.float64)
+    if late_us.max() > largest_part * late_us.sum():
+        return False
+    return view.stage is None or all(
+        _delays_steps(excess, view, slow[:, index], others[index]) for index in taking_part.tolist()
+    )
 
 
 def _turns(slow: Bool) -> int:

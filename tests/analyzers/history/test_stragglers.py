@@ -164,6 +164,23 @@ def test_what_two_ranks_that_are_late_in_turn_differ_by_is_no_noise() -> None:
     assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("rotating", "forward", (0, 1))]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_two_ranks_that_are_late_in_turn_by_little_more_than_their_noise_rotate(seed: int) -> None:
+    """Each is late by 3 ms in every second backward, and both vary by 0.9 ms: the difference varies by 1.3."""
+    rng = np.random.default_rng(seed)
+    late, healthy = ranks(2), ranks(2)
+    for rank, each in late.items():
+        noise = rng.normal(0, 900, STEPS)
+        for times in (each, healthy[rank]):
+            times.own_us[:, BACKWARD] += noise
+        each.own_us[rank::2, BACKWARD] += 3000
+    found, nothing = find_stragglers(late, {}), find_stragglers(healthy, {})
+    assert found is not None
+    assert nothing is not None
+    assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("rotating", "backward", (0, 1))]
+    assert nothing.rows == ()
+
+
 def test_a_rank_that_is_late_more_often_in_turn_is_not_accused_alone() -> None:
     """Rank 1 has 64 of the 100 slow steps, ranks 0 and 2 have 18 each."""
     job = ranks(3)
@@ -210,6 +227,19 @@ def test_a_median_that_noise_explains_accuses_nobody() -> None:
         found = find_stragglers(job, {})
         assert found is not None
         assert found.rows == ()
+
+
+def test_a_stage_of_two_that_is_late_now_and_then_is_no_rotation() -> None:
+    """Rank 0 is late by 6 ms in 36 of 100 steps; rank 1, which is below it there, is late in none."""
+    job, rng = ranks(2, step_us=50_000, own_us=12_000), np.random.default_rng(5)
+    for each in job.values():
+        each.own_us[:, FORWARD] += rng.normal(0, 300, STEPS)
+        each.own_us[:, BACKWARD] += rng.normal(0, 700, STEPS)
+    late = np.arange(STEPS) % 25 < 9
+    job[0].own_us[late, FORWARD] += 6000
+    found = find_stragglers(job, {}, [[0], [1]])
+    assert found is not None
+    assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("intermittent", "forward", (0,))]
 
 
 def test_stages_of_a_pipeline_that_are_late_in_turn_rotate() -> None:
