@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from perfscope.analyzers.replay.peers import Peers
+from perfscope.analyzers.replay.stragglers.chance import MANY_STEPS
 from perfscope.analyzers.replay.stragglers.lone_ranks import (
     LateSteps,
     LoneRank,
@@ -18,6 +20,7 @@ from perfscope.analyzers.replay.stragglers.lone_ranks import (
     slow_now_and_then,
     views,
 )
+from perfscope.analyzers.replay.stragglers.own_time import LARGE
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES, OWN, TOGETHER, Straggler
 from perfscope.grouping import grouped
@@ -43,6 +46,8 @@ _CLEAR: Final = 2.5
 """Standard deviations of the ranks' noise from which it is; by chance a rank is so in few steps, not in most."""
 _AGAIN: Final = 3
 """Steps in which each must be late."""
+_AGAIN_OF_MANY: Final = 4
+"""The same of many steps, for what costs little of all of them together."""
 _MOST: Final = 0.6
 """Share of the steps in which each may be: of two that take turns each is late in half of them, and in a few more by
 chance."""
@@ -128,13 +133,22 @@ class Turns:
     def _at_usual_pace(self, slow: Sequence[LateSteps], scope: str) -> Straggler | None:
         """What the slow steps of these ranks cost; None where that is no more than noise."""
         used = self._paced.recorded.used
-        saved = self._paced.saved(at_usual_pace(self._paced.recorded, slow), ())
+        noise_ns = self._least_of_few_ns(slow[0].slow[used]) if len(slow) == 1 else math.inf
+        saved = self._paced.saved(at_usual_pace(self._paced.recorded, slow), (), noise_ns=noise_ns)
         if saved is None:
             return None
         longer = np.sum([one.longer_ns(used) for one in slow], axis=0)
         cause = CAUSES[TimeCategory(int(OWN[np.argmax(longer[OWN])]))]
         worst = max(slow, key=lambda one: (int(one.over_ns.sum()), -one.of.rank)).of.rank
         return Straggler(worst, tuple(one.of.rank for one in slow), scope, cause, float(saved.mean()), saved)
+
+    def _least_of_few_ns(self, slow: Bool) -> float:
+        """Mean saving of all used steps from which a rank that is slow in these is told, ns: a large one in each.
+        Infinite where there are too few steps for that.
+        """
+        if len(slow) < MANY_STEPS or slow.sum() < _AGAIN_OF_MANY:
+            return math.inf
+        return LARGE * self._paced.result.step_ns * float(slow.mean())
 
 
 def _in_turn(hits: Bool, fewest: int = _IN_TURN_RANKS) -> bool:

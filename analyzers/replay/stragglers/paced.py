@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -102,10 +103,12 @@ class PacedReplays:
         per_step = np.minimum(excess, np.maximum(busier, 0))
         return np.rint(per_step).astype(np.int64) if per_step.mean() >= self.noise else None
 
-    def saved(self, schedules: Schedules, paced: Collection[int], *, loading: bool = True) -> Int64 | None:
+    def saved(
+        self, schedules: Schedules, paced: Collection[int], *, loading: bool = True, noise_ns: float = math.inf
+    ) -> Int64 | None:
         """By how much each used step is shorter with ``schedules``, in which ``paced`` ranks are no slower than others,
-        nor their loader workers (``loading``); None where that is no more than noise. Their mean is what a what-if
-        predicts.
+        nor their loader workers (``loading``); None where that is no more than noise, or than ``noise_ns`` if that is
+        less. Their mean is what a what-if predicts.
         """
         schedules, lifted = without_holds(schedules) if paced else (schedules, False)
         replayed = replay(schedules)
@@ -127,7 +130,7 @@ class PacedReplays:
         # Ranks do not begin a recording together, and no rank causes that skew: where no step before the first used one
         # was recorded, a saving in that step alone is evidence only where a batch is seen to come late.
         only_first = len(per_step) > 1 and recorded.used[0] and per_step[1:].sum() <= 0
-        if mean <= 0 or saved_ns < self.noise:
+        if mean <= 0 or saved_ns < min(self.noise, noise_ns):
             return None
         if only_first and not (paced and self.load_longer(paced, saved_ns)):
             return None

@@ -87,6 +87,21 @@ def test_a_stage_that_is_slow_now_and_then_is_compared_with_its_other_steps(
     assert row.lost_us == pytest.approx(lost_us(slow, healthy), abs=0.03 * slow.took / slow.steps)
 
 
+@pytest.mark.parametrize(("stages", "rank", "us"), [(2, 1, 2300), (3, 1, 2700), (4, 2, 2700)])
+def test_steps_that_are_plainly_slow_are_told_though_they_cost_little_of_all(
+    stages: int, rank: int, us: float, tmp_path: Path
+) -> None:
+    """Five of 24 steps take about a tenth longer: less than 2 % of the mean step."""
+    healthy = CpuPipeline(stages=stages, steps=24)
+    slow = replace(healthy, operator=now_and_then(rank, every=5, us=us))
+    (row,) = found(slow, tmp_path / "slow")
+    assert (row.ranks, row.cause, row.pattern) == ((rank,), "compute", "intermittent")
+    healthy.write(tmp_path / "healthy")
+    lost = lost_us(slow, healthy)
+    assert lost < 0.02 * slow.took / slow.steps
+    assert row.lost_us == pytest.approx(lost, rel=0.15)
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 def test_stages_that_are_slow_in_turn_are_one_straggler_and_none_of_them_is_slow_alone(
     stages: int, tmp_path: Path
@@ -102,10 +117,17 @@ def test_stages_that_are_slow_in_turn_are_one_straggler_and_none_of_them_is_slow
     [
         CpuPipeline(stages=2, noise=0.15, seed=1),
         CpuPipeline(stages=4, noise=0.15, seed=2),
+        *(CpuPipeline(stages=2 + seed % 3, noise=0.15, steps=24, seed=seed) for seed in range(3, 7)),
         CpuPipeline(stages=3, head=2.0),
         CpuPipeline(stages=3, operator=lambda _, step: 9000.0 * (step % 3 == 1)),
     ],
-    ids=["noise", "noise, 4 stages", "the last stage has the head", "all at once, as batches vary"],
+    ids=[
+        "noise",
+        "noise, 4 stages",
+        *["noise, 24 steps"] * 4,
+        "the last stage has the head",
+        "all at once, as batches vary",
+    ],
 )
 def test_nobody_is_named_where_no_stage_is_slow_for_its_work(job: CpuPipeline, tmp_path: Path) -> None:
     assert found(job, tmp_path) == ()
