@@ -35,6 +35,11 @@ _OFTENER: Final = 2.0
 """And more than so many times as many as of another rank."""
 
 
+def rests_on_one_step(saved_ns: Int64, noise_ns: float) -> bool:
+    """Do many steps save no more than noise without the one that saves the most? ``saved_ns``: of each used step."""
+    return len(saved_ns) >= MANY_STEPS and float(saved_ns.sum() - saved_ns.max()) < noise_ns * (len(saved_ns) - 1)
+
+
 def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:
     """Is what one of some peers (``line``) takes longer than the others no more than they all do now and then?
 
