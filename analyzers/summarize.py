@@ -173,6 +173,7 @@ def _advised(context: rules.RuleContext) -> Summary:
     predict = context.predict_unprofiled or context.predict
     summary = replace(
         context.summary,
+        stragglers=rules.as_sure_as_findings(context.summary.stragglers, findings, context),
         findings=findings,
         plan=rules.joint_plan(findings, predict),
         curves=curves(context.summary, context.runs, predict, [finding.whatif for finding in findings]),

@@ -57,7 +57,7 @@ from perfscope.analyzers.rules.memory import (
 )
 from perfscope.analyzers.rules.ranks import imbalanced_work, pipeline_bubble, pipeline_imbalance, straggling_rank
 from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Prediction, Severity
-from perfscope.results.rows import Plan
+from perfscope.results.rows import Plan, StragglerRow
 
 Rule = Callable[[RuleContext], Finding | None]
 
@@ -117,6 +117,8 @@ _LEAST_GAIN: Final = 0.005
 PERTURBED: Final = 1.25
 """Profiled over unprofiled step time from which profiling changes what is measured: no finding has high confidence;
 from twice as much all have low."""
+
+_SURENESS: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
 def evaluate(job: RuleContext) -> tuple[Finding, ...]:
@@ -216,14 +218,30 @@ def _bounded(finding: Finding, predicted: Prediction, job: RuleContext) -> Findi
     return replace(finding, ceiling=max(finding.ceiling, job.step_time_us / predicted.mid - 1))
 
 
-def _confidence(finding: Finding, job: RuleContext) -> Confidence:
-    """No more than the prediction and the recording allow."""
+def as_sure_as_findings(
+    rows: tuple[StragglerRow, ...], findings: tuple[Finding, ...], job: RuleContext
+) -> tuple[StragglerRow, ...]:
+    """Stragglers, each with no more confidence than the finding about it has, and than the recording allows."""
+    about = {one.evidence[0].ranks: one.confidence for one in findings if one.rule == straggling_rank.RULE}
+    limits = [min(about.get(row.members, Confidence.HIGH), _of_recording(job), key=_SURENESS.index) for row in rows]
+    return tuple(
+        replace(row, confidence=min(Confidence(row.confidence), limit, key=_SURENESS.index).value)
+        for row, limit in zip(rows, limits, strict=True)
+    )
+
+
+def _of_recording(job: RuleContext) -> Confidence:
+    """The most that is possible where profiling has changed what is measured."""
     ratio = job.info.perturbation or 1.0
     if ratio >= 2 * PERTURBED:
         return Confidence.LOW
+    return Confidence.MEDIUM if ratio >= PERTURBED else Confidence.HIGH
+
+
+def _confidence(finding: Finding, job: RuleContext) -> Confidence:
+    """No more than the prediction and the recording allow."""
     # A range that reaches from a gain to none leaves the advice in doubt, however sure its evidence.
     predicted = finding.predicted_step_us
     doubtful = predicted is not None and predicted.mid < job.step_time_us <= predicted.high
-    if finding.confidence is Confidence.HIGH and (doubtful or ratio >= PERTURBED):
-        return Confidence.MEDIUM
-    return finding.confidence
+    of_prediction = Confidence.MEDIUM if doubtful else Confidence.HIGH
+    return min(finding.confidence, of_prediction, _of_recording(job), key=_SURENESS.index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.rules import evaluate, unprofiled
+from perfscope.analyzers.rules import as_sure_as_findings, evaluate, unprofiled
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.results.findings import Confidence, Prediction
@@ -29,6 +29,19 @@ def test_no_advice_is_sure_whose_gain_is_in_doubt(high_share, confidence):
 def test_no_finding_is_surer_than_its_recording(perturbation, confidence):
     (finding,) = evaluate(changed(starved(80_000), perturbation=perturbation))
     assert finding.confidence is confidence
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "high_share", "confidence"),
+    [(None, 0.9, "high"), (None, 1.1, "medium"), (1.3, 0.9, "medium"), (3.6, 0.9, "low")],
+)
+def test_no_straggler_is_surer_than_its_finding_or_its_recording(perturbation, high_share, confidence):
+    late = StragglerRow(rank=0, cause="host", lost_us=10_000, confidence="high", ranks=(0,))
+    replayed = Prediction(low=0.8 * STEP_US, mid=0.9 * STEP_US, high=high_share * STEP_US)
+    case = changed(starved(0), stragglers=(late,), perturbation=perturbation, predict=lambda changes: replayed)
+    findings = evaluate(case)
+    assert straggling_rank.RULE in [finding.rule for finding in findings]
+    assert [row.confidence for row in as_sure_as_findings((late,), findings, case)] == [confidence]
 
 
 def test_a_replay_that_gains_more_raises_the_bound():
