@@ -49,6 +49,22 @@ class _Crowded:
         return tuple(run.rank for run in self.runs)
 
     @property
+    def others(self) -> float | None:
+        """Cores' worth of time that processes of nobody in the job use; None where that was not recorded."""
+        row = self.row
+        if row is None or row.cpu_share is None or not row.cores or row.job_cores is None:
+            return None
+        return max(row.cpu_share * row.cores - row.job_cores, 0.0)
+
+    @property
+    def is_own(self) -> bool:
+        """Are they the job's own processes that take the cores? Not where the threads that wait would have enough of
+        them without the others.
+        """
+        waiting = self.waited * len(self.runs)
+        return self.used >= _MOSTLY * self.cores and (self.others is None or self.others < waiting)
+
+    @property
     def workers(self) -> int:
         return sum(loader.num_workers for run in self.runs for loader in run.dataloaders[:1])
 
@@ -94,17 +110,14 @@ def _crowded(job: RuleContext, host: str, runs: tuple[RunMetadata, ...]) -> _Cro
 
 
 def _evidence(case: _Crowded) -> tuple[Evidence, ...]:
-    row, others = case.row, None
-    if row is not None and row.cpu_share is not None and row.cores and row.job_cores is not None:
-        others = max(row.cpu_share * row.cores - row.job_cores, 0.0)
     return (
         Evidence("time that training threads waited for a core", case.waited, "share", case.ranks),
         Evidence("cores that the ranks may use", case.cores, ranks=case.ranks),
         Evidence("ranks on the host", len(case.runs), ranks=case.ranks),
         Evidence("cores' worth of CPU time that they use", case.used, ranks=case.ranks),
         *known("data loader workers", case.workers or None),
-        *known("cores that other processes use", others),
-        *known("threads running or waiting for a core", row.runnable if row is not None else None),
+        *known("cores that other processes use", case.others),
+        *known("threads running or waiting for a core", case.row.runnable if case.row is not None else None),
     )
 
 
@@ -125,14 +138,13 @@ def _keep_up(job: RuleContext, case: _Crowded, workers: int) -> bool:
 def _action(job: RuleContext, case: _Crowded) -> Action:
     """Fewer ranks, or fewer workers, where these take the cores; else nobody else on them."""
     ranks = len(case.runs)
-    is_own = case.used >= _MOSTLY * case.cores
-    if is_own and ranks > case.cores:
+    if case.is_own and ranks > case.cores:
         return Action(
             setting="ranks per host", old=str(ranks), new=str(case.cores),
             how="As an argument of torchrun, so that each rank has a core:\n"
             f"{code('shell', f'--nproc-per-node {case.cores}')}\nOr a host with more cores.",
         )  # fmt: skip
-    if is_own and case.workers and ranks + case.workers > case.cores:
+    if case.is_own and case.workers and ranks + case.workers > case.cores:
         each, now = max((case.cores - ranks) // ranks, 0), case.workers // ranks
         shared = f"{plural(case.workers, 'worker').capitalize()} and {ranks} training threads share "
         shared += plural(case.cores, "core")

@@ -11,13 +11,14 @@ from perfscope.analyzers.rules.host import cpu_contention
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, DeviceMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Obtained, Severity
 from perfscope.results.rows import DataLoaderRow
+from perfscope.results.system import HostRow, System
 from tests.analyzers.rules.jobs import breakdown, context
 
 
 def evaluate(
     *, ranks: int = 2, cores: int = 2, waited: float | None = 0.4, busy: float = 0.6, threads: int = 1,
     workers: int = 0, device: str = "cpu", rows: dict[str, float] | None = None, steps: int = 8,
-    dataloader: tuple[DataLoaderRow, ...] = (),
+    dataloader: tuple[DataLoaderRow, ...] = (), host: HostRow | None = None,
 ) -> Finding | None:  # fmt: skip
     """Each rank runs for ``busy`` and waits for a core for ``waited`` of its steps' time."""
     cpu = CpuMetadata(
@@ -32,7 +33,10 @@ def evaluate(
         for rank in range(ranks)
     }  # fmt: skip
     breakdowns = (breakdown(rank, **(rows or {})) for rank in range(ranks))
-    return cpu_contention.evaluate(context(*breakdowns, steps=tuple(range(steps)), runs=runs, dataloader=dataloader))
+    machines = System(hosts=(host,), devices=(), processes=(), window_us=(0.0, 1.0)) if host is not None else None
+    return cpu_contention.evaluate(
+        context(*breakdowns, steps=tuple(range(steps)), runs=runs, dataloader=dataloader, system=machines)
+    )
 
 
 def test_it_is_asked() -> None:
@@ -76,6 +80,18 @@ def test_other_processes_on_the_cores(ranks: int) -> None:
     found = evaluate(ranks=ranks, busy=0.2)
     assert found is not None
     assert found.action.setting == "other processes on the host"
+
+
+@pytest.mark.parametrize(("others", "own"), [(0.1, True), (0.5, True), (0.7, False), (1.0, False)])
+def test_whose_processes_take_the_cores_where_the_host_was_sampled(others: float, own: bool) -> None:
+    """Two training threads wait for 0.3 of a core each, which 0.7 cores of the others would be enough for."""
+    blank = dict.fromkeys(HostRow.__dataclass_fields__)
+    known = {"host": "node7", "ranks": (0, 1), "samples": 10, "cores": 2, "cpu_share": 1.0, "job_cores": 2 - others}
+    found = evaluate(waited=0.3, workers=1, host=HostRow(**{**blank, **known}))
+    assert found is not None
+    assert found.action.setting == ("DataLoader(num_workers=…)" if own else "other processes on the host")
+    values = {evidence.what: evidence.value for evidence in found.evidence}
+    assert values["cores that other processes use"] == pytest.approx(others)
 
 
 def test_with_devices_only_the_hosts_part_of_the_step_counts() -> None:
