@@ -81,7 +81,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     return job.finding(
         RULE,
         f"The training threads of {ranks_in_words(worst.ranks)} wait for a core {worst.waited:.0%} of the time"
-        f" ({plural(worst.cores, 'core')} on {worst.host})",
+        f" ({_cores(worst)})",
         worst.recoverable_us,
         evidence=_evidence(worst),
         action=_action(job, worst),
@@ -107,6 +107,13 @@ def _crowded(job: RuleContext, host: str, runs: tuple[RunMetadata, ...]) -> _Cro
     if row is not None and row.job_cores is not None:
         used = row.job_cores  # with the loader workers
     return _Crowded(host, runs, waited, cores, used, recoverable_us, row)
+
+
+def _cores(case: _Crowded) -> str:
+    there = f"{plural(case.cores, 'core')} on {case.host}"
+    if case.is_own or case.others is None:
+        return there
+    return f"{there}, of which other processes use {case.others:.2g}"
 
 
 def _evidence(case: _Crowded) -> tuple[Evidence, ...]:

@@ -90,6 +90,7 @@ def test_whose_processes_take_the_cores_where_the_host_was_sampled(others: float
     found = evaluate(waited=0.3, workers=1, host=HostRow(**{**blank, **known}))
     assert found is not None
     assert found.action.setting == ("DataLoader(num_workers=…)" if own else "other processes on the host")
+    assert ("of which other processes use" in found.title) is not own
     values = {evidence.what: evidence.value for evidence in found.evidence}
     assert values["cores that other processes use"] == pytest.approx(others)
 
