@@ -112,6 +112,8 @@ def _open(wanted: Path, mine: Opened, rank: int, *, overwrite: bool) -> tuple[Pa
                 return folder, True
             _wait_for(folder)
             continue
+        if there is None and _read(folder) is not None:
+            continue  # another rank has opened it since
         if overwrite and number == 1:
             overwrite = False
             if _replaced(folder, mine):

@@ -30,6 +30,26 @@ def test_the_first_rank_opens_and_the_others_find_it(tmp_path: Path) -> None:
     assert sum(first for _, first in found) == 1
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_another_rank_opens_while_this_one_looks_is_its_own(
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has written its first file between the two looks."""
+    read, looked = place._read, []
+
+    def read_and_lose(folder: Path) -> Opened | None:
+        there = read(folder)
+        if not looked:
+            looked.append(folder)
+            assert _open(folder, opened("a"), 0, overwrite=overwrite) == (folder, True)
+            (folder / LAUNCH_FILE).write_text("{}")
+        return there
+
+    monkeypatch.setattr(place, "_read", read_and_lose)
+    assert _open(tmp_path / "r", opened("a"), 1, overwrite=overwrite) == (tmp_path / "r", False)
+    assert (tmp_path / "r" / LAUNCH_FILE).exists()
+
+
 def test_another_recording_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / LAUNCH_FILE).write_text("{}")  # perfscope run's
