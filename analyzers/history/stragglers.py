@@ -146,7 +146,7 @@ def _comes_and_goes(excess: Excess, place: int) -> bool:
 def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int, str]) -> Iterator[HistoryStraggler]:
     """Ranks that are stragglers steadily or often, those of one host with one cause together."""
     steady = _steady(excess, step_us)
-    slow, noise_us = _slow_steps(excess, step_us, steady)
+    slow, noise_us, plainest = _slow_steps(excess, step_us, steady)
     suspects = np.flatnonzero(slow.any(axis=0)).tolist()
     if not suspects:
         return
@@ -156,9 +156,12 @@ def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int,
     run_us = float(job.step_us.max(axis=1).sum(dtype=np.float64))
     total = costs.sum(axis=0) * min(1.0, waited / max(float(costs.sum()), 1.0))
     rows = [
-        _row(job, excess, place, slow[:, place], float(total[index]), run_us, hosts, steady=bool(steady[place]))
+        _row(
+            job, excess, place, slow[:, place], float(total[index]), run_us, hosts,
+            steady=bool(steady[place]), plainest=plainest.get(place),
+        )
         for index, place in enumerate(suspects)
-    ]
+    ]  # fmt: skip
     alike = grouped(((row.pattern, row.stage), row) for row in rows)
     for (pattern, _), together in alike.items():
         cost = sum(row.cost_share for row in together)
@@ -199,25 +202,38 @@ def _views(excess: Excess) -> Iterator[_View]:
             yield _View((values - usual).astype(np.float32), noise_us, stage)
 
 
-def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> tuple[Bool, Float64]:
-    """Steps x ranks: the slow steps of ranks that are slow steadily, or in more steps than their peers; and the least
-    noise, of each rank, that they were found beside.
+class _SlowSteps(NamedTuple):
+    """The slow steps of ranks that are slow steadily, or in more steps than their peers."""
 
-    What is often enough is asked of the largest excesses first, beside which a machine's small pauses do not count.
+    slow: Bool
+    """Steps x ranks."""
+    noise_us: Float64
+    """Of each rank the least noise that they were found beside."""
+    plainest: dict[int, Bool]
+    """Column of a rank -> those of its steps that one stage shows, the one in which they are the furthest above its
+    noise: they were not chosen for what the other stages take in them.
     """
+
+
+def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> _SlowSteps:
+    """Asks of the largest excesses first whether they are often enough: beside them small pauses do not count."""
     slow: Bool = np.zeros(excess.total.shape, dtype=bool)
     slow[:, steady] = excess.total[:, steady] > 0
     noise_us = np.full(slow.shape[1], excess.noise_us)
     # Of ranks without peers that are always above the others, the level is no cause, and nor is what varies about it.
     always = np.quantile(excess.total, _USUAL, axis=0) >= UNLIKE_STAGES * step_us
     open_ = np.flatnonzero(~steady & ~(excess.alone & always)).tolist()
+    plainest: dict[int, tuple[float, Bool]] = {}
     for view in _views(excess):
         found = _often_slow(view, step_us, open_)
         for place in np.flatnonzero(found.any(axis=0)).tolist():
             if view.stage is None or _delays_steps(excess, view, found[:, place], place):
                 slow[:, place] |= found[:, place]
                 noise_us[place] = min(noise_us[place], view.noise_us)
-    return slow, noise_us
+                above = float(view.excess[found[:, place], place].mean(dtype=np.float64)) / max(view.noise_us, 1.0)
+                if view.stage is not None and above > plainest.get(place, (0.0, slow))[0]:
+                    plainest[place] = above, found[:, place]
+    return _SlowSteps(slow, noise_us, {place: steps for place, (_, steps) in plainest.items()})
 
 
 def _often_slow(view: _View, step_us: float, open_: Sequence[int]) -> Bool:
@@ -269,12 +285,17 @@ def _row(
     hosts: Mapping[int, str],
     *,
     steady: bool,
+    plainest: Bool | None,
 ) -> HistoryStraggler:
     steps = np.flatnonzero(slow)
     stages = excess.by_stage[steps, place].mean(axis=0, dtype=np.float64)
     span = steps[-1] - steps[0] + 1
-    # Of steps chosen for what they take longer, noise would be a part of that. A steady rank needs no choice.
-    main = excess.by_stage[:, place].mean(axis=0, dtype=np.float64) if steady else _weighted(excess, steps, place)
+    # Of steps chosen for what they take longer, noise would be a part of that. A steady rank needs no choice, and a
+    # stage's own steps have no more of the other stages' noise than others have.
+    if steady or plainest is not None:
+        main = excess.by_stage[slice(None) if steady else plainest, place].mean(axis=0, dtype=np.float64)
+    else:
+        main = _weighted(excess, steps, place)
     rank = job.ranks[place]
     return HistoryStraggler(
         ranks=(rank,),

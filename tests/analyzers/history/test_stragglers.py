@@ -149,6 +149,19 @@ def test_a_delay_is_plain_in_its_stage_where_the_noise_of_others_hides_it(patter
     assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [(pattern, "optimizer", ranks_late)]
 
 
+def test_the_stage_is_the_one_that_shows_the_delay_where_others_vary_by_more() -> None:
+    """Rank 1 loads for 3 ms longer in a quarter of the steps; forwards and backwards of both vary by 3 ms each."""
+    job, rng = ranks(2, step_us=80_000, own_us=60_000), np.random.default_rng(11)
+    for each in job.values():
+        each.own_us[:, FORWARD] += rng.normal(0, 3000, STEPS)
+        each.own_us[:, BACKWARD] += rng.normal(0, 3000, STEPS)
+        each.own_us[:, DATALOADER] = 1000 + rng.normal(0, 20, STEPS)
+    job[1].own_us[::4, DATALOADER] += 3000
+    found = find_stragglers(job, {})
+    assert found is not None
+    assert [(row.pattern, row.stage, row.ranks) for row in found.rows] == [("intermittent", "dataloader", (1,))]
+
+
 def test_what_two_ranks_that_are_late_in_turn_differ_by_is_no_noise() -> None:
     """Forwards differ by 2 ms, one way or the other, and by their noise, of a quarter of a ms on each rank."""
     rng = np.random.default_rng(7)
