@@ -11,7 +11,7 @@ import numpy as np
 from perfscope.analyzers.job.collectives.matched import EXCHANGE, MatchedCollectives
 from perfscope.analyzers.job.collectives.matching import match
 from perfscope.analyzers.job.collectives.unmatched import Mismatch
-from perfscope.analyzers.job.deliveries import taking_at_most_ns
+from perfscope.analyzers.job.deliveries import shown_in_turn, taking_at_most_ns
 from perfscope.analyzers.job.hosts import Hosts, find_hosts
 from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.intervals import Intervals
@@ -118,6 +118,11 @@ class AlignedJob:
     def taking_at_most_ns(self) -> dict[int, float]:
         """Rank -> what taking a batch that is there may cost it, by what most ranks take."""
         return taking_at_most_ns(self.partials)
+
+    @cached_property
+    def workers_in_turn(self) -> int | None:
+        """How many loader workers each rank has, as the batches show that ranks waited for."""
+        return shown_in_turn(self.partials, self.taking_at_most_ns)
 
     @cached_property
     def unpaired_messages(self) -> Bool:

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.job.worker_turns import workers_in_turn
 from perfscope.analyzers.rank.host_activity import LOADER_STARTING
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
@@ -129,10 +130,11 @@ def deliveries(
     workers: int | None = None,
     fetched_ns: float | None = None,
     taking_at_most_ns: float = _OWN_COST_NS,
+    in_turn: int | None = None,
 ) -> Deliveries:
     """Those of one rank; none where workers do not set its pace. ``workers``: their number, where it is known;
     ``fetched_ns``: what a batch takes one of them, where they were asked; ``taking_at_most_ns``: what taking a batch
-    that is there may cost.
+    that is there may cost; ``in_turn``: how many workers the batches show that all ranks waited for.
     """
     loading = partial.loading
     start, end = _in_steps(partial)
@@ -143,10 +145,9 @@ def deliveries(
     unseen = replace(_NONE, batch_ns=pace_ns)
     if loads_itself or len(start) == 0:
         return unseen
-    every_ns = (end[-1] - end[0]) / (len(end) - 1) if len(end) > 1 else float(_recorded_ns(partial))
     waited, started = end - start, first_of_workers(partial, start)
-    stalled = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited, taking_at_most_ns)) & ~started
-    turns = _turns(stalled, waited, end)
+    stalled = _stalled(partial, taking_at_most_ns)
+    turns = _turns(stalled, waited, end, in_turn)
     busy = sure = _busy(stalled, waited, started, workers, turns, taking_at_most_ns)
     if pace_ns is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
@@ -159,7 +160,7 @@ def deliveries(
         # The training thread takes a batch under Python's lock, for which the thread that pins memory competes. Workers
         # that set the pace would have to be as quick as the training, by chance, to be waited for so little.
         return replace(unseen, sure=False, longest_ns=int(waited.max()), share=float(stalled.mean()), slight=True)
-    batch_ns = _between_batches_ns(end, stalled, started)
+    batch_ns = _between_batches_ns(end, stalled, started, workers or turns or 1)
     if pace_ns is not None:
         # Delivering takes time, too; and a recording may begin with batches that were ready before.
         batch_ns = max(pace_ns, batch_ns or 0.0) if busy else pace_ns
@@ -187,6 +188,28 @@ def deliveries(
     )
 
 
+def shown_in_turn(partials: Mapping[int, RankPartial], taking_at_most_ns: Mapping[int, float]) -> int | None:
+    """How many workers each rank has, as the batches of all ranks show that wait for nearly every one of theirs."""
+    delivered = []
+    for rank, partial in partials.items():
+        _, end = _in_steps(partial)
+        if partial.loading.single_process is not False or len(end) < _SEVERAL:
+            continue
+        stalled = _stalled(partial, taking_at_most_ns[rank])
+        if stalled.mean() >= _NEARLY_ALL:
+            delivered.append(max(np.split(end, np.flatnonzero(~stalled) + 1), key=len))
+    return workers_in_turn(delivered)
+
+
+def _stalled(partial: RankPartial, taking_at_most_ns: float) -> Bool:
+    """Which of a rank's batches it waited for, and not because workers began with them."""
+    start, end = _in_steps(partial)
+    every_ns = (end[-1] - end[0]) / (len(end) - 1) if len(end) > 1 else float(_recorded_ns(partial))
+    waited = end - start
+    long = (waited >= _STALL * every_ns) & (waited > _own_cost_ns(waited, taking_at_most_ns))
+    return np.asarray(long & ~first_of_workers(partial, start), dtype=np.bool_)
+
+
 def first_of_workers(partial: RankPartial, start_ns: Int64) -> Bool:
     """Which of the batches asked for at ``start_ns`` come first after loaders started, or stopped, their workers. The
     training waits for such a batch however quick they are: they begin as it asks.
@@ -198,17 +221,34 @@ def first_of_workers(partial: RankPartial, start_ns: Int64) -> Bool:
     return first[:-1]
 
 
-def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool) -> float | None:
+def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool, workers: int) -> float | None:
     """Mean time between batches of workers that are always busy: from the first to the last one that the training
     waited for, the times in which workers were started left out. None where that is no time.
+
+    Several workers may deliver unevenly: where the training waited for batches that are whole rounds of ``workers``
+    apart, only those that are farthest apart count.
     """
-    took_ns, batches = 0, 0
+    took_ns, batches = 0.0, 0
     for run in np.split(np.arange(len(end_ns)), np.flatnonzero(started)):
         waits = run[(stalled | started)[run]]
         if len(waits) > 1:
-            took_ns += int(end_ns[waits[-1]] - end_ns[waits[0]])
-            batches += int(waits[-1] - waits[0])
+            first, last = _farthest(waits, workers)
+            took_ns += float((end_ns[last] - end_ns[first]).mean())
+            batches += int(last[0] - first[0])
     return took_ns / batches if batches else None
+
+
+def _farthest(waits: Int64, workers: int) -> tuple[Int64, Int64]:
+    """(the earlier, the later) of all pairs of these batches that are as many whole rounds of workers apart as any;
+    the first and the last one where none are.
+    """
+    whole = int(waits[-1] - waits[0]) // workers * workers
+    while whole:
+        first = waits[np.isin(waits + whole, waits)]
+        if len(first):
+            return first, first + whole
+        whole -= workers
+    return waits[:1], waits[-1:]
 
 
 def taking_ns(partial: RankPartial, at_most_ns: float = _OWN_COST_NS) -> float | None:
@@ -253,10 +293,11 @@ def _busy(
     return None if np.diff(hit, prepend=-1, append=len(stalled)).max() > _MOST_WORKERS else False
 
 
-def _turns(stalled: Bool, waited_ns: Int64, end_ns: Int64) -> int | None:
+def _turns(stalled: Bool, waited_ns: Int64, end_ns: Int64, in_turn: int | None = None) -> int | None:
     """Every how many batches the training waits: workers that begin together deliver together, one batch each. None
     where it does not wait so regularly. Where batches take unequally long, only the long waits are regular. ``end_ns``
     are when the waits end: a lone worker delivers one batch after the other, not several at about the same time.
+    Where it waits for nearly all of them, these are ``in_turn``, if that is known.
     """
     if len(stalled) < _SEVERAL:
         return None
@@ -266,9 +307,10 @@ def _turns(stalled: Bool, waited_ns: Int64, end_ns: Int64) -> int | None:
         regular = len(hit) >= least and (apart[1:-1] == apart[1]).all() and apart[0] <= apart[1] >= apart[-1]
         if regular and 1 < apart[1] <= _MOST_WORKERS:
             return int(apart[1])
+    if stalled.mean() < _NEARLY_ALL:
+        return None
     delivered = np.diff(end_ns[stalled])
-    one = stalled.mean() >= _NEARLY_ALL and delivered.min() >= _EVEN * delivered.mean()
-    return 1 if one else None
+    return in_turn or (1 if delivered.min() >= _EVEN * delivered.mean() else None)
 
 
 def _same_place(hit: Int64, batches: Int64) -> bool:

@@ -42,6 +42,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                     blocking_us - sampler_us >= STARVED * result.mean_step_ns(rank) / 1e3,
                     loaders[0].fetched_ns if loaders else None,
                     result.taking_at_most_ns[rank],
+                    result.workers_in_turn,
                 ),
                 num_workers=workers,
                 batches_per_step=batches / len(used),
@@ -58,6 +59,7 @@ def _batch_us(
     blocked: bool,
     fetched_ns: float | None,
     taking_ns: float,
+    in_turn: int | None,
 ) -> float | None:
     """Time to load one batch on one worker.
 
@@ -68,7 +70,7 @@ def _batch_us(
     batches = int(partial.loading.batches[used].sum())
     if workers == 0:
         return float((partial.loading.waited_ns - partial.loading.sampled_ns)[used].sum()) / batches / 1e3
-    found = deliveries(partial, workers, fetched_ns, taking_ns)
+    found = deliveries(partial, workers, fetched_ns, taking_ns, in_turn)
     if found.workers is None or not blocked:
         return None if fetched_ns is None else fetched_ns / 1e3
     steps, every_ns = partial.steps, found.batch_ns

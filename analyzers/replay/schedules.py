@@ -138,8 +138,7 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
     ranks = tuple(sorted(result.partials))
     begin = np.arange(len(ranks) * len(steps), dtype=np.int64).reshape(len(ranks), len(steps))
     end = begin + begin.size
-    taking = result.taking_at_most_ns
-    found = {rank: _deliveries(result.partials[rank], (loaders or {}).get(rank), taking[rank]) for rank in ranks}
+    found = {rank: _deliveries(result, rank, (loaders or {}).get(rank)) for rank in ranks}
     builder = _ScheduleBuilder(result, steps, found)
     for index, rank in enumerate(ranks):
         builder.add(rank, begin[index], end[index])
@@ -163,9 +162,10 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
     )
 
 
-def _deliveries(partial: RankPartial, loader: DataLoaderMetadata | None, taking_ns: float) -> Deliveries:
+def _deliveries(result: AlignedJob, rank: int, loader: DataLoaderMetadata | None) -> Deliveries:
     workers, fetched_ns = (None, None) if loader is None else (loader.num_workers, loader.fetched_ns)
-    return deliveries(partial, workers, fetched_ns, taking_ns)
+    taking_ns, in_turn = result.taking_at_most_ns[rank], result.workers_in_turn
+    return deliveries(result.partials[rank], workers, fetched_ns, taking_ns, in_turn)
 
 
 def _lead_before_window_ns(partial: RankPartial, index: int) -> int:
