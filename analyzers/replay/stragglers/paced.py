@@ -71,9 +71,23 @@ class PacedReplays:
         self.excess = {rank: over for peers, own in self.own for rank, over in excess(peers, own).items()}
         over = {rank: float(np.maximum(excess, 0).mean()) for rank, excess in self.excess.items()}
         self.slow = [rank for rank in sorted(over, key=lambda rank: -over[rank]) if over[rank] >= self.noise]
+        self.behind_hosts = self._behind_hosts()
         self.slow_once = {rank for peers, own in self.own for rank in slow_once(peers, own)}
         for peers, own in self.own:
             self.slow_once.update(late_loaders(peers, own, recorded.used, result.step_ns))
+
+    def _behind_hosts(self) -> list[int]:
+        """Ranks whose hosts are busy for longer than their peers', and whose devices are hardly slower, where hosts are
+        replayed: what a host issues late besides, as FSDP's gathers, the others wait for as well.
+        """
+        if self.beside_hosts is None:
+            return []
+        longer = {
+            rank: float(self.host_bound.busier_ns(rank, [peer for peer in peers.ranks if peer != rank]).mean())
+            for rank, peers in self.peers.items()
+            if rank not in self.slow
+        }
+        return [rank for rank in sorted(longer, key=lambda rank: -longer[rank]) if longer[rank] >= self.noise]
 
     def saved_at_pace(self, ranks: Collection[int], *, even: bool = False) -> Int64 | None:
         """``saved`` with these ranks at their peers' pace; ``even``: with the same work, loaders as they are."""

@@ -91,7 +91,7 @@ class _Search:
 
     def run(self) -> list[Straggler]:
         """Single ranks, then what costs more than its ranks one by one: a host, several ranks, or ranks in turn."""
-        candidates = self._paced.slow[:CANDIDATES]
+        candidates = [*self._paced.slow, *self._paced.behind_hosts][:CANDIDATES]
         stragglers = [one for rank in candidates if (one := self._cost((rank,), "rank")) is not None]
         for members in self._slow_hosts():
             stragglers = self._merge(stragglers, members, "host")

@@ -84,3 +84,16 @@ def test_a_slow_host_launches_slowly(tmp_path: Path) -> None:
     emulate(replace(JOB, causes=(Cause("slow host", 2.5, (2,)),), model=SMALL)).write(tmp_path)
     (row,) = measured(tmp_path).stragglers
     assert (row.ranks, row.cause) == ((2,), "launch")
+
+
+def test_a_slow_host_is_named_for_what_it_issues_late_though_its_device_hardly_waits(tmp_path: Path) -> None:
+    """FSDP on eight ranks: gathers of rank 3 are issued late, and all wait for them, rank 3 as well."""
+    job = draw(10141).job
+    (cause,) = job.causes
+    emulation = emulate(job)
+    emulation.write(tmp_path)
+    (row,) = measured(tmp_path).stragglers
+    assert (row.ranks, row.cause) == ((3,), "launch")
+    cost_us = (emulation.step_ns - step_ns(job.without(cause))) / 1e3
+    assert cost_us > 0.05 * emulation.step_ns / 1e3
+    assert row.lost_us == pytest.approx(cost_us, rel=0.1)
