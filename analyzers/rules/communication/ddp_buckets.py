@@ -23,7 +23,7 @@ RULE: Final = "ddp-bucket-size"
 SHARE: Final = 0.05
 """Least share of the step that is exposed transfer, and that the change must recover."""
 LATENCY_BOUND: Final = 0.5
-"""Buckets are too small when alpha is at least this share of the all-reduce time."""
+"""Buckets are too small when alpha is at least this share of the all-reduce time; of less the replay decides."""
 LATE_SHARE: Final = 1 / 3
 """A bucket is big when it holds at least this share of the gradient bytes."""
 NEARLY: Final = 1.05
@@ -55,7 +55,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     size = None if buckets.alpha_us is None else _by_model(buckets, buckets.alpha_us, exposed_us)
     if job.predict is not None:
-        size = _sure(job, buckets, job.predict) if size is None else _best(job, size, job.predict)
+        open_to_replay = size is not None or _latency_us(buckets) >= SHARE * job.step_time_us
+        size = (_best(job, buckets, size, job.predict) if open_to_replay else None) or _sure(job, buckets, job.predict)
     if size is None or size.saved_us < SHARE * job.step_time_us:
         return None
     old = bucket_cap(job.runs)
@@ -117,18 +118,32 @@ def _smaller(buckets: CollectiveTraffic, alpha_us: float, exposed_us: float) -> 
     return _BucketSize(cap, saved, _TOO_BIG)
 
 
-def _best(job: RuleContext, size: _BucketSize, predict: Predict) -> _BucketSize:
+def _latency_us(buckets: CollectiveTraffic) -> float:
+    """What fewer buckets could save: that all but two of them have to start; 0 where that is not known."""
+    return max(buckets.count - 2, 0) * (buckets.alpha_us or 0.0)
+
+
+def _best(
+    job: RuleContext, buckets: CollectiveTraffic, size: _BucketSize | None, predict: Predict
+) -> _BucketSize | None:
     """The size with the shortest replayed step, from 1 MiB up to all gradients in one bucket; where that may also make
     the step longer, as where parameters' sizes are not known, one that does not, if that is nearly as short.
 
     On many ranks only the size that the cost model gives. ``size`` as it is where sizes cannot be replayed.
     """
-    replayed = _replayed(sorted({size.cap_mib, *bucket_sizes(job.summary, job.runs)}), predict)
+    of_model = set() if size is None else {size.cap_mib}
+    replayed = _replayed(sorted(of_model.union(bucket_sizes(job.summary, job.runs))), predict)
     if not replayed:
         return size
     safe = (each for each in replayed if each[0].high < job.step_time_us and each[0].mid <= NEARLY * replayed[0][0].mid)
     step, cap = next(safe, replayed[0])
-    return _BucketSize(cap, job.step_time_us - step.mid, size.problem)
+    problem = _problem(buckets, cap) if size is None else size.problem
+    return _BucketSize(cap, job.step_time_us - step.mid, problem)
+
+
+def _problem(buckets: CollectiveTraffic, cap_mib: int) -> str:
+    """What is wrong with the present buckets where this size is better."""
+    return _TOO_SMALL if cap_mib * MIB > buckets.bytes / buckets.count else _TOO_BIG
 
 
 def _sure(job: RuleContext, buckets: CollectiveTraffic, predict: Predict) -> _BucketSize | None:
@@ -145,8 +160,7 @@ def _sure(job: RuleContext, buckets: CollectiveTraffic, predict: Predict) -> _Bu
             each for each in replayed if each[0].mid <= NEARLY * step.mid and 2 * each[1] * MIB <= buckets.largest
         ]
         step, cap = max(nearly, key=lambda each: each[1], default=replayed[0])
-    problem = _TOO_SMALL if cap * MIB > buckets.bytes / buckets.count else _TOO_BIG
-    return _BucketSize(cap, job.step_time_us - step.mid, problem)
+    return _BucketSize(cap, job.step_time_us - step.mid, _problem(buckets, cap))
 
 
 def _is_alone(buckets: CollectiveTraffic) -> bool:

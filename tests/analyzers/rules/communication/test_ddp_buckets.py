@@ -84,6 +84,23 @@ def test_a_replay_that_is_sure_decides_where_the_cost_model_sees_nothing():
     assert ddp_buckets.evaluate(to(104_000)) is None
 
 
+@pytest.mark.parametrize(("alpha_us", "advised"), [(120, True), (60, False)])
+def test_the_replay_decides_where_latency_is_a_part_of_the_step_though_not_half_of_the_time(alpha_us, advised):
+    """60 buckets of 4 MiB: 419 µs each to move, and 7 or 3 % of the step to start all but two."""
+    case = reduced({4 << 20: 60}, alpha_us=alpha_us, gbps=10, exposed_us=30_000, runs={})
+
+    def predict(change):
+        # The larger, the longer the last one that nothing overlaps.
+        mid = (change == {"ddp.bucket_cap_mb": "25"} and 92_000) or 97_000
+        return Prediction(low=mid - 20_000, mid=mid, high=mid + 20_000)
+
+    finding = ddp_buckets.evaluate(changed(case, predict=predict))
+    assert (finding is not None) is advised
+    if finding is not None:
+        assert "too small" in finding.title
+        assert finding.whatif == {"ddp.bucket_cap_mb": "25"}
+
+
 @pytest.mark.parametrize(("bucket_mb", "advised"), [(500, True), (40, False)], ids=["far over the default", "not far"])
 def test_all_gradients_in_one_bucket_are_to_be_several(bucket_mb, advised):
     """Of one size no latency can be fitted, and the replay leaves open how much is gained."""
