@@ -54,18 +54,19 @@ class _Need:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
-    stalls, saved_us = find_stalls(job), 0.0
+    stalls, behind = find_stalls(job), None
     if stalls is not None and stalls.is_all:
         return None
     usual = _usual(job, stalls)
     waiting = usual.waiting
     if job.outpaced or (not waiting and stalls is None):
-        waiting, saved_us = _behind_workers(job)
+        behind = _behind_workers(job)
+        waiting = [] if behind is None else behind.waiting
     if not waiting or _is_one_straggler(job, waiting):
         return None
     worst = max(waiting, key=lambda row: usual.fetching_us[row.rank])
-    stall_us = saved_us or median(usual.fetching_us[row.rank] for row in waiting)
-    without_us = job.step_time_us - stall_us
+    stall_us = median(usual.fetching_us[row.rank] for row in waiting) if behind is None else behind.stall_us
+    without_us = job.step_time_us - stall_us if behind is None else behind.without_us
     need = _need(job, worst, without_us, usual.starting_us)
     # Where the cores are the limit, the stall ends when loading costs nothing.
     recoverable = job.step_time_us - (need.step_us if need and not need.crowded else without_us)
@@ -75,9 +76,9 @@ def evaluate(job: RuleContext) -> Finding | None:
     limited = ", and the cores are the limit" if need and need.crowded else ""
     return job.finding(
         RULE,
-        f"Data loading blocks {job.share(stall_us):.0%} of {_what(job)} on {_ranks(waiting, job)}{limited}",
+        f"Data loading blocks {job.share(stall_us):.0%} of {_what(job, behind)} on {_ranks(waiting, job)}{limited}",
         recoverable,
-        evidence=_evidence(job, worst, _stall(job, usual, stall_us), tuple(row.rank for row in waiting), need),
+        evidence=_evidence(job, worst, _stall(job, usual, behind, stall_us), tuple(row.rank for row in waiting), need),
         action=replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)),
         confidence=_confidence(job, worst, need),
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
@@ -113,11 +114,24 @@ def _waiting(job: RuleContext) -> list[DataLoaderRow]:
     return [row for row in job.summary.dataloader if row.fetching_us >= SHARE * job.step_time_us]
 
 
-def _behind_workers(job: RuleContext) -> tuple[list[DataLoaderRow], float]:
-    """(loaders whose workers take nearly the step for its batches, as they timed, and for which hosts wait, in steps
-    without ready batches; the µs that twice as many workers save, replayed). Devices of such hosts hardly wait for
-    batches, but for what is launched late.
+@dataclass(frozen=True)
+class _Behind:
+    """Loaders whose workers take nearly the step for its batches, as they timed, or more, and for which hosts wait, in
+    steps without ready batches. Devices of such hosts hardly wait for batches, but for what is launched late.
     """
+
+    waiting: list[DataLoaderRow]
+    stall_us: float
+    """What twice as many workers save, replayed; where they take more than the recorded steps, which then had some
+    batches ready, of the steps that have none."""
+    without_us: float
+    """The step with twice as many."""
+    had_ready: bool
+    """Did the recorded steps have batches ready?"""
+
+
+def _behind_workers(job: RuleContext) -> _Behind | None:
+    """None where they keep up, or more of them save little."""
     rows = [
         row
         for row in job.summary.dataloader
@@ -125,11 +139,17 @@ def _behind_workers(job: RuleContext) -> tuple[list[DataLoaderRow], float]:
         and row.workers_us is not None
         and row.workers_us >= BUSY * _timed_us(job)
     ]
-    if not rows or (2 * len(rows) <= len(job.ranks) and not job.outpaced):
-        return [], 0.0
-    workers = 2 * max(row.num_workers or 0 for row in rows)
-    replayed = job.replayed({"dataloader.num_workers": str(workers)}, SHARE)
-    return ([], 0.0) if replayed is None else (rows, replayed[1])
+    if not rows or (2 * len(rows) <= len(job.ranks) and not job.outpaced) or job.predict is None:
+        return None
+    step = job.predict({"dataloader.num_workers": str(2 * max(row.num_workers or 0 for row in rows))})
+    if step is None:
+        return None
+    # The slowest holds the others up.
+    pace_us = 0.0 if job.outpaced else max(row.workers_us or 0.0 for row in rows)
+    stall_us = max(job.step_time_us, pace_us) - step.mid
+    if stall_us < SHARE * job.step_time_us:
+        return None
+    return _Behind(rows, stall_us, min(step.mid, job.step_time_us), pace_us > job.step_time_us)
 
 
 def _timed_us(job: RuleContext) -> float:
@@ -213,16 +233,20 @@ def _evidence(
     )
 
 
-def _stall(job: RuleContext, usual: _Usual, stall_us: float) -> tuple[str, float]:
+def _stall(job: RuleContext, usual: _Usual, behind: _Behind | None, stall_us: float) -> tuple[str, float]:
     """(what the stall is of, how long it is)."""
     if job.outpaced:
         return "data loading that blocks an unprofiled step, replayed", stall_us * _timed_us(job) / job.step_time_us
+    if behind is not None and behind.had_ready:
+        return "data loading that blocks a step with no batches ready, replayed", stall_us
     where = "a step in which no workers start" if usual.starting_us else "the step"
     return f"data loading that blocks {where} (median)", stall_us
 
 
-def _what(job: RuleContext) -> str:
-    return "unprofiled steps (the recorded ones had more batches ready)" if job.outpaced else "the step"
+def _what(job: RuleContext, behind: _Behind | None) -> str:
+    if job.outpaced:
+        return "unprofiled steps (the recorded ones had more batches ready)"
+    return "steps with no batches ready (the recorded ones had some)" if behind and behind.had_ready else "the step"
 
 
 def _typed(used: str, workers: int) -> str:

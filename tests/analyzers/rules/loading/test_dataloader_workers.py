@@ -75,11 +75,19 @@ def test_workers_that_do_not_keep_up():
 
 @pytest.mark.parametrize(
     ("batch_us", "step_us", "new"),
-    [(390_000.0, 80_000.0, "5"), (390_000.0, 98_000.0, None), (360_000.0, 80_000.0, None)],
-    ids=["more workers help", "they do not", "workers idle"],
+    [
+        (390_000.0, 80_000.0, "5"),
+        (390_000.0, 98_000.0, None),
+        (360_000.0, 80_000.0, None),
+        (420_000.0, 97_000.0, "5"),
+        (420_000.0, 101_000.0, None),
+    ],
+    ids=["more workers help", "they do not", "workers idle", "some batches were ready", "they were ready for all"],
 )
 def test_workers_that_take_the_whole_step_are_the_limit_though_devices_do_not_wait_for_batches(batch_us, step_us, new):
-    """A step of 100 ms; 4 workers take 97.5 or 90 ms for its batch. Hosts wait 10 ms, devices 1 ms."""
+    """A step of 100 ms; 4 workers take 97.5 or 90 ms for its batch; or 105, which later steps take. Hosts wait 10 ms,
+    devices 1 ms.
+    """
     row = DataLoaderRow(rank=0, wait_us=10_000.0, blocking_us=1_000.0, batch_us=batch_us, num_workers=4)
     case = context(
         breakdown(0, idle_dataloader=1_000.0), dataloader=(row,),
