@@ -8,6 +8,7 @@ CUDA Graphs".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -46,28 +47,43 @@ def evaluate(job: RuleContext) -> Finding | None:
     step = job.predict(whatif) if whatif and job.predict is not None else None
     if step is not None and step.mid > (1 - NOISE) * job.step_time_us:
         return None
-    if step is not None and _is_told(job, job.step_time_us - step.mid):
+    loops = without_loops(job)
+    if step is not None and _is_told(job, job.step_time_us - step.mid, loops):
         return None
+    if step is not None and loops is not None:
+        step = _beside_loops(job, whatif, loops[0])
+        if step is None:
+            return None
     note = job.median_note("idle_launch")
     return job.finding(
         RULE,
         f"Launch-bound: devices wait {job.share(waiting):.0%} of the step for the host's next launch{note}",
         waiting,
         evidence=_evidence(job),
-        action=_action(job),
+        action=_action(job, loops=loops is not None),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
         predicted=None if step is None else _without_other_waits(step, job, waiting),
         whatif=whatif,
     )
 
 
-def _is_told(job: RuleContext, saved_us: float) -> bool:
+def _is_told(job: RuleContext, saved_us: float, loops: tuple[Prediction, float] | None) -> bool:
     """Is it mostly a straggler, a rank or host that launches more slowly than its peers, or an optimizer that loops
     over parameters?
     """
     worst = max((row.lost_us for row in job.summary.stragglers if row.cause == "launch"), default=0.0)
-    loops = without_loops(job)
     return worst >= EXPLAINED * saved_us or (loops is not None and loops[1] >= MOSTLY * saved_us)
+
+
+def _beside_loops(job: RuleContext, whatif: Mapping[str, str], without: Prediction) -> Prediction | None:
+    """The step with faster launches, but without what they save in an optimizer's loop, which the rule
+    ``optimizer-kernels`` tells; None where that is all but little.
+    """
+    both = job.predict({**NO_LOOPS, **whatif}) if job.predict is not None else None
+    if both is None or without.mid - both.mid < SHARE * job.step_time_us:
+        return None
+    kept_us = job.step_time_us - without.mid
+    return Prediction(low=both.low + kept_us, mid=both.mid + kept_us, high=both.high + kept_us)
 
 
 NO_LOOPS: Final = {"optimizer.loops": "0"}
@@ -133,9 +149,11 @@ _OPTIMIZER: Final = (_STEP_OF, "perfscope::optimizer")
 _COMPILING: Final = "Compilation takes minutes at the start and again for new shapes"
 
 
-def _action(job: RuleContext) -> Action:
-    """The optimizer where it launches much and is not fused, else compiling, with graphs of the step where possible."""
-    if _optimizer_share(job) >= OPTIMIZER_SHARE and (fused := fused_optimizer(job)) is not None:
+def _action(job: RuleContext, *, loops: bool) -> Action:
+    """The optimizer where it launches much and is not fused, and no loop that is told besides (``loops``); else
+    compiling, with graphs of the step where possible.
+    """
+    if not loops and _optimizer_share(job) >= OPTIMIZER_SHARE and (fused := fused_optimizer(job)) is not None:
         return replace(fused, how=f"{fused.how}\nThen:\n{_compile(job)}")
     compiled = job.settings("compile")
     mode = str(compiled.get("mode") or "default") if compiled else None

@@ -3,9 +3,9 @@
 Plain loops over parameters run some ten kernels for each of them. However little a kernel computes, it takes as long as
 the shortest one, the device needs time from one to the next, and the host time to launch it; ``foreach`` and fused
 implementations pay that once for many parameters. Without them the step is replayed, else what they take is a bound:
-their arithmetic stays. Source: torch.optim, "Algorithms" (foreach, fused). Where devices wait for other launches as
-well, the rule ``launch-bound`` names the optimizer. On CPUs such an optimizer goes from one small operator to the next,
-which torch's does unless it is fused.
+their arithmetic stays. Source: torch.optim, "Algorithms" (foreach, fused). Where devices wait for launches and no
+replay tells what the optimizer's cost, the rule ``launch-bound`` names the optimizer. On CPUs such an optimizer goes
+from one small operator to the next, which torch's does unless it is fused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     replayed = launch_bound.without_loops(job)
     if replayed is None and most_us < SHARE * job.step_time_us:
         return None
-    if launch_bound.evaluate(job) is not None:
+    if replayed is None and launch_bound.evaluate(job) is not None:
         return None
     saved_us = most_us if replayed is None else max(replayed[1], most_us)
     return job.finding(

@@ -81,19 +81,28 @@ def test_what_few_kernels_bring_is_told_where_it_is_what_devices_wait_for() -> N
     assert optimizer_kernels.evaluate(waiting) is not None
 
 
-@pytest.mark.parametrize(("loops_ms", "of_loops"), [(10, False), (16, True)])
-def test_a_loop_that_is_most_of_what_devices_wait_for_is_named(loops_ms: int, of_loops: bool) -> None:
-    """Without any launch the step takes 30 ms less, with few kernels in the optimizer 10 or 16."""
+@pytest.mark.parametrize(("loops_ms", "both_ms", "rest_ms"), [(10, 30, 20), (10, 14, None), (16, 30, None)])
+def test_a_loop_is_named_and_launches_count_for_what_they_cost_beside_it(
+    loops_ms: int, both_ms: int, rest_ms: int | None
+) -> None:
+    """Without any launch the step takes 30 ms less, with few kernels in the optimizer 10 or 16; with both 30 or 14."""
 
     def predict(change: Mapping[str, str]) -> Prediction:
-        step_us = STEP_US - 1e3 * (loops_ms if "optimizer.loops" in change else 30)
-        return Prediction(low=0, mid=step_us, high=STEP_US)
+        loops = "optimizer.loops" in change
+        less_ms = both_ms if loops and "host.launch" in change else loops_ms if loops else 30
+        return Prediction(low=0, mid=STEP_US - 1e3 * less_ms, high=STEP_US)
 
     case = by_hand(2_000.0, predict=predict)
     rows = tuple(replace(row, idle_launch_us=20_000.0) for row in case.summary.time_breakdown)
     waiting = replace(case, summary=replace(case.summary, time_breakdown=rows))
-    assert (launch_bound.evaluate(waiting) is None) is of_loops
-    assert (optimizer_kernels.evaluate(waiting) is not None) is of_loops
+    told, of_loops = launch_bound.evaluate(waiting), optimizer_kernels.evaluate(waiting)
+    assert of_loops is not None
+    assert of_loops.predicted_step_us is not None
+    assert of_loops.predicted_step_us.mid == STEP_US - 1e3 * loops_ms
+    assert (None if told is None or told.predicted_step_us is None else told.predicted_step_us.mid) == (
+        None if rest_ms is None else STEP_US - 1e3 * rest_ms
+    )
+    assert told is None or told.action.setting == "torch.compile(mode=…)"
 
 
 def test_the_replay_is_what_an_implementation_with_few_kernels_brings(tmp_path: Path) -> None:
