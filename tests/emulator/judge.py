@@ -6,7 +6,7 @@ import functools
 import math
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ RULES = {
     "reduces every batch": ("ddp-no-sync",),
     "gathers late": ("fsdp-gathers",),
     "uneven work": ("uneven-work", "straggling-rank"),
-    "loops over parameters": ("launch-bound", "optimizer-kernels"),
+    "loops over parameters": ("optimizer-kernels", "launch-bound"),
 }
 """Rules that name what all ranks suffer from; nothing can name a slow link that all use."""
 
@@ -214,8 +214,7 @@ def _causes(judged: Judged, summary: Summary, before_ns: float, long_run: int) -
     told = [f"{row.cause} of {row.scope} {row.rank} {row.lost_us / 1e3:.2f}" for row in rows]
     told += [finding.rule for finding in serious]
     for plant, cost in costs.items():
-        # The others may be as late, or as uneven.
-        unknown = drawn.job.recording.missing and (plant.ranks is not None or plant.kind == "uneven work")
+        unknown = _cannot_be_told(plant, drawn.job)
         if cost < DUE * before_ns or unknown or (plant.ranks is None and plant.kind not in RULES):
             continue
         if long_run and _costs_of_many(drawn.job, plant, long_run) < DUE:
@@ -234,9 +233,7 @@ def _causes(judged: Judged, summary: Summary, before_ns: float, long_run: int) -
             judged.sized += 1
     uneven = any(plant.kind == "uneven work" for plant in drawn.plants)
     for row in rows:
-        cost = max((cost for plant, cost in costs.items() if _is(plant, row, of_all=True)), default=0.0)
-        if len(row.causes) > 1:
-            cost = max(cost, _cost_together(drawn, row, before_ns))
+        cost = _cost_of_row(drawn, row, costs, before_ns)
         if uneven or row.lost_us * 1e3 - max(cost, 0.0) <= max(SMALL, drawn.job.noise) * before_ns:
             continue
         if cost < SMALL * before_ns:
@@ -245,6 +242,21 @@ def _causes(judged: Judged, summary: Summary, before_ns: float, long_run: int) -
                 "accused " + row.cause,
                 f"{row.scope} {row.ranks or row.rank} {row.lost_us / 1e3:.2f} of {before_ns / 1e6:.2f} ms",
             )
+
+
+def _cost_of_row(drawn: Drawn, row: StragglerRow, costs: Mapping[Plant, float], before_ns: float) -> float:
+    """What costs as much as a row may say: the costliest of its plants; or all that hits its ranks, where those hide
+    each other.
+    """
+    cost = max((cost for plant, cost in costs.items() if _is(plant, row, of_all=True)), default=0.0)
+    if any(_is(plant, row) for plant in drawn.plants if plant.ranks is not None):
+        cost = max(cost, _cost_of_members(drawn, row, before_ns))
+    return max(cost, _cost_together(drawn, row, before_ns)) if len(row.causes) > 1 else cost
+
+
+def _cannot_be_told(plant: Plant, job: Job) -> bool:
+    """Where a rank is missing it may be as late as those that are, or work as uneven."""
+    return bool(job.recording.missing) and (plant.ranks is not None or plant.kind == "uneven work")
 
 
 def _costs_of_many(job: Job, plant: Plant, long_run: int) -> float:
@@ -312,16 +324,25 @@ def _sizes(
     return said, cost if changed is None else before_ns - step_ns(changed.job) / changed.batches
 
 
+def _can_be_advised(settings: Mapping[str, str], job: Job) -> bool:
+    """Ranks only where all are recorded, to be compared with; buckets only where the recording holds their sizes."""
+    return not any(
+        (name.startswith("rank.") and job.recording.missing)
+        or (name == "ddp.bucket_cap_mb" and job.recording.metadata == "none")
+        for name in settings
+    )
+
+
 def _first_advice(judged: Judged, summary: Summary, before_ns: float) -> None:
     """What the first finding advises, made; against the best single change."""
     job = judged.drawn.job
     tried = {}
     for settings in advisable(job):
-        changed = apply(job, settings)
+        changed = apply(job, settings) if _can_be_advised(settings, job) else None
         if changed is not None:
             tried[str(settings)] = step_ns(changed.job) / changed.batches
     for plant in judged.drawn.plants:
-        if plant.kind != "slow link" and not (job.recording.missing and plant.kind == "uneven work"):
+        if plant.kind != "slow link" and not _cannot_be_told(plant, job):
             tried[str(plant)] = step_ns(plant.cure(job))
     best, best_ns = min(tried.items(), key=lambda item: item[1], default=("", before_ns))
     serious = [finding for finding in summary.findings if finding.severity in (Severity.HIGH, Severity.MEDIUM)]
