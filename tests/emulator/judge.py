@@ -320,8 +320,17 @@ def _sizes(
         return said_ns, min(cost, _cost_of_members(drawn, named, before_ns), key=lambda ns: abs(ns - said_ns))
     predicted = named.predicted_step_us
     said = math.nan if predicted is None else (summary.job.step_time_us - predicted.mid) * 1e3
-    changed = apply(drawn.job, named.whatif) if named.whatif else None
+    changed = apply(drawn.job, _as_told(named.whatif, drawn.job)) if named.whatif else None
     return said, cost if changed is None else before_ns - step_ns(changed.job) / changed.batches
+
+
+def _as_told(settings: Mapping[str, str], job: Job) -> dict[str, str]:
+    """As the advice says: twice as many loader workers, where their number is not recorded and there are as many."""
+    told, workers = dict(settings), job.loader.workers
+    wanted = told.get("dataloader.num_workers")
+    if wanted is not None and not job.recording.run and workers >= int(wanted) > 0:
+        told["dataloader.num_workers"] = str(2 * workers)
+    return told
 
 
 def _can_be_advised(settings: Mapping[str, str], job: Job) -> bool:
@@ -352,7 +361,7 @@ def _first_advice(judged: Judged, summary: Summary, before_ns: float) -> None:
     words = "nothing"
     off = False
     if first is not None:
-        changed = apply(job, first.whatif) if first.whatif else None
+        changed = apply(job, _as_told(first.whatif, job)) if first.whatif else None
         plants = [
             plant for plant in judged.drawn.plants if plant.ranks is None and first.rule in RULES.get(plant.kind, ())
         ]

@@ -117,7 +117,7 @@ def _arguments(job: RuleContext, change: dict[str, str], costs: str) -> Action:
 
 def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     """Units of another size: a bound, because how parameters fall into layers is not known."""
-    whole = gathers.bytes / (2 * job.microbatches)
+    whole = gathers.bytes / ((1 if _gathered_once(job) else 2) * job.microbatches)
     latency = gathers.latency_share
     if gathers.largest >= HUGE * whole and gathers.count <= FEW * job.microbatches:
         problem = f"too large: one gather holds {gathers.largest / whole:.0%} of the parameters"
@@ -142,6 +142,13 @@ def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
         action=Action(setting="FSDP units", old=f"{gathers.count:.0f} gathers per step", new=new, how=how, costs=costs),
         confidence=Confidence.LOW,
     )
+
+
+def _gathered_once(job: RuleContext) -> bool:
+    """Do parameters stay for the backward? Then the steps can be replayed, but not without its gathers: there are none."""
+    if job.predict is None or job.predict({}) is None:
+        return False
+    return job.predict({"fsdp.reshard_after_forward": "false"}) is None
 
 
 def _wrap(job: RuleContext, what: str) -> str:

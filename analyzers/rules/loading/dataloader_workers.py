@@ -275,6 +275,11 @@ def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
     else:
         new = str(need.workers)
         how = _typed(used, need.workers)
+        if row.num_workers is None:
+            how += (
+                f"\nThe recording does not hold how many workers there are; their batches come as those of fewer. If "
+                f"there are {new} or more, use twice as many."
+            )
         at_cores = need.demand is None and need.cores == need.workers and need.step_us > 0
         if at_cores and (row.batch_us or 0) / need.workers > need.step_us * 0.999:
             how += (

@@ -119,6 +119,18 @@ def test_one_huge_unit_is_to_be_divided() -> None:
     assert fsdp_prefetch.evaluate(gathering({40 * MIB: 20}, 900.0)) is None
 
 
+@pytest.mark.parametrize(("settings", "share"), [({}, 100), ({"fsdp.reshard_after_forward": "false"}, 50)])
+def test_what_one_unit_holds_is_of_what_a_pass_gathers(settings: dict[str, str], share: int) -> None:
+    """200 of 400 MiB that are gathered once, where no gathers of backwards can be replayed away; else twice."""
+
+    def predict(change: Mapping[str, str]) -> Prediction | None:
+        return Prediction(low=STEP_US, mid=STEP_US, high=STEP_US) if change != settings else None
+
+    finding = fsdp_prefetch.evaluate(changed(gathering({200 * MIB: 2}, 4_500.0), predict=predict))
+    assert finding is not None
+    assert f"one gather holds {share}% of the parameters" in finding.title
+
+
 def test_many_tiny_units_are_to_be_joined() -> None:
     finding = fsdp_prefetch.evaluate(gathering({MIB: 200}, 100.0, alpha_us=80.0))
     assert finding is not None

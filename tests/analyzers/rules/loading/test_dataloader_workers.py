@@ -97,6 +97,18 @@ def test_workers_that_take_the_whole_step_are_the_limit_though_devices_do_not_wa
     assert (finding.action.new if finding is not None else None) == new
 
 
+def test_a_number_that_the_batches_show_is_no_more_than_that():
+    def how(workers: int | None) -> str:
+        row = DataLoaderRow(rank=0, wait_us=60_000, blocking_us=60_000, batch_us=80_000, num_workers=workers)
+        finding = dataloader_workers.evaluate(context(breakdown(0, idle_dataloader=60_000), dataloader=(row,)))
+        assert finding is not None
+        assert finding.action.new == "2"
+        return finding.action.how
+
+    assert "If there are 2 or more, use twice as many." in how(None)
+    assert "twice" not in how(1)
+
+
 def test_unknown_number_of_workers_gets_no_number():
     row = DataLoaderRow(rank=0, wait_us=60_000, blocking_us=60_000, batch_us=None, num_workers=None)
     finding = dataloader_workers.evaluate(context(breakdown(0, idle_dataloader=60_000), dataloader=(row,)))
