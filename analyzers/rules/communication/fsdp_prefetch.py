@@ -145,7 +145,7 @@ def _units(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
 
 
 def _gathered_once(job: RuleContext) -> bool:
-    """Do parameters stay for the backward? Then the steps can be replayed, but not without its gathers: there are none."""
+    """Do parameters stay for the backward? Then the steps can be replayed, but not without its gathers."""
     if job.predict is None or job.predict({}) is None:
         return False
     return job.predict({"fsdp.reshard_after_forward": "false"}) is None
