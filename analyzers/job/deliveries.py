@@ -172,6 +172,8 @@ def deliveries(
     if sure and pace_ns is None and not seen.any() and (batch_ns or 0.0) > _SUSTAINED * recorded_ns:
         # Were they so slow, devices would wait for them, too, and not only hosts that were ahead as this began.
         sure, turns = False, None
+    if not sure and pace_ns is None and batch_ns is not None:
+        batch_ns = min(batch_ns, _ready_by_ns(end, stalled, started))
     begun, launched = _under_work(partial, end[hit[~seen]])
     order = np.argsort(np.concatenate((on_ns, begun)), kind="stable")
     return Deliveries(
@@ -236,6 +238,19 @@ def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool, workers: in
             took_ns += float((end_ns[last] - end_ns[first]).mean())
             batches += int(last[0] - first[0])
     return took_ns / batches if batches else None
+
+
+def _ready_by_ns(end_ns: Int64, stalled: Bool, started: Bool) -> float:
+    """In what time workers delivered a batch at most: the last batches were there when they were taken, whether or not
+    the training waited for them; of the longest stretch from one that it waited for to where workers start again.
+    """
+    longest, at_most_ns = 0, np.inf
+    for run in np.split(np.arange(len(end_ns)), np.flatnonzero(started)):
+        waits = run[(stalled | started)[run]]
+        if len(waits) and run[-1] - waits[0] > longest:
+            longest = int(run[-1] - waits[0])
+            at_most_ns = float(end_ns[run[-1]] - end_ns[waits[0]]) / longest
+    return at_most_ns
 
 
 def _farthest(waits: Int64, workers: int) -> tuple[Int64, Int64]:

@@ -10,6 +10,9 @@ import pytest
 
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from tests.analyzers.measured import measured
+from tests.emulator.draw import draw
+from tests.emulator.emulate import emulate, step_ns
 from tests.generator import MS, US, LoaderSpec, SlowHost, SlowLoader, simulate
 from tests.planted.jobs import data_parallel
 
@@ -50,3 +53,15 @@ def test_more_workers_end_short_waits_too(tmp_path: Path) -> None:
     alone_ns = simulate(HEALTHY).truth.step_time_ns
     simulate(replace(HEALTHY, causes=(SlowLoader(load_ns=round(alone_ns) + 800 * US, ranks=(2,)),))).write(tmp_path)
     assert predict(context_of(tmp_path), {"dataloader.num_workers": "2"}).mid_ns == pytest.approx(alone_ns, rel=0.05)
+
+
+def test_batches_that_were_there_when_taken_tell_that_workers_set_no_pace(tmp_path: Path) -> None:
+    """Hosts wait for two of four batches, nearly 100 ms apart; the next one is there after 47, and steps take 87."""
+    drawn = draw(9517)
+    (plant,) = drawn.plants
+    emulation = emulate(drawn.job)
+    emulation.write(tmp_path)
+    (row,) = measured(tmp_path).stragglers
+    assert (row.scope, row.cause) == ("job", "compute")
+    cost_us = (emulation.step_ns - step_ns(plant.cure(drawn.job))) / 1e3
+    assert row.lost_us == pytest.approx(cost_us, rel=0.2)
