@@ -1,9 +1,10 @@
 """Is a rank slow, or did what comes to every rank now and then come to it more often in the recorded steps?
 
-Small losses only are looked at so: what costs the job a twentieth of its time is told, whatever it was. Below that a
-rank is slow where it is above its peers by so much more than its noise that the mean of so many steps is no chance, or
-where it is far above them in several steps, and in more than others are. In a few steps once is often enough: whether
-it comes again they do not show.
+Small losses only are looked at so: what costs the job a twentieth of its time is told, whatever it was, unless steps
+vary by as much: each of two ranks that vary costs the other something. Below that a rank is slow where it is above its
+peers by so much more than its noise that the mean of so many steps is no chance, or where it is far above them in
+several steps, and in more than others are. In a few steps once is often enough: whether it comes again they do not
+show.
 """
 
 from __future__ import annotations
@@ -27,12 +28,24 @@ _SURE: Final = 4.0
 _FAR: Final = 4.0
 """Standard deviations of usual steps from which one is far above them."""
 
+_QUICK: Final = 0.25
+_SIGMAS_TO_QUICK: Final = 0.6745
+"""Standard deviations of a normal distribution from its median to that quantile."""
+
 _AGAIN: Final = 4
 _OFTEN: Final = 1 / 6
 """How many of many steps, and which share of them, must be."""
 
 _OFTENER: Final = 2.0
 """And more than so many times as many as of another rank."""
+
+
+def least_told_ns(own_ns: Int64, step_ns: float) -> float:
+    """The cost from which chance is not asked about, ns. ``own_ns``: own time of the peers [rank, used step]."""
+    if own_ns.shape[1] < MANY_STEPS:
+        return LARGE * step_ns
+    excess = over_others(own_ns).astype(np.float64)
+    return max(LARGE * step_ns, float(np.median([deviation(each) for each in excess])))
 
 
 def rests_on_one_step(saved_ns: Int64, noise_ns: float) -> bool:
@@ -51,13 +64,14 @@ def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:
 
 def _is_plain(line: int, excess: Float64, step_ns: float) -> bool:
     """Is one of the peers (lines) slower than the others, steadily or in more steps (columns)?"""
-    ranks, steps = excess.shape
+    steps = excess.shape[1]
     if steps < MANY_STEPS:
         return True
     mine = excess[line]
     if mine.mean() >= max(_SURE * float(mine.std()) / math.sqrt(steps), NOISE * step_ns):
         return True
-    noise = float(np.median([deviation(excess[each]) for each in range(ranks)]))
+    # From the rank's quicker steps: those that are far may be many, and of two ranks make the other's as far below.
+    noise = float(np.median(mine) - np.quantile(mine, _QUICK)) / _SIGMAS_TO_QUICK
     far = (excess >= max(_FAR * noise, LARGE * step_ns)).sum(axis=1)
     others = float(np.median(np.delete(far, line)))
     return bool(far[line] >= max(_AGAIN, _OFTEN * steps, _OFTENER * others + 1))

@@ -29,10 +29,10 @@ from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.stragglers.causes import Causes
-from perfscope.analyzers.replay.stragglers.chance import by_chance, rests_on_one_step
+from perfscope.analyzers.replay.stragglers.chance import by_chance, least_told_ns, rests_on_one_step
 from perfscope.analyzers.replay.stragglers.hiding import CANDIDATES, Hiding
 from perfscope.analyzers.replay.stragglers.in_turn import Turns
-from perfscope.analyzers.replay.stragglers.own_time import LARGE, excess_apart, most_apart
+from perfscope.analyzers.replay.stragglers.own_time import excess_apart, most_apart
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays, ranks_of
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, slow_stages
@@ -172,8 +172,7 @@ class _Search:
             return None
         cause: str | None = self._causes.of(ranks)
         lost_ns = float(saved.mean())
-        small = lost_ns < LARGE * self._paced.result.step_ns
-        if scope == "rank" and small and self._by_chance(ranks[0], cause, saved):
+        if scope == "rank" and self._by_chance(ranks[0], cause, saved):
             return None
         loads_longer = self._causes.load_longer_in_turn if scope == "job" else self._paced.load_longer
         slow_loader = loads_longer(ranks, lost_ns) and not self._causes.as_slow_in_operators(ranks)
@@ -185,16 +184,19 @@ class _Search:
         return Straggler(worst, tuple(sorted(ranks)), scope, cause, lost_ns, saved)
 
     def _by_chance(self, rank: int, cause: str | None, saved: Int64) -> bool:
-        """Is what this rank takes longer than its peers, and ``saved`` of each used step are without, only what comes
-        once, or to all of them now and then?
+        """Is what this rank takes longer than its peers, and ``saved`` of each used step are without, little and only
+        what comes once, or to all of them now and then?
         """
+        peers, own = next((peers, own) for peers, own in self._paced.own if rank in peers.ranks)
+        step_ns = self._paced.result.step_ns
+        if saved.mean() >= least_told_ns(own, step_ns):
+            return False
         if rests_on_one_step(saved, self._paced.noise):
             return True
-        peers, own = next((peers, own) for peers, own in self._paced.own if rank in peers.ranks)
         rows = peers.rows_ns[:, self._paced.recorded.used]
         of_cause = [int(category) for category, name in CAUSES.items() if name == cause]
         views = (own, rows[:, :, of_cause].sum(axis=2), *self._paced.parts_of(peers))
-        return by_chance(peers.ranks.index(rank), views, self._paced.result.step_ns)
+        return by_chance(peers.ranks.index(rank), views, step_ns)
 
 
 def _slow_stages(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.replay.stragglers.chance import by_chance, rests_on_one_step
+from perfscope.analyzers.replay.stragglers.chance import by_chance, least_told_ns, rests_on_one_step
 from perfscope.trace.trace import Int64
 
 STEP_NS = 100_000_000
@@ -58,3 +58,19 @@ def test_a_small_loss_that_rests_on_one_step_is_no_rank_s() -> None:
     assert not rests_on_one_step(saved[:15], noise_ns=500_000)  # of few steps once is often enough
     saved[[3, 7, 11, 15, 19, 23]] = 2_900_000
     assert not rests_on_one_step(saved, noise_ns=500_000)
+
+
+def test_what_costs_no_more_than_steps_vary_by_is_asked_about() -> None:
+    """The difference of two ranks varies by 1.4 times what each of them does; a rank that is far above is no noise."""
+    assert least_told_ns(own(30, 2, noise=0.01), STEP_NS) == 0.05 * STEP_NS
+    varied = own(200, 2, noise=0.10)
+    assert least_told_ns(varied, STEP_NS) == pytest.approx(0.14 * STEP_NS, rel=0.15)
+    assert least_told_ns(with_delay(varied, 1, slice(None), 0.5), STEP_NS) == least_told_ns(varied, STEP_NS)
+    assert least_told_ns(own(6, 2, noise=0.10), STEP_NS) == 0.05 * STEP_NS  # too few steps to ask
+
+
+def test_steps_that_are_far_above_do_not_hide_one_another() -> None:
+    """Ten of 30 are late by 8 %: the middle of the differences is then far from that of usual steps."""
+    late = with_delay(own(30, 2, noise=0.01), 1, slice(0, 30, 3), 0.08)
+    assert not by_chance(1, [late], STEP_NS)
+    assert by_chance(0, [late], STEP_NS)
