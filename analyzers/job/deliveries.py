@@ -212,6 +212,17 @@ def _stalled(partial: RankPartial, taking_at_most_ns: float) -> Bool:
     return np.asarray(long & ~first_of_workers(partial, start), dtype=np.bool_)
 
 
+def of_used_steps(found: Deliveries, partial: RankPartial, used: Int64) -> Deliveries:
+    """``found`` of one rank, without waits that only suggest that workers set the pace where none of them is in the
+    steps ``used``: a slow batch in a step that is left out, as with an evaluation, says nothing of the others.
+    """
+    if found.sure or len(found) == 0:
+        return found
+    steps = partial.steps.of_device_time(found.on_ns - 1)
+    elsewhere = (steps >= 0) & ~np.isin(partial.steps.number[steps], used)
+    return replace(_NONE, batch_ns=found.batch_ns if found.timed else None) if elsewhere.all() else found
+
+
 def first_of_workers(partial: RankPartial, start_ns: Int64) -> Bool:
     """Which of the batches asked for at ``start_ns`` come first after loaders started, or stopped, their workers. The
     training waits for such a batch however quick they are: they begin as it asks.

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob, job_windows
-from perfscope.analyzers.job.deliveries import Deliveries, deliveries
+from perfscope.analyzers.job.deliveries import Deliveries, deliveries, of_used_steps
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, ReplayResult, Schedules
@@ -164,8 +164,9 @@ def record_schedules(result: AlignedJob, loaders: Mapping[int, DataLoaderMetadat
 
 def _deliveries(result: AlignedJob, rank: int, loader: DataLoaderMetadata | None) -> Deliveries:
     workers, fetched_ns = (None, None) if loader is None else (loader.num_workers, loader.fetched_ns)
-    taking_ns, in_turn = result.taking_at_most_ns[rank], result.workers_in_turn
-    return deliveries(result.partials[rank], workers, fetched_ns, taking_ns, in_turn)
+    taking_ns, in_turn, partial = result.taking_at_most_ns[rank], result.workers_in_turn, result.partials[rank]
+    found = deliveries(partial, workers, fetched_ns, taking_ns, in_turn)
+    return of_used_steps(found, partial, result.steps)
 
 
 def _lead_before_window_ns(partial: RankPartial, index: int) -> int:

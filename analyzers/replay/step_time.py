@@ -72,17 +72,19 @@ def _host_paced_ns(
 
 
 def _paces_ns(recorded: RecordedSchedules, replayed: ReplayResult, steps_ns: Float64) -> tuple[float, float]:
-    """(the slowest host's time from one step to the next, the slowest device's); 0 without hosts. They are known up to
-    the begin of the last step: where one of the others holds a long pause, the mean of all ``steps_ns`` is less than
-    that of these, and so are the paces.
+    """(the slowest host's time from one used step to the next step, the slowest device's); 0 without hosts. Steps that
+    are left out, as with an evaluation, count for neither. Paces are known up to the begin of the last recorded step:
+    where one of the others holds a long pause, the mean of all ``steps_ns`` is less than that of these, and so are
+    the paces.
     """
-    begin = recorded.begin[:, recorded.used]
-    if replayed.host_mark_ns is None or begin.shape[1] < 2:
+    followed = recorded.used[:-1]
+    steps = int(followed.sum())
+    if replayed.host_mark_ns is None or not steps:
         return 0.0, 0.0
-    steps = begin.shape[1] - 1
-    share = min(float(steps_ns.mean() / steps_ns[:-1].mean()), 1.0)
+    share = min(float(steps_ns.mean() / steps_ns[:steps].mean()), 1.0)
     marks = (replayed.host_mark_ns, replayed.mark_ns)
-    host, device = (share * float((mark_ns[begin[:, -1]] - mark_ns[begin[:, 0]]).max()) / steps for mark_ns in marks)
+    passed = (np.diff(mark_ns[recorded.begin], axis=1)[:, followed].sum(axis=1) for mark_ns in marks)
+    host, device = (share * float(each.max()) / steps for each in passed)
     return host, device
 
 

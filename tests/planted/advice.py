@@ -68,7 +68,10 @@ def judge_advice(
         return known[name]
 
     before_us = takes_us(Trained(spec))
-    tried = {name: takes_us(trained) for name, trained in changes(spec, missing)}
+    # Nobody can be told what would help ranks that left no trace.
+    seen = without_unseen(spec, missing)
+    unseen_us = before_us - takes_us(Trained(seen))
+    tried = {name: unseen_us + takes_us(trained) for name, trained in changes(seen)}
     best = min(tried, key=lambda name: tried[name], default="nothing")
     best_us = tried.get(best, before_us)
     finding = first_advice(summary)
@@ -181,13 +184,18 @@ def _spared(spec: JobSpec, cause: Cause, ranks: set[int]) -> Iterator[Cause]:
         yield replace(cause, ranks=left)
 
 
-def changes(spec: JobSpec, missing: tuple[int, ...]) -> Iterator[tuple[str, Trained]]:
+def without_unseen(spec: JobSpec, missing: tuple[int, ...]) -> JobSpec:
+    """The job without causes that hit ``missing`` ranks alone."""
+    unseen = (cause for cause in spec.causes if cause.ranks is not None and set(cause.ranks) <= set(missing))
+    return spec.without(*unseen)
+
+
+def changes(spec: JobSpec) -> Iterator[tuple[str, Trained]]:
     """Single changes that a user could make: without a cause, or with a setting changed. Not without a slow link, which
-    nothing shows where all use it, nor without what hits ``missing`` ranks alone.
+    nothing shows where all use it.
     """
     for cause in spec.causes:
-        hit = cause.ranks is None or not set(cause.ranks) <= set(missing)
-        if hit and cause.category and not isinstance(cause, SlowLink) and cause.steps != (spec.first_step,):
+        if cause.category and not isinstance(cause, SlowLink) and cause.steps != (spec.first_step,):
             yield str(cause), Trained(spec.without(cause))
     for settings in _advisable(spec):
         trained = changed(spec, settings)

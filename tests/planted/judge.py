@@ -111,13 +111,23 @@ class PlantedCost:
 
 
 def _nameable(drawn: Drawn) -> list[tuple[Expected, list[Cause]]]:
-    """Which recorded ranks may be named for which causes: each for its own, and two that hide each other together."""
-    named = [(_recorded(who, drawn), [cause]) for cause, who in drawn.causes if who is not None]
+    """Which recorded ranks may be named for which causes: each for its own and for those like it that hit some of its
+    ranks, and two that hide each other together. Where all loaders are slow, some ranks wait for their batches and the
+    others, whose batches are ready by then, for these.
+    """
+    own = [(_recorded(who, drawn), cause) for cause, who in drawn.causes if who is not None]
+    named = [(who, [other for one, other in own if one == who or _is_part(one, who)]) for who, _ in own]
     alike = [(who, causes) for who, causes in named if who.scope == "rank"]
     if len(alike) == 2 and alike[0][0].ranks != alike[1][0].ranks:
         ranks = tuple(sorted({rank for who, _ in alike for rank in who.ranks}))
         named.append((Expected(ranks, alike[0][0].cause, "ranks"), [cause for _, causes in alike for cause in causes]))
-    return named
+    loaders = [cause for cause, who in drawn.causes if who is None and isinstance(cause, SlowLoader)]
+    return [*named, *((Expected(drawn.recorded, cause.category, "some"), [cause]) for cause in loaders)]
+
+
+def _is_part(one: Expected, of: Expected) -> bool:
+    """Are these ranks some of that host's or stage's, slow by the same?"""
+    return of.scope in ("host", "stage") and one.cause == of.cause and set(one.ranks) < set(of.ranks)
 
 
 def _recorded(who: Expected, drawn: Drawn) -> Expected:
@@ -152,7 +162,9 @@ class Attribution:
 
     def _is_due(self, each: PlantedCost) -> bool:
         """Whether it must be found. Not while ranks are missing, whom the others may have waited for; nor ranks that
-        suffer alike, where one of them costs most of it alone."""
+        suffer alike, where one of them costs most of it alone, or are some of others that do."""
+        if each.who.scope == "some" or any(_is_part(each.who, other.who) for other in self._planted):
+            return False
         if each.who.scope == "ranks":
             alone = max(other.cost_us for other in self._planted if other.who.scope == "rank")
             if each.cost_us < 2 * alone:
@@ -207,6 +219,11 @@ class Attribution:
         over = row.lost_us - cost_us if row.replayed else min(row.lost_us - cost_us, 0.0)
         return abs(over) > EXACT * cost_us + self._slack_us
 
+    def _may_be(self, row: StragglerRow, who: Expected) -> bool:
+        """Some of all ranks whose loaders are slow may be named where the advice is about loaders, not about them."""
+        fired = {finding.rule for finding in self._summary.findings}
+        return _is(row, who) and (who.scope != "some" or "dataloader-workers" in fired)
+
     @property
     def _slack_us(self) -> float:
         return BY_NOISE * self._drawn.spec.noise * self._step_us
@@ -215,7 +232,7 @@ class Attribution:
         """Stragglers reported where nothing was planted, or for much more than it costs."""
         found = []
         for row in self._summary.stragglers:
-            cost = max((each.cost_us for each in self._planted if _is(row, each.who)), default=None)
+            cost = max((each.cost_us for each in self._planted if self._may_be(row, each.who)), default=None)
             what = f"{row.scope} {row.rank} {row.ranks} of {row.cause}, {row.lost_us:.0f} of {self._step_us:.0f} us"
             if cost is None:
                 found.append((f"reported without cause: {row.cause}", what))
@@ -231,6 +248,8 @@ def _is(row: StragglerRow, who: Expected) -> bool:
         return False
     if who.scope in ("host", "stage", "ranks"):
         return set(row.ranks) == set(who.ranks)
+    if who.scope == "some":
+        return set(row.members) <= set(who.ranks)
     return row.rank in who.ranks and (row.scope != "ranks" or who.scope == "job")
 
 

@@ -11,13 +11,16 @@ import perfscope
 from perfscope.results.summary import Summary
 from tests.generator import (
     MIB,
+    MS,
     TENSORBOARD,
     US,
     JobSpec,
+    LoaderSpec,
     ModelSpec,
     NetworkSpec,
     Pause,
     RotatingPause,
+    SlowLoader,
     SmallBuckets,
     simulate,
 )
@@ -62,3 +65,16 @@ def test_a_rank_is_spared_its_turn_and_no_other_gets_it() -> None:
         if isinstance(cause, Pause) and cause.hits(rank, step)
     }
     assert pauses == {(step % 4, step) for step in (10, 11, 12, 13) if step % 4 != 1}
+
+
+@pytest.mark.scale
+def test_what_would_help_missing_ranks_alone_need_not_be_advised(tmp_path: Path) -> None:
+    slow = SlowLoader(ranks=(3,), load_ns=30 * MS)
+    spec = JobSpec(steps=4, loader=LoaderSpec(workers=0, load_ns=50 * US), causes=(slow,))
+    simulate(spec).write(tmp_path, ranks=(0, 1, 2))
+    silent = replace(perfscope.analyze(tmp_path, workers=1), findings=())
+    assert judge_advice(spec, (3,), silent, step_us) is None
+    seen = judge_advice(spec, (), silent, step_us)
+    assert seen is not None
+    assert seen.wrong is not None
+    assert seen.wrong[0] == "not the best advice"

@@ -138,6 +138,9 @@ def test_hybrid_sharding_with_an_evaluation(tmp_path: Path) -> None:
         pytest.param(2601, id="one device alone notices that all loaders are slow"),
         pytest.param(62056, id="a loader that is slow behind a rank that computes slowly"),
         pytest.param(62040, id="stages on a host each, which nothing but batched sends and receives ties together"),
+        pytest.param(19106, id="a rank that is slow on a slow host"),
+        pytest.param(19073, id="all loaders are slow, and half of the ranks have batches ready"),
+        pytest.param(19147, id="pauses, beside a slow batch and an evaluation in a step that is left out"),
         pytest.param(63028, id="costs are those of the used steps, not of the one with an evaluation"),
     ],
 )

@@ -18,6 +18,7 @@ from perfscope.analyzers.rank.loop_phases import LOOP
 from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
+from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.results.findings import Action, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
@@ -34,8 +35,10 @@ _CHANGE: Final = {"host.pauses": "0"}
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: devices hardly wait for pauses, or another finding is about them."""
-    pauses = {rank: sum(each.pausing_us) / len(each.pausing_us) for rank, each in job.per_step.items()}
-    if max(pauses.values(), default=0.0) < SHARE * job.step_time_us:
+    pauses = {rank: mean(each.pausing_us) for rank, each in job.per_step.items()}
+    # Ranks may pause in turn: each seldom, and one of them in every step.
+    longest_us = mean(map(max, zip(*(each.pausing_us for each in job.per_step.values()), strict=True))) if pauses else 0
+    if longest_us < SHARE * job.step_time_us:
         return None
     if job.typical_us("idle_unknown") >= SHARE * job.step_time_us:
         return None  # where events are missing, a host that seems to pause may run operators
@@ -43,27 +46,22 @@ def evaluate(job: RuleContext) -> Finding | None:
     if step is None or _is_told(job, step[1]) or step[1] - _waited_us(job) < SHARE * job.step_time_us:
         return None
     prediction, saved_us = step
-    ranks = tuple(rank for rank, us in pauses.items() if us >= PAUSING * job.step_time_us)
-    who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
+    ranks = tuple(rank for rank, us in pauses.items() if us >= PAUSING * job.step_time_us) or tuple(
+        rank for rank, each in job.per_step.items() if max(each.pausing_us) >= SHARE * job.step_time_us
+    )
     name, look = named_host(job.summary), where_to_look("idle_host", job.summary)
     if name == LOADER_STARTING and find_stalls(job) is not None:
         return None
     if name == COMPILING and recompilation.evaluate(job) is not None:
         return None
-    where = f", mostly in {name}" if name else ""
-    between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
-    saved = job.share(saved_us)
-    idle = job.share(mean(row.idle_host_us for row in job.summary.time_breakdown if row.rank in ranks))
-    # Some of that time costs nothing where devices are behind their hosts.
-    less = f"; without its pauses the step takes {saved:.0%} less" if idle - saved >= SAME_SHARE else ""
     return job.finding(
         RULE,
-        f"{idle if less else saved:.0%} of the step is {between}{who}{where}{less}",
+        _title(job, ranks, name, saved_us),
         saved_us,
         evidence=(
             Evidence(
                 "longest idle time of a device while its host pauses" if job.on_devices else "longest pauses of a rank",
-                max(pauses.values()),
+                longest_us,
                 "us",
                 ranks,
             ),
@@ -82,6 +80,22 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=prediction if job.steps else None,
         whatif=_CHANGE if job.steps else None,
     )
+
+
+def _title(job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float) -> str:
+    """What pauses, and what the step takes less without: less than devices are idle where these are behind their hosts,
+    and more where ranks pause in turn, for each of which all wait.
+    """
+    between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
+    where = f", mostly in {name}" if name else ""
+    saved = job.share(saved_us)
+    idle = job.share(mean(row.idle_host_us for row in job.summary.time_breakdown if row.rank in ranks))
+    if saved - idle >= SAME_SHARE and len(ranks) > 1:
+        who = ranks_in_words(ranks).capitalize()
+        return f"{who} pause in turn ({between}{where}); without these pauses the step takes {saved:.0%} less"
+    who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
+    less = f"; without its pauses the step takes {saved:.0%} less" if idle - saved >= SAME_SHARE else ""
+    return f"{idle if less else saved:.0%} of the step is {between}{who}{where}{less}"
 
 
 def _own_loader(job: RuleContext, name: str) -> str:
@@ -104,9 +118,10 @@ def _waited_us(job: RuleContext) -> float:
 
 
 def _is_told(job: RuleContext, saved_us: float) -> bool:
-    """Is a straggler, or recorded garbage collection, most of it?"""
-    worst = max((row.lost_us for row in job.summary.stragglers if _pauses(row)), default=0.0)
-    return max(worst, garbage_collection.paused_us(job)) >= EXPLAINED * saved_us
+    """Is a straggler that has its finding, or recorded garbage collection, most of it?"""
+    worst = straggling_rank.told(job)
+    lost_us = worst.lost_us if worst is not None and _pauses(worst) else 0.0
+    return max(lost_us, garbage_collection.paused_us(job)) >= EXPLAINED * saved_us
 
 
 def _pauses(row: StragglerRow) -> bool:

@@ -1,4 +1,8 @@
-"""Launch-bound: fires when devices of most ranks wait for the host to launch their next kernel.
+"""Launch-bound: fires when devices of most ranks wait for the host to launch their next kernel, or those of the ranks
+that the others wait for.
+
+Hosts launch behind whatever their devices wait for. So where all are as slow, those of the ranks that come last show
+it, and the others' devices have their kernels queued by the time that these are done; the replay tells what it costs.
 
 Fused optimizers make one kernel of many; ``torch.compile`` fuses elementwise kernels, and on devices that have them its
 CUDA (HIP) graphs launch a whole step at once. The replay without any launch and operator cost shows their joint effect.
@@ -18,10 +22,13 @@ from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
 from perfscope.results.tables import LaunchRow
+from perfscope.results.time_breakdown import TimeBreakdown
 
 RULE: Final = "launch-bound"
 SHARE: Final = 0.05
 """Least share of the step in which devices wait for launches."""
+SOMEWHERE: Final = 0.02
+"""The same of one rank, where the replay saves ``SHARE`` of the step on top of what any straggler costs."""
 NOISE: Final = 0.02
 """Least share of the step that the replay saves: with less, something other than launches limits the step."""
 EXPLAINED: Final = 0.8
@@ -38,8 +45,9 @@ _GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: launches are fast enough or not recorded, or every launch is set to block."""
-    waiting = job.typical_us("idle_launch")
-    if waiting < SHARE * job.step_time_us or launches_block(job):
+    waiting, longest = job.typical_us("idle_launch"), _longest(job)
+    of_most = waiting >= SHARE * job.step_time_us
+    if not (of_most or longest.idle_launch_us >= SOMEWHERE * job.step_time_us) or launches_block(job):
         return None
     if launches_few(job.summary):
         return None
@@ -54,6 +62,8 @@ def evaluate(job: RuleContext) -> Finding | None:
         step = _beside_loops(job, whatif, loops[0])
         if step is None:
             return None
+    if not of_most:
+        return None if step is None else _behind_others(job, longest, step, whatif)
     note = job.median_note("idle_launch")
     return job.finding(
         RULE,
@@ -65,6 +75,41 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=None if step is None else _without_other_waits(step, job, waiting),
         whatif=whatif,
     )
+
+
+def _longest(job: RuleContext) -> TimeBreakdown:
+    """That of the rank whose device waits longest for launches."""
+    return max(job.summary.time_breakdown, key=lambda row: row.idle_launch_us)
+
+
+def _behind_others(
+    job: RuleContext, longest: TimeBreakdown, replayed: Prediction, whatif: dict[str, str]
+) -> Finding | None:
+    """The finding where few devices wait for launches, and most for those; None where the replay saves little beside
+    what a straggler costs, which has a finding of its own.
+    """
+    step = _without_other_waits(replayed, job, longest.idle_launch_us)
+    saved_us = job.step_time_us - step.mid
+    worst = max((row.lost_us for row in job.summary.stragglers), default=0.0)
+    if saved_us - worst < SHARE * job.step_time_us:
+        return None
+    return job.finding(
+        RULE,
+        f"Launch-bound: a step takes {job.share(saved_us):.0%} less with launches that cost nothing; most devices wait "
+        f"for others, and that of rank {longest.rank} for {job.share(longest.idle_launch_us):.0%} of the step for its "
+        "host's next launch",
+        saved_us,
+        evidence=(
+            Evidence(
+                "device idle while the host launches (longest)", longest.idle_launch_us, "us", (longest.rank,)
+            ),
+            *_evidence(job),
+        ),
+        action=_action(job),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
+        predicted=step,
+        whatif=whatif,
+    )  # fmt: skip
 
 
 def _is_told(job: RuleContext, saved_us: float, loops: tuple[Prediction, float] | None) -> bool:

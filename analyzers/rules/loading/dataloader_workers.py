@@ -79,7 +79,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         f"Data loading blocks {job.share(stall_us):.0%} of {_what(job, behind)} on {_ranks(waiting, job)}{limited}",
         recoverable,
         evidence=_evidence(job, worst, _stall(job, usual, behind, stall_us), tuple(row.rank for row in waiting), need),
-        action=replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)),
+        action=_for_all(replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)), job),
         confidence=_confidence(job, worst, need),
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
         severity_us=stall_us,
@@ -287,6 +287,18 @@ def _action(used: str, row: DataLoaderRow, need: _Need | None) -> Action:
                 "make a batch cheaper too."
             )
     return Action(setting="DataLoader(num_workers=…)", old=old, new=new, how=how)
+
+
+def _for_all(action: Action, job: RuleContext) -> Action:
+    """For the ranks whose batches were ready as well: they may have been while these waited for the others."""
+    ready = [row.rank for row in job.summary.dataloader if row.fetching_us < SHARE * job.step_time_us]
+    if not ready or len(ready) == len(job.ranks) or job.outpaced:
+        return action
+    meanwhile = (
+        f"{ranks_in_words(ready).capitalize()} had batches ready, which may have been loaded while all waited for the "
+        "other ranks: their loaders may be as slow, so change those too."
+    )
+    return replace(action, how=f"{action.how}\n{meanwhile}")
 
 
 def _costs(job: RuleContext, row: DataLoaderRow, need: _Need | None) -> str | None:

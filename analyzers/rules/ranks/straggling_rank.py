@@ -82,20 +82,9 @@ _MORE_WORK: Final = (
 
 
 def evaluate(job: RuleContext) -> Finding | None:
-    """The worst straggler that costs enough and clearly more than the next; None otherwise.
-
-    Those whose cause has a rule of its own are left to it.
-    """
-    others = (garbage_collection, recompilation, imbalanced_work, dataloader_workers)
-    mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
-    if not mine:
-        return None
-    worst = mine[0]
-    following = mine[1].lost_us if len(mine) > 1 else 0.0
-    if worst.lost_us < SHARE * job.step_time_us:
-        return None
-    much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
-    if not (much or _is_steady(job, worst) or worst.lost_us >= OVER_NEXT * following):
+    """That of the worst straggler; None where there is nothing to tell."""
+    worst = told(job)
+    if worst is None:
         return None
     operator = slow_operator(job, worst)
     work = None if operator is not None and operator.is_own_work else _work_over_peers(job, worst)
@@ -119,6 +108,22 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=prediction,
         whatif={} if unsure else _whatif(job, worst),
     )
+
+
+def told(job: RuleContext) -> StragglerRow | None:
+    """The worst straggler, where it costs enough and clearly more than the next. Those whose cause has a rule of its
+    own are left to it.
+    """
+    others = (garbage_collection, recompilation, imbalanced_work, dataloader_workers)
+    mine = [row for row in job.summary.stragglers if not any(rule.explains(job, row) for rule in others)]
+    if not mine:
+        return None
+    worst = mine[0]
+    following = mine[1].lost_us if len(mine) > 1 else 0.0
+    if worst.lost_us < SHARE * job.step_time_us:
+        return None
+    much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
+    return worst if much or _is_steady(job, worst) or worst.lost_us >= OVER_NEXT * following else None
 
 
 def _is_steady(job: RuleContext, row: StragglerRow) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -13,7 +14,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.measured import measured
 from tests.emulator.draw import draw
 from tests.emulator.emulate import emulate, step_ns
-from tests.generator import MS, US, LoaderSpec, SlowHost, SlowLoader, simulate
+from tests.generator import MS, US, Evaluation, LoaderSpec, Pause, SlowHost, SlowLoader, simulate
 from tests.planted.jobs import data_parallel
 
 HEALTHY = replace(data_parallel(4, "ddp"), noise=0.0, loader=LoaderSpec(workers=1, load_ns=400 * US))
@@ -65,3 +66,22 @@ def test_batches_that_were_there_when_taken_tell_that_workers_set_no_pace(tmp_pa
     assert (row.scope, row.cause) == ("job", "compute")
     cost_us = (emulation.step_ns - step_ns(plant.cure(drawn.job))) / 1e3
     assert row.lost_us == pytest.approx(cost_us, rel=0.2)
+
+
+@pytest.mark.parametrize("evaluated", [15, None])
+def test_a_slow_batch_in_a_step_that_is_left_out_holds_no_other_step(tmp_path: Path, evaluated: int | None) -> None:
+    """Rank 2 pauses in two steps, and one batch of rank 1 is slow: in a step that counts nobody knows whether its
+    workers would be quicker than the pauses.
+    """
+    pause = Pause(ranks=(2,), steps=(12, 14), pause_ns=3 * MS)
+    slow = SlowLoader(ranks=(1,), steps=(15,), load_ns=50 * MS)
+    aside = () if evaluated is None else (Evaluation(steps=(evaluated,)),)
+    spec = replace(HEALTHY, steps=8, loader=replace(HEALTHY.loader, workers=4), causes=(pause, slow, *aside))
+    simulate(spec).write(tmp_path)
+    context = context_of(tmp_path)
+    assert (evaluated in context.result.steps.tolist()) is False
+    assert bool(len(context.recorded.deliveries[1])) is (evaluated is None)
+    if evaluated is not None:
+        left = simulate(spec.without(pause)).truth.steps_ns
+        truth = fmean(ns for step, ns in zip(spec.recorded_steps, left, strict=True) if step != evaluated)
+        assert predict(context, {"rank.2": "peers"}).mid_ns == pytest.approx(truth, rel=0.01)

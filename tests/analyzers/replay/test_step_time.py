@@ -67,6 +67,19 @@ def test_a_host_that_pauses_before_the_last_step_is_no_slower_in_all_of_them() -
     assert _host_paced_ns(recorded, replayed, replayed, steps_ns, steps_ns) == pytest.approx(100.0)
 
 
+def test_a_step_that_is_left_out_is_no_part_of_its_host_s_pace() -> None:
+    """Steps of 100, an evaluation of 1000 between them. Of the steps the host can be spared 20: they then take 80."""
+    begin, used = np.array([[0, 1, 2, 3]]), np.array([True, False, True, True])
+
+    def replayed(step: int) -> Any:
+        marks = np.cumsum([0, step, 1000, step])
+        return SimpleNamespace(host_mark_ns=marks, mark_ns=marks)
+
+    recorded: Any = SimpleNamespace(begin=begin, used=used, step_time_ns=lambda _: 100.0)
+    before, after = np.full(3, 100.0), np.full(3, 80.0)
+    assert _host_paced_ns(recorded, replayed(80), replayed(100), after, before) == pytest.approx(80.0)
+
+
 def test_a_long_wait_counts_no_more_where_the_first_step_is_left_out() -> None:
     """Workers held up some steps and do not with the change; one of five steps is odd for another reason. The first one
     takes what the others do that took as long, so the mean is of five steps, not of four.

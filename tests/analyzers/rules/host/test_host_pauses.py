@@ -20,7 +20,7 @@ from perfscope.results.rows import StragglerRow
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import MS, Cause, Job, Model, Recording
-from tests.generator import Pause, SlowLoader, cpu_job, simulate
+from tests.generator import Pause, RotatingPause, SlowLoader, cpu_job, simulate
 
 EMULATED = Job(ranks=2, ranks_per_host=2, noise=0.01, item_every=1, model=Model(blocks=4, tokens=4096))
 PIPELINE = replace(
@@ -61,6 +61,27 @@ def test_pauses_that_are_mostly_a_straggler_s_are_its_finding(tmp_path, part, fo
     row = StragglerRow(rank=1, cause="host", lost_us=part * saved_us, confidence="high", ranks=(1,))
     summary = replace(context.summary, stragglers=(row,))
     assert (host_pauses.evaluate(replace(context, summary=summary)) is not None) is found
+
+
+def test_pauses_in_turn_are_found_where_no_straggler_has_a_finding(tmp_path):
+    """Each rank pauses seldom, and all wait for it: 17% of the step. Those that take turns cost less than the 15% of
+    the step that is no noise, and not three times as much as the next straggler.
+    """
+    spec = replace(QUICK, ranks=6, ranks_per_host=6, steps=6)
+    pause = RotatingPause(pause_ns=7 * MS // 10)
+    context = analyze(replace(spec, causes=(pause,)), tmp_path).context
+    assert max(sum(each.pausing_us) / 6 for each in context.per_step.values()) < 0.05 * context.step_time_us
+    turns, other = (
+        StragglerRow(rank=ranks[0], cause="host", lost_us=share * context.step_time_us, confidence="high", ranks=ranks)
+        for ranks, share in (((0, 1, 3, 4, 5), 0.14), ((2,), 0.05))
+    )
+    turns = replace(turns, scope="job", pattern="rotating", steps=(11, 12, 13, 15), share_of_steps=0.6)
+    summary = replace(context.summary, stragglers=(turns, other))
+    finding = host_pauses.evaluate(replace(context, summary=summary))
+    assert finding.title.startswith("Ranks 0-5 pause in turn (host time between operators")
+    assert finding.predicted_step_us.mid == pytest.approx(simulate(spec).truth.step_time_ns / 1e3, rel=0.03)
+    clear = replace(context.summary, stragglers=(turns,))
+    assert host_pauses.evaluate(replace(context, summary=clear)) is None
 
 
 def test_on_cpus_pauses_of_the_training_threads_are_found(tmp_path):

@@ -11,7 +11,7 @@ from perfscope.results.findings import Prediction
 from perfscope.results.rows import StragglerRow
 from perfscope.results.tables import LaunchRow, ModuleRow
 from tests.analyzers.rules.jobs import QUICK, STEP_US, Analyzed, analyze, breakdown, context, kernel, runs
-from tests.generator import SlowHost, simulate
+from tests.generator import MS, ModelSpec, Pause, SlowHost, simulate
 
 SLOW = SlowHost(factor=16.0)
 
@@ -158,3 +158,25 @@ def test_a_host_that_launches_slowly_is_named_as_what_it_is(lost_us, fires):
     without = Prediction(low=STEP_US - 20_000.0, mid=STEP_US - 20_000.0, high=STEP_US - 20_000.0)
     case = by_hand(stragglers=(slow,), predict=lambda settings: without)
     assert (launch_bound.evaluate(case) is not None) == fires
+
+
+def test_launches_of_all_hosts_are_found_where_most_devices_wait_for_one_of_them(tmp_path):
+    """All hosts launch slowly, and one of a pipeline's pauses: the others launch while their devices wait for it."""
+    spec = replace(
+        QUICK, ranks=8, ranks_per_host=8, strategy="pipeline", tensor=2, pipeline=4, microbatches=4, steps=5,
+        model=ModelSpec(layers=4, tokens=2048), end_sync=False, causes=(SLOW, Pause(ranks=(3,), pause_ns=2 * MS)),
+    )  # fmt: skip
+    analyzed = analyze(spec, tmp_path)
+    summary = analyzed.summary
+    assert analyzed.context.typical_us("idle_launch") < launch_bound.SHARE * summary.job.step_time_us
+    finding = summary.findings[0]
+    assert finding.rule == launch_bound.RULE
+    quick = replace(spec, host=replace(spec.host, operator_ns=0, launch_ns=0, event_ns=0))
+    quick_us = simulate(quick).truth.step_time_ns / 1e3
+    assert finding.predicted_step_us.mid == pytest.approx(quick_us, abs=0.05 * summary.job.step_time_us)
+    assert f"that of rank {finding.evidence[0].ranks[0]} for" in finding.title
+
+
+def test_a_rank_that_pauses_is_not_launch_bound(tmp_path):
+    spec = replace(QUICK, causes=(Pause(ranks=(3,), pause_ns=2 * MS),))
+    assert analyze(spec, tmp_path).rules == {"straggling-rank"}

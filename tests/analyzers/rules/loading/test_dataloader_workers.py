@@ -303,3 +303,16 @@ def test_workers_that_load_several_batches_for_a_step(tmp_path):
     took_us = simulate(with_them).truth.step_time_ns / 1e3
     assert took_us < 0.6 * analyzed.step_time_us
     assert finding.ceiling == pytest.approx(analyzed.step_time_us / took_us - 1, rel=0.05)
+
+
+@pytest.mark.parametrize(("others_us", "told"), [(0.0, True), (30_000.0, False)])
+def test_ranks_whose_batches_were_ready_are_told_to_change_theirs_too(others_us, told):
+    """All loaders may be as slow; those of ranks that wait for the others load meanwhile."""
+    waits = {0: 40_000.0, 1: 40_000.0, 2: 40_000.0, 3: others_us, 4: others_us}
+    rows = tuple(
+        DataLoaderRow(rank=rank, wait_us=us, blocking_us=us, batch_us=None, num_workers=None)
+        for rank, us in waits.items()
+    )
+    case = context(*(breakdown(rank, idle_dataloader=us) for rank, us in waits.items()), dataloader=rows)
+    finding = dataloader_workers.evaluate(case)
+    assert ("Ranks 3, 4 had batches ready" in finding.action.how) is told
