@@ -37,7 +37,6 @@ from perfscope.analyzers.rules.host import (
     cpu_oversubscription,
     debug_settings,
     garbage_collection,
-    host_pauses,
     host_syncs,
     launch_bound,
     optimizer_kernels,
@@ -55,7 +54,13 @@ from perfscope.analyzers.rules.memory import (
     recomputation,
     sharding_stage,
 )
-from perfscope.analyzers.rules.ranks import imbalanced_work, pipeline_bubble, pipeline_imbalance, straggling_rank
+from perfscope.analyzers.rules.ranks import (
+    host_pauses,
+    imbalanced_work,
+    pipeline_bubble,
+    pipeline_imbalance,
+    straggling_rank,
+)
 from perfscope.results.findings import Confidence, Finding, Obtained, Predict, Prediction, Severity
 from perfscope.results.rows import Plan, StragglerRow
 

@@ -141,6 +141,7 @@ def test_hybrid_sharding_with_an_evaluation(tmp_path: Path) -> None:
         pytest.param(19106, id="a rank that is slow on a slow host"),
         pytest.param(19073, id="all loaders are slow, and half of the ranks have batches ready"),
         pytest.param(19147, id="pauses, beside a slow batch and an evaluation in a step that is left out"),
+        pytest.param(19307, id="pauses in turn behind synchronizations, beside a slow link"),
         pytest.param(63028, id="costs are those of the used steps, not of the one with an evaluation"),
     ],
 )

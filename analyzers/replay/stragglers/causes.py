@@ -11,7 +11,7 @@ from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.straggler import CAUSES, LOADING, OWN
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import Bool, Float64
 
 _SLOW_HOST: Final = 1.25
 """From this ratio of the time for operators to their peers' on, hosts are slow."""
@@ -41,11 +41,10 @@ class Causes:
         busier_ns = 0.0
         for rank in ranks:
             peers = self._paced.peers[rank]
-            slower = self._paced.recorded.used.copy()
-            slower[slower] = self._paced.excess[rank] > 0
+            slower = self._slower_in(rank)
             total += peers.excess_ns(rank, ranks)[slower].sum(axis=0)
             total[TimeCategory.DATALOADER] += self._loaded_before_window_ns(rank, ranks)
-            over = self._paced.host_bound.busier_ns(rank, [other for other in peers.ranks if other not in ranks])
+            over = self._paced.host_bound.busier_ns(rank, [peers.ranks[line] for line in peers.others(rank, ranks)])
             busier_ns += float(over[self._paced.excess[rank] > 0].sum())
         if self._paced.on_devices:
             # Devices of ranks that wait for others do not wait for launches, however slow their hosts are.
@@ -57,6 +56,12 @@ class Causes:
         elif most is TimeCategory.LAUNCH and self._pause(ranks):
             most = TimeCategory.HOST
         return CAUSES[most]
+
+    def _slower_in(self, rank: int) -> Bool:
+        """The recorded steps that are used and in which a rank is slower than its peers."""
+        slower: Bool = self._paced.recorded.used.copy()
+        slower[slower] = self._paced.excess[rank] > 0
+        return slower
 
     def _pause(self, ranks: Sequence[int]) -> bool:
         """Do the hosts of these ranks take longer than their peers', and hardly for operators? After a pause a host is
@@ -117,15 +122,17 @@ class Causes:
 
     def busier_at(self, ranks: Sequence[int]) -> Float64 | None:
         """For how much longer than their peers the hosts of these ranks do each thing (``HostTime``) but loading; None
-        where they are not known.
+        where they are not known. Ranks that take turns are slower only in their own steps.
         """
         over = np.zeros(len(HostTime))
         for rank in ranks:
-            of, line = self._paced.peers[rank].on_host, self._paced.peers[rank].ranks.index(rank)
+            peers = self._paced.peers[rank]
+            of, lines = peers.on_host, peers.others(rank, ranks)
             if of is None:
                 return None
-            own = of.own_ns.sum(axis=1)
-            over += own[line] - np.median(own[self._paced.peers[rank].others(rank, ranks)], axis=0)
+            in_turn = len(lines) == len(peers.ranks)
+            own = of.own_ns[:, self._slower_in(rank)[of.step]] if in_turn else of.own_ns
+            over += own[peers.ranks.index(rank)].sum(axis=0) - np.median(own[lines].sum(axis=1), axis=0)
         over[HostTime.LOADER] = 0
         return over
 

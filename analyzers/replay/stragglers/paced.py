@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +27,10 @@ from perfscope.analyzers.replay.stragglers.own_time import (
 )
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
 from perfscope.analyzers.replay.stragglers.straggler import OWN
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import Float64, Int64
+
+_UNPAIRED: Final = 0.25
+"""Share of a rank's messages without a known other end from which a replay may not hold who waits for it."""
 
 
 class PacedReplays:
@@ -100,21 +104,25 @@ class PacedReplays:
         changed = at_other_stages_pace(self.result, self.recorded, stages, with_hosts=self.beside_hosts is not None)
         return self.saved(changed, ranks_of(stages), loading=False)
 
-    def longer_than_others(self, stages: Sequence[SlowStage]) -> Int64 | None:
-        """What these stages cost each used step, where the other ends of their messages were not found, so that no
-        replay shows who waits for them; None where that is no more than noise, or their messages were paired up.
+    def own_ns(self, rank: int) -> Int64:
+        """What a rank works itself in each used step."""
+        return np.asarray(self.result.totals[rank][:, OWN].sum(axis=1), dtype=np.int64)
 
-        A step can be shorter by no more than what they take longer for the same work, and by no more than what the
-        busiest of them works longer than any other rank: the others would wait for that one then.
+    def at_most(self, ranks: Collection[int], longer_ns: Float64 | Int64) -> Int64 | None:
+        """What these ranks, which take so much longer for the same work in each used step, cost it where the other ends
+        of their messages were not found, so that no replay shows who waits for them; None where that is no more than
+        noise, or their messages were paired up.
+
+        A step can be shorter by no more than that, and by no more than what the busiest of them works longer than any
+        other rank: the others would wait for that one then.
         """
-        ranks, result = ranks_of(stages), self.result
-        if not _unpaired(result, ranks):
+        if not _unpaired(self.result, ranks):
             return None
-        own = {rank: totals[:, OWN].sum(axis=1) for rank, totals in result.totals.items()}
-        others = [ns for rank, ns in own.items() if rank not in ranks]
-        excess = np.max([(1 - stage.factor) * own[stage.slowest] for stage in stages], axis=0)
-        busier = np.max([own[rank] for rank in ranks], axis=0) - np.max(others, axis=0)
-        per_step = np.minimum(excess, np.maximum(busier, 0))
+        mine, others = (
+            np.max([self.own_ns(rank) for rank in self.result.totals if (rank in ranks) is among], axis=0)
+            for among in (True, False)
+        )
+        per_step = np.minimum(longer_ns, np.maximum(mine - others, 0))
         return np.rint(per_step).astype(np.int64) if per_step.mean() >= self.noise else None
 
     def saved(
@@ -181,10 +189,10 @@ def ranks_of(stages: Collection[SlowStage]) -> tuple[int, ...]:
 
 
 def _unpaired(result: AlignedJob, ranks: Collection[int]) -> bool:
-    """Are most messages of these ranks without a known other end?"""
+    """Are many messages of these ranks without a known other end?"""
     mine = result.matched.instance[np.isin(result.matched.rank, list(ranks))]
     messages = result.matched.instances.is_kind((EXCHANGE,))[mine]
-    return 2 * int(result.unpaired_messages[mine].sum()) > int(messages.sum())
+    return int(result.unpaired_messages[mine].sum()) > _UNPAIRED * int(messages.sum())
 
 
 def _replayed_beside_hosts(result: AlignedJob, recorded: RecordedSchedules) -> ReplayResult | None:

@@ -78,6 +78,7 @@ def find_stragglers(
     paced = PacedReplays(result, recorded, base, hosts, core_ns)
     search = _Search(paced)
     stragglers = [*search.run(), *search.slow_link(result.matched_before)]
+    stragglers += search.of_unpaired(attributed={rank for one in stragglers for rank in one.ranks})
     stragglers += _slow_stages(result, paced, hosts, attributed={rank for one in stragglers for rank in one.ranks})
     stragglers = Turns(paced).with_lone_ranks(stragglers)
     return tuple(sorted(stragglers, key=lambda one: (-one.lost_ns, one.rank)))
@@ -121,6 +122,23 @@ class _Search:
         if link is None or saved is None:
             return []
         return [Straggler(link.ranks[0], link.ranks, link.scope, "communication", float(saved.mean()), saved)]
+
+    def of_unpaired(self, attributed: Collection[int]) -> list[Straggler]:
+        """Slow hosts and ranks whose messages' other ends were not found, so that no replay shows who waits for them,
+        with the most that they may cost, where that is much; ``attributed`` ranks have their cause already.
+        """
+        told, found = set(attributed), []
+        for unit in (*self._slow_hosts(), *((rank,) for rank in self._paced.slow[:CANDIDATES])):
+            over = [ns for peers, own in self._paced.own for ns in excess_apart(peers, own, unit).values()]
+            if told.intersection(unit) or not over:
+                continue
+            per_step, cause = self._paced.at_most(unit, np.max(over, axis=0)), self._causes.of(unit)
+            if per_step is None or per_step.mean() < LARGE * self._paced.result.step_ns or cause == LOADING:
+                continue
+            scope, worst = "host" if len(unit) > 1 else "rank", self._slowest_of(unit)
+            found.append(Straggler(worst, unit, scope, cause, float(per_step.mean()), per_step, replayed=False))
+            told.update(unit)
+        return found
 
     def _slow_hosts(self) -> list[tuple[int, ...]]:
         """The slow ranks of each host nearly all of whose ranks are slow in the same steps, where there are others.
@@ -180,8 +198,11 @@ class _Search:
             cause = self._causes.on_host(ranks, lost_ns) or self._causes.by_draining(ranks)
         if cause is None or (cause == LOADING and self._causes.by_one_batch(ranks)):
             return None
-        worst = max(ranks, key=lambda rank: (float(self._paced.excess[rank].sum()), -rank))
-        return Straggler(worst, tuple(sorted(ranks)), scope, cause, lost_ns, saved)
+        return Straggler(self._slowest_of(ranks), tuple(sorted(ranks)), scope, cause, lost_ns, saved)
+
+    def _slowest_of(self, ranks: Collection[int]) -> int:
+        """That with the most time over its peers."""
+        return max(ranks, key=lambda rank: (float(self._paced.excess[rank].sum()), -rank))
 
     def _by_chance(self, rank: int, cause: str | None, saved: Int64) -> bool:
         """Is what this rank takes longer than its peers, and ``saved`` of each used step are without, little and only
@@ -228,7 +249,7 @@ def _slow_stages_cost(
     saved = paced.saved_at_other_stages_pace(stages)
     replayed = saved is not None
     if saved is None:
-        saved = paced.longer_than_others(stages)
+        saved = paced.at_most(ranks, np.max([(1 - one.factor) * paced.own_ns(one.slowest) for one in stages], axis=0))
     if saved is None:
         return None
     worst = max(stages, key=lambda stage: 1 / stage.factor)

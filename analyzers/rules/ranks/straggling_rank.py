@@ -65,7 +65,7 @@ _ONE_BATCH: Final = (
 
 _UNPAIRED: Final = (
     "The recording does not show which ranks the messages of the pipeline go to, so nothing shows how long the others "
-    "wait for these: at most for as long as these take longer than other stages for the same work. Record with torch "
+    "wait for these: at most for as long as these take longer than others for the same work. Record with torch "
     "2.5 or newer, whose traces name the ranks at both ends."
 )
 

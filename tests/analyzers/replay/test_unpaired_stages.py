@@ -37,6 +37,17 @@ def test_a_slow_stage_costs_at_most_what_it_takes_longer(tmp_path: Path) -> None
     assert finding.predicted_step_us.high == pytest.approx(summary.job.step_time_us)
 
 
+def test_a_rank_slower_than_those_of_its_stage_costs_at_most_what_it_takes_longer(tmp_path: Path) -> None:
+    """Its delay is why the messages of its neighbours do not fit together: a third of its own are without other end."""
+    slow = SlowCompute(ranks=(9,), factor=1.3)
+    job = simulate(replace(HEALTHY, ranks=16, ranks_per_host=4, causes=(slow,)))
+    job.write(tmp_path)
+    (row,) = perfscope.analyze(tmp_path).stragglers
+    assert (row.scope, row.ranks, row.cause, row.replayed) == ("rank", (9,), "compute", False)
+    lost_us = job.lost_ns(slow) / 1e3
+    assert lost_us <= row.lost_us == pytest.approx(lost_us, rel=0.25)
+
+
 def test_healthy_stages_are_not_accused(tmp_path: Path) -> None:
     simulate(replace(HEALTHY, noise=0.02)).write(tmp_path)
     assert perfscope.analyze(tmp_path).stragglers == ()

@@ -10,7 +10,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.rank.host_activity import BETWEEN
 from perfscope.analyzers.rules import evaluate
-from perfscope.analyzers.rules.host import host_pauses
+from perfscope.analyzers.rules.ranks import host_pauses
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
