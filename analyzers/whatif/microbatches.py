@@ -69,6 +69,11 @@ def _of_starting(partial: RankPartial, steps: Int64) -> float:
     return min(count * _LEAST_NS / total, 1.0) if total else 0.0
 
 
+def _synchronizes(piece: Piece) -> bool:
+    """Does the host wait for its device in this pass? Where it does in few of a step, it does so once per step."""
+    return any(op.kind is OpKind.SYNC for op in piece.ops) or piece.rows_ns[TimeCategory.SYNC] > 0
+
+
 def _turns(layout: Layout, rank: int, count: int) -> list[Turn]:
     return turns(layout.schedule, layout.stages, layout.stage_of[rank], count)
 
@@ -76,12 +81,13 @@ def _turns(layout: Layout, rank: int, count: int) -> list[Turn]:
 @dataclass(frozen=True)
 class _Model:
     """The recorded piece that a new one copies. ``copy`` numbers the copies of one piece; the ``last`` of them also
-    gets what happens once per step.
+    gets what happens once per step. Does its host wait for the device (``waits``), as in the recorded one?
     """
 
     piece: Piece
     copy: int
     last: bool
+    waits: bool
 
 
 class _MicrobatchWriter:
@@ -146,19 +152,23 @@ class _MicrobatchWriter:
             after = [min(int((at + 0.5) * len(known) / len(uses)), len(known) - 1) for at in range(len(uses))]
             for at, use in enumerate(uses):
                 last = at + 1 == len(uses) or after[at + 1] != after[at]
-                models[use] = _Model(known[after[at]], at - after.index(after[at]), last)
+                waits = last or 2 * sum(map(_synchronizes, known)) > len(known)
+                models[use] = _Model(known[after[at]], at - after.index(after[at]), last, waits)
         return grouped((place, model) for (place, _), model in sorted(models.items(), key=itemgetter(0)))
 
     def _piece(self, model: _Model, step: int) -> None:
         factors = self._factors_of.get(model.piece)
         if factors is None:
             factors = self._factors_of[model.piece] = self._factors(model.piece)
+        if not model.waits:
+            factors = factors.copy()
+            factors[TimeCategory.SYNC] = 0.0
         for op in model.piece.ops:
             scaled = self._scaled(op, factors)
             rank_op = self._rank_op_of(op, model)
             if rank_op is not None:
                 self._emit(replace(scaled, rank_op=rank_op, step=step))
-            elif op.kind in (OpKind.NOTE, OpKind.SYNC, OpKind.LIMIT):
+            elif op.kind in (OpKind.NOTE, OpKind.LIMIT) or (op.kind is OpKind.SYNC and model.waits):
                 self._of_host(scaled)
             else:
                 self._carry(scaled)

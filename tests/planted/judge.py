@@ -117,8 +117,8 @@ def _nameable(drawn: Drawn) -> list[tuple[Expected, list[Cause]]]:
     """
     own = [(_recorded(who, drawn), cause) for cause, who in drawn.causes if who is not None]
     named = [(who, [other for one, other in own if one == who or _is_part(one, who)]) for who, _ in own]
-    alike = [(who, causes) for who, causes in named if who.scope == "rank"]
-    if len(alike) == 2 and alike[0][0].ranks != alike[1][0].ranks:
+    alike = [(who, causes) for who, causes in named if who.scope in ("rank", "host")]
+    if len(alike) == 2 and not set(alike[0][0].ranks).intersection(alike[1][0].ranks):
         ranks = tuple(sorted({rank for who, _ in alike for rank in who.ranks}))
         named.append((Expected(ranks, alike[0][0].cause, "ranks"), [cause for _, causes in alike for cause in causes]))
     loaders = [cause for cause, who in drawn.causes if who is None and isinstance(cause, SlowLoader)]
@@ -166,7 +166,7 @@ class Attribution:
         if each.who.scope == "some" or any(_is_part(each.who, other.who) for other in self._planted):
             return False
         if each.who.scope == "ranks":
-            alone = max(other.cost_us for other in self._planted if other.who.scope == "rank")
+            alone = max(other.cost_us for other in self._planted if other.who.scope in ("rank", "host"))
             if each.cost_us < 2 * alone:
                 return False
         elif any(other.who.scope == "ranks" and set(each.who.ranks) < set(other.who.ranks) for other in self._planted):

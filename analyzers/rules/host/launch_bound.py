@@ -58,12 +58,12 @@ def evaluate(job: RuleContext) -> Finding | None:
     loops = without_loops(job)
     if step is not None and _is_told(job, job.step_time_us - step.mid, loops):
         return None
+    if not of_most:
+        return None if step is None or loops is not None else _behind_others(job, longest, step, whatif)
     if step is not None and loops is not None:
         step = _beside_loops(job, whatif, loops[0])
         if step is None:
             return None
-    if not of_most:
-        return None if step is None else _behind_others(job, longest, step, whatif)
     note = job.median_note("idle_launch")
     return job.finding(
         RULE,
@@ -105,7 +105,7 @@ def _behind_others(
             ),
             *_evidence(job),
         ),
-        action=_action(job),
+        action=_action(job, loops=False),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
         predicted=step,
         whatif=whatif,

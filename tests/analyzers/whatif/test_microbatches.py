@@ -22,7 +22,7 @@ from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Job, Model, Recording
-from tests.generator import ExtraLayers, JobSpec, ModelSpec, NetworkSpec, simulate
+from tests.generator import ExtraLayers, HostSpec, HostSync, JobSpec, ModelSpec, NetworkSpec, simulate
 
 pytestmark = pytest.mark.scale
 
@@ -83,6 +83,16 @@ def test_four_times_as_many(recordings: dict[str, Context], name: str) -> None:
     found = predict(recordings[name], asked)
     assert found.mid_ns == pytest.approx(truth, rel=0.02)
     assert found.low_ns <= truth <= found.high_ns
+
+
+def test_a_host_that_waits_once_per_step_still_does_so_once(tmp_path: Path) -> None:
+    """Behind the last of four forwards of a stage ``.item()`` returns late: behind one of eight as well."""
+    late = HostSpec(sync_return_ns=500_000)
+    spec = replace(ONE_F_ONE_B, microbatches=4, host=late, end_sync=False, causes=(HostSync(ranks=(1,)),))
+    spec = replace(spec, model=replace(MODEL, layers=4, tokens=2048), network=NetworkSpec(busbw_gbps=600.0))
+    simulate(spec).write(tmp_path)
+    found = predict(context_of(tmp_path), {"pipeline.microbatches": "8"})
+    assert found.mid_ns == pytest.approx(simulate(spec.in_microbatches(8)).truth.step_time_ns, rel=0.03)
 
 
 def test_as_many_as_there_are_change_nothing(recordings: dict[str, Context]) -> None:
