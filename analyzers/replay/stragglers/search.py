@@ -32,7 +32,7 @@ from perfscope.analyzers.replay.stragglers.causes import Causes
 from perfscope.analyzers.replay.stragglers.chance import by_chance, least_told_ns, rests_on_one_step
 from perfscope.analyzers.replay.stragglers.hiding import CANDIDATES, Hiding
 from perfscope.analyzers.replay.stragglers.in_turn import Turns
-from perfscope.analyzers.replay.stragglers.own_time import excess_apart, most_apart
+from perfscope.analyzers.replay.stragglers.own_time import LARGE, excess_apart, most_apart
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays, ranks_of
 from perfscope.analyzers.replay.stragglers.slow_links import slow_links, with_usual_links
 from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, slow_stages
