@@ -127,6 +127,8 @@ class _Search:
         """Slow hosts and ranks whose messages' other ends were not found, so that no replay shows who waits for them,
         with the most that they may cost, where that is much; ``attributed`` ranks have their cause already.
         """
+        if not self._paced.result.unpaired_messages.any():
+            return []
         told, found = set(attributed), []
         for unit in (*self._slow_hosts(), *((rank,) for rank in self._paced.slow[:CANDIDATES])):
             over = [ns for peers, own in self._paced.own for ns in excess_apart(peers, own, unit).values()]
