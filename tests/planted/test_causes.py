@@ -263,7 +263,9 @@ def test_the_stragglers_are_reported(case: Case) -> None:
             assert row.alone_us[row.ranks.index(row.rank)] == pytest.approx(alone, rel=0.05)
         else:
             assert row.lost_us == pytest.approx(alone, rel=0.05)
-        assert row.confidence in ("medium", "high")
+        # One slow batch does not show how fast the other ranks load, once they need not wait for this one.
+        one_batch = row.cause == "dataloader" and len(row.steps) == 1
+        assert row.confidence in (("low",) if one_batch else ("medium", "high"))
 
 
 def test_the_unchanged_replay_is_the_recording(case: Case) -> None:
