@@ -70,6 +70,13 @@ class HostRow:
     rdma_received_bytes_per_s: Annotated[BytesPerS | None, "Received by RDMA (InfiniBand, RoCE)."]
     rdma_sent_bytes_per_s: Annotated[BytesPerS | None, "Sent by RDMA (InfiniBand, RoCE)."]
 
+    @property
+    def other_cores(self) -> float | None:
+        """Cores that processes besides the job's kept busy; None where that is not known."""
+        if self.cpu_share is None or self.job_cores is None or not self.cores:
+            return None
+        return max(self.cpu_share * self.cores - self.job_cores, 0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRow:

@@ -78,9 +78,10 @@ def _about_host(host: HostRow) -> Iterator[Note]:
 
     if _above(host.throttled_share, HELD_BACK):
         yield found("cpu_quota", cores=host.cores_usable or 0, share=host.throttled_share)
-    others = _others(host)
-    if _above(others, CROWDED):
-        yield found("other_processes", others=(others or 0) * (host.cores or 0), cores=host.cores, job=host.job_cores)
+    others = host.other_cores
+    # On a host with cores to spare they take none of the job's.
+    if others is not None and _above(host.cpu_share, SATURATED) and others >= CROWDED * (host.cores or 0):
+        yield found("other_processes", others=others, cores=host.cores, job=host.job_cores)
     if _above(host.steal_share, HELD_BACK):
         yield found("steal", share=host.steal_share)
     if _above(host.swapped_bytes_per_s, SWAPPING):
@@ -94,13 +95,6 @@ def _about_host(host: HostRow) -> Iterator[Note]:
         yield found("io_pressure", share=waited, read_mb_per_s=read, written_mb_per_s=written)
     if _above(host.memory_pressure_share, STUCK):
         yield found("memory_pressure", share=host.memory_pressure_share)
-
-
-def _others(host: HostRow) -> float | None:
-    """Share of the host's cores that processes besides the job's kept busy, on a host without a core to spare."""
-    if host.cpu_share is None or host.job_cores is None or not host.cores or host.cpu_share < SATURATED:
-        return None
-    return host.cpu_share - host.job_cores / host.cores
 
 
 def _about_workers(system: System) -> Iterator[Note]:

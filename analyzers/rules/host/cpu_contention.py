@@ -51,10 +51,7 @@ class _Crowded:
     @property
     def others(self) -> float | None:
         """Cores' worth of time that processes of nobody in the job use; None where that was not recorded."""
-        row = self.row
-        if row is None or row.cpu_share is None or not row.cores or row.job_cores is None:
-            return None
-        return max(row.cpu_share * row.cores - row.job_cores, 0.0)
+        return None if self.row is None else self.row.other_cores
 
     @property
     def is_own(self) -> bool:
