@@ -130,7 +130,8 @@ def evaluate(job: RuleContext) -> tuple[Finding, ...]:
     """Every finding of every rule, the one that is worth most first; what is no defect comes last."""
     found = tuple(_replayed(finding, job) for rule in RULES if (finding := rule(job)) is not None)
     findings = [
-        replace(finding, confidence=_confidence(finding, job)) for finding in _that_gain(found, job.step_time_us)
+        replace(finding, confidence=_confidence(finding, job, job.step_time_us))
+        for finding in _that_gain(found, job.step_time_us)
     ]
     return tuple(
         sorted(
@@ -181,7 +182,8 @@ def _unprofiled(finding: Finding, job: RuleContext) -> Finding:
     whatif = {} if without is None else finding.whatif
     without = without or predicted.times(job.info.step_us / job.step_time_us)
     ceiling = None if finding.ceiling is None else max(finding.ceiling, job.info.step_us / without.mid - 1)
-    return replace(finding, predicted_step_us=without, ceiling=ceiling, whatif=whatif)
+    shown = replace(finding, predicted_step_us=without, ceiling=ceiling, whatif=whatif)
+    return replace(shown, confidence=_confidence(shown, job, job.info.step_us))
 
 
 def joint_plan(findings: tuple[Finding, ...], predict: Predict | None) -> Plan | None:
@@ -243,10 +245,10 @@ def _of_recording(job: RuleContext) -> Confidence:
     return Confidence.MEDIUM if ratio >= PERTURBED else Confidence.HIGH
 
 
-def _confidence(finding: Finding, job: RuleContext) -> Confidence:
-    """No more than the prediction and the recording allow."""
+def _confidence(finding: Finding, job: RuleContext, step_us: float) -> Confidence:
+    """No more than the prediction, which is of a step of so many microseconds, and the recording allow."""
     # A range that reaches from a gain to none leaves the advice in doubt, however sure its evidence.
     predicted = finding.predicted_step_us
-    doubtful = predicted is not None and predicted.mid < job.step_time_us <= predicted.high
+    doubtful = predicted is not None and predicted.mid < step_us <= predicted.high
     of_prediction = Confidence.MEDIUM if doubtful else Confidence.HIGH
     return min(finding.confidence, of_prediction, _of_recording(job), key=_SURENESS.index)

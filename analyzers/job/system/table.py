@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.system.samples import Machine, SampleTable, read_samples
+from perfscope.analyzers.job.system.samples import HostSamples, Machine, SampleTable, read_samples
 from perfscope.grouping import grouped
 from perfscope.recording.job import Job
 from perfscope.recording.metadata import RunMetadata
@@ -95,12 +95,19 @@ def _machines(job: Job, result: AlignedJob, runs: Mapping[int, RunMetadata]) -> 
             continue
         runs_of_sampler = [samples for samples in runs_of_sampler if samples.header.host in by_host]
         if runs_of_sampler:
-            samples = max(runs_of_sampler, key=lambda each: each.samples_in(*windows[each.header.host]))
+            samples = max(runs_of_sampler, key=lambda each: _spans(each, *windows[each.header.host]))
             ranks = by_host[samples.header.host]
             machines.append(
                 Machine(samples, tuple(ranks), *windows[samples.header.host], to_picture_ns=offsets[ranks[0]] - begin)
             )
-    return [each for each in machines if each.samples.table.mean("idle_ms", each.start_ns, each.end_ns) is not None]
+    return [each for each in machines if _spans(each.samples, each.start_ns, each.end_ns)[0]]
+
+
+def _spans(samples: HostSamples, start_ns: int, end_ns: int) -> tuple[bool, int]:
+    """Whether samples span the used steps, and how many lie inside them: a few short steps may have none inside, but
+    one before and one after, while another sampler on this host began only after them.
+    """
+    return samples.table.mean("idle_ms", start_ns, end_ns) is not None, samples.samples_in(start_ns, end_ns)
 
 
 def _host_row(machine: Machine) -> HostRow:

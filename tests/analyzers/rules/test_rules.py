@@ -23,6 +23,20 @@ def test_no_advice_is_sure_whose_gain_is_in_doubt(high_share, confidence):
 
 
 @pytest.mark.parametrize(
+    ("high_share", "confidence"), [(0.9, Confidence.HIGH), (1.1, Confidence.MEDIUM)], ids=["a gain", "perhaps none"]
+)
+def test_the_gain_in_doubt_is_that_of_the_step_without_the_profiler(high_share, confidence):
+    """Its prediction is what is shown, whatever the profiled step's own was."""
+    case = changed(
+        starved(80_000), unprofiled_step_us=90_000.0, predict=lambda _: Prediction(low=4e4, mid=5e4, high=6e4),
+        predict_unprofiled=lambda _: Prediction(low=45e3, mid=63e3, high=high_share * 90e3),
+    )  # fmt: skip
+    finding, *_ = unprofiled(evaluate(case), case)
+    assert finding.predicted_step_us == Prediction(low=45e3, mid=63e3, high=high_share * 90e3)
+    assert finding.confidence is confidence
+
+
+@pytest.mark.parametrize(
     ("perturbation", "confidence"),
     [(None, Confidence.HIGH), (1.2, Confidence.HIGH), (1.3, Confidence.MEDIUM), (3.6, Confidence.LOW)],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.analyze import analyze
+from perfscope.analyzers.job.system.samples import read_samples
 from perfscope.recording.gather import gather
 from perfscope.recording.job import open_job
 from perfscope.recording.metadata import load_launch
@@ -63,7 +64,8 @@ def test_nodes_that_share_no_file_system(tmp_path: Path) -> None:
     summary = analyze(tmp_path / "all", workers=1)
     assert summary.job.missing_ranks == ()
     assert all(row.aligned for row in summary.clock)
-    assert summary.system is not None
+    (samples,) = (tmp_path / "all").glob("host-*.samples.jsonl")  # both nodes are this host
+    assert len(read_samples(samples, 0, 2**62)) == 2
 
 
 def test_nodes_that_share_a_folder(tmp_path: Path) -> None:

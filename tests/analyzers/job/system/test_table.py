@@ -248,6 +248,16 @@ class TestFiles:
         assert found.hosts[0].cores == 16
         assert found.hosts[0].cpu_share == pytest.approx(1 / 8)
 
+    def test_of_two_samplers_on_one_host_the_one_around_the_steps_is_taken(self, tmp_path: Path) -> None:
+        """Two nodes on one machine: one's sampler began after the few steps, the other's looked around them."""
+        after = [sample(at, cpu(at, 1)) for at in (5, 6, 7)]
+        around = [sample(at, cpu(at + 1, 2)) for at in (-0.1, 4.1)]
+        for order in ((after, around), (around, after)):
+            write(tmp_path, *(line for samples in order for line in (header(), *samples)))
+            found = analyzed(tmp_path, {0: run(0)})
+            assert found is not None
+            assert found.hosts[0].cpu_share == pytest.approx(2 / 8)
+
     def test_a_file_cut_by_a_kill_is_read_up_to_there(self, tmp_path: Path) -> None:
         path = write(tmp_path, header(), *(sample(at, cpu(at + 1, 1)) for at in range(-1, 6)))
         path.write_bytes(b"\n" + path.read_bytes() + b"[17000000000000, [1, 2")
