@@ -211,7 +211,7 @@ def _job_info(
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
     ranks_of_job = world_size(result.partials, runs)
-    batches = _batches(result)
+    batches = result.batches_per_step
     samples = [
         length * batches[rank]
         for rank in ranks
@@ -325,11 +325,3 @@ def _shown_ranks(stragglers: Sequence[StragglerRow], pipeline: Pipeline | None) 
     """Ranks that a picture of few must show: the stragglers, and one of each pipeline stage."""
     stages = pipeline.stages if pipeline is not None else ()
     return (*attributed_ranks(stragglers)[:2], *(row.ranks[0] for row in stages if row.ranks))
-
-
-def _batches(result: AlignedJob) -> dict[int, float]:
-    """Rank -> batches that it takes from its data loader in a used step, mean over the steps."""
-    return {
-        rank: float(np.mean(partial.loading.batches[partial.steps.indices_of(result.steps)]))
-        for rank, partial in result.partials.items()
-    }

@@ -120,6 +120,14 @@ class AlignedJob:
         return taking_at_most_ns(self.partials)
 
     @cached_property
+    def batches_per_step(self) -> dict[int, float]:
+        """Rank -> batches that it takes from its data loader in a used step, mean over the steps."""
+        return {
+            rank: float(partial.loading.batches[partial.steps.indices_of(self.steps)].mean())
+            for rank, partial in self.partials.items()
+        }
+
+    @cached_property
     def workers_in_turn(self) -> int | None:
         """How many loader workers each rank has, as the batches show that ranks waited for."""
         return shown_in_turn(self.partials, self.taking_at_most_ns)

@@ -21,10 +21,9 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
     """One row for each rank that took a batch in the used steps."""
     rows = []
     for rank, partial in sorted(result.partials.items()):
-        used = partial.steps.indices_of(result.steps)
-        batches = int(partial.loading.batches[used].sum())
-        if batches == 0:
+        if not result.batches_per_step[rank]:
             continue
+        used = partial.steps.indices_of(result.steps)
         blocking_us = float(result.totals[rank][:, TimeCategory.DATALOADER].mean()) / 1e3
         sampler_us = float(partial.loading.sampled_ns[used].mean()) / 1e3
         # Those of the loader that the recorded steps took batches from; else by the iterator's name.
@@ -45,7 +44,7 @@ def dataloader_rows(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tupl
                     result.workers_in_turn,
                 ),
                 num_workers=workers,
-                batches_per_step=batches / len(used),
+                batches_per_step=result.batches_per_step[rank],
                 sampler_us=sampler_us,
             )
         )

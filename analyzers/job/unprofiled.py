@@ -94,9 +94,7 @@ def _workers_pace_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> dic
         loader = run.dataloaders[0] if run.dataloaders else None
         if loader is None or not 0 < loader.num_workers <= loader.fetched_batches or loader.fetched_ns is None:
             continue
-        partial = result.partials[rank]
-        batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
-        paces[rank] = loader.fetched_ns * batches / loader.num_workers
+        paces[rank] = loader.fetched_ns * result.batches_per_step[rank] / loader.num_workers
     return paces
 
 

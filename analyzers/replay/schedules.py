@@ -108,9 +108,7 @@ class RecordedSchedules:
             if found.holds_device:
                 steps[rank] = result.step_ns
             elif found.batch_ns is not None:
-                partial = result.partials[rank]
-                batches = float(partial.loading.batches[partial.steps.indices_of(result.steps)].mean())
-                steps[rank] = min(found.batch_ns * batches, result.step_ns)
+                steps[rank] = min(found.batch_ns * result.batches_per_step[rank], result.step_ns)
         return steps
 
     def first_progress_ns(self, result: AlignedJob, rank: int) -> int:

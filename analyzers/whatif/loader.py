@@ -73,7 +73,7 @@ def unseen_variation(context: Context) -> float:
         used = partial.steps.indices_of(context.result.steps)
         if totals[:, TimeCategory.DATALOADER].mean() >= _WAITS * step_ns:
             share = min(float(partial.loading.waited_ns[used].mean()) / step_ns, 1.0)
-            loading = max(loading, share / sqrt(max(float(partial.loading.batches[used].mean()), 1.0)))
+            loading = max(loading, share / sqrt(max(context.result.batches_per_step[rank], 1.0)))
     return hypot(_STEPS_VARY, _BATCHES_VARY * loading)
 
 
@@ -128,11 +128,10 @@ def _fetching_ns(context: Context) -> dict[int, tuple[float, float]]:
     for rank, run in context.runs.items():
         loader = run.dataloaders[0] if run.dataloaders else None
         if loader is not None and loader.num_workers:
-            partial = context.result.partials[rank]
-            batches = float(partial.loading.batches[partial.steps.indices_of(context.result.steps)].mean())
             batch_ns = max(loader.load_cpu_ns / max(loader.timed_batches, 1), loader.fetched_ns or 0.0)
             error = 2 * _BATCHES_VARY / sqrt(max(loader.timed_batches, loader.fetched_batches, 1))
-            found[rank] = batch_ns * batches / loader.num_workers / context.correction, error
+            step_ns = batch_ns * context.result.batches_per_step[rank] / loader.num_workers
+            found[rank] = step_ns / context.correction, error
     return found
 
 
