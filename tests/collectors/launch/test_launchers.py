@@ -33,10 +33,14 @@ def agent(node: int, port: int, *more: str) -> tuple[str, ...]:
 
 
 def on_two_nodes(folders: tuple[Path, Path], *options: str) -> list[Recording]:
+    """What two nodes record of DDP, whose samplers are up before the recorded steps also on a busy machine."""
     port = free_port()
+    script = (DDP, "--settle", "2")
     with ThreadPoolExecutor(2) as nodes:
         return list(
-            nodes.map(lambda node: record(folders[node], *agent(node, port), DDP, options=(*SHORT, *options)), range(2))
+            nodes.map(
+                lambda node: record(folders[node], *agent(node, port), *script, options=(*SHORT, *options)), range(2)
+            )
         )
 
 
@@ -64,6 +68,7 @@ def test_nodes_that_share_no_file_system(tmp_path: Path) -> None:
     summary = analyze(tmp_path / "all", workers=1)
     assert summary.job.missing_ranks == ()
     assert all(row.aligned for row in summary.clock)
+    assert summary.system is not None
     (samples,) = (tmp_path / "all").glob("host-*.samples.jsonl")  # both nodes are this host
     assert len(read_samples(samples, 0, 2**62)) == 2
 

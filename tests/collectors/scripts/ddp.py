@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=18)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--settle", type=float, default=0, help="seconds of the second step, for other processes")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -26,6 +28,8 @@ loader = DataLoader(data, batch_size=12, sampler=DistributedSampler(data), num_w
 for step, (x,) in enumerate(loader):
     if step == options.steps:
         break
+    if step == 1:
+        time.sleep(options.settle)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(x).pow(2).mean()
     optimizer.zero_grad()
