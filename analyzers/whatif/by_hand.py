@@ -86,7 +86,7 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     # A wait may have ended in the next step only.
     schedules.without({one for loop in loops for one in loop.reduced})
     transfers = alone * sum(
-        context.transfer_ns(loops[0].reduced[0], round(size)) for size in np.diff(ends, prepend=0.0).tolist()
+        context.transfer_among_ns(loops[0].reduced, round(size)) for size in np.diff(ends, prepend=0.0).tolist()
     )
     either = TRANSFER_ERROR * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
     # It does not show when the gradients became ready.
@@ -158,7 +158,7 @@ def _replace(
     for index, (end, at) in enumerate(zip(ends, _ready(step_ops, loop.first, ends, backward), strict=True)):
         new = replace(model.collective, bytes=round(end - passed))
         collective = collectives.setdefault((loop.step, new.group, index), new)
-        transfer = alone * context.transfer_ns(model, collective.bytes or 0)
+        transfer = alone * context.transfer_among_ns(loop.reduced, collective.bytes or 0)
         made.append(RankOp(loop.rank, collective, model.lane, model.gap_ns, transfer))
         added.append((min(at, begin), ScheduleOp.of(OpKind.ISSUE, made[-1], loop.step)))
         passed = end

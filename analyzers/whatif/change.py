@@ -8,7 +8,7 @@ they were asked for: first which ranks change pace, then the work itself, then w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, field, replace
 from typing import Final
 
@@ -219,15 +219,31 @@ class Context:
         model = self.model_of(collective.group, collective.kind)
         if model is not None:
             return model.alpha_ns + model.slope * size
-        own_ns = rank_op.transfer_ns
+        usual, recorded = (self._usual_transfer_ns(rank_op, bytes_) for bytes_ in (size, collective.bytes))
+        delay = rank_op.transfer_ns - recorded
+        # What delayed this one does not grow with its bytes; where it was quicker than others, the link was.
+        return usual + delay if delay > 0 else usual * rank_op.transfer_ns / recorded
+
+    def transfer_among_ns(self, rank_ops: Sequence[RankOp], size: int) -> float:
+        """Transfer (ns) of ``size`` bytes in place of these of one group and kind, as quick as they are on average: a
+        delay of one of them does not come with each of the new ones. Errors are those of ``transfer_ns``.
+        """
+        first = rank_ops[0]
+        collective = first.collective
+        if not collective.bytes or self.model_of(collective.group, collective.kind) is not None:
+            return self.transfer_ns(first, size)
+        recorded = sum(self._usual_transfer_ns(each, each.bytes) for each in rank_ops)
+        return self._usual_transfer_ns(first, size) * sum(each.transfer_ns for each in rank_ops) / recorded
+
+    def _usual_transfer_ns(self, rank_op: RankOp, size: int) -> float:
+        """Transfer (ns) of ``size`` bytes as such collectives usually take, for which no cost was fitted; where nothing
+        is known of others, as ``rank_op``'s own takes.
+        """
+        collective = rank_op.collective
         usual = self.latencies.usual(collective.group, collective.kind)
-        if usual is None:
-            latency = self.latency_ns(collective, own_ns)
-            return latency + (own_ns - latency) * size / collective.bytes
-        # What delayed this one does not grow with its bytes.
-        usual_bytes, usual_ns = usual
+        usual_bytes, usual_ns = usual or (collective.bytes or 1, rank_op.transfer_ns)
         latency = self.latency_ns(collective, usual_ns)
-        return max(own_ns + (usual_ns - latency) * (size - collective.bytes) / usual_bytes, min(latency, own_ns))
+        return latency + (usual_ns - latency) * size / usual_bytes
 
     def part_of_transfer_ns(self, rank_op: RankOp, share: float) -> float:
         """Transfer of ``rank_op``'s collective (ns) were it that share of its bytes, which need not be known."""

@@ -127,7 +127,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         for (step, group, _, _), collective in collectives.items()
         if (step, group) == (first.step, first.buckets[0].collective.group)
     )
-    transfers = TRANSFER_ERROR * alone * sum(context.transfer_ns(first.buckets[0], size) for size in new)
+    transfers = TRANSFER_ERROR * alone * sum(context.transfer_among_ns(first.buckets, size) for size in new)
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     known = parameters is not None and parameters[1]
@@ -198,7 +198,7 @@ def _rebucket(
     for index, (end, at) in enumerate(zip(ends, moments, strict=True)):
         new = replace(model.collective, bytes=round(end - begun))
         collective = collectives.setdefault((one.step, new.group, one.backward, index), new)
-        transfer = alone * context.transfer_ns(model, collective.bytes or 0)
+        transfer = alone * context.transfer_among_ns(one.buckets, collective.bytes or 0)
         buckets.append(RankOp(one.rank, collective, model.lane, model.gap_ns, transfer))
         added.append((at, ScheduleOp.of(OpKind.ISSUE, buckets[-1], one.step)))
         begun = end

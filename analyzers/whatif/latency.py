@@ -3,7 +3,7 @@
 A cost model needs two sizes. Where a group moved one, other collectives over the same kind of link (inside a host, or
 between hosts) show the latency: t = alpha + f(n) · S / B is fitted to all of them together, and used where it gives the
 group's own times back; else a collective of a few bytes is all latency. Where there is neither, what a slow network
-would not take for the bytes is latency, if that is long; else it is assumed. A
+would not take for the bytes of a small collective is latency, if that is long; else it is assumed. A
 prediction shows how much depends on that: it is also replayed with a fifth and with five times of an assumed latency,
 and with half and twice of one known from other groups.
 """
@@ -42,9 +42,12 @@ _MOST_OF_IT: Final = 0.8
 """Largest share of a transfer that an assumed latency can be: the bytes take time as well."""
 _NVLINK_GBPS: Final = 100.0
 """Bus bandwidth that only links between devices of one host reach."""
-SLOWEST_GBPS: Final = 0.1
-"""Bus bandwidth that every link reaches: of gigabit Ethernet. What a small collective takes beyond that is latency: of
-busy hosts, whose threads wait for a core each time."""
+_SLOW_GBPS: Final = 0.1
+"""Bus bandwidth of a slow link, gigabit Ethernet. What a small collective takes beyond that is latency: of busy hosts,
+whose threads wait for a core each time."""
+_SMALL: Final = 256 << 10
+"""Bytes up to which that holds. A larger collective that is slower still shows a slower link, or one that is shared: as
+latency, its time would be thousands of times the usual one."""
 _ASSUMED_NS: Final = {"nvlink": 20_000.0, "nccl": 50_000.0, "other": 100_000.0}
 """Small all-reduces: of NCCL over NVLink, over PCIe or a network (nccl-tests), and of backends on CPUs over sockets."""
 
@@ -78,6 +81,13 @@ class _TransferSize:
     quick_ns: float
     error_ns: float
     far: bool
+
+
+def beyond_slow_link_ns(moved_bytes: float, wire_bytes: float, time_ns: float) -> float:
+    """What a collective of ``moved_bytes``, ``wire_bytes`` over its busiest link, takes longer than a slow link would
+    take for them: its latency, as far as its own time shows one. 0 for one that is not small.
+    """
+    return max(time_ns - wire_bytes / _SLOW_GBPS, 0.0) if moved_bytes <= _SMALL else 0.0
 
 
 class Latencies:
@@ -130,9 +140,9 @@ class Latencies:
             # Those of the same group used the same links; of others, the typical one.
             times = [one.time_ns for one in alike if one.group == group] or [one.time_ns for one in alike]
             return Latency(float(np.median(times)), True, _FACTOR_OF_OTHERS)
-        slowest_ns = largest.time_ns - largest.wire / SLOWEST_GBPS
-        if slowest_ns > _FACTOR_ASSUMED * self._usual_ns(largest):
-            return Latency(slowest_ns, True, _FACTOR_OF_OTHERS)
+        waited_ns = beyond_slow_link_ns(largest.bytes, largest.wire, largest.time_ns)
+        if waited_ns > _FACTOR_ASSUMED * self._usual_ns(largest):
+            return Latency(waited_ns, True, _FACTOR_OF_OTHERS)
         return Latency(self._usual_ns(largest), False, _FACTOR_ASSUMED)
 
     def _usual_ns(self, largest: _TransferSize) -> float:

@@ -7,7 +7,7 @@ from typing import Final
 
 from perfscope.analyzers.rank.collectives.collectives import SMALLEST
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.analyzers.whatif.latency import SLOWEST_GBPS
+from perfscope.analyzers.whatif.latency import beyond_slow_link_ns
 from perfscope.frozen import dataclass
 from perfscope.results.rows import CollectiveRow
 
@@ -27,8 +27,8 @@ class CollectiveTraffic:
     transfer_us: float
     """Sum over the collectives, overlapped or exposed."""
     alpha_us: float | None
-    """Latency of one collective: fitted, or between CPUs what those without load take, or of one size what a slow
-    network would not take; None where that is not known."""
+    """Latency of one collective: fitted, or between CPUs what those without load take, or of small ones of one size
+    what a slow link would not take; None where that is not known."""
     across_hosts: bool | None
 
     @property
@@ -88,7 +88,7 @@ def _latency_us(job: RuleContext, group: str, kind: str, fitted_us: float | None
     """
     rows = [row for row in job.summary.collectives if (row.group, row.kind) == (group, kind)]
     if fitted_us is None:
-        return _beyond_slowest_us([row for row in rows if (row.bytes or 0) >= SMALLEST])
+        return _beyond_slow_link_us([row for row in rows if (row.bytes or 0) >= SMALLEST])
     count = sum(row.count for row in rows if 0 < (row.bytes or 0) < SMALLEST)
     if job.on_devices or not count:
         return fitted_us
@@ -97,14 +97,15 @@ def _latency_us(job: RuleContext, group: str, kind: str, fitted_us: float | None
     return max(fitted_us, min(tiny_us, *larger_us))
 
 
-def _beyond_slowest_us(rows: list[CollectiveRow]) -> float | None:
-    """Latency of like collectives, which separate it from bandwidth no further: what even a slow network would not
-    take for their bytes. None where that is less than half of what they take.
+def _beyond_slow_link_us(rows: list[CollectiveRow]) -> float | None:
+    """Latency of like collectives, which separate it from bandwidth no further: what a slow link would not take for
+    their bytes. None where that is less than half of what they take.
     """
     count = sum(row.count for row in rows)
     taken_us = sum(row.transfer_us * row.count for row in rows) / count
-    bytes_us = sum((row.bytes or 0) * row.count for row in rows) / count / SLOWEST_GBPS / 1e3
-    return taken_us - bytes_us if bytes_us < taken_us / 2 else None
+    moved = sum(map(_moved, rows)) / count
+    latency_us = beyond_slow_link_ns(moved, moved, taken_us * 1e3) / 1e3
+    return latency_us if latency_us > taken_us / 2 else None
 
 
 def _moved(row: CollectiveRow) -> int:

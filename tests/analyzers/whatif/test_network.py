@@ -134,3 +134,40 @@ def test_what_a_slow_network_would_not_take_for_the_bytes_is_latency(tmp_path: P
     assert found.mid_ns == pytest.approx(truth, abs=2e6)
     (first, *_) = perfscope.analyze(tmp_path).findings
     assert first.title.startswith("DDP's gradient buckets are too small")
+
+
+SHARED_LINK = JobSpec(
+    ranks=2,
+    steps=5,
+    model=ModelSpec(layers=4, tokens=512, width=896, hidden=896),
+    network=NetworkSpec(alpha_ns=300 * US, busbw_gbps=0.03),
+    end_sync=True,
+    bucket_bytes=3_000_000,
+    first_bucket_bytes=3_000_000,
+)
+"""3.2 MB in 107 ms, all buckets of one size: a link of 1 Gbit/s that four jobs share."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "changed"),
+    [
+        ({"network.bandwidth": "4x"}, replace(SHARED_LINK, network=NetworkSpec(alpha_ns=300 * US, busbw_gbps=0.12))),
+        ({"network.bandwidth": "0.5x"}, replace(SHARED_LINK, network=NetworkSpec(alpha_ns=300 * US, busbw_gbps=0.015))),
+        ({"ddp.bucket_cap_mb": "25"}, replace(SHARED_LINK, bucket_bytes=25 << 20, first_bucket_bytes=25 << 20)),
+        ({"ddp.bucket_cap_mb": "1"}, replace(SHARED_LINK, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)),
+    ],
+    ids=lambda value: " ".join(map("=".join, value.items())) if isinstance(value, dict) else "",
+)
+def test_large_buckets_of_one_size_are_slow_for_their_bytes(
+    asked: dict[str, str], changed: JobSpec, tmp_path: Path
+) -> None:
+    simulate(SHARED_LINK).write(tmp_path)
+    found = predict(context_of(tmp_path, workers=1), asked)
+    truth = simulate(changed).truth.step_time_ns
+    assert found.low_ns <= truth <= found.high_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.03)
+
+
+def test_large_buckets_of_one_size_on_a_slow_link_are_not_called_too_small(tmp_path: Path) -> None:
+    simulate(SHARED_LINK).write(tmp_path)
+    assert "ddp-buckets" not in [finding.rule for finding in perfscope.analyze(tmp_path).findings]
