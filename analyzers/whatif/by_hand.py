@@ -20,7 +20,7 @@ from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import FIRST_BUCKET, MIB, bucket_ends
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
-from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, TRANSFER_ERROR, alone_share
+from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, alone_share
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.analyzers.whatif.schedules.steps import StepOps, every_step
@@ -88,7 +88,7 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     transfers = alone * sum(
         context.transfer_among_ns(loops[0].reduced, round(size)) for size in np.diff(ends, prepend=0.0).tolist()
     )
-    either = TRANSFER_ERROR * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
+    either = context.transfer_error(loops[0].reduced[0]) * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
     # It does not show when the gradients became ready.
     less, more = (0.50, 0.25) if value == "ddp" else (0.15, 0.15)
     return Uncertainty(less, more, either, faster_ns=waited_ns)

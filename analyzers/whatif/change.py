@@ -36,6 +36,9 @@ _AS_LONG: Final = 0.01
 
 MEMORY_GBPS: Final = 1500.0
 """What kernels that read and write gradients are taken to move: an A100's memory."""
+_SIZE_ERROR: Final = 0.10
+"""Least share of a transfer that a cost model may miss at sizes between and beyond the recorded ones."""
+
 REDUCED_ONCE: Final = "gradients are already reduced once per step"
 """Why reducing them once is refused."""
 
@@ -196,6 +199,13 @@ class Context:
             if model.group == group and kinds[model.kind] == kind:
                 return model
         return None
+
+    def transfer_error(self, rank_op: RankOp) -> float:
+        """Share of a transfer that the cost model of ``rank_op``'s kind may miss at sizes that were not recorded: what
+        it misses at those that were, and no less than ``_SIZE_ERROR``.
+        """
+        model = self.model_of(rank_op.collective.group, rank_op.collective.kind)
+        return _SIZE_ERROR if model is None else max(_SIZE_ERROR, model.residual)
 
     @functools.cached_property
     def latencies(self) -> Latencies:

@@ -55,8 +55,6 @@ from perfscope.trace.trace import NEVER, Float64, Int64
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of forward and backward: two matrix products for each of the forward."""
-TRANSFER_ERROR: Final = 0.10
-"""Share of a bucket's transfer that the cost model may miss: sizes between and beyond the recorded ones."""
 _LATE: Final = 0.02
 """Share of the step for which ranks that are not recorded may delay reductions, and count as if they did not."""
 _HALF: Final = 2
@@ -127,7 +125,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         for (step, group, _, _), collective in collectives.items()
         if (step, group) == (first.step, first.buckets[0].collective.group)
     )
-    transfers = TRANSFER_ERROR * alone * sum(context.transfer_among_ns(first.buckets, size) for size in new)
+    transfers = context.transfer_error(first.buckets[0]) * alone * sum(context.transfer_among_ns(first.buckets, size) for size in new)
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     known = parameters is not None and parameters[1]
