@@ -2,7 +2,8 @@
 
 ``bf16_compress_hook`` casts each bucket, reduces half the bytes and casts back (torch
 ``distributed/algorithms/ddp_comm_hooks/default_hooks.py``). Where latency dominates, halving the
-bytes brings nothing; on CPUs gloo adds halves one by one, which may take longer.
+bytes brings nothing. On CPUs gloo adds halves one by one, which may take longer: there even the high end of the
+prediction must save time.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ _HOOKS: Final = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}
 
 
 def evaluate(job: RuleContext) -> Finding | None:
-    """The finding, or None: no fp32 gradients of DDP on devices, or overlapped, latency-bound or compressed ones."""
-    if not job.torch_ddp or not job.on_devices or setting(job, "comm_hook"):
+    """The finding, or None: no fp32 gradients of DDP, or overlapped, latency-bound or compressed ones; on CPUs also
+    where sums in 16 bits may take what the transfer saves.
+    """
+    if not job.torch_ddp or setting(job, "comm_hook"):
         return None
     gradients = traffic(job, "all_reduce")
     if job.exposed_transfer_us < SHARE * job.step_time_us or not _are_large(job, gradients):
@@ -38,7 +41,9 @@ def evaluate(job: RuleContext) -> Finding | None:
     if gradients is not None and not job.could_save(change, SHARE):
         return None
     prediction = job.predict(change) if job.predict is not None else None
-    if prediction is None and gradients is not None:
+    if prediction is None and (gradients is not None or not job.on_devices):
+        return None
+    if prediction is not None and not job.on_devices and prediction.high > (1 - SHARE) * job.step_time_us:
         return None
     # Without their sizes, where nothing can be replayed, it is a bound: half of what is exposed.
     saved_us = job.exposed_transfer_us / 2 if prediction is None else job.step_time_us - prediction.mid

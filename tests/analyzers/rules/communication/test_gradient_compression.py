@@ -76,7 +76,6 @@ def test_silent_where_it_brings_nothing_or_is_done(job: Analyzed, tmp_path: Path
     on_device = DeviceMetadata(type="cuda")
     hooked = {0: RunMetadata(settings={"ddp": {"comm_hook": "bf16_compress_hook"}}, device=on_device)}
     assert gradient_compression.evaluate(changed(job.context, runs=hooked)) is None
-    assert gradient_compression.evaluate(changed(job.context, devices=("CPU",))) is None
     # The same bytes at the same rate in halves already; and starting collectives is what takes time.
     halves = analyze(dataclasses.replace(SLOW, model=ModelSpec(layers=6, tokens=4096)), tmp_path / "halves")
     assert gradient_compression.RULE not in halves.rules
@@ -84,6 +83,15 @@ def test_silent_where_it_brings_nothing_or_is_done(job: Analyzed, tmp_path: Path
     latency = analyze(dataclasses.replace(SLOW, network=starts), tmp_path / "latency")
     assert gradient_compression.RULE not in latency.rules
     assert latency.context.typical_us("exposed_comm_transfer") > 0.05 * latency.context.step_time_us
+
+
+@pytest.mark.parametrize(("high", "found"), [(0.96, False), (0.94, True), (None, False)])
+def test_on_cpus_even_the_high_end_must_save_time(job: Analyzed, high: float | None, found: bool) -> None:
+    """Gloo adds halves one by one, which may take what a quick link saves; a slow link saves more than that."""
+    step = job.context.step_time_us
+    answer = None if high is None else Prediction(low=0.5 * step, mid=0.6 * step, high=high * step)
+    on_cpus = changed(job.context, devices=("CPU",), predict=lambda _: answer)
+    assert (gradient_compression.evaluate(on_cpus) is not None) is found
 
 
 def test_without_sizes_it_is_a_bound(job: Analyzed) -> None:
@@ -95,6 +103,7 @@ def test_without_sizes_it_is_a_bound(job: Analyzed) -> None:
     assert finding.obtained is Obtained.BOUNDED
     half = job.context.exposed_transfer_us / 2
     assert finding.ceiling == pytest.approx(half / (job.context.step_time_us - half))
+    assert gradient_compression.evaluate(changed(without, devices=("CPU",))) is None
     short = tuple(dataclasses.replace(row, transfer_us=100.0) for row in rows)
     assert gradient_compression.evaluate(changed(without, collectives=short)) is None
     # Latency is 10 to 100 µs: less than half of 300.
