@@ -3,8 +3,8 @@
 Small losses only are looked at so: what costs the job a twentieth of its time is told, whatever it was, unless steps
 vary by as much: each of two ranks that vary costs the other something. Below that a rank is slow where it is above its
 peers by so much more than its noise that the mean of so many steps is no chance, or where it is far above them in
-several steps, and in more than others are. In a few steps once is often enough: whether it comes again they do not
-show.
+several steps, and in more than others are. In a few steps once is often enough, and less of a difference: whether it
+comes again they do not show.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from perfscope.trace.trace import Float64, Int64
 MANY_STEPS: Final = 20
 """Steps in which what a rank does now and then comes more than once, as in step histories."""
 
+_FEW_STEPS: Final = 4
+"""Steps that show how much they vary."""
+
 _SURE: Final = 4.0
-"""Standard errors by which a mean is no chance."""
+_LIKELY: Final = 2.5
+"""Standard errors by which a mean is no chance: of many steps, and of a few."""
 
 _FAR: Final = 4.0
-"""Standard deviations of usual steps from which one is far above them."""
+_FAR_OF_FEW: Final = 6.0
+"""Standard deviations of usual steps from which one is far above them: of many steps, and of a few."""
 
 _QUICK: Final = 0.25
 _SIGMAS_TO_QUICK: Final = 0.6745
@@ -64,12 +69,15 @@ def by_chance(line: int, views: Iterable[Int64], step_ns: float) -> bool:
 
 def _is_plain(line: int, excess: Float64, step_ns: float) -> bool:
     """Is one of the peers (lines) slower than the others, steadily or in more steps (columns)?"""
-    steps = excess.shape[1]
+    mine, steps = excess[line], excess.shape[1]
+    if steps < _FEW_STEPS:
+        return True
+    error = float(mine.std(ddof=1)) / math.sqrt(steps)
+    if mine.mean() >= max((_SURE if steps >= MANY_STEPS else _LIKELY) * error, NOISE * step_ns):
+        return True
     if steps < MANY_STEPS:
-        return True
-    mine = excess[line]
-    if mine.mean() >= max(_SURE * float(mine.std()) / math.sqrt(steps), NOISE * step_ns):
-        return True
+        *usual, highest = np.sort(mine)
+        return bool(highest >= max(np.mean(usual) + _FAR_OF_FEW * np.std(usual, ddof=1), LARGE * step_ns))
     # From the rank's quicker steps: those that are far may be many, and of two ranks make the other's as far below.
     noise = float(np.median(mine) - np.quantile(mine, _QUICK)) / _SIGMAS_TO_QUICK
     far = (excess >= max(_FAR * noise, LARGE * step_ns)).sum(axis=1)

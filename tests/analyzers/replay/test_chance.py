@@ -37,6 +37,17 @@ def test_one_pause_among_many_steps_is_chance_and_among_few_it_is_not_known_to_b
     assert not by_chance(1, [with_delay(own(6), 1, [3], 0.5)], STEP_NS)
 
 
+def test_of_a_few_steps_a_mean_within_their_noise_is_chance() -> None:
+    """Of two ranks alike each recording of 6 steps shows one to be slower; one that is slow is no chance."""
+    alike = [own(6, 2, noise=0.03, seed=seed) for seed in range(200)]
+    told = [not by_chance(rank, [times], STEP_NS) for times in alike for rank in (0, 1)]
+    assert np.mean(told) < 0.05
+    slow = [with_delay(times, 1, slice(None), 0.06) for times in alike]
+    assert np.mean([by_chance(1, [times], STEP_NS) for times in slow]) < 0.2
+    assert not by_chance(1, [with_delay(own(6, 2, noise=0.005), 1, slice(None), 0.03)], STEP_NS)
+    assert not by_chance(1, [own(3, 2, noise=0.03)], STEP_NS)  # how much three steps vary they hardly show
+
+
 def test_what_comes_to_another_rank_as_often_is_chance() -> None:
     late = with_delay(own(30, 2), 1, [2, 5, 9, 14, 20], 0.12)
     assert not by_chance(1, [late], STEP_NS)
