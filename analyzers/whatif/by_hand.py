@@ -88,7 +88,8 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
     transfers = alone * sum(
         context.transfer_among_ns(loops[0].reduced, round(size)) for size in np.diff(ends, prepend=0.0).tolist()
     )
-    either = context.transfer_error(loops[0].reduced[0]) * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
+    transfer_error = context.transfer_error(loops[0].reduced[0])
+    either = transfer_error * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
     # It does not show when the gradients became ready.
     less, more = (0.50, 0.25) if value == "ddp" else (0.15, 0.15)
     return Uncertainty(less, more, either, faster_ns=waited_ns)

@@ -125,7 +125,8 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         for (step, group, _, _), collective in collectives.items()
         if (step, group) == (first.step, first.buckets[0].collective.group)
     )
-    transfers = context.transfer_error(first.buckets[0]) * alone * sum(context.transfer_among_ns(first.buckets, size) for size in new)
+    transfers = alone * sum(context.transfer_among_ns(first.buckets, size) for size in new)
+    transfers *= context.transfer_error(first.buckets[0])
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     known = parameters is not None and parameters[1]
