@@ -142,13 +142,26 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
 def _of_each_backward(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Round]:
     """These, divided where every micro-batch reduces its gradients: no bucket holds gradients of two backwards."""
     divided = []
+    in_every = _in_every_microbatch(schedules, context, rounds)
     for one in rounds:
         parts = context.result.partials[one.rank].microbatches(one.step)
-        alike = StepOps(schedules, one.rank, one.step).before_last(one.buckets, parts)
+        alike = parts > 1 and StepOps(schedules, one.rank, one.step).before_last(one.buckets, parts, in_every)
         size = len(one.buckets) // parts if alike else len(one.buckets)
         begins = range(0, len(one.buckets), size)
         divided += [replace(one, buckets=one.buckets[at : at + size], backward=at // size) for at in begins]
     return divided
+
+
+def _in_every_microbatch(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> bool:
+    """Are gradients reduced after each micro-batch, in most of the steps that have several? Work takes unequally long,
+    so one step alone may seem to reduce in its last one only.
+    """
+    found = []
+    for one in rounds:
+        parts = context.result.partials[one.rank].microbatches(one.step)
+        if parts > 1:
+            found.append(StepOps(schedules, one.rank, one.step).in_every_part(set(one.buckets), parts))
+    return sum(found) > len(found) / 2
 
 
 def _each_bucket_ns(schedules: EditableSchedules, context: Context, one: Round) -> float:
@@ -221,10 +234,12 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
     context.refuse_cleared(name)
     dropped: set[RankOp] = set()
-    for one in _rounds_of_any_size(schedules):
+    rounds = _rounds_of_any_size(schedules)
+    in_every = _in_every_microbatch(schedules, context, rounds)
+    for one in rounds:
         microbatches = context.result.partials[one.rank].microbatches(one.step)
         if microbatches > 1:  # else none comes before the last
-            dropped.update(StepOps(schedules, one.rank, one.step).before_last(one.buckets, microbatches))
+            dropped.update(StepOps(schedules, one.rank, one.step).before_last(one.buckets, microbatches, in_every))
     if not dropped:
         raise CannotReplay(f"{name}: {REDUCED_ONCE}")
     for rank in schedules.ops:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, laun
 from perfscope.analyzers.whatif.schedules.ops import RankOp, ScheduleOp, behind
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
+
+_FORWARD_HALF: Final = 1 / 6
+"""Share of a micro-batch's work that half of its forward is, in which no gradient becomes ready. One bucket of each of
+two micro-batches is issued after half of the work; were both of the last one, the first came after its forward."""
 
 
 class StepOps:
@@ -60,16 +65,16 @@ class StepOps:
         worked = self.progress_ns - self._rows[:, TimeCategory.DATALOADER]
         issues = self.places(OpKind.ISSUE, rank_ops)
         first, last, begin = (float(worked[place]) for place in (issues[0], issues[-1], self.begins))
-        return parts > 1 and first < begin + (last - begin) * (parts - 1) / parts
+        return parts > 1 and first < begin + (last - begin) * (parts - 1 + _FORWARD_HALF) / parts
 
-    def before_last(self, reductions: Sequence[RankOp], parts: int) -> Sequence[RankOp]:
+    def before_last(self, reductions: Sequence[RankOp], parts: int, in_every: bool | None = None) -> Sequence[RankOp]:
         """Of the step's reductions, in their order, those of all its ``parts`` micro-batches but the last; none where
-        these do not each reduce the same.
+        these do not each reduce the same. ``in_every``: whether all of them reduce, where other steps have shown it.
         """
         # Where no size is recorded, as many reductions in each micro-batch are taken for the same ones.
         sizes = [each.collective.bytes for each in reductions]
         once = len(sizes) // parts
-        every = self.in_every_part(set(reductions), parts)
+        every = self.in_every_part(set(reductions), parts) if in_every is None else in_every
         return reductions[:-once] if once and every and sizes == sizes[:once] * parts else ()
 
     def replace(self, dropped: frozenset[RankOp], added: Sequence[tuple[float, ScheduleOp]]) -> None:

@@ -15,6 +15,7 @@ from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.schedules import extra_work
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
+from perfscope.analyzers.whatif.schedules.steps import StepOps
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
@@ -36,6 +37,24 @@ def test_each_of_three_micro_batches_reduces(tmp_path: Path, metadata: str) -> N
     assert truth < 0.95 * step_ns(job)
     assert found.mid_ns == pytest.approx(truth, rel=0.02)
     assert found.low_ns <= truth <= found.high_ns
+
+
+def test_one_bucket_of_each_of_two_micro_batches_that_take_unequally_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first bucket is issued after half of a step's work, now a little earlier, now later; and in one step of eight
+    so much later that both could be of the last micro-batch.
+    """
+    once = replace(ONCE, microbatches=2, noise=0.3, bucket_mb=400, one_bucket_limit=True, recording=Recording(steps=8))
+    job = replace(once, no_sync=False)
+    emulate(job).write(tmp_path)
+    truth = step_ns(once)
+    assert truth < 0.8 * step_ns(job)
+    context = context_of(tmp_path)
+    assert predict(context, {"ddp.no_sync": "true"}).mid_ns == pytest.approx(truth, rel=0.02)
+    shown, odd = StepOps.in_every_part, int(context.result.steps[3])
+    monkeypatch.setattr(StepOps, "in_every_part", lambda ops, *asked: ops.step != odd and shown(ops, *asked))
+    assert predict(context, {"ddp.no_sync": "true"}).mid_ns == pytest.approx(truth, rel=0.02)
 
 
 def test_backward_passes_without_steps_may_be_steps(tmp_path: Path) -> None:
