@@ -298,12 +298,15 @@ def _exchanges(every: list[list[Piece]], host: HostPart | None) -> Exchanges:
 
 
 def _of_every_pass(steps: list[StageStep]) -> frozenset[int]:
-    """Process groups with a collective in at least half of the passes: tensor parallel ones, none for gradients."""
+    """Process groups with a collective in at least half of the passes: tensor parallel ones, none for gradients. What
+    one of a step's passes has is for gradients, also where there are two.
+    """
     every = [piece for step in steps for pieces in step.pieces.values() for piece in pieces]
     used: Counter[int] = Counter()
     for piece in every:
         used.update({own.collective.group for op in piece.ops if (own := op.issued) is not None})
-    return frozenset(group for group, count in used.items() if 2 * count >= len(every))
+    least = max(len(every) / 2, min(len(steps) + 1, len(every)))
+    return frozenset(group for group, count in used.items() if count >= least)
 
 
 def _like(step: StageStep, kind: str, name: str) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from perfscope.analyzers.whatif.stage_schedules import Layout, _lanes
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
 from tests.emulator.emulate import emulate, step_ns
-from tests.emulator.spec import Job, Model, Recording
+from tests.emulator.spec import Job, Model, Network, Recording
 from tests.generator import ExtraLayers, HostSpec, HostSync, JobSpec, ModelSpec, NetworkSpec, simulate
 
 pytestmark = pytest.mark.scale
@@ -202,3 +202,13 @@ def test_emulated_hosts_set_the_pace_of_a_pipeline_or_its_devices_do(tmp_path: P
     truth = step_ns(replace(job, microbatches=count))
     assert answer.mid_ns == pytest.approx(truth, rel=0.05)
     assert answer.low_ns <= truth <= answer.high_ns
+
+
+def test_gradients_reduced_in_one_of_two_passes_are_reduced_once(tmp_path: Path) -> None:
+    """The last of two stages has two passes between its messages; over a slow network its gradients take long."""
+    slow = Network(latency_ns=50_000, gbps=4.0)
+    job = Job(strategy="pipeline", ranks=8, ranks_per_host=8, stages=2, microbatches=2, noise=0.0,
+              model=Model(blocks=4, tokens=4096, width=2048), network=slow, recording=Recording(steps=4))  # fmt: skip
+    emulate(job).write(tmp_path)
+    found = predict(context_of(tmp_path), {"pipeline.microbatches": "4"})
+    assert found.mid_ns == pytest.approx(step_ns(replace(job, microbatches=4)), rel=0.03)
