@@ -169,6 +169,12 @@ def fewer_by_limit(
     return would if len(buckets) >= _SEVERAL * would and len(buckets) > would + 1 else None
 
 
+def bucket_bytes(ends: Sequence[float]) -> list[int]:
+    """Bytes of each bucket, by the bytes reduced once each is, as ``bucket_ends`` gives them."""
+    sizes: list[int] = np.diff(ends, prepend=0.0).round().astype(np.int64).tolist()
+    return sizes
+
+
 def ready_at(wanted: Float64, total: Float64, ready: Float64, alone: float) -> Float64:
     """Own progress at which each of ``wanted`` bytes of gradients are there, given when each recorded bucket was full:
     ``ready`` at ``total`` bytes.

@@ -18,7 +18,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
-from perfscope.analyzers.whatif.bucketing import FIRST_BUCKET, MIB, bucket_ends
+from perfscope.analyzers.whatif.bucketing import FIRST_BUCKET, MIB, bucket_bytes, bucket_ends
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.ddp import BACKWARD_SHARE, alone_share
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -85,9 +85,7 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
         _replace(schedules, context, loop, ends, collectives, alone)
     # A wait may have ended in the next step only.
     schedules.without({one for loop in loops for one in loop.reduced})
-    transfers = alone * sum(
-        context.transfer_among_ns(loops[0].reduced, round(size)) for size in np.diff(ends, prepend=0.0).tolist()
-    )
+    transfers = alone * sum(context.transfers_among_ns(loops[0].reduced, bucket_bytes(ends)))
     transfer_error = context.transfer_error(loops[0].reduced[0])
     either = transfer_error * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
     # It does not show when the gradients became ready.
@@ -153,16 +151,15 @@ def _replace(
     model = loop.reduced[0]
     added: list[tuple[float, ScheduleOp]] = []
     made = []
-    passed = 0.0
     # Of several micro-batches only the last one's backward reduces.
     backward = BACKWARD_SHARE / context.result.partials[loop.rank].microbatches(loop.step)
-    for index, (end, at) in enumerate(zip(ends, _ready(step_ops, loop.first, ends, backward), strict=True)):
-        new = replace(model.collective, bytes=round(end - passed))
+    sizes = bucket_bytes(ends)
+    transfers = context.transfers_among_ns(loop.reduced, sizes)
+    for index, (size, at) in enumerate(zip(sizes, _ready(step_ops, loop.first, ends, backward), strict=True)):
+        new = replace(model.collective, bytes=size)
         collective = collectives.setdefault((loop.step, new.group, index), new)
-        transfer = alone * context.transfer_among_ns(loop.reduced, collective.bytes or 0)
-        made.append(RankOp(loop.rank, collective, model.lane, model.gap_ns, transfer))
+        made.append(RankOp(loop.rank, collective, model.lane, model.gap_ns, alone * transfers[index]))
         added.append((min(at, begin), ScheduleOp.of(OpKind.ISSUE, made[-1], loop.step)))
-        passed = end
     added += [(begin, ScheduleOp.of(OpKind.WAIT, own, loop.step)) for own in made]
     step_ops.replace(frozenset(loop.reduced), added)
 

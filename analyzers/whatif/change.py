@@ -234,16 +234,17 @@ class Context:
         # What delayed this one does not grow with its bytes; where it was quicker than others, the link was.
         return usual + delay if delay > 0 else usual * rank_op.transfer_ns / recorded
 
-    def transfer_among_ns(self, rank_ops: Sequence[RankOp], size: int) -> float:
-        """Transfer (ns) of ``size`` bytes in place of these of one group and kind, as quick as they are on average: a
-        delay of one of them does not come with each of the new ones. Errors are those of ``transfer_ns``.
+    def transfers_among_ns(self, rank_ops: Sequence[RankOp], sizes: Sequence[int]) -> list[float]:
+        """Transfers (ns) of so many bytes each in place of these of one group and kind, as quick as they are on
+        average: a delay of one of them does not come with each of the new ones. Errors are those of ``transfer_ns``.
         """
         first = rank_ops[0]
         collective = first.collective
         if not collective.bytes or self.model_of(collective.group, collective.kind) is not None:
-            return self.transfer_ns(first, size)
+            return [self.transfer_ns(first, size) for size in sizes]
         recorded = sum(self._usual_transfer_ns(each, each.bytes) for each in rank_ops)
-        return self._usual_transfer_ns(first, size) * sum(each.transfer_ns for each in rank_ops) / recorded
+        slowness = sum(each.transfer_ns for each in rank_ops) / recorded
+        return [self._usual_transfer_ns(first, size) * slowness for size in sizes]
 
     def _usual_transfer_ns(self, rank_op: RankOp, size: int) -> float:
         """Transfer (ns) of ``size`` bytes as such collectives usually take, for which no cost was fitted; where nothing

@@ -24,6 +24,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.bucketing import (
     MIB,
+    bucket_bytes,
     bucket_ends,
     fewer_by_limit,
     limits,
@@ -47,7 +48,7 @@ from perfscope.analyzers.whatif.change import (
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.extra_work import is_as_recorded, leave_out
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp, left_out
-from perfscope.analyzers.whatif.schedules.steps import StepOps
+from perfscope.analyzers.whatif.schedules.steps import StepOps, but_last
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
@@ -120,12 +121,12 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         _rebucket(schedules, context, one, ends, collectives, alone)
     # A wait may have ended in the next step only.
     schedules.without({bucket for one in rounds for bucket in one.buckets})
-    new = (
+    new = [
         collective.bytes or 0
         for (step, group, _, _), collective in collectives.items()
         if (step, group) == (first.step, first.buckets[0].collective.group)
-    )
-    transfers = alone * sum(context.transfer_among_ns(first.buckets, size) for size in new)
+    ]
+    transfers = alone * sum(context.transfers_among_ns(first.buckets, new))
     transfers *= context.transfer_error(first.buckets[0])
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
@@ -142,26 +143,25 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
 def _of_each_backward(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Round]:
     """These, divided where every micro-batch reduces its gradients: no bucket holds gradients of two backwards."""
     divided = []
-    in_every = _in_every_microbatch(schedules, context, rounds)
-    for one in rounds:
-        parts = context.result.partials[one.rank].microbatches(one.step)
-        alike = parts > 1 and StepOps(schedules, one.rank, one.step).before_last(one.buckets, parts, in_every)
-        size = len(one.buckets) // parts if alike else len(one.buckets)
+    for one, earlier in zip(rounds, _before_last(schedules, context, rounds), strict=True):
+        size = len(one.buckets) - len(earlier)
         begins = range(0, len(one.buckets), size)
         divided += [replace(one, buckets=one.buckets[at : at + size], backward=at // size) for at in begins]
     return divided
 
 
-def _in_every_microbatch(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> bool:
-    """Are gradients reduced after each micro-batch, in most of the steps that have several? Work takes unequally long,
-    so one step alone may seem to reduce in its last one only.
+def _before_last(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Sequence[RankOp]]:
+    """Of each round's buckets those of all micro-batches but the last; none where gradients are reduced once per step.
+    Work takes unequally long, so one step alone may seem to reduce in its last micro-batch only: most steps decide.
     """
-    found = []
+    earlier: list[Sequence[RankOp]] = []
+    in_every: list[bool] = []
     for one in rounds:
         parts = context.result.partials[one.rank].microbatches(one.step)
         if parts > 1:
-            found.append(StepOps(schedules, one.rank, one.step).in_every_part(set(one.buckets), parts))
-    return sum(found) > len(found) / 2
+            in_every.append(StepOps(schedules, one.rank, one.step).in_every_part(set(one.buckets), parts))
+        earlier.append(but_last(one.buckets, parts) if parts > 1 else ())
+    return earlier if 2 * sum(in_every) > len(in_every) else [()] * len(rounds)
 
 
 def _each_bucket_ns(schedules: EditableSchedules, context: Context, one: Round) -> float:
@@ -204,16 +204,15 @@ def _rebucket(
     model = one.buckets[0]
     backward = BACKWARD_SHARE / context.result.partials[one.rank].microbatches(one.step)
     added: list[tuple[float, ScheduleOp]] = []
-    begun = 0.0
     moments = ready_at(np.array(ends), total, ready, backward).tolist()
+    sizes = bucket_bytes(ends)
+    transfers = context.transfers_among_ns(one.buckets, sizes)
     buckets = []
-    for index, (end, at) in enumerate(zip(ends, moments, strict=True)):
-        new = replace(model.collective, bytes=round(end - begun))
+    for index, (size, at) in enumerate(zip(sizes, moments, strict=True)):
+        new = replace(model.collective, bytes=size)
         collective = collectives.setdefault((one.step, new.group, one.backward, index), new)
-        transfer = alone * context.transfer_among_ns(one.buckets, collective.bytes or 0)
-        buckets.append(RankOp(one.rank, collective, model.lane, model.gap_ns, transfer))
+        buckets.append(RankOp(one.rank, collective, model.lane, model.gap_ns, alone * transfers[index]))
         added.append((at, ScheduleOp.of(OpKind.ISSUE, buckets[-1], one.step)))
-        begun = end
     waits_at = float(step_ops.progress_ns[waits[-1]]) if waits else _unrecorded_wait(step_ops, one, ready)
     waits_at = max(waits_at, added[-1][0])
     added += [(waits_at, ScheduleOp.of(OpKind.WAIT, bucket, one.step)) for bucket in buckets]
@@ -234,12 +233,8 @@ def _no_sync(schedules: EditableSchedules, context: Context, name: str, value: s
         raise CannotReplay(f"{name}=false: the recording does not show how long the additional reductions would take")
     context.refuse_cleared(name)
     dropped: set[RankOp] = set()
-    rounds = _rounds_of_any_size(schedules)
-    in_every = _in_every_microbatch(schedules, context, rounds)
-    for one in rounds:
-        microbatches = context.result.partials[one.rank].microbatches(one.step)
-        if microbatches > 1:  # else none comes before the last
-            dropped.update(StepOps(schedules, one.rank, one.step).before_last(one.buckets, microbatches, in_every))
+    for earlier in _before_last(schedules, context, _rounds_of_any_size(schedules)):
+        dropped.update(earlier)
     if not dropped:
         raise CannotReplay(f"{name}: {REDUCED_ONCE}")
     for rank in schedules.ops:

@@ -21,6 +21,16 @@ _FORWARD_HALF: Final = 1 / 6
 two micro-batches is issued after half of the work; were both of the last one, the first came after its forward."""
 
 
+def but_last(reductions: Sequence[RankOp], parts: int) -> Sequence[RankOp]:
+    """Of reductions of ``parts`` micro-batches, in their order, those of all but the last; none where these do not each
+    reduce the same.
+    """
+    # Where no size is recorded, as many reductions in each micro-batch are taken for the same ones.
+    sizes = [each.collective.bytes for each in reductions]
+    once = len(sizes) // parts
+    return reductions[:-once] if once and sizes == sizes[:once] * parts else ()
+
+
 class StepOps:
     """The ops of one rank in one step, and those around them that issue its collectives: a host that runs ahead of its
     device issues some before the device begins the step. ``begins`` is the place of the op that begins the step.
@@ -67,15 +77,11 @@ class StepOps:
         first, last, begin = (float(worked[place]) for place in (issues[0], issues[-1], self.begins))
         return parts > 1 and first < begin + (last - begin) * (parts - 1 + _FORWARD_HALF) / parts
 
-    def before_last(self, reductions: Sequence[RankOp], parts: int, in_every: bool | None = None) -> Sequence[RankOp]:
+    def before_last(self, reductions: Sequence[RankOp], parts: int) -> Sequence[RankOp]:
         """Of the step's reductions, in their order, those of all its ``parts`` micro-batches but the last; none where
-        these do not each reduce the same. ``in_every``: whether all of them reduce, where other steps have shown it.
+        these do not each reduce the same.
         """
-        # Where no size is recorded, as many reductions in each micro-batch are taken for the same ones.
-        sizes = [each.collective.bytes for each in reductions]
-        once = len(sizes) // parts
-        every = self.in_every_part(set(reductions), parts) if in_every is None else in_every
-        return reductions[:-once] if once and every and sizes == sizes[:once] * parts else ()
+        return but_last(reductions, parts) if self.in_every_part(set(reductions), parts) else ()
 
     def replace(self, dropped: frozenset[RankOp], added: Sequence[tuple[float, ScheduleOp]]) -> None:
         """Take the ops of the rank ops ``dropped`` out and put ``added`` in at their progress; the own time stays.
