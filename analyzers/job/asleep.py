@@ -12,6 +12,7 @@ the other 11 between operators.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
@@ -20,8 +21,12 @@ from perfscope.results.categories import TimeCategory
 
 _COMMUNICATION: Final = [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]
 
+_COMPUTED: Final = 0.5
+"""Share of transfers that is CPU time from which threads make them slow."""
+
 AsleepShares = dict[TimeCategory, float]
-"""Category -> the share of its time in a rank's steps that is slept, 0 to 1; categories without any are left out."""
+"""Category -> the share of its time in a rank's steps that is slept, 0 to 1. Categories without any are left out, but
+for loading where the training process does it: 0 where it computes."""
 
 
 def asleep_shares(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> dict[int, AsleepShares]:
@@ -34,6 +39,19 @@ def asleep_shares(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> dict[i
         if run is not None and not partial.has_device_work and (run.cpu_threads or 1) == 1:
             shares[rank] = _shares(result, rank, run)
     return {rank: found for rank, found in shares.items() if found}
+
+
+def waits_for_network(runs: Mapping[int, RunMetadata], transfers_ns: Mapping[int, float]) -> bool:
+    """Do transfers mostly wait for the network, and not for the threads that send and sum? Known where ranks recorded
+    the CPU time of their threads: all but the training thread's is taken for that of transfers, which take
+    ``transfers_ns`` per step of each rank, exposed or not.
+    """
+    shares = [
+        (cpu.process_ns - cpu.thread_ns) / cpu.steps / transfers_ns[rank]
+        for rank, run in runs.items()
+        if (cpu := run.cpu) is not None and cpu.steps and (run.cpu_threads or 1) == 1 and transfers_ns.get(rank)
+    ]
+    return bool(shares) and median(shares) < _COMPUTED
 
 
 def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
@@ -49,8 +67,8 @@ def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
     elif loader is not None:
         asleep_ns = min(_share_of_loading(loader) * loading, left_ns)
         left_ns -= asleep_ns
-        if asleep_ns > 0:
-            shares[TimeCategory.DATALOADER] = asleep_ns / loading
+        if loading > 0:
+            shares[TimeCategory.DATALOADER] = max(asleep_ns, 0.0) / loading
     if left_ns > 0 and host > 0:
         shares[TimeCategory.HOST] = min(left_ns / host, 1.0)
     return shares

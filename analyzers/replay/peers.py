@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,6 +70,14 @@ class Peers:
     def segments(self) -> Segments:
         """Of the own time as it happened."""
         return Segments(self.anchors, self.own_ns[:, :, None], self.step)
+
+    def with_own_time(self, own_ns_of: Mapping[int, Float64]) -> Peers:
+        """The same where the ranks' own time before each op is another one."""
+        own = [
+            np.diff(progress_at(np.rint(own_ns_of[rank]).astype(np.int64), anchors))
+            for rank, anchors in zip(self.ranks, self.anchors, strict=True)
+        ]
+        return replace(self, own_ns=np.stack(own))
 
     @property
     def in_step_ns(self) -> Int64:

@@ -80,6 +80,16 @@ class RecordedSchedules:
         """The job's step time: the mean of ``steps_ns``."""
         return float(self.steps_ns(replayed).mean())
 
+    def transfers_ns(self) -> dict[int, float]:
+        """Rank -> what its transfers take per recorded step, exposed or not."""
+        kind, operand = self.schedules.kind, self.schedules.operand
+        found = {}
+        for rank in self.schedules.ranks:
+            span = self.schedules.slice_of(rank)
+            issued = operand[span][kind[span] == OpKind.ISSUE]
+            found[rank] = float(self.schedules.transfer_ns[issued].sum()) / len(self.steps)
+        return found
+
     @property
     def settling(self) -> int:
         """Steps until ranks have found a new rhythm: a first step in which devices wait for busy workers begins where

@@ -85,8 +85,9 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
         _replace(schedules, context, loop, ends, collectives, alone)
     # A wait may have ended in the next step only.
     schedules.without({one for loop in loops for one in loop.reduced})
-    transfers = alone * sum(context.transfers_among_ns(loops[0].reduced, bucket_bytes(ends)))
-    transfer_error = context.transfer_error(loops[0].reduced[0])
+    buckets = bucket_bytes(ends)
+    transfers = alone * sum(context.transfers_among_ns(loops[0].reduced, buckets))
+    transfer_error = context.transfer_error(loops[0].reduced, buckets)
     either = transfer_error * transfers + _UNSURE * float(np.mean([dropped + more for dropped, more in kept]))
     # It does not show when the gradients became ready.
     less, more = (0.50, 0.25) if value == "ddp" else (0.15, 0.15)

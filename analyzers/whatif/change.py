@@ -8,12 +8,13 @@ they were asked for: first which ranks change pace, then the work itself, then w
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, field, replace
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.asleep import asleep_shares
+from perfscope.analyzers.job.asleep import asleep_shares, waits_for_network
 from perfscope.analyzers.job.collectives.cost_model import CostModel
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import ReplayResult
@@ -30,6 +31,7 @@ from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_costs
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
+from perfscope.trace.trace import Float64
 
 _AS_LONG: Final = 0.01
 """Share of a step that decides nothing: ranks without whose waits it is no more than that shorter set no pace."""
@@ -38,6 +40,9 @@ MEMORY_GBPS: Final = 1500.0
 """What kernels that read and write gradients are taken to move: an A100's memory."""
 _SIZE_ERROR: Final = 0.10
 """Least share of a transfer that a cost model may miss at sizes between and beyond the recorded ones."""
+_BEYOND_ERROR: Final = 0.03
+"""What is added to that for each doubling beyond the largest recorded size: a link that lets short bursts through
+faster, as shaped ones do, is slower for one transfer forty times as large (a fifth, in a real run)."""
 
 REDUCED_ONCE: Final = "gradients are already reduced once per step"
 """Why reducing them once is refused."""
@@ -125,9 +130,10 @@ class Context:
         if self.unprofiled_ns is None:
             return ()
         asleep = asleep_shares(self.result, self.runs)
+        of_network = waits_for_network(self.runs, self.recorded.transfers_ns())
         ready, step_ns = self.ready_ns is not None, self.ready_ns or self.unprofiled_ns
         return profiler_costs(
-            self.result, self.recorded, step_ns, asleep, with_hosts=self.with_hosts, ready=ready
+            self.result, self.recorded, step_ns, asleep, of_network=of_network, with_hosts=self.with_hosts, ready=ready
         )  # fmt: skip
 
     @functools.cached_property
@@ -164,19 +170,31 @@ class Context:
         """Rank -> the ranks that do the same work, itself among them; only ranks that have peers."""
         return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
 
-    def for_question(self, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False) -> Context:
-        """The same for another question; peers and latencies are found once."""
+    def for_question(
+        self, schedules: EditableSchedules, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False
+    ) -> Context:
+        """The same for another question, about ``schedules``; peers and latencies are found once."""
         other = replace(self, paced=paced, even=even, leaning=leaning, unsure={})
+        if paced and self.profiler is not None and not schedules.hosts:
+            other.__dict__["own_ns_of"] = schedules.own_ns_of()
         other.__dict__["peers"] = self.peers if paced else {}
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["profiler"] = self.profiler
         other.__dict__["latencies"] = self.latencies
         return other
 
+    @functools.cached_property
+    def own_ns_of(self) -> Mapping[int, Float64] | None:
+        """Rank -> own time before each of its ops, without what the profiler adds; None where that is as recorded."""
+        return None
+
     def pace_of(self, rank: int) -> Pace:
         """One of the ``paced`` ranks at its peers' pace. It must have peers."""
         paced = [rank for rank in self.paced if rank in self.peers]
-        return pace_of(self.recorded, self.peers[rank], rank, paced, even=self.even, with_hosts=self.with_hosts)
+        return pace_of(
+            self.recorded, self.peers[rank], rank, paced, even=self.even, with_hosts=self.with_hosts,
+            own_ns_of=self.own_ns_of,
+        )  # fmt: skip
 
     @property
     def on_devices(self) -> bool:
@@ -200,12 +218,15 @@ class Context:
                 return model
         return None
 
-    def transfer_error(self, rank_op: RankOp) -> float:
-        """Share of a transfer that the cost model of ``rank_op``'s kind may miss at sizes that were not recorded: what
-        it misses at those that were, and no less than ``_SIZE_ERROR``.
+    def transfer_error(self, rank_ops: Sequence[RankOp], sizes: Sequence[int]) -> float:
+        """Share of transfers of these sizes that the cost model of ``rank_ops``'s kind may miss: what it misses at the
+        recorded ones, no less than ``_SIZE_ERROR``, and more beyond the largest of ``rank_ops``.
         """
-        model = self.model_of(rank_op.collective.group, rank_op.collective.kind)
-        return _SIZE_ERROR if model is None else max(_SIZE_ERROR, model.residual)
+        collective = rank_ops[0].collective
+        model = self.model_of(collective.group, collective.kind)
+        recorded, asked = max(each.bytes for each in rank_ops), max(sizes, default=0)
+        beyond = math.log2(asked / recorded) if asked > recorded > 0 else 0.0
+        return max(_SIZE_ERROR, model.residual if model is not None else 0.0) + _BEYOND_ERROR * beyond
 
     @functools.cached_property
     def latencies(self) -> Latencies:

@@ -127,7 +127,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         if (step, group) == (first.step, first.buckets[0].collective.group)
     ]
     transfers = alone * sum(context.transfers_among_ns(first.buckets, new))
-    transfers *= context.transfer_error(first.buckets[0])
+    transfers *= context.transfer_error(first.buckets, new)
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     known = parameters is not None and parameters[1]

@@ -141,7 +141,11 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
     if not rows:
         raise CannotReplay(f"{name}: the recorded steps draw no batch from a DataLoader")
     batches = {rank: row.batches_per_step for rank, row in rows.items()}
-    needs = demands(context.runs, batches)
+    slower = context.profiler.work_slower if context.profiler is not None else 0.0
+    needs = {
+        rank: replace(need, training_ns=need.training_ns / (1 + slower))
+        for rank, need in demands(context.runs, batches).items()
+    }
     usual_us = [row.batch_us for row in rows.values() if row.batch_us is not None]
     sure: list[Uncertainty] = []
     for rank in schedules.ops:

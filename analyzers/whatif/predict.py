@@ -231,7 +231,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         at_once = leaning < 0 and bool(asked) and asked[0][0].order <= 0
         schedules.free_of_absent(never_late=follows is not None or at_once)
     even = WORK_OF_RANKS in settings
-    question = context.for_question(tuple(schedules.ops) if even else paced, leaning, even=even)
+    question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, even=even)
     sent, computed = transfers_ns(context, schedules), {} if context.on_devices else computed_ns(schedules)
     applied = [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING

@@ -8,14 +8,15 @@ operators, and 10 ms without the profiler: each operator cost 1 µs, and 500 of 
 
 On CPUs the profiler also slows down what it does not record: threads that send and sum have to wait for the cores that
 it keeps busy. Nothing shows how much. So there a prediction lies between two ends, that it only made the hosts' events
-longer, and that it slowed down everything alike but what training threads sleep; see :func:`profiler_costs`.
+longer, and that it slowed down everything alike but what training threads sleep. Where events cannot have cost that
+much, something else slowed the recorded steps down (other programs on the same cores), and the second end is that only
+the training threads' own work took longer; see :func:`profiler_costs`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Final
 
 import numpy as np
@@ -60,7 +61,8 @@ class ProfilerCost:
     """``event_ns``: what the profiler adds to each recorded event of a training thread. ``step_ns``: the job's measured
     step without the profiler. ``replayed``: the recorded schedules without that cost, replayed. ``whole``: is there
     nothing else that the profiler may have slowed down? Else what is left of the difference is of all work alike, which
-    takes 1 + ``slower`` times as long. Only what is ``asleep`` takes no longer.
+    takes 1 + ``slower`` times as long. Only what is ``asleep`` takes no longer. ``work_slower``: the same of the work
+    of training threads alone, while transfers took no longer.
     """
 
     event_ns: float
@@ -70,6 +72,7 @@ class ProfilerCost:
     whole: bool = True
     asleep: Mapping[int, AsleepShares] = field(default_factory=dict)
     slower: float = 0.0
+    work_slower: float = 0.0
 
     def remove_from(self, schedules: EditableSchedules, result: AlignedJob) -> None:
         """Shorten the own time of every rank by what the events in it cost. What is asleep becomes longer by what all
@@ -77,6 +80,7 @@ class ProfilerCost:
         """
         _remove(schedules, result, self.events, self.event_ns)
         _lengthen(schedules, self.asleep, self.slower)
+        _quicken(schedules, self.asleep, self.work_slower)
         step_ns = schedules.recorded.step_time_ns(self.replayed)
         for rank, loading_ns in schedules.loading_step_ns.items():
             schedules.loading_step_ns[rank] = min(loading_ns, step_ns)
@@ -102,6 +106,7 @@ def profiler_costs(
     step_ns: float,
     asleep: Mapping[int, AsleepShares],
     *,
+    of_network: bool = False,
     with_hosts: bool = False,
     ready: bool = False,
 ) -> tuple[ProfilerCost, ...]:
@@ -111,10 +116,12 @@ def profiler_costs(
     ``step_ns``; as close to that as can be: where unprofiled steps take longer than the recorded ones, a difference is
     left. ``ready``: in steps that take so long nobody waits for loader workers that set the pace.
 
-    On CPUs, of the hosts is likely only what the step became shorter by, since more than that they would have lost
-    while they waited for others. What is then left of the difference is taken off all that is replayed, in proportion,
-    but for what training threads sleep (``asleep``). The other costs are that all of it was of the hosts, unless events
-    cannot take as much, and that nothing was.
+    On CPUs, of the hosts' events is likely only what the step became shorter by, since more than that they would have
+    lost while they waited for others. What is then left of the difference is taken off all that is replayed, in
+    proportion, but for what training threads sleep (``asleep``); where transfers wait for the network (``of_network``),
+    off the training threads' work alone. The other costs are that nothing was of the events, and all that is replayed
+    took longer; and that all of it was of the events, or where these cannot take as much, of the training threads'
+    work, whatever made that slower.
 
     Example: 10 ms recorded, of them 5 in 1000 events between waits for transfers, and 6 without the profiler. An event
     costs 4 µs if nobody waited for transfers, more if somebody did, and none if all of the step took longer alike.
@@ -122,31 +129,55 @@ def profiler_costs(
     schedules = editable_schedules(result, recorded, with_hosts=with_hosts)
     find = _events_of_host if schedules.hosts else _events_before
     events = {rank: find(result, schedules, rank) for rank in schedules.ops}
-    replays: dict[tuple[float, float], ReplayResult] = {}
+    found: dict[_Slowed, ProfilerCost] = {}
 
-    def step_at(event_ns: float, slower: float = 0.0) -> float:
-        if (event_ns, slower) not in replays:
+    def cost_of(slowed: _Slowed) -> ProfilerCost:
+        if slowed not in found:
             changed = editable_schedules(result, recorded, with_hosts=with_hosts)
             if ready:
                 changed.lift_holds()
-            _remove(changed, result, events, event_ns)
-            _lengthen(changed, asleep, slower)
-            replays[event_ns, slower] = replay(changed.compiled())
-        return recorded.step_time_ns(replays[event_ns, slower])
+            _remove(changed, result, events, slowed.event_ns)
+            _lengthen(changed, asleep, slowed.alike)
+            _quicken(changed, asleep, slowed.work)
+            found[slowed] = ProfilerCost(
+                slowed.event_ns, step_ns, replay(changed.compiled()), events, whole=False, asleep=asleep,
+                slower=slowed.alike, work_slower=slowed.work,
+            )  # fmt: skip
+        return found[slowed]
+
+    def step_of(slowed: _Slowed) -> float:
+        return recorded.step_time_ns(cost_of(slowed).replayed)
+
+    def alike(event_ns: float) -> ProfilerCost:
+        slower = _slower(lambda more: step_of(_Slowed(event_ns, alike=more)), step_ns) if asleep else 0.0
+        return cost_of(_Slowed(event_ns, alike=slower))
+
+    def of_work(event_ns: float) -> ProfilerCost | None:
+        slower = _work_slower(lambda more: step_of(_Slowed(event_ns, work=more)), step_ns)
+        slowed = _Slowed(event_ns, work=slower)
+        return cost_of(slowed) if abs(step_of(slowed) / step_ns - 1) <= _UNEXPLAINED else None
 
     per_step = max(_events_per_step(result, rank) for rank in schedules.ops)
-    event_ns = _solve(step_at, step_ns, per_step)
-    whole = ProfilerCost(event_ns, step_ns, replays[event_ns, 0.0], events)
+    event_ns = _solve(lambda ns: step_of(_Slowed(ns)), step_ns, per_step)
+    whole = replace(cost_of(_Slowed(event_ns)), whole=True)
     if event_ns <= 0 or any(partial.has_device_work for partial in result.partials.values()):
         return (whole,)
-    costs = []
-    for each_ns in (min((step_at(0.0) - step_ns) / per_step, event_ns), 0.0):
-        slower = _slower(functools.partial(step_at, each_ns), step_ns) if asleep else 0.0
-        step_at(each_ns, slower)
-        left = replays[each_ns, slower]
-        costs.append(ProfilerCost(each_ns, step_ns, left, events, whole=False, asleep=asleep, slower=slower))
-    explained = abs(step_at(event_ns) / step_ns - 1) <= _UNEXPLAINED
-    return (costs[0], whole, costs[1]) if explained else tuple(costs)
+    likely_ns = min((step_of(_Slowed()) - step_ns) / per_step, event_ns)
+    likely = (of_work(likely_ns) if of_network else None) or alike(likely_ns)
+    explained = abs(step_of(_Slowed(event_ns)) / step_ns - 1) <= _UNEXPLAINED
+    only_hosts = whole if explained else of_work(0.0)
+    return tuple(cost for cost in (likely, only_hosts, alike(0.0)) if cost is not None)
+
+
+@dataclass(frozen=True)
+class _Slowed:
+    """What made the recorded steps longer, as in ``ProfilerCost``; ``alike`` and ``work`` are its ``slower`` and
+    ``work_slower``.
+    """
+
+    event_ns: float = 0.0
+    alike: float = 0.0
+    work: float = 0.0
 
 
 def _slower(step_at: Callable[[float], float], target_ns: float) -> float:
@@ -163,6 +194,27 @@ def _slower(step_at: Callable[[float], float], target_ns: float) -> float:
     asleep_ns = (step_at(first) - profiled_ns) / first
     work_ns = target_ns - asleep_ns
     return (profiled_ns - target_ns) / work_ns if work_ns > (profiled_ns - target_ns) / _MOST_SLOWER else first
+
+
+def _work_slower(step_at: Callable[[float], float], target_ns: float) -> float:
+    """By what share the work of training threads took longer, so that a step of ``target_ns`` became the one at 0; as
+    close to that as ``_MOST_SLOWER`` allows.
+
+    The step is nearly linear in the share of the recorded time that work takes, so each guess lies on a line through
+    the ones around the target.
+    """
+    longest, shortest = (1.0, step_at(0.0)), (1 / (1 + _MOST_SLOWER), step_at(_MOST_SLOWER))
+    if shortest[1] >= target_ns:
+        return _MOST_SLOWER
+    best = longest
+    for _ in range(_MOST_REPLAYS):
+        if abs(best[1] - target_ns) <= _CLOSE * target_ns:
+            break
+        part = (target_ns - shortest[1]) / (longest[1] - shortest[1])
+        share = shortest[0] + part * (longest[0] - shortest[0])
+        best = share, step_at(1 / share - 1)
+        longest, shortest = (best, shortest) if best[1] > target_ns else (longest, best)
+    return 1 / best[0] - 1
 
 
 def _solve(step_at: Callable[[float], float], target_ns: float, per_step: float) -> float:
@@ -255,3 +307,14 @@ def _lengthen(schedules: EditableSchedules, asleep: Mapping[int, AsleepShares], 
         for op in schedules.ops[rank]:
             for category, share in shares.items():
                 op.own_ns[category] *= 1 + share * slower
+
+
+def _quicken(schedules: EditableSchedules, asleep: Mapping[int, AsleepShares], slower: float) -> None:
+    """Make the work of training threads as long as it was before it took 1 + ``slower`` times as long."""
+    for rank, ops in schedules.ops.items() if slower else ():
+        shares = asleep.get(rank, {})
+        # Workers load beside the training thread; a loader without any is known by its share.
+        rows = [*_ON_HOST, *({TimeCategory.DATALOADER} & shares.keys())]
+        kept = np.array([shares.get(TimeCategory(row), 0.0) for row in rows])
+        for op in ops:
+            op.own_ns[rows] *= kept + (1 - kept) / (1 + slower)

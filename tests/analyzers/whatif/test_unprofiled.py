@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.job.asleep import asleep_shares
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.unprofiled import _slower, _solve
+from perfscope.analyzers.whatif.unprofiled import _slower, _solve, _work_slower
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
 from perfscope.results.categories import TimeCategory
@@ -23,6 +23,7 @@ from tests.generator import (
     LoaderSpec,
     ModelSpec,
     NetworkSpec,
+    Pause,
     ReduceEachMicrobatch,
     SlowCompute,
     cpu_job,
@@ -172,8 +173,11 @@ def slower_work(spec: JobSpec, times: float) -> JobSpec:
     )
 
 
-def timed_runs(context: Context, asleep_ns: int) -> dict[int, RunMetadata]:
-    """What ranks record that sleep so long in the loader of each step, on a core each."""
+def timed_runs(context: Context, asleep_ns: int, *, sending: bool = True) -> dict[int, RunMetadata]:
+    """What ranks record that sleep so long in the loader of each step, on two cores each. ``sending``: threads compute
+    for as long as transfers take; else these wait for the network.
+    """
+    transfers_ns = context.recorded.transfers_ns()
     steps, step_ns = len(context.result.steps), context.result.step_ns
     runs = {}
     for rank in context.result.partials:
@@ -181,15 +185,17 @@ def timed_runs(context: Context, asleep_ns: int) -> dict[int, RunMetadata]:
             context.result.totals[rank][:, [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]].sum(axis=1).mean()
         )
         busy_ns = round((step_ns - asleep_ns - exposed_ns) * steps)
+        others_ns = round(transfers_ns[rank] * steps) if sending else 0
         cpu = CpuMetadata(
-            cores="0-1", steps=steps, wall_ns=round(step_ns * steps), thread_ns=busy_ns, process_ns=busy_ns, waited_ns=0
-        )
+            cores="0-3", steps=steps, wall_ns=round(step_ns * steps), thread_ns=busy_ns,
+            process_ns=busy_ns + others_ns, waited_ns=0,
+        )  # fmt: skip
         loader = DataLoaderMetadata(
             num_workers=0, timed_batches=steps, load_ns=LOAD_NS * steps, load_cpu_ns=(LOAD_NS - asleep_ns) * steps,
             load_process_cpu_ns=(LOAD_NS - asleep_ns) * steps,
         )  # fmt: skip
         runs[rank] = RunMetadata(
-            rank=rank, world_size=2, host="a", local_world_size=2, cpu_count=2, cpu_threads=1, cpu=cpu,
+            rank=rank, world_size=2, host="a", local_world_size=2, cpu_count=4, cpu_threads=1, cpu=cpu,
             dataloaders=(loader,),
         )  # fmt: skip
     return runs
@@ -232,6 +238,80 @@ def test_what_sleeps_is_what_no_cpu_time_and_no_communication_explain(tmp_path: 
     unknown = {rank: replace(run, cpu=replace(run.cpu or CpuMetadata(), waited_ns=None)) for rank, run in runs.items()}
     assert asleep_shares(context.result, unknown) == {}
     assert asleep_shares(context.result, {}) == {}
+
+
+SENDING = cpu_job(ranks=2, steps=6, network=replace(CPUS.network, alpha_ns=200 * US, busbw_gbps=1.0))
+"""Half of a step is exposed transfers."""
+DISTURBED = 2.5
+"""Other programs on the cores made work take that many times as long in the recorded steps."""
+
+
+def disturbed(spec: JobSpec, *, transfers: bool = False) -> JobSpec:
+    slower = slower_work(spec, DISTURBED)
+    return slower if transfers else replace(slower, network=spec.network)
+
+
+@pytest.mark.parametrize("sending", [False, None], ids=["threads slept while they sent", "not known"])
+@pytest.mark.parametrize(
+    ("setting", "value", "network"),
+    [
+        ("network.bandwidth", "4x", replace(SENDING.network, busbw_gbps=4.0)),
+        ("network.bandwidth", "0.5x", replace(SENDING.network, busbw_gbps=0.5)),
+    ],
+)
+def test_other_programs_on_the_cores_do_not_slow_the_network_down(
+    sending: bool | None, setting: str, value: str, network: NetworkSpec, tmp_path: Path
+) -> None:
+    """No event can cost what is missing, so all of it may have been of the work alone."""
+    simulate(disturbed(SENDING)).write(tmp_path)
+    context = context_of(tmp_path)
+    runs = {} if sending is None else timed_runs(context, 0, sending=sending)
+    job = replace(context, runs=runs, unprofiled_ns=simulate(SENDING).truth.step_time_ns)
+    found = predict(job, {setting: value})
+    truth = simulate(replace(SENDING, network=network)).truth.step_time_ns
+    assert found.low_ns <= truth <= found.high_ns
+    if sending is not None:
+        assert found.mid_ns == pytest.approx(truth, rel=0.05)
+
+
+def test_threads_that_send_are_slowed_down_with_the_rest(tmp_path: Path) -> None:
+    simulate(disturbed(SENDING, transfers=True)).write(tmp_path)
+    context = context_of(tmp_path)
+    job = replace(context, runs=timed_runs(context, 0), unprofiled_ns=simulate(SENDING).truth.step_time_ns)
+    found = predict(job, {"network.bandwidth": "4x"})
+    truth = simulate(replace(SENDING, network=replace(SENDING.network, busbw_gbps=4.0))).truth.step_time_ns
+    assert found.mid_ns == pytest.approx(truth, rel=0.05)
+    assert found.low_ns <= truth <= found.high_ns
+
+
+def test_a_rank_that_sleeps_takes_its_peers_pace_without_what_was_slower(tmp_path: Path) -> None:
+    """In the recorded steps work takes 2.5 times as long, and what one rank sleeps as long as ever: at its peers' pace
+    all of that goes, and not the share that it has of the longer steps.
+    """
+    asleep_ns = round(simulate(CPUS).truth.step_time_ns)
+    spec = replace(CPUS, causes=(Pause(ranks=(1,), pause_ns=asleep_ns),))
+    simulate(disturbed(spec, transfers=True)).write(tmp_path)
+    context = context_of(tmp_path)
+    runs = timed_runs(context, 0)
+    cpu = runs[1].cpu
+    assert cpu is not None
+    less = asleep_ns * cpu.steps
+    cpu = replace(cpu, thread_ns=cpu.thread_ns - less, process_ns=cpu.process_ns - less)
+    runs[1] = replace(runs[1], cpu=cpu)
+    job = replace(context, runs=runs, unprofiled_ns=simulate(spec).truth.step_time_ns)
+    found = predict(job, {"rank.1": "peers"})
+    assert found.mid_ns == pytest.approx(simulate(CPUS).truth.step_time_ns, rel=0.05)
+
+
+@pytest.mark.parametrize("target", [100.0, 60.0, 45.0])
+def test_how_much_slower_the_work_alone_became(target: float) -> None:
+    """120 ms of work beside 40 of transfers, of which 20 are hidden behind work as long as there is as much."""
+    found = _work_slower(lambda more: max(120 / (1 + more), 20) + 20, target)
+    assert max(120 / (1 + found), 20) + 20 == pytest.approx(target, rel=0.01)
+
+
+def test_work_is_not_slowed_down_without_end() -> None:
+    assert _work_slower(lambda more: 120 / (1 + more) + 40, 50.0) == pytest.approx(4.0)
 
 
 def test_how_much_slower_work_became_beside_what_sleeps() -> None:
