@@ -126,6 +126,8 @@ from twice as much all have low."""
 _LESS_SURE: Final = 0.03
 """By which share each step down in confidence lowers what findings are sorted by."""
 
+_SEVERE: Final = (Severity.INFO, Severity.LOW, Severity.MEDIUM, Severity.HIGH)
+
 _SURENESS: Final = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
@@ -222,14 +224,19 @@ def _replayed(finding: Finding, job: RuleContext) -> Finding:
         return finding
     prediction, own = job.predict(finding.whatif), finding.predicted_step_us
     if own is not None and (prediction is None or abs(prediction.mid / own.mid - 1) > _SAME):
-        return _bounded(replace(finding, whatif={}), own, job)
+        return _worth_no_less(replace(finding, whatif={}), own, job)
     if prediction is None:
         return finding
-    return _bounded(replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED), prediction, job)
+    return _worth_no_less(replace(finding, predicted_step_us=prediction, obtained=Obtained.REPLAYED), prediction, job)
 
 
-def _bounded(finding: Finding, predicted: Prediction, job: RuleContext) -> Finding:
-    """With a bound no lower than what is predicted: it is of the typical rank, and a replay gains on others too."""
+def _worth_no_less(finding: Finding, predicted: Prediction, job: RuleContext) -> Finding:
+    """With a bound and a severity no lower than what is predicted: they are of the typical rank and of the time that is
+    seen to be lost, and a replay gains on others and behind that, too.
+    """
+    saved = Severity.of_share(1 - predicted.mid / job.step_time_us)
+    if finding.severity is not Severity.INFO:
+        finding = replace(finding, severity=max(finding.severity, saved, key=_SEVERE.index))
     if finding.ceiling is None:
         return finding
     return replace(finding, ceiling=max(finding.ceiling, job.step_time_us / predicted.mid - 1))

@@ -58,6 +58,27 @@ def sent_share(runs: Mapping[int, RunMetadata], sent: float) -> float:
     return 1.0
 
 
+def limited_share(runs: Mapping[int, RunMetadata], buckets: Sequence[int], parameters: Sequence[float] | None) -> float:
+    """Of each byte that limits count, the share that is sent: ``sent_share``, but 1 where the recorded ``buckets`` are
+    those that the recorded limit makes of the bytes that are sent, and not those that it makes of 32 bits: gradients
+    are then kept in 16, whatever the model's parameters are.
+    """
+    share, known = sent_share(runs, sum(buckets)), bucket_cap(runs)
+    if share == 1 or known is None or parameters is None:
+        return share
+    made = {each: _made_by_limit(each * known * MIB, each * FIRST_BUCKET, buckets, parameters) for each in (share, 1.0)}
+    return 1.0 if made[1.0] and not made[share] else share
+
+
+def _made_by_limit(cap: float, first: float, buckets: Sequence[int], parameters: Sequence[float]) -> bool:
+    """Are these the buckets that such a limit makes, for the first of them as for the others, or with its own?"""
+    for limit in (min(first, cap), cap):
+        made = bucket_bytes(bucket_ends(float(sum(buckets)), limit, cap, parameters))
+        if len(made) == len(buckets) and np.allclose(made, buckets, rtol=_SAME):
+            return True
+    return False
+
+
 def _version(text: str) -> tuple[int, ...]:
     """``2.4.1+cu121`` is (2, 4); of another form, the newest."""
     numbers = re.match(r"(\d+)\.(\d+)", text)
@@ -164,7 +185,7 @@ def fewer_by_limit(
     if known is None:
         return None
     total = float(sum(buckets))
-    cap = sent_share(runs, total) * known * MIB
+    cap = limited_share(runs, buckets, parameters) * known * MIB
     would = len(bucket_ends(total, min(FIRST_BUCKET, cap), cap, parameters))
     return would if len(buckets) >= _SEVERAL * would and len(buckets) > would + 1 else None
 

@@ -27,10 +27,10 @@ from perfscope.analyzers.whatif.bucketing import (
     bucket_bytes,
     bucket_ends,
     fewer_by_limit,
+    limited_share,
     limits,
     parameter_bytes,
     ready_at,
-    sent_share,
 )
 from perfscope.analyzers.whatif.change import (
     MEMORY_GBPS,
@@ -106,14 +106,15 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
     recorded = min(sizes)
     parameters = parameter_bytes(context.runs, recorded)
-    would = fewer_by_limit(context.runs, recorded, None if parameters is None else parameters[0])
+    known_sizes = None if parameters is None else parameters[0]
+    would = fewer_by_limit(context.runs, recorded, known_sizes)
     if would is not None:
         raise CannotReplay(
             f"{name}: {len(recorded)} buckets are reduced per step, and the present limit would make {would} of as "
             "many bytes: several models, backwards or data types fill their own"
         )
-    least = limits(context.runs, cap * MIB, sent_share(context.runs, sum(recorded)))
-    ends = bucket_ends(float(sum(recorded)), *least, None if parameters is None else parameters[0])
+    least = limits(context.runs, cap * MIB, limited_share(context.runs, recorded, known_sizes))
+    ends = bucket_ends(float(sum(recorded)), *least, known_sizes)
     collectives: dict[tuple[int, int, int, int], Collective] = {}
     first = rounds[0]
     alone = alone_share(context, first.buckets[0].collective.group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -157,6 +158,42 @@ class PacedReplays:
         if only_first and not (paced and self.load_longer(paced, saved_ns)):
             return None
         return np.asarray(np.rint(per_step * (saved_ns / mean)), dtype=np.int64)
+
+    def without_unholding(self, saved: Int64) -> Int64 | None:
+        """What of ``saved`` (each used step) ranks at their peers' pace save though no workers hold any rank up before
+        and after; None where that is no more than noise. Workers that set the pace now and then hold ranks up as they
+        happened to, and the floors that stand for their pace are below that: no rank's work causes the difference.
+        """
+        saved_ns = float(saved.mean())
+        left_ns = saved_ns - self._unheld_ns
+        if left_ns < self.noise:
+            return None
+        return np.asarray(np.rint(saved * (left_ns / saved_ns)), dtype=np.int64)
+
+    @functools.cached_property
+    def _unheld_ns(self) -> float:
+        """By how much the recorded steps are shorter on average where no workers hold ranks up, and their batches come
+        at the pace of their loaders.
+        """
+        base = self.base if self.beside_hosts is None else self.beside_hosts
+        schedules = self.recorded.schedules if self.beside_hosts is None else self.recorded.with_hosts
+        assert schedules is not None
+        schedules, lifted = without_holds(schedules)
+        replayed = replay(schedules) if lifted else base
+        if not lifted or not replayed.complete:
+            return 0.0
+        before_ns = self.recorded.step_time_ns(base)
+        step_ns = predicted_step_ns(
+            self.recorded, replayed, base, settling=0, steps_alike=False, lifted=True,
+            floors_ns=[self.usual_loading_ns, *map(self._delivering_ns, self.loading_ns)],
+        )  # fmt: skip
+        return max(self.result.step_ns * (1 - step_ns / before_ns), 0.0)
+
+    def _delivering_ns(self, rank: int) -> float:
+        """What a rank's workers take for the batches of a step, where that is known; else what its loading bounds."""
+        batch_ns = self.recorded.deliveries[rank].batch_ns
+        whole = math.inf if batch_ns is None else batch_ns * self.result.batches_per_step[rank]
+        return min(whole, self.loading_ns[rank])
 
     def parts_of(self, peers: Peers) -> list[Int64]:
         """Own time of peers [rank, used step], ns, part by part: on CPUs each operator, and each phase for the time

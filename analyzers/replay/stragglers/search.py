@@ -200,6 +200,11 @@ class _Search:
             cause = self._causes.on_host(ranks, lost_ns) or self._causes.by_draining(ranks)
         if cause is None or (cause == LOADING and self._causes.by_one_batch(ranks)):
             return None
+        if cause != LOADING:
+            saved = self._paced.without_unholding(saved)
+            if saved is None:
+                return None
+            lost_ns = float(saved.mean())
         return Straggler(self._slowest_of(ranks), tuple(sorted(ranks)), scope, cause, lost_ns, saved)
 
     def _slowest_of(self, ranks: Collection[int]) -> int:

@@ -28,6 +28,8 @@ LATE_SHARE: Final = 1 / 3
 """A bucket is big when it holds at least this share of the gradient bytes."""
 NEARLY: Final = 1.05
 """How many times as long as the shortest step one may be that is surely no longer than now."""
+_AS_LONG: Final = 1.001
+"""How many times as long as now a step is that is as long: ranges end where nothing is saved, but for rounding."""
 _FAR_OVER: Final = 2
 """From so many times DDP's limit for a bucket on, a lone one would be several."""
 _TOO_SMALL: Final = "DDP's gradient buckets are too small"
@@ -148,10 +150,10 @@ def _problem(buckets: CollectiveTraffic, cap_mib: int) -> str:
 
 def _sure(job: RuleContext, buckets: CollectiveTraffic, predict: Predict) -> _BucketSize | None:
     """The best size where the cost model, which a busy host blurs, names none, but even the longest step that the
-    replay allows for is shorter; or where all gradients are in one bucket: none of it can overlap, whatever it takes.
+    replay allows for is no longer; or where all gradients are in one bucket: none of it can overlap, whatever it takes.
     """
     replayed, alone = _replayed(bucket_sizes(job.summary, job.runs), predict), _is_alone(buckets)
-    if not replayed or (replayed[0][0].high >= job.step_time_us and not alone):
+    if not replayed or (replayed[0][0].high > _AS_LONG * job.step_time_us and not alone):
         return None
     step, cap = replayed[0]
     if alone:

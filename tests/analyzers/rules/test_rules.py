@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.job.tables.syncs import SyncRow
 from perfscope.analyzers.rules import as_sure_as_findings, evaluate, unprofiled
+from perfscope.analyzers.rules.host import host_syncs
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.results.findings import Confidence, Prediction
 from perfscope.results.rows import StragglerRow
-from tests.analyzers.rules.jobs import STEP_US, changed, starved
+from tests.analyzers.rules.jobs import STEP_US, breakdown, changed, context, starved
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,23 @@ def test_a_rules_own_prediction_raises_the_bound_too():
     for finding in evaluate(case):
         if finding.predicted_step_us is not None and finding.ceiling is not None:
             assert finding.ceiling >= STEP_US / finding.predicted_step_us.mid - 1 - 1e-9
+
+
+SYNC = SyncRow(
+    call="cudaStreamSynchronize", operator="aten::item", inside="", idle_us=4_000.0, count_per_step=1.0, ranks=(0,)
+)
+
+
+@pytest.mark.parametrize(("saved", "severity"), [(0.02, "low"), (0.1, "medium"), (0.3, "high")])
+def test_a_replay_that_gains_more_makes_a_finding_more_severe(saved, severity):
+    """Devices are seen idle for 4 % of the step, and more follows from that."""
+    mid = (1 - saved) * STEP_US
+    case = changed(
+        context(breakdown(0, idle_sync=4_000.0), syncs=(SYNC,)),
+        predict=lambda settings: Prediction(low=mid, mid=mid, high=mid) if settings else None,
+    )
+    (found,) = (finding for finding in evaluate(case) if finding.rule == host_syncs.RULE)
+    assert found.severity.value == severity
 
 
 def test_findings_come_worst_first():

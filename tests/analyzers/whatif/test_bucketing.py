@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.whatif.bucketing import MIB, bucket_ends, fewer_by_limit, limits, parameter_bytes, sent_share
+from perfscope.analyzers.whatif.bucketing import (
+    MIB,
+    bucket_ends,
+    fewer_by_limit,
+    limited_share,
+    limits,
+    parameter_bytes,
+    sent_share,
+)
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
 
 
@@ -62,6 +70,31 @@ def test_limits_count_gradients_and_not_what_a_hook_sends_of_them(run: RunMetada
         assert found == ([10 * MIB] * 3, True)
         assert bucket_ends(30 * MIB, first, other, found[0]) == [20 * MIB, 30 * MIB]
     assert sent_share(runs, 60 * MIB) == (1.0 if run.model is not None else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "share"),
+    [
+        # With a limit of 25 MiB for what is sent the first two of parameters of 10 MiB do not fill a bucket.
+        ((30, 30), 1.0),
+        # Half of 25 MiB is the limit of what is sent of them, or 1 and 12.5 MiB.
+        ((20, 20, 20), 0.5),
+        ((10, 20, 20, 10), 0.5),
+        # Neither makes these.
+        ((60,), 0.5),
+    ],
+)
+def test_recorded_buckets_tell_whether_limits_count_what_is_sent(sent: tuple[int, ...], share: float) -> None:
+    """The model holds 120 MiB, of which 60 are sent: by a hook, or because its gradients are of 16 bits."""
+    run = RunMetadata(
+        rank=0,
+        model=ModelMetadata(trainable_sizes=(20 * MIB,) * 6),
+        settings={"ddp": {"bucket_cap_mb": 25}},
+    )
+    buckets = [size * MIB for size in sent]
+    found = parameter_bytes({0: run}, buckets)
+    assert found is not None
+    assert limited_share({0: run}, buckets, found[0]) == share
 
 
 def test_a_bucket_is_full_once_it_holds_its_limit() -> None:
