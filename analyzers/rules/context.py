@@ -78,7 +78,8 @@ class RuleContext:
     predict: Predict | None = None
     """Replays the recorded steps with settings changed; None where they cannot be replayed."""
     may_save: Callable[[Mapping[str, str], float], bool] | None = None
-    """Whether settings changed may save a share of the step: in less time than ``predict`` says how much."""
+    """Whether settings changed may save a share of the step: in less time than ``predict`` says how much. True where
+    nothing can be replayed."""
     predict_unprofiled: Predict | None = None
     """The same for steps without the profiler; None where no such step was timed."""
 

@@ -299,7 +299,9 @@ class Predictor:
         return self._known[key]
 
     def may_save(self, settings: Mapping[str, str], share: float) -> bool:
-        """Whether the prediction may save this share of the step, by one of the replays that it would take."""
+        """Whether the prediction may save this share of the step, by one of the replays that it would take. True where
+        nothing can be replayed: that is for the prediction to say.
+        """
         key = tuple(sorted(settings.items()))
         context = _for_settings(self._context, settings)
         if context.with_other_costs or key in self._known:
@@ -307,7 +309,8 @@ class Predictor:
         try:
             changed = self._middle[key] = _replay_changed(context, settings, 0)
         except CannotReplay:
-            return False
+            self._known[key] = None
+            return True
         mid_ns = changed.step_ns * context.correction
         mid_ns -= min(changed.freed_ns * context.correction, mid_ns) / 2
         return mid_ns <= (1 - share) * self._step_ns * _ROUNDED

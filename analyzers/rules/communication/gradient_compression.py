@@ -38,7 +38,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     dtype = "fp16" if any(name in device for device in job.info.devices for name in _NO_BF16) else "bf16"
     change = {"ddp.comm_dtype": dtype}
-    if gradients is not None and not job.could_save(change, SHARE):
+    if not job.could_save(change, SHARE):
         return None
     prediction = job.predict(change) if job.predict is not None else None
     if prediction is None and (gradients is not None or not job.on_devices):

@@ -202,6 +202,14 @@ def test_whether_a_change_may_save_a_share_is_what_its_prediction_says(
     assert rules(question.settings) == prediction
 
 
+def test_a_change_that_cannot_be_replayed_may_save_anything_and_has_no_prediction(
+    recordings: dict[str, Context],
+) -> None:
+    rules, change = Predictor(next(iter(recordings.values()))), {"rank.99": "peers"}
+    assert rules.may_save(change, 0.9)
+    assert rules(change) is None
+
+
 def test_what_is_not_worth_its_change_costs_one_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(replace(FSDP, steps=4, network=replace(SLOW_NETWORK, alpha_ns=15 * US, busbw_gbps=5.0))).write(tmp_path)
     replays = 0
