@@ -10,7 +10,7 @@ optimizer. The step time is the mean of the k: that of one recorded batch, so it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -292,30 +292,45 @@ def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value
     """bf16 or fp16 on the wire (``bf16_compress_hook``): half the bytes of fp32 gradients."""
     if value not in ("bf16", "fp16"):
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
-    halved: set[RankOp] = set()
-    for one in _rounds_of_any_size(schedules):
-        for bucket in one.buckets:
-            if bucket.collective.dtype in _HALVED:
-                bucket.transfer_ns = context.part_of_transfer_ns(bucket, 0.5)
-                halved.add(bucket)
+    rounds = _rounds_of_any_size(schedules)
+    halved = {bucket for one in rounds for bucket in one.buckets if bucket.collective.dtype in _HALVED}
+    sizes = _bytes_of(schedules, context, rounds)
+    for bucket in halved:
+        bucket.transfer_ns = context.part_of_transfer_ns(bucket, 0.5)
     if not halved:
         raise CannotReplay(f"{name}: gradients are sent in 16 bits or fewer already, or their type is not recorded")
-    casts_ns = _cast(schedules, halved) if context.on_devices else 0.0
+    casts_ns = _cast(schedules, {bucket: sizes[bucket] for bucket in halved}) if context.on_devices else 0.0
     keep_host_pace(schedules, context)
     # On CPUs the cores that train also cast and add up, and 16-bit sums are slow there: gloo adds them one by one.
     return Uncertainty(less=0.20 if context.on_devices else 0.60, more=0.10, either_ns=_CASTS_ERROR * casts_ns)
 
 
-def _cast(schedules: EditableSchedules, halved: set[RankOp]) -> float:
-    """Add the kernels of the hook: before a bucket is sent its cast and its average, and after it the copy back, for
-    which the optimizer waits. Returns what a step has more of them, ns.
+def _bytes_of(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> dict[RankOp, float]:
+    """Bytes of each bucket; where they are not recorded, its part of those of the model's gradients by how long it
+    takes, and 0 where these are not known either.
+    """
+    sizes: dict[RankOp, float] = {}
+    for one, earlier in zip(rounds, _before_last(schedules, context, rounds), strict=True):
+        run = context.runs.get(one.rank)
+        whole = run.model.trainable_bytes if run is not None and run.model is not None else 0
+        times = len(one.buckets) / (len(one.buckets) - len(earlier))
+        taken_ns = sum(bucket.transfer_ns for bucket in one.buckets)
+        for bucket in one.buckets:
+            sizes[bucket] = bucket.bytes or (times * whole * bucket.transfer_ns / taken_ns if taken_ns else 0.0)
+    return sizes
+
+
+def _cast(schedules: EditableSchedules, halved: Mapping[RankOp, float]) -> float:
+    """Add the kernels of the hook to buckets of so many bytes: before one is sent its cast and its average, and after
+    it the copy back, for which the optimizer waits. Returns what a step has more of them, ns.
     """
     added = 0.0
     for op in chain.from_iterable(schedules.ops.values()):
-        if op.rank_op not in halved:
+        own = op.rank_op
+        if own is None or own not in halved:
             continue
-        element = DTYPE_BYTES[op.rank_op.collective.dtype or ""]
-        ns = op.rank_op.bytes / element * _HALF / MEMORY_GBPS
+        element = DTYPE_BYTES[own.collective.dtype or ""]
+        ns = halved[own] / element * _HALF / MEMORY_GBPS
         if op.kind is OpKind.ISSUE:
             op.add(TimeCategory.COMPUTE, (element + 3 * _HALF) / _HALF * ns)
             op.spend(_HOOK * schedules.issuing_ns(op))

@@ -58,9 +58,13 @@ class Causes:
         return CAUSES[most]
 
     def _slower_in(self, rank: int) -> Bool:
-        """The recorded steps that are used and in which a rank is slower than its peers."""
+        """The recorded steps that are used and in which a rank is slower than its peers; all that are used where it is
+        so in none, and only one part of its work takes longer.
+        """
         slower: Bool = self._paced.recorded.used.copy()
-        slower[slower] = self._paced.excess[rank] > 0
+        longer = self._paced.excess[rank] > 0
+        if longer.any():
+            slower[slower] = longer
         return slower
 
     def _pause(self, ranks: Sequence[int]) -> bool:

@@ -107,6 +107,19 @@ def test_gradients_in_16_bits_are_cast_and_copied_back(recording: Recording, tmp
     assert abs(_missed(job, tmp_path, {"ddp.comm_dtype": "bf16"})) < 0.03
 
 
+@pytest.mark.parametrize(("microbatches", "gbps"), [(1, 60.0), (2, 45.0)])
+def test_casts_of_buckets_whose_sizes_the_trace_does_not_hold_follow_from_the_model(
+    microbatches: int, gbps: float, tmp_path: Path
+) -> None:
+    """They take a fifth as long as the transfers."""
+    recording = replace(JOB.recording, metadata="none", shapes=False, run=True)
+    job = replace(
+        JOB, microbatches=microbatches, no_sync=False, network=Network(gbps=gbps, latency_ns=12 * US),
+        recording=recording,
+    )  # fmt: skip
+    assert abs(_missed(job, tmp_path, {"ddp.comm_dtype": "bf16"})) < 0.02
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_two_large_sizes_of_transfers_that_vary_say_little_of_latency(seed: int, tmp_path: Path) -> None:
     """Buckets of 16 and 32 MiB, each up to a third longer than the network needs: the line through their medians meets
