@@ -27,6 +27,9 @@ from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 _AS_SLOW: Final = 1.5
 """Loaders are equally slow where the time between their batches, of which few may be known, differs by less."""
 
+_OF_LOADER: Final = 0.5
+"""Part of how much later a rank came that the longest wait for a batch is, from which its loader made it late."""
+
 _OF_PYTHON: Final = [HostTime.OTHER, HostTime.PAUSES]
 
 _WAITS: Final = (OpKind.SYNC, OpKind.LIMIT, OpKind.JOIN)
@@ -131,7 +134,10 @@ def pace_of(
         host = _host_pace(recorded, peers, rank, paced, even=even)
     own, more = _repaced(own_ns[:, None], of.anchors[line], peers.usual_ns(of, rank, paced, even=even))
     holds, stalls, until = _usual_holds(recorded, schedules, index, others)
-    return Pace(own[:, 0], more[:, 0], holds, stalls, until, late_by(recorded, index, others), host)
+    sooner_ns = late_by(recorded, index, others)
+    if even and recorded.deliveries[rank].longest_ns >= _OF_LOADER * sooner_ns:
+        sooner_ns = 0  # work that is spread evenly leaves loaders as slow as they are
+    return Pace(own[:, 0], more[:, 0], holds, stalls, until, sooner_ns, host)
 
 
 def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequence[int], *, even: bool) -> HostPace:
