@@ -115,7 +115,7 @@ def _points_at(points: LaunchPoints, device: Float64, host: HostPace) -> LaunchP
 
 def pace_of(
     recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequence[int], *, even: bool = False,
-    with_hosts: bool = False, own_ns_of: Mapping[int, Float64] | None = None,
+    with_hosts: bool = False, own_ns_of: Mapping[int, Int64] | None = None,
 ) -> Pace:  # fmt: skip
     """The pace of one rank of ``paced`` (see ``at_peers_pace``).
 
@@ -124,10 +124,9 @@ def pace_of(
     index, line = recorded.schedules.ranks.index(rank), peers.ranks.index(rank)
     others = [recorded.schedules.ranks.index(peers.ranks[other]) for other in peers.others(rank, paced)]
     schedules, host = recorded.schedules, None
-    if own_ns_of is None:
-        own_ns = schedules.own_ns[schedules.slice_of(rank)]
-    else:
-        own_ns, peers = np.rint(own_ns_of[rank]).astype(np.int64), peers.with_own_time(own_ns_of)
+    own_ns = schedules.own_ns[schedules.slice_of(rank)]
+    if own_ns_of is not None:
+        own_ns, peers = own_ns_of[rank], peers.with_own_time(own_ns_of)
     of = peers.segments
     if with_hosts and recorded.with_hosts is not None and peers.on_device is not None:
         schedules, own_ns, of = recorded.with_hosts, recorded.lanes[index].lanes.work_ns, peers.on_device

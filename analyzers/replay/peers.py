@@ -71,12 +71,9 @@ class Peers:
         """Of the own time as it happened."""
         return Segments(self.anchors, self.own_ns[:, :, None], self.step)
 
-    def with_own_time(self, own_ns_of: Mapping[int, Float64]) -> Peers:
+    def with_own_time(self, own_ns_of: Mapping[int, Int64]) -> Peers:
         """The same where the ranks' own time before each op is another one."""
-        own = [
-            np.diff(progress_at(np.rint(own_ns_of[rank]).astype(np.int64), anchors))
-            for rank, anchors in zip(self.ranks, self.anchors, strict=True)
-        ]
+        own = [np.diff(progress_at(own_ns_of[rank], at)) for rank, at in zip(self.ranks, self.anchors, strict=True)]
         return replace(self, own_ns=np.stack(own))
 
     @property

@@ -31,7 +31,7 @@ from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_costs
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import Int64
 
 _AS_LONG: Final = 0.01
 """Share of a step that decides nothing: ranks without whose waits it is no more than that shorter set no pace."""
@@ -78,6 +78,8 @@ class Context:
     """The same with batches that are ready, where loader workers set its pace and not that of the recorded steps."""
     with_hosts: bool = False
     """Hosts are replayed beside their devices."""
+    own_ns_of: Mapping[int, Int64] | None = None
+    """Rank -> own time before each of its ops, without what the profiler adds; None where that is as recorded."""
 
     def refuse_cleared(self, name: str) -> None:
         """Raise CannotReplay where backward passes do not sum up their gradients, or may be of several steps."""
@@ -174,19 +176,14 @@ class Context:
         self, schedules: EditableSchedules, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False
     ) -> Context:
         """The same for another question, about ``schedules``; peers and latencies are found once."""
-        other = replace(self, paced=paced, even=even, leaning=leaning, unsure={})
-        if paced and self.profiler is not None and not schedules.hosts:
-            other.__dict__["own_ns_of"] = schedules.own_ns_of()
+        changed = paced and self.profiler is not None and not schedules.hosts
+        own_ns_of = schedules.own_ns_of() if changed else None
+        other = replace(self, paced=paced, even=even, leaning=leaning, unsure={}, own_ns_of=own_ns_of)
         other.__dict__["peers"] = self.peers if paced else {}
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["profiler"] = self.profiler
         other.__dict__["latencies"] = self.latencies
         return other
-
-    @functools.cached_property
-    def own_ns_of(self) -> Mapping[int, Float64] | None:
-        """Rank -> own time before each of its ops, without what the profiler adds; None where that is as recorded."""
-        return None
 
     def pace_of(self, rank: int) -> Pace:
         """One of the ``paced`` ranks at its peers' pace. It must have peers."""

@@ -309,14 +309,16 @@ def _bytes_of(schedules: EditableSchedules, context: Context, rounds: Sequence[R
     """Bytes of each bucket; where they are not recorded, its part of those of the model's gradients by how long it
     takes, and 0 where these are not known either.
     """
-    sizes: dict[RankOp, float] = {}
+    sizes: dict[RankOp, float] = {bucket: float(bucket.bytes) for one in rounds for bucket in one.buckets}
+    if all(sizes.values()):
+        return sizes
     for one, earlier in zip(rounds, _before_last(schedules, context, rounds), strict=True):
         run = context.runs.get(one.rank)
         whole = run.model.trainable_bytes if run is not None and run.model is not None else 0
         times = len(one.buckets) / (len(one.buckets) - len(earlier))
         taken_ns = sum(bucket.transfer_ns for bucket in one.buckets)
         for bucket in one.buckets:
-            sizes[bucket] = bucket.bytes or (times * whole * bucket.transfer_ns / taken_ns if taken_ns else 0.0)
+            sizes[bucket] = sizes[bucket] or (times * whole * bucket.transfer_ns / taken_ns if taken_ns else 0.0)
     return sizes
 
 

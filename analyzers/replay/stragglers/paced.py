@@ -159,19 +159,19 @@ class PacedReplays:
             return None
         return np.asarray(np.rint(per_step * (saved_ns / mean)), dtype=np.int64)
 
-    def without_unholding(self, saved: Int64) -> Int64 | None:
+    def not_by_loading(self, saved: Int64) -> Int64 | None:
         """What of ``saved`` (each used step) ranks at their peers' pace save though no workers hold any rank up before
         and after; None where that is no more than noise. Workers that set the pace now and then hold ranks up as they
         happened to, and the floors that stand for their pace are below that: no rank's work causes the difference.
         """
         saved_ns = float(saved.mean())
-        left_ns = saved_ns - self._unheld_ns
+        left_ns = saved_ns - self._by_loading_ns
         if left_ns < self.noise:
             return None
         return np.asarray(np.rint(saved * (left_ns / saved_ns)), dtype=np.int64)
 
     @functools.cached_property
-    def _unheld_ns(self) -> float:
+    def _by_loading_ns(self) -> float:
         """By how much the recorded steps are shorter on average where no workers hold ranks up, and their batches come
         at the pace of their loaders.
         """

@@ -201,7 +201,7 @@ class _Search:
         if cause is None or (cause == LOADING and self._causes.by_one_batch(ranks)):
             return None
         if cause != LOADING:
-            saved = self._paced.without_unholding(saved)
+            saved = self._paced.not_by_loading(saved)
             if saved is None:
                 return None
             lost_ns = float(saved.mean())

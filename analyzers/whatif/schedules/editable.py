@@ -19,7 +19,7 @@ from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, Schedul
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import NEVER, NONE, Float64, Int64
+from perfscope.trace.trace import NEVER, NONE, Int64
 
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.schedules import RecordedSchedules
@@ -67,9 +67,9 @@ class EditableSchedules:
         """Numbers of the recorded steps."""
         return frozenset(self.recorded.steps.tolist())
 
-    def own_ns_of(self) -> dict[int, Float64]:
-        """Rank -> own time before each of its ops."""
-        return {rank: np.array([op.own_ns.sum() for op in ops]) for rank, ops in self.ops.items()}
+    def own_ns_of(self) -> dict[int, Int64]:
+        """Rank -> own time before each of its ops, in whole ns."""
+        return {rank: in_whole_ns([op.own_ns for op in ops]) for rank, ops in self.ops.items()}
 
     def issued(self) -> Iterator[RankOp]:
         """Every rank op, rank by rank in the order of issue."""
