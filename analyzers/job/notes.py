@@ -25,6 +25,9 @@ BY_BACKWARD: Final = ("backward", "gradients")
 _NAMED: Final = 5
 """Processes that a note names at most."""
 
+HIDDEN_SHARE: Final = 0.05
+"""Share of a lone step that its host waited for a batch from which that is said, where it counts as hidden."""
+
 UNKNOWN_SHARE: Final = 0.02
 """Idle time without a cause above this share of the step is a defect of the recording or of the analysis."""
 
@@ -50,6 +53,8 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "no_steps", steps_from=info.steps_from)
     elif info.few_steps:
         yield note("steps", "few_steps", count=len(info.steps))
+    if len(info.steps) == 1:
+        yield from _about_lone_step(result)
     if len(result.evaluated):
         used = np.isin(result.evaluated, result.steps).any()
         evaluated, share = result.evaluated.tolist(), result.evaluated_share
@@ -64,6 +69,18 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "steps_by_repetition")
     if info.steps and any(run.steps.detected_by in BY_BACKWARD for run in job.runs.values()):
         yield note("steps", "steps_by_backward")
+
+
+def _about_lone_step(result: AlignedJob) -> Iterator[Note]:
+    """Where a host waited for a batch at its begin, and the device is only assumed to have worked meanwhile."""
+    waited = {}
+    for rank, partial in result.partials.items():
+        (step,) = partial.steps.indices_of(result.steps)
+        hidden_ns = min(int(partial.steps.assumed_ns[step]), int(partial.loading.waited_ns[step]))
+        if hidden_ns >= HIDDEN_SHARE * result.step_ns:
+            waited[rank] = hidden_ns / result.step_ns
+    if waited:
+        yield note("steps", "lone_step_waits", sorted(waited), share=max(waited.values()))
 
 
 def _about_ranks(job: Job, info: JobInfo) -> Iterator[Note]:

@@ -15,6 +15,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "no_steps": "No steps were found ({steps_from}): the whole recording is analyzed as one window, and advice "
     "that needs steps is withheld. Record with perfscope run, or call prof.step() under a torch.profiler schedule.",
     "few_steps": "Only {count:step} recorded: confidence is low. Record more with perfscope run --active 8.",
+    "lone_step_waits": "Before the first kernel of the only recorded step the host of {ranks:ranks} waited for a "
+    "batch, for {share:.0%} of the step. That counts as hidden behind the step before, which is not recorded; if it "
+    "was not, the step took that much longer. A recording of more steps shows which.",
     "evaluation_used": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, as most "
     "steps do: their times include it.",
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "
