@@ -119,14 +119,13 @@ def pace_of(
 ) -> Pace:  # fmt: skip
     """The pace of one rank of ``paced`` (see ``at_peers_pace``).
 
-    ``own_ns_of``: the own time before each op of every rank, where that is not as recorded; not with hosts.
+    ``own_ns_of``: the own time before each op of every rank, where that, and ``peers`` with it, is not as recorded; not
+    with hosts.
     """
     index, line = recorded.schedules.ranks.index(rank), peers.ranks.index(rank)
     others = [recorded.schedules.ranks.index(peers.ranks[other]) for other in peers.others(rank, paced)]
     schedules, host = recorded.schedules, None
-    own_ns = schedules.own_ns[schedules.slice_of(rank)]
-    if own_ns_of is not None:
-        own_ns, peers = own_ns_of[rank], peers.with_own_time(own_ns_of)
+    own_ns = schedules.own_ns[schedules.slice_of(rank)] if own_ns_of is None else own_ns_of[rank]
     of = peers.segments
     if with_hosts and recorded.with_hosts is not None and peers.on_device is not None:
         schedules, own_ns, of = recorded.with_hosts, recorded.lanes[index].lanes.work_ns, peers.on_device

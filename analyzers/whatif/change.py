@@ -176,10 +176,14 @@ class Context:
         self, schedules: EditableSchedules, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False
     ) -> Context:
         """The same for another question, about ``schedules``; peers and latencies are found once."""
-        changed = paced and self.profiler is not None and not schedules.hosts
-        own_ns_of = schedules.own_ns_of() if changed else None
+        peers: Mapping[int, Peers] = self.peers if paced else {}
+        own_ns_of = None
+        if paced and self.profiler is not None and not schedules.hosts:
+            own_ns_of = schedules.own_ns_of()
+            groups = {group: group.with_own_time(own_ns_of) for group in set(peers.values())}
+            peers = {rank: groups[group] for rank, group in peers.items()}
         other = replace(self, paced=paced, even=even, leaning=leaning, unsure={}, own_ns_of=own_ns_of)
-        other.__dict__["peers"] = self.peers if paced else {}
+        other.__dict__["peers"] = peers
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["profiler"] = self.profiler
         other.__dict__["latencies"] = self.latencies

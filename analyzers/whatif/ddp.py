@@ -294,7 +294,7 @@ def _comm_dtype(schedules: EditableSchedules, context: Context, name: str, value
         raise BadSetting(f"{name}={value}: write bf16 or fp16")
     rounds = _rounds_of_any_size(schedules)
     halved = {bucket for one in rounds for bucket in one.buckets if bucket.collective.dtype in _HALVED}
-    sizes = _bytes_of(schedules, context, rounds)
+    sizes = _bytes_of(schedules, context, rounds) if context.on_devices else {}
     for bucket in halved:
         bucket.transfer_ns = context.part_of_transfer_ns(bucket, 0.5)
     if not halved:
