@@ -55,7 +55,8 @@ def measure_excess(job: JobOwnTimes, peers: Sequence[Sequence[int]]) -> Excess:
     total = np.empty_like(job.wait_us)
     noises: list[list[float]] = []
     for members, among, own_us in compared:
-        mine = [among.index(member) for member in members]
+        at = {member: line for line, member in enumerate(among)}
+        mine = [at[member] for member in members]
         stages = own_us[:, among].transpose(2, 0, 1)
         views = [(own, above_peers(own)) for own in (*stages, stages.sum(axis=0))]
         by_stage[:, members] = np.stack([excess[:, mine] for _, excess in views[:-1]], axis=2)

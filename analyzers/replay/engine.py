@@ -18,6 +18,7 @@ The engine knows nothing of training: ``schedules`` makes the schedules, ``pace`
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import field, replace
 from typing import Final
@@ -119,10 +120,18 @@ class Schedules:
     lanes: Lanes | None = None
     """None: what a rank's host does is part of its own time."""
 
+    @functools.cached_property
+    def _lines(self) -> dict[int, int]:
+        return {rank: line for line, rank in enumerate(self.ranks)}
+
+    def line_of(self, rank: int) -> int:
+        """A rank's place in ``ranks``. Raises KeyError where it is not among them."""
+        return self._lines[rank]
+
     def slice_of(self, rank: int) -> slice:
         """Where one rank's ops are."""
-        index = self.ranks.index(rank)
-        return slice(int(self.first[index]), int(self.first[index + 1]))
+        line = self.line_of(rank)
+        return slice(int(self.first[line]), int(self.first[line + 1]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,7 +86,7 @@ def at_peers_pace(
         own, lag, hold = lanes.work_ns.copy(), lanes.host_lag_ns.copy(), lanes.hold_ns.copy()
         host, reach, lead = lanes.host_ns.copy(), lanes.reach_ns.copy(), lanes.lead_ns.copy()
     for rank, pace in paces.items():
-        span, index = schedules.slice_of(rank), schedules.ranks.index(rank)
+        span, index = schedules.slice_of(rank), schedules.line_of(rank)
         own[span] = _whole(own[span] * pace.own + pace.more_ns)
         held = span.start + pace.holds
         lag[held], hold[operand[held]] = pace.hold_lag_ns, pace.hold_until_ns
@@ -122,8 +122,8 @@ def pace_of(
     ``own_ns_of``: the own time before each op of every rank, where that, and ``peers`` with it, is not as recorded; not
     with hosts.
     """
-    index, line = recorded.schedules.ranks.index(rank), peers.ranks.index(rank)
-    others = [recorded.schedules.ranks.index(peers.ranks[other]) for other in peers.others(rank, paced)]
+    index, line = recorded.schedules.line_of(rank), peers.line_of(rank)
+    others = [recorded.schedules.line_of(peers.ranks[other]) for other in peers.others(rank, paced)]
     schedules, host = recorded.schedules, None
     own_ns = schedules.own_ns[schedules.slice_of(rank)] if own_ns_of is None else own_ns_of[rank]
     of = peers.segments
@@ -143,7 +143,7 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     not all is known as waiting.
     """
     assert peers.on_host is not None
-    index, line = recorded.schedules.ranks.index(rank), peers.ranks.index(rank)
+    index, line = recorded.schedules.line_of(rank), peers.line_of(rank)
     side, of, mine = recorded.lanes[index], peers.on_host, peers.on_host.own_ns[line]
     usual = peers.usual_ns(of, rank, paced, even=even)
     steps = np.searchsorted(of.step, np.arange(of.step[-1] + 2))
@@ -153,7 +153,7 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     own, more = _repaced(pauses_as_other(side.rows_ns), of.anchors[line], usual)
     launches = own[side.points.op]
     own[:, _OF_PYTHON], launches[:, _OF_PYTHON] = _shortened(side, of.anchors[line], usual[:, HostTime.OTHER])
-    others = [recorded.lanes[recorded.schedules.ranks.index(peers.ranks[other])] for other in peers.others(rank, paced)]
+    others = [recorded.lanes[recorded.schedules.line_of(peers.ranks[other])] for other in peers.others(rank, paced)]
     # It begins as far ahead of its device as its peers' hosts do.
     lead = int(side.lanes.lead_ns[0])
     usually = float(np.median([other.lanes.lead_ns[0] for other in others]))
@@ -209,7 +209,7 @@ def _unusual_waits(recorded: RecordedSchedules, peers: Peers, rank: int, paced: 
         for other, anchors in zip(peers.ranks, peers.on_host.anchors, strict=True):
             known[other] = _waits_in_segments(recorded, other, anchors)
     found = list(known.values())
-    mine = peers.ranks.index(rank)
+    mine = peers.line_of(rank)
     ops, where = found[mine]
     others = [line for line in peers.others(rank, paced) if line != mine]
     gone = []
@@ -230,7 +230,7 @@ def _waits_in_segments(recorded: RecordedSchedules, rank: int, anchors: Int64) -
     assert schedules is not None
     ops = np.flatnonzero(np.isin(schedules.kind[schedules.slice_of(rank)], _WAITS))
     ops = ops[ops < anchors[-1]]
-    passed = np.cumsum(recorded.lanes[schedules.ranks.index(rank)].rows_ns.sum(axis=1))
+    passed = np.cumsum(recorded.lanes[schedules.line_of(rank)].rows_ns.sum(axis=1))
     bounds = progress_at(np.diff(passed, prepend=0), anchors)
     segment = np.searchsorted(anchors, ops, side="right") - 1
     length = np.maximum(bounds[segment + 1] - bounds[segment], 1)
@@ -334,7 +334,7 @@ def shortened(recorded: RecordedSchedules, peers: Mapping[int, Peers], by_ns: Ma
     own = recorded.schedules.own_ns.copy()
     for rank, by in by_ns.items():
         mine, span = peers[rank], recorded.schedules.slice_of(rank)
-        line = mine.ranks.index(rank)
+        line = mine.line_of(rank)
         in_step = mine.in_step_ns[line]
         left = 1 - np.divide(by, in_step, out=np.zeros(len(in_step)), where=in_step > 0)
         target = (mine.own_ns[line] * np.maximum(left, 0.0)[mine.step]).astype(np.int64)
@@ -362,7 +362,7 @@ def scaled_beside(
     assert lanes is not None
     work, of_host, reach = lanes.work_ns.copy(), lanes.host_ns.copy(), lanes.reach_ns.copy()
     for rank in ranks:
-        span, side = schedules.slice_of(rank), recorded.lanes[schedules.ranks.index(rank)]
+        span, side = schedules.slice_of(rank), recorded.lanes[schedules.line_of(rank)]
         work[span] = _whole(work[span] * device)
         of_host[span] = _whole((side.rows_ns * host).sum(axis=1))
         points = replace(

@@ -62,6 +62,14 @@ class Peers:
     """Of the hosts' own time, by ``HostTime``, pauses as other time."""
 
     @functools.cached_property
+    def _lines(self) -> dict[int, int]:
+        return {rank: line for line, rank in enumerate(self.ranks)}
+
+    def line_of(self, rank: int) -> int:
+        """A rank's place in ``ranks``. Raises KeyError where it is not among them."""
+        return self._lines[rank]
+
+    @functools.cached_property
     def found_waits(self) -> dict[int, tuple[Int64, Float64]]:
         """What ``pace`` has found of hosts' waits: rank -> its answer, which several ranks' pace rests on."""
         return {}
@@ -105,7 +113,7 @@ class Peers:
         in_step = _per_step(others.sum(axis=2), of.step, steps)
         middle = np.mean if even else np.min if len(lines) == len(self.ranks) == 2 else np.median
         usual, typical = middle(others, axis=0), middle(in_step, axis=0)
-        least = 0.0 if self.ranks.index(rank) in lines else float(in_step.sum(axis=1).min())
+        least = 0.0 if self.line_of(rank) in lines else float(in_step.sum(axis=1).min())
         typical = typical * max(1.0, least / max(float(typical.sum()), 1.0))
         summed = _per_step(usual.sum(axis=1)[None, :], of.step, steps)[0]
         factor = np.divide(typical, summed, out=np.ones_like(typical), where=summed > 0)
@@ -113,7 +121,7 @@ class Peers:
 
     def excess_ns(self, rank: int, without: Collection[int] = ()) -> Int64:
         """[recorded step, category]: own time beyond the others' median; negative where it is quicker."""
-        mine, others = self.rows_ns[self.ranks.index(rank)], self.rows_ns[self.others(rank, without)]
+        mine, others = self.rows_ns[self.line_of(rank)], self.rows_ns[self.others(rank, without)]
         return np.asarray(mine - np.median(others, axis=0), dtype=np.int64)
 
 
@@ -238,7 +246,7 @@ def _beside_hosts(
     same, between = _begins(begins, common)
     last = len(recorded.steps) - 1
     into = np.append(step[chosen], last)
-    lanes = [recorded.lanes[schedules.ranks.index(rank)] for rank in ranks]
+    lanes = [recorded.lanes[schedules.line_of(rank)] for rank in ranks]
     on_host = _cut([pauses_as_other(lane.rows_ns) for lane in lanes], common, ends, into)
     with_begins = [np.insert(at, between, mine[same]) for at, mine in zip(common, begins, strict=True)]
     into = np.append(np.insert(step[chosen], between, same - 1), last)

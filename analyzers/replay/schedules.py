@@ -124,7 +124,7 @@ class RecordedSchedules:
     def first_progress_ns(self, result: AlignedJob, rank: int) -> int:
         """A rank's own progress where its schedule begins."""
         own = result.partials[rank].progress
-        begin = result.clocks.to_own(rank, int(self.schedules.start_ns[self.schedules.ranks.index(rank)]))
+        begin = result.clocks.to_own(rank, int(self.schedules.start_ns[self.schedules.line_of(rank)]))
         return begin - int(own.own.start_ns[0]) - int(own.blocked.before(np.array([begin]))[0])
 
     def rows_between(self, result: AlignedJob, rank: int, progress_ns: Int64) -> Int64:

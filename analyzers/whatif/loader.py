@@ -275,7 +275,7 @@ def _loaded_before_ns(context: Context, rank: int) -> int:
     """For how long a rank loaded before its first window, where that is no more than assumed to begin so late."""
     recorded, partial = context.recorded, context.result.partials[rank]
     begin = partial.steps.start_ns[partial.steps.indices_of(recorded.steps[:1])]
-    assumed = recorded.assumed_ns[recorded.schedules.ranks.index(rank), :1]
+    assumed = recorded.assumed_ns[recorded.schedules.line_of(rank), :1]
     loading = Intervals.of(partial.loading.start_ns, partial.loading.end_ns)
     return int(loading.within(begin - assumed, begin)[0])
 

@@ -258,7 +258,7 @@ def _events_before(result: AlignedJob, schedules: EditableSchedules, rank: int) 
 
 def _events_of_host(result: AlignedJob, schedules: EditableSchedules, rank: int) -> RankEvents:
     partial, recorded = result.partials[rank], schedules.recorded
-    side, lane = recorded.lanes[recorded.schedules.ranks.index(rank)], partial.progress.host
+    side, lane = recorded.lanes[recorded.schedules.line_of(rank)], partial.progress.host
     assert lane is not None
     each, at_ns = float(partial.host_events.each), partial.host_events.at_ns
     at_ops = np.searchsorted(at_ns, side.moment_ns)

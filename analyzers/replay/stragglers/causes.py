@@ -90,7 +90,7 @@ class Causes:
         """Do the hosts of these ranks take as many times as long as their peers' for operators as in the loader?"""
         for rank in ranks:
             peers = self._paced.peers[rank]
-            of, line, others = peers.on_host, peers.ranks.index(rank), peers.others(rank, ranks)
+            of, line, others = peers.on_host, peers.line_of(rank), peers.others(rank, ranks)
             if of is None:
                 return False
             operators = of.own_ns[:, :, HostTime.OPERATORS].sum(axis=1)
@@ -136,7 +136,7 @@ class Causes:
                 return None
             in_turn = len(lines) == len(peers.ranks)
             own = of.own_ns[:, self._slower_in(rank)[of.step]] if in_turn else of.own_ns
-            over += own[peers.ranks.index(rank)].sum(axis=0) - np.median(own[lines].sum(axis=1), axis=0)
+            over += own[peers.line_of(rank)].sum(axis=0) - np.median(own[lines].sum(axis=1), axis=0)
         over[HostTime.LOADER] = 0
         return over
 
@@ -153,9 +153,9 @@ class Causes:
     def _loaded_before_window_ns(self, rank: int, without: Collection[int]) -> float:
         """For how much longer than its peers a rank loaded before its first window begins, and its device waited."""
         recorded = self._paced.recorded
-        ranks = recorded.schedules.ranks
-        others = [ranks.index(peer) for peer in self._paced.peers[rank].ranks if peer != rank and peer not in without]
-        mine = ranks.index(rank)
+        line_of, peers = recorded.schedules.line_of, self._paced.peers[rank].ranks
+        others = [line_of(peer) for peer in peers if peer != rank and peer not in without]
+        mine = line_of(rank)
         if not others or not recorded.late[mine] or not recorded.used[0]:
             return 0.0
         longer = [each[mine] - np.median(each[others]) for each in (recorded.lead_ns, self._paced.loaded_first_ns)]

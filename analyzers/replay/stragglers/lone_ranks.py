@@ -198,7 +198,7 @@ def _is_later(own_ns: Int64, over_ns: Int64, slow: Bool, used: Bool) -> bool:
 
 
 def _lone_rank(result: AlignedJob, recorded: RecordedSchedules, rank: int) -> LoneRank:
-    schedules, index = recorded.schedules, recorded.schedules.ranks.index(rank)
+    schedules, index = recorded.schedules, recorded.schedules.line_of(rank)
     span = schedules.slice_of(rank)
     kind, operand = schedules.kind[span], schedules.operand[span]
     marks = np.append(recorded.begin[index], recorded.end[index, -1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -51,7 +51,7 @@ def own_in_step(recorded: RecordedSchedules, peers: Peers) -> Int64:
     """Own time of each rank (lines) in each used step (columns), with what made it come late to the first one."""
     own = peers.in_step_ns[:, recorded.used]
     if recorded.used[0]:
-        lines = [recorded.schedules.ranks.index(rank) for rank in peers.ranks]
+        lines = [recorded.schedules.line_of(rank) for rank in peers.ranks]
         lead = np.where(recorded.late[lines], over_others(recorded.lead_ns[lines, None])[:, 0], 0)
         own[:, 0] += came_later_ns(over_others(recorded.bound_ns[lines]), lead).astype(np.int64)
     return own
@@ -211,6 +211,13 @@ class HostBound:
             waited = partial.progress.own.totals(start, end)[:, [TimeCategory.LAUNCH, TimeCategory.HOST]].sum()
             limits.append(partial.has_device_work and waited >= _WAITED_FOR * (end - start).sum())
         return cls(recorded.schedules.ranks, np.stack(busy), np.array(limits, dtype=np.bool_))
+
+    def busier_among_ns(self, ranks: Sequence[int]) -> Int64:
+        """For how much longer the host of each of these ranks (lines; two or more) was busy in each used step than the
+        median of the others of them.
+        """
+        line = {rank: line for line, rank in enumerate(self.ranks)}
+        return over_others(self.busy_ns[[line[rank] for rank in ranks]])
 
     def busier_ns(self, rank: int, others: Collection[int]) -> Int64:
         """For how much longer a rank's host was busy per used step than the median of the others; 0 without any."""

@@ -87,12 +87,14 @@ class PacedReplays:
         """
         if self.beside_hosts is None:
             return []
+        slow = set(self.slow)
         longer = {
-            rank: float(self.host_bound.busier_ns(rank, [peer for peer in peers.ranks if peer != rank]).mean())
-            for rank, peers in self.peers.items()
-            if rank not in self.slow
+            rank: float(ns.mean())
+            for peers, _ in self.own
+            for rank, ns in zip(peers.ranks, self.host_bound.busier_among_ns(peers.ranks), strict=True)
+            if rank not in slow and ns.mean() >= self.noise
         }
-        return [rank for rank in sorted(longer, key=lambda rank: -longer[rank]) if longer[rank] >= self.noise]
+        return sorted(longer, key=lambda rank: -longer[rank])
 
     def saved_at_pace(self, ranks: Collection[int], *, even: bool = False) -> Int64 | None:
         """``saved`` with these ranks at their peers' pace; ``even``: with the same work, loaders as they are."""

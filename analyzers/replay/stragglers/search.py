@@ -224,7 +224,7 @@ class _Search:
         rows = peers.rows_ns[:, self._paced.recorded.used]
         of_cause = [int(category) for category, name in CAUSES.items() if name == cause]
         views = (own, rows[:, :, of_cause].sum(axis=2), *self._paced.parts_of(peers))
-        return by_chance(peers.ranks.index(rank), views, step_ns)
+        return by_chance(peers.line_of(rank), views, step_ns)
 
 
 def _slow_stages(

@@ -62,7 +62,7 @@ def slow_for_their_work(result: AlignedJob, peers: Peers, used: Bool) -> dict[in
 
 def longer_ns(peers: Peers, rank: int, factor: float) -> Int64:
     """[recorded step]: for how much longer a rank computes than one that is not ``factor`` times as slow."""
-    compute = peers.rows_ns[peers.ranks.index(rank), :, TimeCategory.COMPUTE]
+    compute = peers.rows_ns[peers.line_of(rank), :, TimeCategory.COMPUTE]
     return np.asarray(np.rint(compute * (1 - 1 / factor)), dtype=np.int64)
 
 

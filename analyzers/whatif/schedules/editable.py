@@ -121,13 +121,13 @@ class EditableSchedules:
             return None
         assumed: Int64 = self.recorded.assumed_ns.copy()
         for rank, ns in self.began_sooner_ns.items():
-            line = self.recorded.schedules.ranks.index(rank)
+            line = self.recorded.schedules.line_of(rank)
             assumed[line, 0] = max(assumed[line, 0] - round(ns), 0)
         return assumed
 
     def begin_sooner(self, rank: int, sooner_ns: float) -> None:
         """A rank's host comes that much sooner to its first work, where its device waited for it before its window."""
-        line = self.recorded.schedules.ranks.index(rank)
+        line = self.recorded.schedules.line_of(rank)
         if sooner_ns and self.recorded.late[line] and self.recorded.assumed_ns[line, 0]:
             self.began_sooner_ns[rank], self.sooner = sooner_ns, True
 

@@ -80,7 +80,7 @@ def _share_of(part: Int64, whole: Int64) -> Float64:
 
 def _shorten_lanes(schedules: EditableSchedules, result: AlignedJob, rank: int, work: ExtraWork, share: float) -> None:
     """A rank's host and device, side by side."""
-    side = schedules.recorded.lanes[schedules.recorded.schedules.ranks.index(rank)]
+    side = schedules.recorded.lanes[schedules.recorded.schedules.line_of(rank)]
     progress = result.partials[rank].progress
     lane, points = progress.host, side.points
     assert lane is not None

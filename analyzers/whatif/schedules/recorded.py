@@ -21,7 +21,7 @@ from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, Schedul
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Float64, Int64
 
-_MOST_KEPT: Final = 32 << 20
+_MOST_KEPT: Final = 64 << 20
 """Bytes of a job's ops that are kept between two questions about it."""
 
 
