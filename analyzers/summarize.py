@@ -13,6 +13,7 @@ import numpy as np
 from perfscope._version import __version__
 from perfscope.analyzers import rules
 from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, time_breakdowns
+from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_loop import calls_per_step
 from perfscope.analyzers.job.collectives.table import collective_rows
@@ -140,6 +141,7 @@ def summarize(
             summary=summary,
             runs=runs,
             per_step=rank_steps(result),
+            core_us={rank: us(ns) for rank, ns in replay.core_ns.items()},
             slow_operators=slow_operators(result, stragglers),
             syncs=sync_rows(result),
             microbatches=_microbatches(result),

@@ -45,6 +45,8 @@ class _Evaluations:
     """A step with an evaluation, as a multiple of one without."""
     share: float
     """Of the recorded steps."""
+    of_long: float
+    """Of the recorded steps that are as long: others may save a checkpoint."""
 
 
 def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
@@ -109,23 +111,29 @@ def _evaluations(result: AlignedJob) -> _Evaluations | None:
     left_out = np.setdiff1d(result.evaluated, result.steps)
     if not len(left_out):
         return None
-    longer = max(
-        float(np.median(took[steps.indices_of(left_out)]) / max(np.median(took[steps.indices_of(result.steps)]), 1))
-        for steps in (partial.steps for partial in result.partials.values())
-        for took in (steps.host_end_ns - steps.host_start_ns,)
-    )
-    share = len(left_out) / (len(left_out) + len(result.steps))
-    return _Evaluations(longer, share) if longer > 1 else None
+    longer, most_long = 0.0, 0
+    for steps in (partial.steps for partial in result.partials.values()):
+        took = steps.host_end_ns - steps.host_start_ns
+        used, usual = took[steps.indices_of(result.steps)], float(np.median(took[steps.indices_of(result.steps)]))
+        multiple = float(np.median(took[steps.indices_of(left_out)])) / max(usual, 1.0)
+        longer = max(longer, multiple)
+        most_long = max(most_long, int((used > usual * (1 + multiple) / 2).sum()))
+    if longer <= 1:
+        return None
+    evaluated, used = len(left_out), len(result.steps)
+    return _Evaluations(longer, evaluated / (evaluated + used), evaluated / (evaluated + most_long))
 
 
 def _without(evaluations: _Evaluations | None, steps_ns: Sequence[int]) -> Sequence[int]:
-    """The steps that are nearer to a usual one than to one with an evaluation."""
+    """Without steps that are nearer to one with an evaluation than to a usual one: the longest of these, as many of
+    them as of the recorded ones.
+    """
     if evaluations is None:
         return steps_ns
     usual, most = median(steps_ns), ceil(_MORE * evaluations.share * len(steps_ns))
     in_order = sorted(steps_ns)
-    nearer = sum(step <= usual * (1 + evaluations.longer) / 2 for step in in_order)
-    return in_order[: max(nearer, len(in_order) - most)]
+    long = sum(step > usual * (1 + evaluations.longer) / 2 for step in in_order)
+    return in_order[: len(in_order) - min(round(long * evaluations.of_long), most)]
 
 
 def _mean(steps_ns: Sequence[int]) -> float:

@@ -59,6 +59,8 @@ class RuleContext:
     """What the ranks wrote beside their traces; empty for traces of other tools."""
     per_step: Mapping[int, RankSteps] = field(default_factory=dict)
     """Every rank's used steps one by one, in the order of the job's."""
+    core_us: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Rank -> for how long its training thread waited for a core in each used step; empty unless all recorded that."""
     slow_operators: Mapping[int, SlowOperator] = field(default_factory=dict)
     """Straggler that computes longer than its peers -> the operator in which it does."""
     syncs: tuple[SyncRow, ...] = ()

@@ -25,6 +25,9 @@ RULE: Final = "cpu-contention"
 SHARE: Final = 0.1
 """Least share of the step that must be recoverable."""
 
+_MORE_SAMPLES: Final = 0.02
+"""By how much the samples per second must be able to rise to be more."""
+
 _MOSTLY: Final = 0.5
 """From this share of the cores on they are the job's own processes that take them."""
 
@@ -139,14 +142,21 @@ def _keep_up(job: RuleContext, case: _Crowded, workers: int) -> bool:
     return True
 
 
+def _with_fewer_ranks(job: RuleContext, case: _Crowded) -> str:
+    """What a rank for each core brings: shorter steps, of fewer samples."""
+    per_second = (1 + job.ceiling(case.recoverable_us)) * case.cores / len(case.runs)
+    more = f"at most {per_second:.2f}x as many" if per_second > 1 + _MORE_SAMPLES else "no more"
+    return f"A step then takes less time and has fewer samples: {more} samples per second."
+
+
 def _action(job: RuleContext, case: _Crowded) -> Action:
-    """Fewer ranks, or fewer workers, where these take the cores; else nobody else on them."""
+    """More cores, or fewer workers, where the job takes the cores; else nobody else on them."""
     ranks = len(case.runs)
     if case.is_own and ranks > case.cores:
         return Action(
-            setting="ranks per host", old=str(ranks), new=str(case.cores),
-            how="As an argument of torchrun, so that each rank has a core:\n"
-            f"{code('shell', f'--nproc-per-node {case.cores}')}\nOr a host with more cores.",
+            setting="cores per host", old=str(case.cores), new=str(ranks),
+            how=f"Each rank needs a core: use a host with {ranks} cores or more. Or start fewer ranks on it, as an "
+            f"argument of torchrun:\n{code('shell', f'--nproc-per-node {case.cores}')}\n{_with_fewer_ranks(job, case)}",
         )  # fmt: skip
     if case.is_own and case.workers and ranks + case.workers > case.cores:
         each, now = max((case.cores - ranks) // ranks, 0), case.workers // ranks

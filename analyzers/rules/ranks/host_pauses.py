@@ -106,9 +106,14 @@ def _own_loader(job: RuleContext, name: str) -> str:
 
 
 def _waited_us(job: RuleContext) -> float:
-    """What threads wait for a core per step of a job on CPUs, at most; 0 where that is not recorded."""
+    """What threads wait for a core per step of a job on CPUs, at most: in their pauses, where it is recorded of each
+    step, else in all. 0 where it is not recorded.
+    """
     if job.on_devices:
         return 0.0
+    if job.core_us:
+        in_pauses = (map(min, job.core_us[rank], each.pausing_us) for rank, each in job.per_step.items())
+        return mean(map(max, zip(*in_pauses, strict=True)))
     shares = [
         run.cpu.waited_ns / run.cpu.wall_ns
         for run in job.runs.values()

@@ -10,8 +10,10 @@ from perfscope.recording.vocabulary import EVALUATION, FORWARD
 from tests.traces import TraceBuilder
 
 
-def job(evaluated: dict[int, set[int]], steps: int = 6) -> AlignedJob:
-    """Ranks by the steps in which they evaluate: a step takes 100, an evaluation at its beginning 1000 more."""
+def job(evaluated: dict[int, set[int]], steps: int = 6, pauses: frozenset[int] = frozenset()) -> AlignedJob:
+    """Ranks by the steps in which they evaluate: a step takes 100, an evaluation at its beginning 1000 more, and so do
+    ``pauses`` at the ends of steps.
+    """
     partials = {}
     for rank, evaluates in evaluated.items():
         builder = TraceBuilder(rank=rank, world_size=len(evaluated))
@@ -22,7 +24,7 @@ def job(evaluated: dict[int, set[int]], steps: int = 6) -> AlignedJob:
                 builder.note(EVALUATION, now, now + 1000).op("aten::mm", now + 10, now + 900)
                 now += 1000
             builder.note(FORWARD, now, now + 90).op("aten::mm", now, now + 80)
-            now += 100
+            now += 1100 if number in pauses else 100
             builder.step(number, begin, now)
         partials[rank] = analyze_rank(builder.build())
     return align_job(partials)

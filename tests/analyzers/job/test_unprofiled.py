@@ -37,5 +37,12 @@ def test_no_more_than_twice_the_recorded_share_is_left_out() -> None:
     assert unprofiled_step_ns(runs, job({0: {2}}, steps=8)) == pytest.approx((21 * 100 + 9 * 1100) / 30)
 
 
+def test_steps_that_are_as_long_without_an_evaluation_count() -> None:
+    """One recorded step evaluates and one saves a checkpoint: so it is half of the long unprofiled ones each."""
+    runs = unprofiled(*[80, 80, 80, 90, 900] * 8)
+    recorded = job({0: {2}}, steps=8, pauses=frozenset({5}))
+    assert unprofiled_step_ns(runs, recorded) == pytest.approx((8 * (80 + 80 + 80 + 90) + 4 * 900) / 36)
+
+
 def test_few_steps_tell_nothing() -> None:
     assert unprofiled_step_ns(unprofiled(80, 80, 80, 80), job({0: set()})) is None

@@ -47,12 +47,20 @@ def test_ranks_that_share_cores() -> None:
     found = evaluate(ranks=4)
     assert found is not None
     assert found.title == "The training threads of ranks 0-3 wait for a core 40% of the time (2 cores on node7)"
-    assert (found.action.setting, found.action.old, found.action.new) == ("ranks per host", "4", "2")
+    assert (found.action.setting, found.action.old, found.action.new) == ("cores per host", "2", "4")
+    # Half of the samples in at least 60 % of the time.
+    assert found.action.how.endswith("no more samples per second.")
     # A step of which 40 % is waiting takes at least 60 % without.
     assert found.ceiling == pytest.approx(1 / 0.6 - 1)
     assert (found.obtained, found.severity, found.confidence) == (Obtained.BOUNDED, Severity.HIGH, Confidence.MEDIUM)
     values = {evidence.what: evidence.value for evidence in found.evidence}
     assert values["cores' worth of CPU time that they use"] == pytest.approx(2.4)
+
+
+def test_fewer_ranks_are_said_to_have_fewer_samples() -> None:
+    found = evaluate(ranks=3, waited=0.41)
+    assert found is not None
+    assert found.action.how.endswith(f"at most {2 / 3 / 0.59:.2f}x as many samples per second.")
 
 
 def test_loader_workers_that_take_the_cores() -> None:

@@ -132,6 +132,20 @@ def test_on_cpus_threads_that_wait_for_a_core_are_not_said_to_pause(tmp_path, wa
     assert (host_pauses.evaluate(replace(context, runs=runs)) is not None) == found
 
 
+@pytest.mark.parametrize(("where", "found"), [("elsewhere", True), ("pauses", False)])
+def test_on_cpus_waits_for_a_core_count_in_the_steps_that_pause(tmp_path, where, found):
+    """The threads wait for as long in all: in steps without a pause, or for as long as each pause takes."""
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS, steps=tuple(range(0, 40, 2))),)), tmp_path).context
+    pausing = {rank: each.pausing_us for rank, each in context.per_step.items()}
+    if where == "elsewhere":
+        core_us = {rank: tuple(0.0 if us > 10_000 else 20_000.0 for us in steps) for rank, steps in pausing.items()}
+    else:
+        core_us = pausing
+    cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=500, thread_ns=500, waited_ns=500)
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
+    assert (host_pauses.evaluate(replace(context, runs=runs, core_us=core_us)) is not None) == found
+
+
 @pytest.mark.scale
 def test_pauses_of_a_whole_stage_have_no_peers_and_are_found(tmp_path):
     pause = Cause("pause", 2.5 * step_ns(PIPELINE), (2, 3), 2, how="checkpoint")
