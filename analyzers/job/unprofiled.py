@@ -114,14 +114,15 @@ def _evaluations(result: AlignedJob) -> _Evaluations | None:
     longer, most_long = 0.0, 0
     for steps in (partial.steps for partial in result.partials.values()):
         took = steps.host_end_ns - steps.host_start_ns
-        used, usual = took[steps.indices_of(result.steps)], float(np.median(took[steps.indices_of(result.steps)]))
-        multiple = float(np.median(took[steps.indices_of(left_out)])) / max(usual, 1.0)
+        used = took[steps.indices_of(result.steps)]
+        usual = max(float(np.median(used)), 1.0)
+        multiple = float(np.median(took[steps.indices_of(left_out)])) / usual
         longer = max(longer, multiple)
         most_long = max(most_long, int((used > usual * (1 + multiple) / 2).sum()))
     if longer <= 1:
         return None
-    evaluated, used = len(left_out), len(result.steps)
-    return _Evaluations(longer, evaluated / (evaluated + used), evaluated / (evaluated + most_long))
+    evaluated = len(left_out)
+    return _Evaluations(longer, evaluated / (evaluated + len(result.steps)), evaluated / (evaluated + most_long))
 
 
 def _without(evaluations: _Evaluations | None, steps_ns: Sequence[int]) -> Sequence[int]:

@@ -18,6 +18,7 @@ import numpy as np
 from perfscope.analyzers.rank.extra.extra_work import kernel_loops
 from perfscope.analyzers.rank.host_activity import EVALUATING, HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
+from perfscope.analyzers.rank.kernel_classes import EMBEDDING, NORMALISATION, PRODUCTS, class_of_operator
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.analyzers.rank.loop_phases import IN_OPTIMIZER, outside_the_model
 from perfscope.analyzers.rank.nesting import Nested
@@ -44,6 +45,8 @@ _BESIDE: Final = re.compile(
     r"aten::(detach|item|to|_to_copy|clone|empty_like|zeros_like|isfinite|isnan|isinf|all|any)_?$"
 )
 """What such loops call besides."""
+_LAYERS: Final = (*PRODUCTS, NORMALISATION, EMBEDDING)
+"""Classes of operators that no such loop calls."""
 _FUSED: Final = re.compile(r"^Optimizer\.step#(?:Adam|AdamW|SGD|Adagrad)\.")
 """Steps of optimizers that torch has fused, on CPUs too."""
 
@@ -51,18 +54,20 @@ _FUSED: Final = re.compile(r"^Optimizer\.step#(?:Adam|AdamW|SGD|Adagrad)\.")
 @dataclass(frozen=True, eq=False)
 class _Outermost:
     """The outermost operators of the training threads, rows of the trace in their order; which of them are
-    ``_FOR_LISTS`` and which ``_BESIDE``.
+    ``_FOR_LISTS``, which ``_BESIDE``, and which are layers of a model.
     """
 
     rows: Int64
     for_lists: Bool
     beside: Bool
+    layers: Bool
 
     @classmethod
     def of(cls, trace: Trace, operators: Nested, host: HostActivity) -> _Outermost:
         rows = np.sort(operators.row[operators.parent == NONE])
         rows = rows[np.isin(trace.thread[rows], host.threads)]
-        return cls(rows, trace.names_where(_FOR_LISTS.match, rows), trace.names_where(_BESIDE.match, rows))
+        predicates = (_FOR_LISTS.match, _BESIDE.match, lambda name: class_of_operator(name) in _LAYERS)
+        return cls(rows, *(trace.names_where(predicate, rows) for predicate in predicates))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +118,15 @@ def operator_loops(
 
 
 def _calls(trace: Trace, outermost: _Outermost, part: Intervals) -> _Calls:
-    """The outermost operators in a part that are called again and again in one of its stretches."""
+    """The outermost operators in a part that are called again and again in one of its stretches, with no layer of a
+    model between them: a model that is evaluated there adds and scales tensors, too.
+    """
     inside = part.covers(trace.start_ns[outermost.rows])
     rows, listed = outermost.rows[inside], outermost.for_lists[inside]
     taken = listed | (outermost.beside[inside] & listed.any())
     stretch = np.searchsorted(part.start_ns, trace.start_ns[rows], side="right")
-    _, which, count = np.unique(np.stack((stretch, trace.name[rows])), axis=1, return_inverse=True, return_counts=True)
+    run = stretch + np.cumsum(outermost.layers[inside])
+    _, which, count = np.unique(np.stack((run, trace.name[rows])), axis=1, return_inverse=True, return_counts=True)
     taken &= count[which.reshape(-1)] >= REPEATED
     follows = taken & np.append(False, taken[:-1]) & (np.diff(stretch, prepend=-1) == 0)
     return _Calls(rows[taken], follows[taken])

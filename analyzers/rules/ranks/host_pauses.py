@@ -113,7 +113,7 @@ def _waited_us(job: RuleContext) -> float:
         return 0.0
     if job.core_us:
         in_pauses = (map(min, job.core_us[rank], each.pausing_us) for rank, each in job.per_step.items())
-        return mean(map(max, zip(*in_pauses, strict=True)))
+        return float(mean(map(max, zip(*in_pauses, strict=True))))
     shares = [
         run.cpu.waited_ns / run.cpu.wall_ns
         for run in job.runs.values()

@@ -115,3 +115,17 @@ def test_on_a_device_its_kernels_count() -> None:
     (row,) = partial.loops.parts
     assert (row.name, row.count.tolist()) == ("the loop between backward and optimizer", [30])
     assert partial.loops.others.device.measure() == 30 * 20_000
+
+
+def test_a_model_that_is_evaluated_there_is_no_loop() -> None:
+    """Its residual additions have layers between them; an average of parameters after it is a loop."""
+    builder = TraceBuilder().step(1, 0, 6_000_000).note("perfscope::forward", 0, 10_000)
+    builder.note("Optimizer.step#SGD.step", 20_000, 50_000).launched("adam", 30_000, 35_000, 40_000)
+    for number in range(40):
+        for name, begin in (("aten::linear", 200_000 + 40_000 * number), ("aten::add", 220_000 + 40_000 * number)):
+            builder.op(name, begin - 4_000, begin + 4_000).launched(name, begin, begin + 5_000, begin + 8_000)
+        begin = 2_000_000 + 20_000 * number
+        builder.op("aten::lerp_", begin - 4_000, begin + 4_000).launched("lerp", begin, begin + 5_000, begin + 8_000)
+    builder.note("perfscope::forward", 5_000_000, 5_100_000).launched("gemm", 5_010_000, 5_020_000, 5_090_000)
+    (row,) = analyze_rank(builder.build()).loops.parts
+    assert row.operators == ("aten::lerp_",)

@@ -135,7 +135,8 @@ def test_on_cpus_threads_that_wait_for_a_core_are_not_said_to_pause(tmp_path, wa
 @pytest.mark.parametrize(("where", "found"), [("elsewhere", True), ("pauses", False)])
 def test_on_cpus_waits_for_a_core_count_in_the_steps_that_pause(tmp_path, where, found):
     """The threads wait for as long in all: in steps without a pause, or for as long as each pause takes."""
-    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS, steps=tuple(range(0, 40, 2))),)), tmp_path).context
+    pause = Pause(pause_ns=20 * MS, steps=tuple(range(0, 40, 2)))
+    context = analyze(replace(CPU_JOB, causes=(pause,)), tmp_path).context
     pausing = {rank: each.pausing_us for rank, each in context.per_step.items()}
     if where == "elsewhere":
         core_us = {rank: tuple(0.0 if us > 10_000 else 20_000.0 for us in steps) for rank, steps in pausing.items()}
