@@ -16,10 +16,12 @@ from perfscope.analyzers.replay.stragglers.search import find_stragglers
 from perfscope.analyzers.replay.stragglers.straggler import Straggler
 from perfscope.results.findings import Confidence
 from perfscope.results.rows import FEW_STEPS, StragglerRow
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import Bool, Int64
 
 STEADY: Final = 0.6
 """A straggler that costs time in this share of the steps or more is steady."""
+_LITTLE: Final = 0.1
+"""Part of what a step costs, in the mean of all that it costs, below which one is none of those that cost time."""
 
 
 def straggler_rows(
@@ -45,7 +47,7 @@ def straggler_rows(
 def _row(
     result: AlignedJob, straggler: Straggler, highest: NDArray[np.int64], hosts: Mapping[int, str], *, complete: bool
 ) -> StragglerRow:
-    costs = straggler.per_step_ns >= NOISE * result.step_ns
+    costs = _costs(straggler.per_step_ns, NOISE * result.step_ns)
     share = float(((straggler.per_step_ns == highest) & costs).mean())
     return StragglerRow(
         rank=straggler.rank,
@@ -63,6 +65,15 @@ def _row(
         adds_us=tuple(ns / 1e3 for ns in straggler.adds_ns),
         replayed=straggler.replayed,
     )
+
+
+def _costs(per_step_ns: Int64, noise_ns: float) -> Bool:
+    """The steps that cost more than noise, and not next to nothing beside those that cost the most: of 200 ms in two
+    steps and 2 ms in all others it is these two.
+    """
+    cost = np.maximum(per_step_ns, 0).astype(np.float64)
+    typical_ns = float((cost**2).sum() / max(cost.sum(), 1.0))
+    return np.asarray(per_step_ns >= max(noise_ns, _LITTLE * typical_ns), dtype=np.bool_)
 
 
 def _pattern(straggler: Straggler, share: float) -> str:
