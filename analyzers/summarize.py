@@ -44,7 +44,7 @@ from perfscope.analyzers.replay.job_replay import JobReplay, replay_job, world_s
 from perfscope.analyzers.replay.step_time import is_trusted
 from perfscope.analyzers.replay.stragglers.contention import contention_notes, without_contention
 from perfscope.analyzers.replay.stragglers.rows import straggler_rows
-from perfscope.analyzers.samples import samples_per_batch, samples_per_step
+from perfscope.analyzers.samples import positions_per_sample, samples_per_batch, samples_per_step
 from perfscope.analyzers.verdict import of_snapshots, verdict
 from perfscope.analyzers.whatif.curves import curves
 from perfscope.analyzers.whatif.predict import predictor
@@ -237,6 +237,7 @@ def _job_info(
         started_at=(job.launch.started_at if job.launch else "") or (first.started_at if first else "") or None,
         model=_model(first),
         batch_shape=first.batch_shape if first else None,
+        positions_per_sample=positions_per_sample(runs.values()),
         settings=dict(first.settings) if first else {},
         versions=dict(first.versions) if first and first.versions else dict(lowest.versions),
         unprofiled_step_us=unprofiled / 1e3 if unprofiled else None,

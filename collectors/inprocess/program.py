@@ -43,7 +43,8 @@ class record(ContextDecorator):  # noqa: N801 - used like a function: with perfs
     """
 
     def __init__(self, output: str | os.PathLike[str] | None = None, **options: Unpack[Options]) -> None:
-        self.output = Path(output if output is not None else DEFAULT_OUTPUT).expanduser().absolute()
+        asked = Path(output if output is not None else DEFAULT_OUTPUT).expanduser()
+        self.output = Path(os.path.abspath(asked))  # noqa: PTH100  # links stay as the user wrote them
         """The folder that was asked for."""
         self._options = options
         self._config = configured(self.output, options)

@@ -43,8 +43,9 @@ def recap_of_rank(config: CollectorConfig, rank: int) -> list[str]:
     recorded = [run for run in runs if run.captures]
     if not recorded:
         return _without_captures(config, runs) or ["nothing was recorded: " + why_nothing(config, runs, 0)]
-    who = f"rank {rank} of {recorded[0].world_size} ranks" if recorded[0].world_size > 1 else "1 rank"
-    return [f"recorded {_steps(recorded)} of {who} in {folder}", _next(folder)]
+    ranks = recorded[0].world_size
+    others = f" (rank {rank}; each of the {ranks} ranks records its own)" if ranks > 1 else ""
+    return [f"recorded {_steps(recorded)} in {folder}{others}", _next(folder)]
 
 
 def _further(folder: Path, config: CollectorConfig) -> list[str]:

@@ -65,7 +65,10 @@ class UsedLoaders:
         if took is not None:
             if shape := _first_shape(batch):
                 changed = dataclasses.replace(
-                    changed, seen_batches=record.seen_batches + 1, seen_samples=record.seen_samples + shape[0]
+                    changed,
+                    seen_batches=record.seen_batches + 1,
+                    seen_samples=record.seen_samples + shape[0],
+                    seen_positions=record.seen_positions + (shape[0] * shape[1] if len(shape) == 2 else 0),
                 )
             if record.batches < FINGERPRINTS and (mark := fingerprint(batch)) is not None:
                 changed = dataclasses.replace(changed, fingerprints=(*record.fingerprints, mark))

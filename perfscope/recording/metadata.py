@@ -106,6 +106,8 @@ class DataLoaderMetadata:
     """Batches that were drawn while a capture ran and begin with a tensor; ``seen_samples`` are theirs together."""
     seen_samples: int = 0
     """Sum of the lengths of their first tensors' first dimension."""
+    seen_positions: int = 0
+    """Elements of those of their first tensors that have two dimensions: tokens, where these are sequences."""
     timed_batches: int = 0
     """Batches of which CPU time is known: the next three are theirs together."""
     load_ns: int = 0

@@ -75,6 +75,11 @@ class JobInfo:
     started_at: Annotated[str | None, "When the command was started, in ISO 8601."] = None
     model: Annotated[dict[str, Any] | None, "name, parameters, parameter_bytes … of the lowest rank present."] = None
     batch_shape: Annotated[tuple[int, ...] | None, "Shape of the first tensor of a rank's batch."] = None
+    positions_per_sample: Annotated[
+        Count | None,
+        "Mean length of a sample, over all ranks, where batches begin with a tensor of two dimensions: its tokens, in "
+        "language models.",
+    ] = None
     settings: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     unprofiled_step_us: Annotated[

@@ -110,10 +110,10 @@ def _throughput_tile(summary: Summary) -> Tile | None:
     detail = f"{_whole(samples)} per step, {_whole(job.samples_per_rank)} per rank"
     if step_us != job.step_time_us:
         detail += ", without profiling"
-    if job.batch_shape and len(job.batch_shape) == 2 and _looks_up(summary):
+    if job.positions_per_sample and _looks_up(summary):
         # The first tensor of a batch with two dimensions is (sequences, positions) in every language model.
-        rate = count(samples * job.batch_shape[1] / step_us * 1e6)
-        detail += f"; {rate} tokens/s if a sample is {job.batch_shape[1]:,} tokens"
+        rate = count(samples * job.positions_per_sample / step_us * 1e6)
+        detail += f"; {rate} tokens/s if a sample is {_whole(job.positions_per_sample)} tokens"
     return Tile("Throughput", "throughput", f"{significant(samples / step_us * 1e6)} samples/s", detail)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.compare.metrics import samples_per_second
-from perfscope.analyzers.samples import samples_per_batch, samples_per_step
+from perfscope.analyzers.samples import positions_per_sample, samples_per_batch, samples_per_step
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata, save
 from perfscope.recording.paths import run_file, trace_file
 from perfscope.results.summary import Summary
@@ -60,6 +60,17 @@ def test_batches_that_captures_saw_count_more_than_the_first() -> None:
     assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(used, evaluation))) == 12.5
     assert samples_per_batch(RunMetadata(batch_shape=(40, 8), dataloaders=(DataLoaderMetadata(batches=9),))) == 40
     assert samples_per_batch(RunMetadata()) is None
+
+
+def test_lengths_of_samples_are_those_of_all_ranks() -> None:
+    def run(samples: int, positions: int) -> RunMetadata:
+        loader = DataLoaderMetadata(seen_batches=2, seen_samples=samples, seen_positions=positions)
+        return RunMetadata(batch_shape=(8, 58), dataloaders=(loader,))
+
+    assert positions_per_sample([run(16, 16 * 60), run(16, 16 * 180)]) == 120
+    assert positions_per_sample([RunMetadata(batch_shape=(8, 58)), RunMetadata(batch_shape=(4, 58))]) == 58
+    assert positions_per_sample([RunMetadata(batch_shape=(8, 58)), RunMetadata(batch_shape=(8, 60))]) is None
+    assert positions_per_sample([RunMetadata(batch_shape=(8, 3, 224, 224)), RunMetadata()]) is None
 
 
 def test_a_job_whose_ranks_are_not_known_has_no_samples_of_a_rank(tmp_path: Path) -> None:

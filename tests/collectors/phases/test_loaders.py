@@ -136,7 +136,17 @@ def test_batches_of_different_lengths_are_counted_while_a_capture_runs():
     for _ in range(2):
         uses.drew(iterator, draw(uses, iterator))
     (record,) = uses.records()
-    assert (record.batches, record.seen_batches, record.seen_samples) == (3, 2, 5)
+    assert (record.batches, record.seen_batches, record.seen_samples, record.seen_positions) == (3, 2, 5, 10)
+
+
+def test_the_lengths_of_the_samples_of_batches_are_counted():
+    uses = UsedLoaders()
+    lengths = [torch.zeros(2, 10), torch.zeros(2, 30), torch.zeros(1, 5)]
+    iterator = iter(DataLoader(lengths, batch_size=None, sampler=[0, 1, 2]))  # type: ignore[arg-type]
+    for _ in range(3):
+        uses.drew(iterator, draw(uses, iterator))
+    (record,) = uses.records()
+    assert (record.seen_samples, record.seen_positions) == (5, 20 + 60 + 5)
 
 
 def test_the_loader_that_the_training_draws_from_comes_first():

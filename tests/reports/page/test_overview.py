@@ -49,7 +49,7 @@ def test_throughput_counts_every_ranks_batches_outside_the_recording() -> None:
 def test_a_model_that_looks_nothing_up_has_no_tokens(operators: tuple[str, ...], said: bool) -> None:
     """13 dense features per sample are no tokens."""
     summary = starved()
-    job = dataclasses.replace(summary.job, samples_per_step=64.0, batch_shape=(32, 13))
+    job = dataclasses.replace(summary.job, samples_per_step=64.0, positions_per_sample=13.0)
     rows = tuple(
         OperatorRow(
             name=name, operator_class="other", count_per_step=1.0, device_us_per_step=0.0, host_us_per_step=1.0,
