@@ -12,24 +12,28 @@ from perfscope.results.comparison import FindingChange, PredictionCheck, Setting
 from perfscope.results.findings import Finding, Predict, Prediction
 from perfscope.results.summary import Summary
 
+_OF_STRAGGLERS: Final = "straggling-rank"
+
 AT_PACE: Final = 0.05
 """Straggler cost, as a share of the step, below which a rank is at its peers' pace: the threshold of the rule."""
 
 
 def finding_changes(baseline: Summary, candidate: Summary) -> tuple[FindingChange, ...]:
-    """By rule: first those that are gone, then the new ones, then the rest; empty where a recording has no trace."""
+    """By rule, and stragglers by their ranks: first those that are gone, then the new ones, then the rest; empty where
+    a recording has no trace.
+    """
     if not baseline.time_breakdown or not candidate.time_breakdown:
         return ()
-    first = {finding.rule: finding for finding in baseline.findings}
-    second = {finding.rule: finding for finding in candidate.findings}
+    first = {_about(finding): finding for finding in baseline.findings}
+    second = {_about(finding): finding for finding in candidate.findings}
     changes = []
-    for rule in {**first, **second}:
-        old, new = first.get(rule), second.get(rule)
+    for about in {**first, **second}:
+        old, new = first.get(about), second.get(about)
         shown = new or old
         assert shown is not None
         changes.append(
             FindingChange(
-                rule=rule,
+                rule=shown.rule,
                 status="gone" if new is None else "new" if old is None else "still",
                 title=shown.title,
                 baseline_severity=old.severity if old else None,
@@ -38,6 +42,11 @@ def finding_changes(baseline: Summary, candidate: Summary) -> tuple[FindingChang
         )
     order = {"gone": 0, "new": 1, "still": 2}
     return tuple(sorted(changes, key=lambda change: order[change.status]))
+
+
+def _about(finding: Finding) -> tuple[str, tuple[int, ...]]:
+    """What makes two findings the same one: another straggler is another finding."""
+    return finding.rule, finding.evidence[0].ranks if finding.rule == _OF_STRAGGLERS and finding.evidence else ()
 
 
 def prediction_checks(

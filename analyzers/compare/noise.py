@@ -52,7 +52,7 @@ def step_change(
     first, second = step_sample(baseline), step_sample(candidate)
     delta = second.step_us - first.step_us
     smallest, smallest_from = _floor(first.step_us, baselines, floor)
-    test = welch_test(first.values, second.values)
+    test = welch_test(first.values, second.values, runs=(_regular_run(baseline), _regular_run(candidate)))
     noise = max(test.half_width(1 - LEVEL), smallest) if test is not None else None
     confirmed = _confirmed(baseline, candidate, delta) if noise is not None and abs(delta) > noise else None
     if noise is not None and confirmed is False:
@@ -77,6 +77,14 @@ def step_change(
         baseline_unprofiled_us=baseline.job.unprofiled_step_us,
         candidate_unprofiled_us=candidate.job.unprofiled_step_us,
     )
+
+
+def _regular_run(summary: Summary) -> Float64 | None:
+    """The regular steps of the run that were not profiled; None where they were not timed one by one."""
+    if summary.history is None or any(each.first_step != each.last_step for each in summary.history.bins):
+        return None
+    run = history_sample(summary)
+    return run[regular_steps(run)]
 
 
 def _confirmed(baseline: Summary, candidate: Summary, delta: float) -> bool | None:

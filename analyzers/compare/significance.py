@@ -32,6 +32,9 @@ _ALIKE: Final = 0.5
 _FEW: Final = 5
 """At most one of this many steps is odd."""
 
+_LONGER: Final = 2.0
+"""Steps of a run, as a multiple of the sample's, from which they tell better how neighbours are correlated."""
+
 _FEWEST_FOR_CORRELATION: Final = 8
 """With fewer steps, a correlation of neighbours cannot be distinguished from chance."""
 
@@ -53,11 +56,13 @@ class WelchTest:
         return self.error * student_quantile(1 - (1 - level) / 2, self.degrees)
 
 
-def welch_test(baseline: Float64, candidate: Float64) -> WelchTest | None:
-    """The test; None where a sample has fewer than two values."""
+def welch_test(
+    baseline: Float64, candidate: Float64, *, runs: tuple[Float64 | None, Float64 | None] = (None, None)
+) -> WelchTest | None:
+    """The test; None where a sample has fewer than two values. ``runs`` as in ``effective_size``."""
     if len(baseline) < 2 or len(candidate) < 2:
         return None
-    sizes = [effective_size(sample) for sample in (baseline, candidate)]
+    sizes = [effective_size(sample, run) for sample, run in zip((baseline, candidate), runs, strict=True)]
     parts = [float(np.var(sample, ddof=1)) / size for sample, size in zip((baseline, candidate), sizes, strict=True)]
     means = float(baseline.mean()), float(candidate.mean())
     delta, error = means[1] - means[0], math.sqrt(sum(parts))
@@ -94,20 +99,26 @@ def _lone(excess: Float64) -> Bool:
     return above
 
 
-def effective_size(sample: Float64) -> float:
+def effective_size(sample: Float64, run: Float64 | None = None) -> float:
     """Number of independent values with the same information: n (1 - r)/(1 + r), at least 2.
 
-    r is the lag-1 correlation, where it is positive and above what chance explains in most samples (1/sqrt n).
+    r is the lag-1 correlation, where it is positive and above what chance explains in most samples (1/sqrt n). Eight
+    steps hardly show it: of more steps of the same ``run``, ``_LONGER`` times as many, it is the smaller one of both.
     """
     count = len(sample)
     if count < _FEWEST_FOR_CORRELATION:
         return float(count)
-    centred = sample - sample.mean()
+    known = [sample] if run is None or len(run) < _LONGER * count else [sample, run]
+    r = min(map(_correlation, known))
+    return max(count * (1 - r) / (1 + r), 2.0)
+
+
+def _correlation(steps: Float64) -> float:
+    """Of neighbours; 0 where chance may explain it."""
+    centred = steps - steps.mean()
     total = float(centred @ centred)
     r = float(centred[1:] @ centred[:-1]) / total if total > 0 else 0.0
-    if r <= 1 / math.sqrt(count):
-        return float(count)
-    return max(count * (1 - r) / (1 + r), 2.0)
+    return r if r > 1 / math.sqrt(len(steps)) else 0.0
 
 
 def holm(probabilities: list[float], level: float) -> list[bool]:

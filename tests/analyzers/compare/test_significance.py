@@ -99,6 +99,16 @@ def test_neighbours_that_resemble_count_for_fewer() -> None:
     assert effective_size(np.arange(5.0)) == 5
 
 
+def test_a_long_run_tells_better_whether_neighbours_resemble() -> None:
+    """Eight steps that happen to rise, of a run in which nothing does."""
+    rising = np.arange(8.0)
+    rng = np.random.default_rng(1)
+    assert effective_size(rising) == 2
+    assert effective_size(rising, rng.normal(0, 1, 40)) == 8
+    assert effective_size(rising, rng.normal(0, 1, 12)) == effective_size(rising)
+    assert effective_size(rng.normal(0, 1, 8), np.arange(40.0)) == 8
+
+
 def test_holm_holds_the_chance_of_any_false_alarm() -> None:
     assert holm([0.001, 0.02, 0.2], 0.05) == [True, True, False]
     assert holm([0.02, 0.02, 0.02], 0.05) == [False, False, False]
