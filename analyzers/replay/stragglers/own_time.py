@@ -43,6 +43,9 @@ busy all the time too, inside its launches."""
 
 _WORK_VARIES: Final = 0.03
 """Relative standard deviation of FLOPs, without each step's and each rank's mean, from which work varies."""
+_FELT: Final = 0.015
+"""Relative standard deviation of compute by its FLOPs from which that is felt: of a thousand ranks the busiest then
+takes 5 % longer than the mean."""
 _FOLLOWS: Final = 0.9
 """From this correlation on compute takes as long as its FLOPs."""
 
@@ -120,6 +123,22 @@ def flops_per_step(result: AlignedJob, ranks: Iterable[int]) -> Float64:
 def flops_vary(flops: Float64) -> bool:
     """Does the work of ranks (lines) vary from step to step (columns)? Not where any of it is unknown (0)."""
     return bool(flops.all()) and varies_by(flops) >= _WORK_VARIES
+
+
+def compute_varies(flops: Float64, compute_ns: Int64) -> bool:
+    """Does the work of ranks (lines) vary from step to step (columns), and compute with it? It may vary by little that
+    matters: the tokens of small experts.
+    """
+    if not flops_vary(flops):
+        return False
+    felt = ns_per_flop(flops, compute_ns) * float(from_step_to_step(flops).std())
+    return felt >= _FELT * float(compute_ns.mean())
+
+
+def ns_per_flop(flops: Float64, compute_ns: Int64 | Float64) -> float:
+    """What compute takes longer for each FLOP more, from step to step, by least squares."""
+    varies = from_step_to_step(flops)
+    return float((from_step_to_step(compute_ns) * varies).sum()) / max(float((varies**2).sum()), 1.0)
 
 
 def flops_differ(flops: Float64, compute_ns: Int64) -> bool:

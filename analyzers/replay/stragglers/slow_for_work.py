@@ -21,7 +21,7 @@ from perfscope.analyzers.rank.work.tables import OTHER_KERNELS
 from perfscope.analyzers.replay.peers import Peers
 from perfscope.analyzers.replay.stragglers.own_time import (
     flops_per_step,
-    from_step_to_step,
+    ns_per_flop,
     over_others,
     varies_by,
 )
@@ -88,8 +88,7 @@ def _per_work(compute: Float64, flops: Float64) -> list[Float64]:
     """Compute [rank, step] over what ranks with as many FLOPs take; empty where it does not grow with them. What takes
     as long however many there are, as an optimizer does, is part of the work.
     """
-    varies = from_step_to_step(flops)
-    each = float((from_step_to_step(compute) * varies).sum()) / max(float((varies**2).sum()), 1.0)
+    each = ns_per_flop(flops, compute)
     if each <= 0:
         return []
     return [compute / (max(float(compute.mean()) - each * float(flops.mean()), 0.0) + each * flops)]

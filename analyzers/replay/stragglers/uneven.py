@@ -10,7 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.replay.pace import shortened
 from perfscope.analyzers.replay.peers import Peers
-from perfscope.analyzers.replay.stragglers.own_time import flops_differ, flops_per_step, flops_vary, steadiness
+from perfscope.analyzers.replay.stragglers.own_time import compute_varies, flops_differ, flops_per_step, steadiness
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.slow_for_work import longer_ns, slow_for_their_work, spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.straggler import ALIKE, CAUSES, OWN, Straggler
@@ -53,7 +53,7 @@ class UnevenWork:
             often = np.bincount(own.argmax(axis=0))
             flops = flops_per_step(self._paced.result, peers.ranks)
             compute = peers.rows_ns[:, self._paced.recorded.used, TimeCategory.COMPUTE]
-            by_flops = flops_vary(flops) or flops_differ(flops, compute)
+            by_flops = compute_varies(flops, compute) or flops_differ(flops, compute)
             # Of several that are slow together, as those of a host, none is the slowest of most steps.
             ratio, alone = steadiness(own), often.max() > _MOST_STEPS * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone) or of_one_rank(own)):

@@ -10,7 +10,13 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.replay.peers import Peers
-from perfscope.analyzers.replay.stragglers.own_time import late_loaders, steadiness, varies_by
+from perfscope.analyzers.replay.stragglers.own_time import (
+    compute_varies,
+    late_loaders,
+    ns_per_flop,
+    steadiness,
+    varies_by,
+)
 from perfscope.analyzers.replay.stragglers.slow_for_work import spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.uneven import of_one_rank
 from perfscope.results.categories import TimeCategory
@@ -19,6 +25,16 @@ from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 from tests.emulator.draw import draw
 
 BUSY = Job(ranks=2, noise=0.0, model=Model(blocks=2, tokens=8192), recording=Recording(steps=6, shapes=False))
+
+
+def test_work_that_varies_by_little_that_matters_is_even() -> None:
+    """FLOPs of two ranks vary by 4 % from step to step; compute follows them, or is mostly something else."""
+    flops = np.array([[100.0, 108.0, 100.0, 108.0], [108.0, 100.0, 108.0, 100.0]])
+    follows = np.round(1_000 * flops).astype(np.int64)
+    others = np.round(100 * flops).astype(np.int64) + 90_000
+    assert ns_per_flop(flops, follows) == pytest.approx(1_000)
+    assert (compute_varies(flops, follows), compute_varies(flops, others)) == (True, False)
+    assert not compute_varies(np.zeros((2, 4)), follows)  # not known
 
 
 def test_variance_between_ranks_and_from_step_to_step() -> None:
