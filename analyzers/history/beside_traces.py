@@ -7,22 +7,50 @@ not do so in the few that were captured.
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
-from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler
+from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
 from perfscope.results.summary import Summary
-from perfscope.text import ranks_in_words
+from perfscope.text import duration, ranks_in_words
 
 NOTICEABLE: Final = 0.05
 """Share of the run from which what a straggler costs is in the verdict, as of the rule about stragglers in traces."""
+_LARGE: Final = 0.1
+"""Share of the run from which steps that take longer come first in the verdict."""
+_SHORT: Final = 64
+"""Steps that a trace may well hold."""
 
 
 def with_history(summary: Summary, history: History) -> Summary:
     """The summary of traces with the history of the whole run."""
     summary = replace(summary, history=history)
     unseen = [row for row in history.stragglers if row.cost_share >= NOTICEABLE and not _is_seen(row, summary)]
+    again = history.long_steps
+    if again is not None and again.share >= NOTICEABLE and not unseen and not _are_seen(again, summary):
+        return replace(summary, verdict=_with_long_steps(summary.verdict, again))
     return replace(summary, verdict=_verdict(summary.verdict, unseen[0])) if unseen else summary
+
+
+def _are_seen(again: LongSteps, summary: Summary) -> bool:
+    """Is one of the recorded steps as long as these?"""
+    times = summary.job.step_time_us_per_step
+    return bool(times) and max(times) - median(times) >= again.longer_us / 2
+
+
+def _with_long_steps(verdict: Verdict, again: LongSteps) -> Verdict:
+    """Before the rest of the verdict where they take a large part of the run, else behind it."""
+    words = again.in_words()
+    words = f"{words[0].upper()}{words[1:]}"
+    recorded = "with --trigger 1.5"
+    if again.period is not None and again.period <= _SHORT:
+        recorded = f"with --active {again.period}"
+    look = f"Record some of the steps that take {duration(again.longer_us)} longer, {recorded}, and see what they do."
+    leads = again.share >= _LARGE or verdict.healthy or not verdict.first_action
+    headline = f"{words}. The recorded steps hold none of them"
+    headline = f"{headline}: {verdict.headline}" if leads else f"{verdict.headline} {headline}."
+    return replace(verdict, headline=headline, healthy=False, first_action=look if leads else verdict.first_action)
 
 
 def _is_seen(row: HistoryStraggler, summary: Summary) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.history.cost import recording_cost
 from perfscope.analyzers.history.goodput import RankGoodput, job_goodput
+from perfscope.analyzers.history.long_steps import long_steps
 from perfscope.analyzers.history.own_times import OwnTimes, rank_parts, windows_left_out
 from perfscope.analyzers.history.rank_history import Float64, RankFile, RankPartialHistory, bin_width, last_step
 from perfscope.analyzers.history.stragglers import RunStragglers, find_stragglers
@@ -92,8 +93,10 @@ def job_history(
         return None, tuple(failures)
     found = find_stragglers(dict(sorted(own.items())), hosts, peers_of(job, own))
     history = _history(job, dict(sorted(partials.items())), found)
+    spent = job_goodput(job, goodput)
+    again = long_steps(history.outliers, max(row.steps for row in history.ranks), spent, compared=history.compared)
     cost = recording_cost(job, history.ranks)
-    return replace(history, goodput=job_goodput(job, goodput), recording_cost=cost), tuple(failures)
+    return replace(history, long_steps=again, goodput=spent, recording_cost=cost), tuple(failures)
 
 
 def peers_of(job: Job, ranks: Iterable[int]) -> list[list[int]]:
@@ -175,6 +178,8 @@ def _outliers(partials: Partials, waiting: frozenset[str], found: RunStragglers 
             and delay.excess_us >= float(outliers.us[place]) * (1 - 1 / float(outliers.ratio[place])) / 2
         ):
             rank, stage = delay.rank, delay.stage
+        elif delay is not None and len(where) > 1:
+            rank = None  # all of them take longer
         rows.append(
             OutlierStep(
                 step=number,
@@ -191,8 +196,10 @@ def _outliers(partials: Partials, waiting: frozenset[str], found: RunStragglers 
 
 def _attributed_to(
     partials: Partials, where: list[tuple[int, int]], waiting: frozenset[str], longest: int
-) -> tuple[int, str]:
-    """Rank and stage with the largest excess among stages without waiting; else the largest of the longest rank."""
+) -> tuple[int | None, str]:
+    """Rank and stage with the largest excess among stages without waiting; else the largest stage of the longest rank,
+    which may wait for another. A single rank waits for nobody.
+    """
     own: list[tuple[float, int, str]] = []
     of_longest: list[tuple[float, str]] = []
     total = 0.0
@@ -205,10 +212,11 @@ def _attributed_to(
                 own.append((value, -rank, stage))
             if rank == longest:
                 of_longest.append((value, stage))
-    if own and max(own)[0] >= total / 2:
+    measured = all("backward" in partials[rank].row.stages_us for rank, _ in where)  # else what is other waits, too
+    if own and max(own)[0] >= total / 2 and (measured or max(own)[2] != OTHER or len(partials) == 1):
         _, rank, stage = max(own)
         return -rank, stage
-    return longest, max(of_longest)[1]
+    return (longest if len(partials) == 1 else None), max(of_longest)[1]
 
 
 def _slow_ranks(partials: Partials, waiting: frozenset[str]) -> tuple[SlowRank, ...]:

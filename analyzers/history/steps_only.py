@@ -42,7 +42,7 @@ def summarize_steps(job: Job, history: History, failures: tuple[Failure, ...]) -
         unprofiled_step_us=slowest.median_us,
         hosts=tuple(dict.fromkeys(row.host for row in history.ranks if row.host)),
     )
-    verdict = Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job))
+    verdict = Verdict(headline=_headline(history, slowest), healthy=False, first_action=_first_action(job, slowest))
     return untraced_summary(job, info, verdict, _NO_TRACE, notes=tuple(_notes(job, history)), history=history)
 
 
@@ -133,19 +133,26 @@ def _headline(history: History, slowest: RankHistory) -> str:
     if share >= NOTICEABLE:
         where = f" on rank {loader.rank}" if len(history.ranks) > 1 else ""
         return f"{step}; data loading takes {share:.0%} of each step{where}."
+    if history.long_steps is not None and history.long_steps.share >= NOTICEABLE:
+        return f"{step}; {history.long_steps.in_words()}."
     if slowest.outlier_steps:
         around = "those around it" if slowest.outlier_steps == 1 else "those around them"
         return f"{step}; {slowest.outlier_steps:,} of them took at least 1.5 times as long as {around}."
     return f"{step}; data loading takes {share:.0%}, and no step is an outlier."
 
 
-def _first_action(job: Job) -> str | None:
+def _first_action(job: Job, slowest: RankHistory) -> str | None:
     """How to get a trace."""
     modes = {run.mode for run in job.runs.values()}
     if modes & {"nvtx", "nsys"}:
         return "Open the report of the profiler that recorded this run; PerfScope's ranges in it are named perfscope::."
     if job.launch is not None and not job.launch.has_ended and modes:
         return f"Record a few steps to see why: perfscope trigger {job.path}."
+    if modes & {"trigger"} and slowest.outlier_steps:
+        return (
+            "Steps were slow, but no capture was finished: let the job run longer, as a capture begins 3 seconds after "
+            "the slow step that starts it, or leave --trigger out and record such a step with a larger --active."
+        )
     if modes & {"trigger"}:
         return "No step was slow enough to start a capture: give --trigger a smaller factor, or leave it out."
     if modes & {"steps"}:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfscope.analyzers.history.excess import Excess, cost_of, measure_excess
+from perfscope.analyzers.history.long_steps import of_one_kind, period_of
 from perfscope.analyzers.history.own_times import COLUMNS, JobOwnTimes, OwnTimes, common_steps
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
@@ -146,7 +147,7 @@ def _comes_and_goes(excess: Excess, place: int) -> bool:
 def _named(job: JobOwnTimes, excess: Excess, step_us: float, hosts: Mapping[int, str]) -> Iterator[HistoryStraggler]:
     """Ranks that are stragglers steadily or often, those of one host with one cause together."""
     steady = _steady(excess, step_us)
-    slow, noise_us, plainest = _slow_steps(excess, step_us, steady)
+    slow, noise_us, plainest = _slow_steps(excess, step_us, steady, job.number)
     suspects = np.flatnonzero(slow.any(axis=0)).tolist()
     if not suspects:
         return
@@ -215,7 +216,7 @@ class _SlowSteps(NamedTuple):
     """
 
 
-def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> _SlowSteps:
+def _slow_steps(excess: Excess, step_us: float, steady: Bool, number: Int64) -> _SlowSteps:
     """Asks of the largest excesses first whether they are often enough: beside them small pauses do not count."""
     slow: Bool = np.zeros(excess.total.shape, dtype=bool)
     slow[:, steady] = excess.total[:, steady] > 0
@@ -225,7 +226,7 @@ def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> _SlowSteps:
     open_ = np.flatnonzero(~steady & ~(excess.alone & always)).tolist()
     plainest: dict[int, tuple[float, Bool]] = {}
     for view in _views(excess):
-        found = _often_slow(view, step_us, open_)
+        found = _often_slow(view, step_us, open_, number)
         for place in np.flatnonzero(found.any(axis=0)).tolist():
             if view.stage is None or _delays_steps(excess, view, found[:, place], place):
                 slow[:, place] |= found[:, place]
@@ -236,15 +237,18 @@ def _slow_steps(excess: Excess, step_us: float, steady: Bool) -> _SlowSteps:
     return _SlowSteps(slow, noise_us, {place: steps for place, (_, steps) in plainest.items()})
 
 
-def _often_slow(view: _View, step_us: float, open_: Sequence[int]) -> Bool:
-    """Steps x ranks: where the excess of these ranks is above a threshold that it is above more often than others'."""
+def _often_slow(view: _View, step_us: float, open_: Sequence[int], number: Int64) -> Bool:
+    """Steps x ranks: where the excess of these ranks is above a threshold that it is above more often than others', or
+    regularly.
+    """
     slow: Bool = np.zeros(view.excess.shape, dtype=bool)
     """Steps that were above a threshold before, of ranks that had enough of them: lower ones count their own steps."""
     for sigmas in _TIERS:
         above = view.excess >= max(NOTICEABLE * step_us, sigmas * view.noise_us)
-        counts = (above & ~slow).sum(axis=0)
+        new = above & ~slow
+        counts = new.sum(axis=0)
         for place in open_:
-            if _often(counts, place):
+            if _often(counts, place) or _regularly(counts, place, number[new[:, place]]):
                 slow[:, place] |= above[:, place]
     return slow
 
@@ -266,6 +270,13 @@ def _often(counts: Int64, place: int) -> bool:
         return False
     expected = 1.5 * max(float(np.median(np.delete(counts, place))), 1.0)
     return _poisson_tail(count, expected) < _CHANCE / len(counts)
+
+
+def _regularly(counts: Int64, place: int, number: Int64) -> bool:
+    """Has this rank slow steps (``number``) every so many steps, and more of them than its peers?"""
+    if len(number) < _FEWEST or len(number) <= 2 * float(np.median(np.delete(counts, place))):
+        return False
+    return period_of(number.tolist(), _CHANCE / len(counts)) is not None
 
 
 def _poisson_tail(count: int, expected: float) -> float:
@@ -297,16 +308,20 @@ def _row(
     else:
         main = _weighted(excess, steps, place)
     rank = job.ranks[place]
+    is_steady = steady or len(steps) >= max(_STEADY * span, _FEWEST)
     return HistoryStraggler(
         ranks=(rank,),
         hosts=(hosts[rank],) if hosts.get(rank) else (),
-        pattern="steady" if steady or len(steps) >= max(_STEADY * span, _FEWEST) else "intermittent",
+        pattern="steady" if is_steady else "intermittent",
         stage=_main_stage(main),
         stages_us=_positive(stages),
         steps=len(steps),
         share_of_steps=len(steps) / len(job.number),
         first_step=int(job.number[steps[0]]),
         last_step=int(job.number[steps[-1]]),
+        period=None
+        if is_steady
+        else period_of(job.number[of_one_kind(steps.tolist(), excess.total[steps, place].tolist())].tolist()),
         excess_us=float(excess.total[steps, place].mean(dtype=np.float64)),
         cost_us=cost_us / len(job.number),
         cost_share=cost_us / run_us,

@@ -19,9 +19,18 @@ from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import FEW_STEPS
+from perfscope.trace.trace import Bool
 
 _ODD: Final = 0.02
-"""Share of the steps, the longest, that do not count: checkpoints, evaluations."""
+"""Share of the steps, the longest, that do not count: a checkpoint, an evaluation."""
+_LONG: Final = 1.5
+"""Times the median from which a step is long."""
+_AS_LONG: Final = 0.3
+"""Part of what the third longest of them is longer by from which others are such, too."""
+_MANY: Final = 20
+"""Unprofiled steps that tell how often such steps come."""
+_FEW: Final = 0.25
+"""Share of the unprofiled steps that they are, at most, and half of that of the recorded ones."""
 _MORE: Final = 2.0
 """At most so many times the recorded share of steps with an evaluation are taken for such: few steps were recorded."""
 
@@ -61,6 +70,55 @@ def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> f
     evaluations = _evaluations(result)
     timed = [run.steps.unprofiled_ns for run in runs.values() if len(run.steps.unprofiled_ns) >= FEW_STEPS]
     return max((_mean(_without(evaluations, steps)) for steps in timed), default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class LongStepShare:
+    """Steps far longer than most, as those that save a checkpoint: a few recorded steps hold more or fewer of them than
+    they are of the unprofiled ones.
+    """
+
+    recorded: Bool
+    """Which of the used steps are so."""
+    share: float
+    """Of the unprofiled steps."""
+    longer_ns: float
+    """What one takes longer, without the profiler."""
+    step_ns: float
+    """The mean unprofiled step, were there as many of them as among the recorded ones."""
+
+
+def long_step_share(runs: Mapping[int, RunMetadata], result: AlignedJob) -> LongStepShare | None:
+    """Those of the slowest rank; None without any, where they are no exception, and where ``MANY`` unprofiled steps
+    were not timed. Steps that wait for loader workers are none: what these take is predicted from what they do.
+    """
+    evaluations = _evaluations(result) if result.is_marked else None
+    timed = [_without(evaluations, run.steps.unprofiled_ns) for run in runs.values()]
+    slowest = np.array(max((steps for steps in timed if len(steps) >= _MANY), key=_mean, default=()), dtype=np.float64)
+    if not len(slowest) or not result.is_marked:
+        return None
+    start, end = result.job_windows
+    over, recorded_over = (each - np.median(each) for each in (slowest, (end - start).astype(np.float64)))
+    # Those of one kind, again and again: others are noise beside them.
+    again = _AS_LONG * float(np.sort(over)[-_SEVERAL])
+    is_long = over > max((_LONG - 1) * float(np.median(slowest)), again)
+    recorded = recorded_over > max((_LONG - 1) * float(np.median(end - start)), again)
+    if max(is_long.mean(), recorded.mean() / 2) > _FEW or not (is_long.any() or recorded.any()):
+        return None
+    if recorded.any() and _wait_for_batches(result, recorded):
+        return None
+    short = float(slowest[~is_long].mean())
+    longer = float(slowest[is_long].mean()) - short if is_long.any() else float(recorded_over[recorded].mean())
+    return LongStepShare(recorded, float(is_long.mean()), longer, short + float(recorded.mean()) * longer)
+
+
+def _wait_for_batches(result: AlignedJob, long: Bool) -> bool:
+    """Is waiting for batches most of what these steps take longer, on the rank that works the longest in them?"""
+    for totals in result.totals.values():
+        over = totals[long].mean(axis=0) - totals[~long].mean(axis=0)
+        if over[TimeCategory.DATALOADER] >= over.sum() / 2:
+            return True
+    return False
 
 
 def ready_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
@@ -138,5 +196,9 @@ def _without(evaluations: _Evaluations | None, steps_ns: Sequence[int]) -> Seque
 
 
 def _mean(steps_ns: Sequence[int]) -> float:
-    usual = sorted(steps_ns)[: len(steps_ns) - int(_ODD * len(steps_ns))]
-    return sum(usual) / len(usual)
+    """Without the longest, unless there are more that are as long: those come again and again."""
+    in_order = sorted(steps_ns)
+    usual = in_order[: len(in_order) - int(_ODD * len(in_order))]
+    long = _LONG * median(in_order)
+    kept = in_order if usual[-1] > long else usual
+    return sum(kept) / len(kept)

@@ -11,7 +11,7 @@ from perfscope.analyzers.job.aligned import AlignedJob, align_job
 from perfscope.analyzers.job.collectives.cost_model import CostModel, cost_models
 from perfscope.analyzers.job.hosts import find_hosts
 from perfscope.analyzers.job.identify import IdentifiedRanks
-from perfscope.analyzers.job.unprofiled import ready_step_ns, unprofiled_step_ns
+from perfscope.analyzers.job.unprofiled import LongStepShare, long_step_share, ready_step_ns, unprofiled_step_ns
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules, record_schedules
@@ -37,6 +37,11 @@ class JobReplay:
     def unprofiled_ns(self) -> float | None:
         """The job's step without the profiler; None where no such step was timed."""
         return unprofiled_step_ns(self.runs, self.result)
+
+    @functools.cached_property
+    def long_step_share(self) -> LongStepShare | None:
+        """Steps far longer than most, of which the recorded steps hold another share than the job's."""
+        return long_step_share(self.runs, self.result)
 
     @functools.cached_property
     def ready_ns(self) -> float | None:

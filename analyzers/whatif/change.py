@@ -16,6 +16,7 @@ from typing import Final
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.asleep import asleep_shares, waits_for_network
 from perfscope.analyzers.job.collectives.cost_model import CostModel
+from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import ReplayResult
 from perfscope.analyzers.replay.engine import replay as replay_schedules
@@ -76,6 +77,9 @@ class Context:
     """The job's step without the profiler, where that is what is predicted; None: the recorded step is."""
     ready_ns: float | None = None
     """The same with batches that are ready, where loader workers set its pace and not that of the recorded steps."""
+    long_step_share: LongStepShare | None = None
+    """Of the unprofiled steps, where the recorded ones hold another share of them: ``unprofiled_ns`` is then that of as
+    many."""
     with_hosts: bool = False
     """Hosts are replayed beside their devices."""
     own_ns_of: Mapping[int, Int64] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import Final
 
@@ -20,6 +21,12 @@ FEWEST_STEPS_AHEAD: Final = 2
 
 MOST_STEPS: Final = 500
 """Of a capture that is asked for by its length."""
+
+REMEMBERED: Final = 8
+"""Slow steps that show whether they come regularly."""
+
+REGULAR: Final = 3
+"""So many of them show it, and at most one after so many times their period."""
 
 NS: Final = 1e9
 
@@ -37,6 +44,7 @@ class Trigger:
         """A step has ended, of those that :attr:`watches` does not compare; set :attr:`completed`, too."""
         self.watches = config.mode == "trigger"
         """Do slow steps start captures?"""
+        self._slow_steps: deque[int] = deque(maxlen=REMEMBERED)
         self._proposal: str | None = None
         self._asked = False
         self.completed = 0
@@ -56,6 +64,8 @@ class Trigger:
             self._spent_ns += duration_ns
             return False
         times = self._slow.step(duration_ns)
+        if times is not None:
+            self._slow_steps.append(completed - 1)
         if times is None or not self.watches or not self._may(completed, now_ns - self._began_ns):
             return False
         self._proposal = f"step {completed - 1} took {times:.1f}x the median on rank {self._rank}"
@@ -117,7 +127,24 @@ class Trigger:
             ahead = FEWEST_STEPS_AHEAD + math.ceil(LEAD_S * NS / max(typical_ns, 1))
             in_time = min(math.ceil(seconds * NS / max(typical_ns, 1)), MOST_STEPS) if seconds is not None else 0
             steps = active or in_time or self._config.active
-            self._board.propose(self.completed + ahead, steps, reason, asked=asked, request=request)
+            start = self.completed + ahead
+            if not asked and steps > 1:
+                # The step before it shows what is usual.
+                first = self._config.warmup + 1
+                due = next_slow(list(self._slow_steps), start + first)
+                start = start if due is None else due - first
+            self._board.propose(start, steps, reason, asked=asked, request=request)
+
+
+def next_slow(slow: list[int], first: int) -> int | None:
+    """The first step from ``first`` on that is slow again, where steps were so at regular distances; None elsewhere."""
+    if len(slow) < REGULAR:
+        return None
+    distances = [after - before for before, after in pairwise(slow)]
+    period = math.gcd(*distances)
+    if period < 2 or max(distances) > REGULAR * period:
+        return None
+    return slow[-1] + max(-(-(first - slow[-1]) // period), 1) * period
 
 
 WINDOW: Final = 64

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
+from perfscope.collectors.agreement import Board
 from perfscope.collectors.config import ALWAYS_ON, FAILURES_FILE, CollectorConfig, RankSelection
 from perfscope.collectors.launch.nsys import reports
 from perfscope.recording.history import unpack
@@ -110,8 +111,21 @@ def _without_captures(config: CollectorConfig, runs: list[RunMetadata]) -> list[
     size = byte_size(sum(steps_file(folder, run.rank).stat().st_size for run in runs if _steps_stored(folder, run)))
     lines = [f"recorded the step times of {_ranks(runs, config)}: {plural(steps, 'step')}, {size} in {folder}"]
     if config.mode == "trigger":
-        lines.append(f"no step took {config.trigger:g}x the median, so no capture was made")
+        lines.append(_slow_steps_without_capture(config))
     return [*lines, next_line]
+
+
+def _slow_steps_without_capture(config: CollectorConfig) -> str:
+    """Of a run whose slow steps were to start captures, and which has none."""
+    try:
+        plans = Board(config.folder, 0).look()
+    except OSError:
+        plans = []
+    if not plans:
+        return f"no step took {config.trigger:g}x the median, so no capture was made"
+    first = plans[0].start + config.warmup
+    steps = f"steps {first}-{first + plans[0].active - 1}"
+    return f"{plans[0].reason}: {steps} were to be recorded, but the job ended before, so no capture was made"
 
 
 def _steps_stored(folder: Path, run: RunMetadata) -> int:

@@ -72,10 +72,39 @@ class OutlierStep:
     ratio: Annotated[Ratio, "To the median of the steps around it."]
     ranks: Annotated[tuple[int, ...], "Ranks on which it was an outlier."]
     rank: Annotated[
-        int,
-        "Where most of the excess lies outside stages in which ranks wait for one another; else where it was longest.",
+        int | None,
+        "The rank that took longer than its peers; where waiting was not measured, the one with most of the excess "
+        "outside stages in which ranks wait for one another. None where neither is known.",
     ]
-    stage: Annotated[str, "The stage that holds most of that rank's excess."]
+    stage: Annotated[str, "The stage that holds most of the excess, of that rank or of the longest step."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongSteps:
+    """Steps that take far longer than those around them, again and again: pauses of one rank, or of all."""
+
+    steps: Annotated[tuple[int, ...], "Their numbers, ascending; of many the longest 50."]
+    of_steps: Annotated[int, "Steps of the run that they are among."]
+    longer_us: Annotated[Us, "Mean of what they take longer than those around them."]
+    share: Annotated[Share, "What they take longer, of the time from the first step to the last."]
+    period: Annotated[int | None, "Steps from one to the next, where they come regularly."]
+    rank: Annotated[int | None, "The rank that most of them are attributed to; None where there is none."]
+    stage: Annotated[str, "The stage that holds most of the excess; empty where that differs."]
+    on_all_ranks: Annotated[bool, "Ranks were compared, and none of them takes longer than its peers in these steps."]
+
+    def in_words(self) -> str:
+        """A sentence without its full stop: "every 20 steps (20, 40, 60 …) one takes 600 ms longer ..."."""
+        shown = ", ".join(f"{step:,}" for step in self.steps[:3]) + (" …" if len(self.steps) > 3 else "")
+        longer = f"{duration(self.longer_us)} longer than those around"
+        if self.period is not None:
+            which = f"every {self.period:,} steps ({shown}) one takes {longer} it"
+        else:
+            which = f"{len(self.steps)} of {self.of_steps:,} steps ({shown}) take {longer} them"
+        where = f" {STAGE_WORDS.get(self.stage, f'in {self.stage}')}" if self.stage else ""
+        who = (
+            f", on rank {self.rank}{where}" if self.rank is not None else ", on all ranks" if self.on_all_ranks else ""
+        )
+        return f"{which}{who}: {percent(self.share)} of the run's time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +162,7 @@ class HistoryStraggler:
     share_of_steps: Annotated[Share, "Of the compared steps."]
     first_step: int
     last_step: int
+    period: Annotated[int | None, "Steps from one slow step to the next, where they come regularly."] = None
     excess_us: Annotated[Us, "Mean excess of the rank's own time over its peers' in the slow steps."]
     cost_us: Annotated[Us, "Time that the job loses to it, mean over all compared steps."]
     cost_share: Annotated[Share, "Of the time of all compared steps."]
@@ -141,6 +171,8 @@ class HistoryStraggler:
         """A sentence without its full stop: "rank 1 is a straggler in the backward: waiting for it costs 12% ..."."""
         cost = f"costs {percent(self.cost_share)} of the time"
         often = f"in {percent(self.share_of_steps)} of the steps"
+        if self.period is not None:
+            often = f"in one of every {self.period:,} steps"
         if self.pattern == "rotating":
             return f"{often} another rank is late {STAGE_WORDS[self.stage]}: waiting for it {cost}"
         host = f" ({self.hosts[0]})" if len(self.ranks) > 1 and self.hosts else ""
@@ -249,6 +281,7 @@ class History:
     ]
     stragglers: Annotated[tuple[HistoryStraggler, ...], "The costliest first."] = ()
     compared: Annotated[bool, "Was waiting measured, so that ranks could be compared in all stages?"] = False
+    long_steps: Annotated[LongSteps | None, "Steps that take far longer again and again; None where few do."] = None
     goodput: Annotated[Goodput | None, "Where the wall time of the run went; None where that is not known."] = None
     recording_cost: Annotated[RecordingCost | None, "What recording took of each step; None where not measured."] = None
     missing_ranks: Annotated[tuple[int, ...], "Ranks of the world without a history."] = field(default=())

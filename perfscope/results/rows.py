@@ -84,8 +84,8 @@ class JobInfo:
     versions: dict[str, str] = field(default_factory=dict)
     unprofiled_step_us: Annotated[
         Us | None,
-        "Mean wall time of an unprofiled step, the longest 2% left out, slowest rank. Predictions are of this step "
-        "where it is known.",
+        "Mean wall time of an unprofiled step, slowest rank; the longest 2% are left out unless more are as long. "
+        "Predictions are of this step where it is known.",
     ] = None
     exit_code: Annotated[int | None, "Exit code of the recorded command."] = None
     batches_per_step: Annotated[

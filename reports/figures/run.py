@@ -106,7 +106,9 @@ def _outliers(history: History, unit: ScaledUnit) -> Drawn:
         name="outlier",
         x=[row.step for row in history.outliers],
         y=scaled((row.us for row in history.outliers), unit),
-        customdata=[f"{plain(row.stage)}, rank {row.rank}" for row in history.outliers],
+        customdata=[
+            plain(row.stage) + (f", rank {row.rank}" if row.rank is not None else "") for row in history.outliers
+        ],
         marker={"color": _MARKED, "symbol": "x", "size": 8},
         hovertemplate=f"<b>outlier</b><br>step %{{x}}: %{{y:.4~g}} {unit.name}<br>%{{customdata}}<extra></extra>",
     )

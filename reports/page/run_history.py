@@ -22,10 +22,15 @@ def history_reading(summary: Summary) -> str:
     if not history.outliers:
         return f"{text}. No step is an outlier."
     worst = history.outliers[0]
-    return (
-        f"{text}. {plural(len(history.outliers), 'outlier')}, at least 1.5x the steps around it; the longest is "
-        f"step {worst.step:,} with {duration(worst.us)}, in {worst.stage} on rank {worst.rank}."
+    where = f", in {worst.stage}" + (f" on rank {worst.rank}" if worst.rank is not None else "")
+    text += (
+        f". {plural(len(history.outliers), 'outlier')}, at least 1.5x the steps around it; the longest is "
+        f"step {worst.step:,} with {duration(worst.us)}{where}."
     )
+    if history.long_steps is None:
+        return text
+    again = history.long_steps.in_words()
+    return f"{text} {again[0].upper()}{again[1:]}."
 
 
 def slowest_rank(history: History) -> RankHistory:
@@ -92,7 +97,10 @@ def comparison(summary: Summary) -> str:
     if history is None or not history.compared:
         return ""
     if not history.stragglers:
-        return "No rank delays the others over the run: all take as long for what they do themselves."
+        same = "all take as long for what they do themselves"
+        if history.long_steps is not None and history.long_steps.on_all_ranks:
+            same += ", in the steps that take longer, too"
+        return f"No rank delays the others over the run: {same}."
     found = "; ".join(row.in_words() for row in history.stragglers)
     return f"Over the whole run {found}."
 
@@ -135,7 +143,7 @@ def outlier_table(summary: Summary) -> HtmlTable | None:
         tables.durations("Step time", [row.us for row in rows], definition="step_time"),
         tables.column("vs. steps around it", [row.ratio for row in rows], factor),
         tables.words("Stage", [row.stage for row in rows]),
-        tables.ranks("Rank", [row.rank for row in rows]),
+        tables.words("Rank", ["" if row.rank is None else str(row.rank) for row in rows]),
         tables.words("Seen on", [ranks_in_words(row.ranks) for row in rows]),
     ]
     return tables.table("outliers", "Outlier steps", columns, "The longest first, at most 50.")

@@ -325,3 +325,18 @@ def test_a_slow_host_is_one_straggler(tmp_path: Path) -> None:
     (row,) = reported(dataclasses.replace(plan, cause=cause))
     assert isinstance(row, HistoryStraggler)
     assert (row.ranks, row.hosts, row.stage) == (tuple(range(8, 16)), ("host1",), "forward")
+
+
+@pytest.mark.parametrize(("regularly", "found"), [(True, True), (False, False)])
+def test_five_pauses_of_one_rank_are_its_own_where_they_come_regularly(regularly: bool, found: bool) -> None:
+    """So few may come by chance, each where it likes."""
+    job, at = ranks(3), np.array([15, 30, 45, 60, 75] if regularly else [15, 33, 45, 61, 75])
+    job[1].own_us[at, COLUMNS.index("other")] += 200_000
+    for rank, times in job.items():
+        times.step_us[at] += 200_000
+        if rank != 1:
+            times.wait_us[at] += 200_000
+    told = find_stragglers(job, {})
+    assert told is not None
+    assert [(row.ranks, row.period, row.stage) for row in told.rows] == ([((1,), 15, "other")] if found else [])
+    assert all("in one of every 15 steps" in row.in_words() for row in told.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.job.unprofiled import unprofiled_step_ns
+from perfscope.analyzers.job.unprofiled import long_step_share, unprofiled_step_ns
 from perfscope.recording.metadata import RunMetadata, StepsMetadata
 from tests.analyzers.job.test_aligned_evaluation import job
 
@@ -42,6 +42,39 @@ def test_steps_that_are_as_long_without_an_evaluation_count() -> None:
     runs = unprofiled(*[80, 80, 80, 90, 900] * 8)
     recorded = job({0: {2}}, steps=8, pauses=frozenset({5}))
     assert unprofiled_step_ns(runs, recorded) == pytest.approx((8 * (80 + 80 + 80 + 90) + 4 * 900) / 36)
+
+
+def test_long_steps_that_come_again_are_part_of_the_mean() -> None:
+    """One step of a hundred is left out; three of them are as much the job's as the others."""
+    recorded = job({0: set()}, steps=8)
+    assert unprofiled_step_ns(unprofiled(*[100] * 99, 5100), recorded) == pytest.approx(100)
+    assert unprofiled_step_ns(unprofiled(*[100] * 97, *[5100] * 3), recorded) == pytest.approx(250)
+
+
+def test_how_often_steps_are_long_is_told_by_the_unprofiled_ones() -> None:
+    """1 of 8 recorded steps pauses for 1000, and 2 of 40 others."""
+    found = long_step_share(unprofiled(*[80] * 38, 1080, 1080), job({0: set()}, steps=8, pauses=frozenset({5})))
+    assert found is not None
+    assert found.recorded.tolist() == [step == 5 for step in range(8)]
+    assert (found.share, found.longer_ns, found.step_ns) == (0.05, 1000, 80 + 1000 / 8)
+    unseen = long_step_share(unprofiled(*[80] * 38, 1080, 1080), job({0: set()}, steps=8))
+    assert unseen is not None
+    assert (unseen.recorded.any(), unseen.share, unseen.step_ns) == (False, 0.05, 80)
+    once = long_step_share(unprofiled(*[80] * 40), job({0: set()}, steps=8, pauses=frozenset({5})))
+    assert once is not None
+    assert (once.share, once.longer_ns) == (0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("steps", "pauses"),
+    [
+        ([80] * 40, frozenset[int]()),  # none is long
+        ([80] * 12, frozenset({5})),  # too few to tell
+        ([80, 1080] * 20, frozenset({5})),  # half of them are no exception
+    ],
+)
+def test_where_nothing_is_an_exception(steps: list[int], pauses: frozenset[int]) -> None:
+    assert long_step_share(unprofiled(*steps), job({0: set()}, steps=8, pauses=pauses)) is None
 
 
 def test_few_steps_tell_nothing() -> None:

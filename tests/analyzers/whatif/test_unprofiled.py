@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.job.asleep import asleep_shares
+from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.unprofiled import _slower, _solve, _work_slower
@@ -321,3 +323,25 @@ def test_how_much_slower_work_became_beside_what_sleeps() -> None:
     assert _slower(lambda more: 90.0, 100.0) == 0, "the profiled step was not longer"
     # More is said to sleep than the unprofiled step lasts: that cannot be, and work is not slowed down without end.
     assert _slower(lambda more: 50 + 150 * (1 + more), 100.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("paused", [(3,), ()], ids=["recorded", "not recorded"])
+def test_a_pause_counts_as_often_as_the_unprofiled_steps_have_it(paused: tuple[int, ...], tmp_path: Path) -> None:
+    """Rank 1 pauses in one of the 6 recorded steps, or in none, and in every 20th step."""
+    healthy_ns, pause_ns = simulate(CPUS).truth.step_time_ns, 10 * simulate(CPUS).truth.step_time_ns
+    steps = tuple(CPUS.first_step + step for step in paused)
+    pause = Pause(ranks=(1,), pause_ns=round(pause_ns), steps=steps)
+    simulate(replace(CPUS, causes=(pause,))).write(tmp_path)
+    context = context_of(tmp_path)
+    recorded_ns = healthy_ns + len(paused) * pause_ns / CPUS.steps
+    assert context.result.step_ns == pytest.approx(recorded_ns, rel=0.02)
+    is_long = np.array([step in paused for step in range(CPUS.steps)])
+    long = LongStepShare(recorded=is_long, share=0.05, longer_ns=pause_ns, step_ns=recorded_ns)
+    context = replace(context, unprofiled_ns=recorded_ns, long_step_share=long)
+    whole_ns = healthy_ns + 0.05 * pause_ns
+    unchanged, wider = predict(context, {}), predict(context, {"network.bandwidth": "4x"})
+    assert (unchanged.measured_ns, unchanged.mid_ns) == (pytest.approx(whole_ns), pytest.approx(whole_ns, rel=0.02))
+    quicker_ns = simulate(replace(CPUS, network=replace(CPUS.network, busbw_gbps=4 * CPUS.network.busbw_gbps)))
+    assert wider.mid_ns == pytest.approx(quicker_ns.truth.step_time_ns + 0.05 * pause_ns, rel=0.03)
+    if paused:
+        assert predict(context, {"rank.1": "peers"}).mid_ns == pytest.approx(healthy_ns, rel=0.03)

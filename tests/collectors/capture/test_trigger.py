@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.collectors.agreement import ABANDONED_S, PLANS_FILE, RECORD, Board, CapturePlan, ask, open_board
 from perfscope.collectors.capture.schedule import CaptureSchedule, Due
-from perfscope.collectors.capture.trigger import ENOUGH, EVERY, FEWEST_STEPS_AHEAD, SlowSteps, Trigger
+from perfscope.collectors.capture.trigger import ENOUGH, EVERY, FEWEST_STEPS_AHEAD, SlowSteps, Trigger, next_slow
 from perfscope.collectors.config import CollectorConfig
 from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
@@ -202,6 +202,33 @@ class TestTrigger:
         assert rank.steps(1, ms=30)
         rank.look()
         assert rank.look() == [41 + FEWEST_STEPS_AHEAD + 300]
+
+    def test_where_steps_are_slow_regularly_the_capture_holds_the_next_one(self, folder: Path) -> None:
+        """Steps 39, 59, 79 and 99 are; the first that can be the second recorded one is 419."""
+        rank = Rank(folder, wait=95, warmup=3, active=8)
+        rank.steps(39)
+        for _ in range(3):
+            rank.steps(1, ms=30)
+            rank.steps(19)
+        assert rank.steps(1, ms=30)
+        rank.look()
+        (start,) = rank.look()
+        assert start >= 100 + FEWEST_STEPS_AHEAD + 300
+        assert start + 3 == 419 - 1
+
+    @pytest.mark.parametrize(
+        ("slow", "due"),
+        [
+            ([20, 40, 60], 120),
+            ([20, 40, 80], 120),  # one in a capture
+            ([20, 40, 63], None),
+            ([20, 40], None),
+            ([30, 31, 32], None),  # one slow stretch
+            ([20, 40, 400], None),
+        ],
+    )
+    def test_the_next_slow_step(self, slow: list[int], due: int | None) -> None:
+        assert next_slow(slow, 101) == due
 
     def test_all_ranks_follow_the_one_that_comes_first(self, folder: Path) -> None:
         ranks = [Rank(folder, number) for number in range(3)]

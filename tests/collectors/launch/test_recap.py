@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.collectors.agreement import Board, open_board
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.launch.recap import _options_for, recap
+from perfscope.recording.history import Block, pack
 from perfscope.recording.metadata import CaptureMetadata, RunMetadata, StepsMetadata, save
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, trace_file
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, steps_file, trace_file
 
 
 @pytest.fixture
@@ -46,6 +48,24 @@ def test_a_whole_recording(config: CollectorConfig) -> None:
         f"recorded all 4 ranks, steps 8-15, 5.86 KiB in {config.folder}",
         f"next: perfscope analyze {config.folder}",
     ]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_slow_step_whose_capture_did_not_come_is_told_from_none(config: CollectorConfig, planned: bool) -> None:
+    config = dataclasses.replace(config, mode="trigger", trigger=1.5, warmup=3)
+    leave(config, RunMetadata(rank=0, mode="trigger", outcome="finished"))
+    block = Block(0, 0, 1_758_580_000_000_000_000, [10_000] * 20, {}, bytes(20))
+    steps_file(config.folder, 0).write_bytes(pack(block))
+    open_board(config.folder)
+    if planned:
+        Board(config.folder, 0).propose(128, 8, "step 19 took 22.0x the median on rank 0", asked=False)
+    told = recap(config, 0)[1]
+    assert told == (
+        "step 19 took 22.0x the median on rank 0: steps 131-138 were to be recorded, but the job ended before, so no "
+        "capture was made"
+        if planned
+        else "no step took 1.5x the median, so no capture was made"
+    )
 
 
 def test_missing_and_cut_ranks_are_named(config: CollectorConfig) -> None:
