@@ -10,13 +10,18 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from perfscope.results.findings import Confidence, Finding
 from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
 from perfscope.results.summary import Summary
-from perfscope.text import duration, ranks_in_words
+from perfscope.text import duration, percent, ranks_in_words
 
 NOTICEABLE: Final = 0.05
 """Share of the run from which what a straggler costs is in the verdict, as of the rule about stragglers in traces."""
+_LONG_RUN: Final = 100
+"""Steps from which a run tells that the recorded ones are not typical."""
+_FAR_LESS: Final = 1 / 3
+"""Part of what a straggler costs the recorded steps, below which its cost over the run is another."""
 _LARGE: Final = 0.1
 """Share of the run from which steps that take longer come first in the verdict."""
 _SHORT: Final = 64
@@ -30,7 +35,49 @@ def with_history(summary: Summary, history: History) -> Summary:
     again = history.long_steps
     if again is not None and again.share >= NOTICEABLE and not unseen and not _are_seen(again, summary):
         return replace(summary, verdict=_with_long_steps(summary.verdict, again))
-    return replace(summary, verdict=_verdict(summary.verdict, unseen[0])) if unseen else summary
+    if unseen:
+        return replace(summary, verdict=_verdict(summary.verdict, unseen[0]))
+    return _with_passing_stragglers(summary, history)
+
+
+def _with_passing_stragglers(summary: Summary, history: History) -> Summary:
+    """With little confidence in stragglers that cost the run far less than the recorded steps: those are not typical,
+    as where another program takes a rank's cores for some seconds.
+    """
+    if not history.compared or not summary.job.step_time_us or max(row.steps for row in history.ranks) < _LONG_RUN:
+        return summary
+    passing = {
+        row.members: of_run
+        for row in summary.stragglers
+        if row.scope != "job"
+        and (of_run := _cost_of_run(row, history)) < _FAR_LESS * row.lost_us / summary.job.step_time_us
+    }
+    if not passing:
+        return summary
+    rows = tuple(
+        replace(row, confidence=Confidence.LOW.value) if row.members in passing else row for row in summary.stragglers
+    )
+    findings = tuple(
+        replace(each, confidence=Confidence.LOW) if _ranks_of(each) in passing else each for each in summary.findings
+    )
+    verdict, first = summary.verdict, summary.findings[0] if summary.findings else None
+    if first is not None and _ranks_of(first) in passing:
+        share = passing[_ranks_of(first)]
+        told = f"costs {percent(share)} of the time" if share else "costs next to nothing"
+        verdict = replace(
+            verdict, headline=f"{verdict.headline} Over the whole run it {told}: the recorded steps are not typical."
+        )
+    return replace(summary, stragglers=rows, findings=findings, verdict=verdict)
+
+
+def _ranks_of(finding: Finding) -> tuple[int, ...]:
+    """Those that a finding about a straggler is about; none of other findings."""
+    return finding.evidence[0].ranks if finding.rule == "straggling-rank" else ()
+
+
+def _cost_of_run(row: StragglerRow, history: History) -> float:
+    """What these ranks cost the whole run, as a share of its time."""
+    return sum(each.cost_share for each in history.stragglers if not {*each.ranks}.isdisjoint(row.members))
 
 
 def _are_seen(again: LongSteps, summary: Summary) -> bool:

@@ -55,14 +55,16 @@ class Pace:
 @dataclass(frozen=True, eq=False)
 class HostPace:
     """The same of its host: the time before each op is ``own`` [op, HostTime] times as long, plus ``more_ns``, and that
-    until each launch ``launches`` [piece, HostTime] times. The waits ``unusual`` (ops) are gone. It starts ``lead_ns``
-    before its rank.
+    until each launch ``launches`` [piece, HostTime] times. The waits ``unusual`` (ops) are gone. What the ops
+    ``sooner`` issue is ready ``sooner_lag_ns`` after the device came to them. It starts ``lead_ns`` before its rank.
     """
 
     own: Float64
     more_ns: Float64
     launches: Float64
     unusual: Int64
+    sooner: Int64
+    sooner_lag_ns: Int64
     lead_ns: int
 
 
@@ -85,6 +87,7 @@ def at_peers_pace(
     if lanes is not None:
         own, lag, hold = lanes.work_ns.copy(), lanes.host_lag_ns.copy(), lanes.hold_ns.copy()
         host, reach, lead = lanes.host_ns.copy(), lanes.reach_ns.copy(), lanes.lead_ns.copy()
+        device_lag = lanes.device_lag_ns.copy()
     for rank, pace in paces.items():
         span, index = schedules.slice_of(rank), schedules.line_of(rank)
         own[span] = _whole(own[span] * pace.own + pace.more_ns)
@@ -98,10 +101,14 @@ def at_peers_pace(
             host[span] = _whole((side.rows_ns * mine.own + mine.more_ns).sum(axis=1))
             reach[span] = _points_at(side.points, pace.own, mine).reach_ns(len(pace.own))
             lead[index] = mine.lead_ns
+            device_lag[span.start + mine.sooner] = mine.sooner_lag_ns
     changed = replace(schedules, start_ns=start, kind=kind, operand=operand)
     if lanes is None:
         return replace(changed, own_ns=own, lag_ns=lag, hold_ns=hold)
-    lanes = replace(lanes, work_ns=own, host_lag_ns=lag, hold_ns=hold, host_ns=host, reach_ns=reach, lead_ns=lead)
+    lanes = replace(
+        lanes, work_ns=own, host_lag_ns=lag, device_lag_ns=device_lag, hold_ns=hold, host_ns=host, reach_ns=reach,
+        lead_ns=lead,
+    )  # fmt: skip
     return replace(changed, own_ns=own, lanes=lanes)
 
 
@@ -157,7 +164,8 @@ def _host_pace(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequ
     # It begins as far ahead of its device as its peers' hosts do.
     lead = int(side.lanes.lead_ns[0])
     usually = float(np.median([other.lanes.lead_ns[0] for other in others]))
-    return HostPace(own, more, launches, _unusual_waits(recorded, peers, rank, paced), max(lead, round(usually)))
+    unusual, sooner = _unusual_waits(recorded, peers, rank, paced), _issued_sooner(recorded, peers, rank, paced)
+    return HostPace(own, more, launches, unusual, *sooner, max(lead, round(usually)))
 
 
 def _shortened(side: RankLane, anchors: Int64, target_ns: Int64) -> tuple[Float64, Float64]:
@@ -222,6 +230,27 @@ def _unusual_waits(recorded: RecordedSchedules, peers: Peers, rank: int, paced: 
             apart = np.array([np.abs(usually - at).min(initial=1.0) for at in where[inside]])
             gone.append(ops[inside[np.argsort(apart, kind="stable")[usual:]]])
     return np.sort(np.concatenate(gone)) if gone else np.empty(0, dtype=np.int64)
+
+
+def _issued_sooner(recorded: RecordedSchedules, peers: Peers, rank: int, paced: Sequence[int]) -> tuple[Int64, Int64]:
+    """(ops of ``rank`` that issue what was ready sooner after the device came there on most of its peers, that lag of
+    theirs): a host that is late issues what waits for nothing, as FSDP's gathers ahead of their use, when its device
+    has nothing left to do, which looks as if it waited for that.
+    """
+    of = peers.on_host
+    assert of is not None
+    assert recorded.with_hosts is not None
+    lags = [
+        recorded.lanes[recorded.with_hosts.line_of(other)].lanes.device_lag_ns[anchors[1:-1]]
+        for other, anchors in zip(peers.ranks, of.anchors, strict=True)
+    ]
+    line = peers.line_of(rank)
+    others = [lags[other] for other in peers.others(rank, paced) if other != line]
+    if not others:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    usual = np.sort(others, axis=0)[len(others) // 2]  # the later of two
+    sooner = usual < lags[line]
+    return of.anchors[line, 1:-1][sooner], usual[sooner]
 
 
 def _waits_in_segments(recorded: RecordedSchedules, rank: int, anchors: Int64) -> tuple[Int64, Float64]:

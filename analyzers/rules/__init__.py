@@ -143,7 +143,7 @@ def evaluate(job: RuleContext) -> tuple[Finding, ...]:
     return tuple(
         sorted(
             findings,
-            key=lambda finding: (finding.severity is Severity.INFO, -_worth_for_sure(finding, job.step_time_us)),
+            key=lambda finding: (finding.severity is Severity.INFO, -_worth_for_sure(finding, job)),
         )
     )
 
@@ -170,9 +170,14 @@ def _worth(finding: Finding, step_time_us: float) -> float:
     return share * OF_BOUND if bounded else share
 
 
-def _worth_for_sure(finding: Finding, step_time_us: float) -> float:
-    """What findings are sorted by: of two changes that save as much, a surer one has fewer conditions and costs."""
-    return _worth(finding, step_time_us) * (1 - _LESS_SURE * (2 - _SURENESS.index(finding.confidence)))
+def _worth_for_sure(finding: Finding, job: RuleContext) -> float:
+    """What findings are sorted by: of two changes that save as much, a surer one has fewer conditions and costs. What
+    may not fit into memory counts as a bound.
+    """
+    worth = _worth(finding, job.step_time_us)
+    if finding.rule == recomputation.RULE and recomputation.may_not_fit(job):
+        worth *= OF_BOUND
+    return worth * (1 - _LESS_SURE * (2 - _SURENESS.index(finding.confidence)))
 
 
 def unprofiled(findings: tuple[Finding, ...], job: RuleContext) -> tuple[Finding, ...]:

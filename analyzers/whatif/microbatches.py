@@ -9,6 +9,7 @@ last (loading, reductions, the optimizer) stays too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Final
@@ -17,7 +18,7 @@ import numpy as np
 
 from perfscope.analyzers.rank.host_lane import OF_HOST
 from perfscope.analyzers.rank.partial import RankPartial
-from perfscope.analyzers.replay.engine import OpKind
+from perfscope.analyzers.replay.engine import OpKind, replay
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
 from perfscope.analyzers.whatif.pipeline_turns import Hop, Turn, Work, turns
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -37,7 +38,7 @@ from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 
 _LEAST_NS: Final = 2_000.0
-"""What a kernel takes that does next to nothing."""
+"""What a kernel, or on CPUs an operator, takes that does next to nothing."""
 
 
 def _microbatches(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
@@ -47,9 +48,10 @@ def _microbatches(schedules: EditableSchedules, context: Context, name: str, val
         return Uncertainty(0.0, 0.0)
     ends = {one: {rank_op.rank for rank_op in rank_ops} for one, rank_ops in schedules.collectives().items()}
     stages = {rank: taken_apart(schedules, layout, rank, name, ends) for rank in schedules.ops}
-    collectives: dict[tuple[object, ...], Collective] = {}
-    for rank, stage in stages.items():
-        schedules.ops[rank] = _MicrobatchWriter(context, layout, stage, count, collectives).ops()
+    as_recorded = _step_ns(schedules, context)
+    written = replace(schedules, ops=_written(context, layout, stages, layout.microbatches), settling=1)
+    schedules.longer = _as_long(as_recorded, _step_ns(written, context))
+    schedules.ops = _written(context, layout, stages, count)
     schedules.settling = 1
     for rank in () if schedules.hosts else schedules.ops:
         # Where launches are not known, all that a host does may be for passes and messages.
@@ -60,9 +62,38 @@ def _microbatches(schedules: EditableSchedules, context: Context, name: str, val
     return Uncertainty(less=0.30 if context.on_devices else 1.0, more=0.10)
 
 
+def _written(
+    context: Context, layout: Layout, stages: Mapping[int, StageSchedule], count: int
+) -> dict[int, list[ScheduleOp]]:
+    """All ranks' ops with so many micro-batches."""
+    collectives: dict[tuple[object, ...], Collective] = {}
+    return {rank: _MicrobatchWriter(context, layout, stage, count, collectives).ops() for rank, stage in stages.items()}
+
+
+def _step_ns(schedules: EditableSchedules, context: Context) -> float:
+    """Replayed; 0 where ranks would wait for each other forever."""
+    replayed = replay(schedules.compiled())
+    return schedules.step_ns(replayed, context.replayed_unchanged) if replayed.complete else 0.0
+
+
+def _as_long(recorded_ns: float, written_ns: float) -> float:
+    """The recorded step over the one written anew with as many micro-batches: its passes and messages are the recorded
+    ones, but in an even order, which leaves out how unlike those of a busy machine are.
+    """
+    return recorded_ns / written_ns if recorded_ns and written_ns and recorded_ns > written_ns else 1.0
+
+
 def _of_starting(partial: RankPartial, steps: Int64) -> float:
-    """Share of the computation that kernels take however little they do."""
+    """Share of the computation that kernels take however little they do; operators, on CPUs."""
     kernels = partial.tables.kernels
+    if not partial.has_device_work:
+        used, operators = partial.steps.indices_of(steps), partial.tables.operators
+        took = float(
+            partial.progress.own.totals(partial.steps.start_ns[used], partial.steps.end_ns[used])[
+                :, TimeCategory.COMPUTE
+            ].sum()
+        )
+        return min(float(operators.count[:, used].sum()) * _LEAST_NS / took, 1.0) if took else 0.0
     lines = [line for line, category in enumerate(kernels.category) if category == "compute"]
     used = partial.steps.indices_of(steps)
     count, total = (int(column[lines][:, used].sum()) for column in (kernels.count, kernels.total_ns))
@@ -207,7 +238,11 @@ class _MicrobatchWriter:
         device waits for it longer work takes the place of idle time.
         """
         factors = np.full(len(TimeCategory), self._scale)
-        if self._context.on_devices:
+        if not self._context.on_devices:
+            # Between operators Python does as much for each pass, and so does each operator before it computes.
+            factors[list(OF_HOST)] = 1.0
+            factors[TimeCategory.COMPUTE] += self._starting * (1 - self._scale)
+        else:
             idle = float(piece.rows_ns[list(OF_HOST)].sum())
             longer = max(self._scale - 1, 0.0) * (float(piece.rows_ns.sum()) - idle)
             factors[list(OF_HOST)] = max(1 - longer / idle, 0.0) if idle else 1.0

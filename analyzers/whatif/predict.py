@@ -273,7 +273,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         raise CannotReplay(
             "with these settings the ranks would wait for each other forever: this is a defect, report it"
         )
-    predicted = schedules.step_ns(replayed, context.replayed_unchanged) * (follows or 1.0)
+    predicted = schedules.step_ns(replayed, context.replayed_unchanged) * (follows or 1.0) * schedules.longer
     steps_ns = context.recorded.steps_ns(replayed)
     if leaning:
         least = 0.0

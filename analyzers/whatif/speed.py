@@ -100,6 +100,8 @@ def _set_pace(schedules: EditableSchedules, rank: int, pace: Pace) -> None:
         begun = end
     for place in pace.host.unusual:
         ops[place] = replace(ops[place], kind=OpKind.NOTE, rank_op=None)
+    for place, lag_ns in zip(pace.host.sooner.tolist(), pace.host.sooner_lag_ns.tolist(), strict=True):
+        ops[place].lag_ns = lag_ns
     schedules.hosts[rank] = replace(schedules.hosts[rank], lead_ns=pace.host.lead_ns)
 
 

@@ -48,10 +48,15 @@ def evaluate(job: RuleContext) -> Finding | None:
             *job.free_memory(),
         ),
         action=_action(job, again.count, share, takes),
-        confidence=Confidence.LOW if takes is None or room is None else job.confidence(),
+        confidence=Confidence.LOW if may_not_fit(job) else job.confidence(),
         predicted=prediction,
         whatif=change,
     )
+
+
+def may_not_fit(job: RuleContext) -> bool:
+    """Is it not known whether memory has room for what is computed again? Most jobs that do that had none."""
+    return job.recomputation is None or job.free_bytes is None or _takes(job, job.recomputation) is None
 
 
 def _takes(job: RuleContext, again: ExtraCost) -> float | None:

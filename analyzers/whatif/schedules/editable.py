@@ -57,6 +57,8 @@ class EditableSchedules:
     """Hosts come sooner to the first step than they were recorded to."""
     began_sooner_ns: dict[int, float] = field(default_factory=dict)
     """Rank -> what is left out of the time before its first window in which its device waited for its host."""
+    longer: float = 1.0
+    """What replays of these ops are multiplied by, which leave something out of the recorded steps."""
     lifted: bool = False
     """No rank waits for the loader workers that held it up."""
     settling: int = 0

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import perfscope
+from perfscope.recording.history import Block, pack
+from perfscope.recording.paths import steps_file
+from perfscope.results.findings import Confidence
 from perfscope.results.rows import Verdict
 from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan, simulate, write
 
@@ -45,3 +48,37 @@ def test_a_run_like_its_recorded_steps_changes_no_verdict(
 ) -> None:
     alone, both = verdicts(samples / sample, ranks, cause, tmp_path)
     assert alone == both
+
+
+def test_a_rank_that_delays_the_recorded_steps_alone_is_little_sure(samples: Path, tmp_path: Path) -> None:
+    """In the run it is as quick as the others."""
+    alone, both = verdicts(samples / "slow_rank", 3, None, tmp_path)
+    assert both.headline == (
+        f"{alone.headline} Over the whole run it costs next to nothing: the recorded steps are not typical."
+    )
+    summary = perfscope.analyze(tmp_path / "both")
+    assert {row.confidence for row in summary.stragglers} == {"low"}
+    assert [one.confidence for one in summary.findings if one.rule == "straggling-rank"] == [Confidence.LOW]
+
+
+def test_pauses_that_the_recorded_steps_do_not_hold_lead_the_verdict(samples: Path, tmp_path: Path) -> None:
+    """Of 200 steps of 50 ms every 25th takes a second, on both ranks; waiting was not measured."""
+    shutil.copytree(samples / "healthy", tmp_path, dirs_exist_ok=True)
+    alone = perfscope.analyze(tmp_path).verdict
+    times = [1_000_000 if step % 25 == 24 else 50_000 for step in range(200)]
+    for rank in range(2):
+        block = Block(0, 0, 1_758_580_000_000_000_000, times, {}, bytes(len(times)))
+        steps_file(tmp_path, rank).write_bytes(pack(block))
+    summary = perfscope.analyze(tmp_path)
+    assert summary.history is not None
+    again = summary.history.long_steps
+    assert again is not None
+    assert (again.period, again.rank, again.on_all_ranks) == (25, None, False)
+    assert again.share == pytest.approx(8 * 0.95 / (8 + 192 * 0.05), rel=0.01)
+    told = again.in_words()
+    assert summary.verdict.headline == (
+        f"{told[0].upper()}{told[1:]}. The recorded steps hold none of them: {alone.headline}"
+    )
+    assert summary.verdict.first_action is not None
+    assert "--active 25" in summary.verdict.first_action
+    assert all(row.rank is None for row in summary.history.outliers)

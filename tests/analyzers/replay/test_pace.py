@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from perfscope.analyzers.replay.pace import _capped
+from perfscope.analyzers.replay.pace import _capped, _issued_sooner
+from perfscope.analyzers.replay.peers import Peers, Segments
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.results.categories import TimeCategory
 from tests.analyzers.measured import measured
 from tests.emulator import MS, US, Cause, Cpu, Job, Loader, Model, Recording, emulate, step_ns
 from tests.emulator.draw import draw
@@ -63,3 +67,32 @@ def test_the_longest_is_shortened_first() -> None:
     assert _capped(parts, 38).tolist() == [3, 15, 0, 5, 15]
     assert _capped(parts, 8).tolist() == [2, 2, 0, 2, 2]
     assert _capped(parts, 0).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("lags", "sooner"),
+    [
+        # Three issues of rank 1, which is late to all of them, and of its peers.
+        ([[-900, 0, -300], [0, 0, 0], [-700, 20, -500]], {0: -700, 2: -300}),
+        ([[-900, 0, -300], [-1000, 0, -400], [-700, 20, -500]], {}),  # it is as soon as they are
+        ([[-900, 0, 50], [0, 0, 0]], {0: -900}),
+    ],
+)
+def test_what_a_late_host_issues_is_ready_as_soon_as_on_its_peers(
+    lags: list[list[int]], sooner: dict[int, int]
+) -> None:
+    ranks = len(lags)
+    anchors = np.tile([-1, 2, 4, 7, 9], (ranks, 1))
+    device_lag = [np.full(10, 99, dtype=np.int64) for _ in lags]
+    for mine, each in zip(device_lag, lags, strict=True):
+        mine[[2, 4, 7]] = each
+    nothing = np.empty((ranks, 0), dtype=np.int64)
+    steps = np.zeros((ranks, 1, len(TimeCategory)), dtype=np.int64)
+    of = Segments(anchors, np.zeros((ranks, 4, 1), dtype=np.int64), np.zeros(4, dtype=np.int64))
+    peers = Peers(tuple(range(ranks)), nothing, nothing, steps, nothing[0], of, of)
+    recorded: Any = SimpleNamespace(
+        with_hosts=SimpleNamespace(line_of=lambda rank: rank),
+        lanes=[SimpleNamespace(lanes=SimpleNamespace(device_lag_ns=mine)) for mine in device_lag],
+    )
+    ops, found = _issued_sooner(recorded, peers, 1, (1,))
+    assert dict(zip(ops.tolist(), found.tolist(), strict=True)) == {[2, 4, 7][at]: ns for at, ns in sooner.items()}

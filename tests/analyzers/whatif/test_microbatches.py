@@ -13,6 +13,7 @@ import pytest
 
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
+from perfscope.analyzers.whatif.microbatches import _as_long
 from perfscope.analyzers.whatif.pipeline_turns import Hop, Work, turns
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -20,6 +21,7 @@ from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, Schedul
 from perfscope.analyzers.whatif.stage_schedules import Layout, _lanes
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
+from tests.analyzers.replay.cpu_pipelines import CpuPipeline
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Job, Model, Network, Recording
 from tests.generator import ExtraLayers, HostSpec, HostSync, JobSpec, ModelSpec, NetworkSpec, simulate
@@ -212,3 +214,23 @@ def test_gradients_reduced_in_one_of_two_passes_are_reduced_once(tmp_path: Path)
     emulate(job).write(tmp_path)
     found = predict(context_of(tmp_path), {"pipeline.microbatches": "4"})
     assert found.mid_ns == pytest.approx(step_ns(replace(job, microbatches=4)), rel=0.03)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(("product", "python"), [(1000.0, 400.0), (600.0, 1500.0), (600.0, 2500.0)])
+def test_on_cpus_python_takes_as_long_for_each_pass(tmp_path: Path, product: float, python: float, count: int) -> None:
+    """Of 4 micro-batches; more of them are slower where Python takes longer than what it computes."""
+    CpuPipeline(product=product, python=python).write(tmp_path / "recorded")
+    context = context_of(tmp_path / "recorded")
+    other = CpuPipeline(product=product * 4 / count, python=python, batches=count)
+    other.write(tmp_path / "other")
+    found = predict(context, {"pipeline.microbatches": str(count)})
+    true_ns = 1e3 * other.took / other.steps
+    assert found.mid_ns == pytest.approx(true_ns, rel=0.055)
+    assert (found.mid_ns > found.measured_ns) == (true_ns > found.measured_ns) or product > python
+
+
+def test_what_a_schedule_written_anew_leaves_out_is_part_of_the_prediction() -> None:
+    assert _as_long(40.0, 32.0) == 1.25
+    assert _as_long(40.0, 41.0) == 1.0  # nothing is left out
+    assert _as_long(0.0, 32.0) == _as_long(40.0, 0.0) == 1.0  # one of them cannot be replayed

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from perfscope.analyzers import rules
 from perfscope.analyzers.job.extra_work import ExtraCost
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory import recomputation
-from perfscope.results.findings import Confidence, Finding, Obtained, Prediction
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Prediction
 from perfscope.results.rows import MemoryRow
 from tests.analyzers.rules.jobs import GIB, QUICK, STEP_US, Analyzed, analyze, breakdown, changed, context, runs
 from tests.generator import simulate
@@ -115,3 +116,19 @@ def test_micro_batches_hold_their_activations_one_after_the_other() -> None:
 def test_as_the_framework_writes_it(settings: dict[str, dict[str, object]], typed: str) -> None:
     job = changed(case(free_gib=80), runs=runs(1, **settings))
     assert typed in finding_of(job).action.how
+
+
+@pytest.mark.parametrize(("free_gib", "first"), [(None, "other"), (40, recomputation.RULE)])
+def test_what_may_not_fit_counts_half(monkeypatch: pytest.MonkeyPatch, free_gib: float | None, first: str) -> None:
+    """Beside a change that saves 15 %."""
+    us = 0.85 * STEP_US
+    saves = Prediction(low=us, mid=us, high=us)
+
+    def other(job: RuleContext) -> Finding:
+        action, evidence = Action(setting="a", old="b", new="c", how="d"), (Evidence("e", 1.0),)
+        return job.finding(
+            "other", "f", 0.15 * STEP_US, evidence=evidence, action=action, confidence=Confidence.HIGH, predicted=saves
+        )
+
+    monkeypatch.setattr(rules, "RULES", (recomputation.evaluate, other))
+    assert next(one.rule for one in rules.evaluate(case(free_gib=free_gib))) == first
