@@ -289,8 +289,10 @@ def _nothing_recorded(folder: Path, launch: LaunchMetadata | None, runs: dict[in
     reported = f" The ranks reported: {' '.join(problems)}" if problems else ""
     if steps == 0:
         return f"{folder}: no rank took an optimizer step. {WITHOUT_OPTIMIZER}.{reported}"
+    killed = any(run.outcome == "running" for run in runs.values())  # its metadata is older
+    ended = f"was killed after {steps} steps or more" if killed else f"ended after {steps} steps"
     return (
-        f"{folder}: the job ended after {steps} steps, before a step was recorded; record earlier: "
+        f"{folder}: the job {ended}, before a step was recorded; record earlier: "
         f"perfscope run --wait 1 --warmup 0 --active {max(steps - 1, 1)} …{reported}"
     )
 

@@ -132,12 +132,17 @@ class TestNothingToRead:
         with pytest.raises(UnusableInput, match=r"nothing is recorded yet.*analyze again later"):
             open_job(tmp_path)
 
-    def test_a_recording_that_ended_before_the_first_capture(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("outcome", "said"), [("finished", "ended after 3 steps,"), ("running", "was killed after 3 steps or more,")]
+    )
+    def test_a_recording_that_ended_before_the_first_capture(self, tmp_path, outcome, said):
         run = RunMetadata(
-            rank=0, steps=StepsMetadata(seen=3, detected_by="optimizer"), problems=("The script crashed.",)
-        )
+            rank=0, steps=StepsMetadata(seen=3, detected_by="optimizer"), problems=("The script crashed.",),
+            outcome=outcome,
+        )  # fmt: skip
         metadata.save(run, paths.run_file(tmp_path, 0))
-        with pytest.raises(UnusableInput, match=r"after 3 steps.*--wait 1 --warmup 0 --active 2.*The script crashed\."):
+        metadata.save(LaunchMetadata(command=("python", "x.py"), exit_code=3), tmp_path / paths.LAUNCH_FILE)
+        with pytest.raises(UnusableInput, match=rf"{said}.*--wait 1 --warmup 0 --active 2.*The script crashed\."):
             open_job(tmp_path)
 
 
