@@ -279,7 +279,12 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             first_action="Record 5 steps or more of all ranks to see the rest.",
         )
     unknown = "" if mfu is not None or "CPU" in summary.job.devices else _UNKNOWN_PEAK
-    return Verdict(headline=f"No bottleneck found: {busy}{unknown}.", healthy=True, first_action=None)
+    headline = f"No bottleneck found: {busy}{unknown}."
+    long = next((note for note in summary.notes if note.kind in ("long_step", "long_steps")), None)
+    if long is None:
+        return Verdict(headline=headline, healthy=True, first_action=None)
+    look = "See what these steps do in the timeline, and whether they have to do it as often."
+    return Verdict(headline=f"{headline} {long.text}", healthy=False, first_action=look)
 
 
 def _fusible(summary: Summary) -> float:

@@ -12,8 +12,9 @@ from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
 from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION
 from perfscope.recording.job import Job
+from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, collector_problems, ended, note
-from perfscope.results.rows import JobInfo
+from perfscope.results.rows import FEW_STEPS, JobInfo
 from perfscope.results.time_breakdown import TimeBreakdown
 
 DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
@@ -27,6 +28,13 @@ _NAMED: Final = 5
 
 HIDDEN_SHARE: Final = 0.05
 """Share of a lone step that its host waited for a batch from which that is said, where it counts as hidden."""
+
+LONG: Final = 1.5
+"""Times the median from which a step is long."""
+FEW_ARE_LONG: Final = 0.25
+"""Share of the steps that are so at most, for them to be an exception."""
+LONG_SHARE: Final = 0.05
+"""Of the recorded time, from which what they take longer is told."""
 
 UNKNOWN_SHARE: Final = 0.02
 """Idle time without a cause above this share of the step is a defect of the recording or of the analysis."""
@@ -55,6 +63,7 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "few_steps", count=len(info.steps))
     if len(info.steps) == 1:
         yield from _about_lone_step(result)
+    yield from _about_long_steps(result)
     if len(result.evaluated):
         used = np.isin(result.evaluated, result.steps).any()
         evaluated, share = result.evaluated.tolist(), result.evaluated_share
@@ -81,6 +90,25 @@ def _about_lone_step(result: AlignedJob) -> Iterator[Note]:
             waited[rank] = hidden_ns / result.step_ns
     if waited:
         yield note("steps", "lone_step_waits", sorted(waited), share=max(waited.values()))
+
+
+def _about_long_steps(result: AlignedJob) -> Iterator[Note]:
+    """Where few of the used steps take far longer than the others."""
+    start, end = result.job_windows
+    took = (end - start).astype(np.float64)
+    usual = float(np.median(took)) if len(took) else 0.0
+    long = took > LONG * usual
+    if len(took) < FEW_STEPS or not long.any() or long.mean() > FEW_ARE_LONG or not result.is_marked:
+        return
+    share = float((took[long] - usual).sum() / took.sum())
+    if share < LONG_SHARE:
+        return
+    over = np.mean([each[long].mean(axis=0) - each[~long].mean(axis=0) for each in result.totals.values()], axis=0)
+    kind = "long_step" if long.sum() == 1 else "long_steps"
+    yield note(
+        "steps", kind, steps=result.steps[long].tolist(), times=float(took[long].mean() / usual), share=share,
+        category=TimeCategory(int(over.argmax())).phrase,
+    )  # fmt: skip
 
 
 def _about_ranks(job: Job, info: JobInfo) -> Iterator[Note]:

@@ -18,6 +18,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "lone_step_waits": "Before the first kernel of the only recorded step the host of {ranks:ranks} waited for a "
     "batch, for {share:.0%} of the step. That counts as hidden behind the step before, which is not recorded; if it "
     "was not, the step took that much longer. A recording of more steps shows which.",
+    "long_step": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
+    "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
+    "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
+    "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
     "evaluation_used": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, as most "
     "steps do: their times include it.",
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "

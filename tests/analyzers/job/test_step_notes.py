@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,42 @@ def test_a_wait_that_a_lone_step_counts_as_hidden_is_told(
     assert ("lone_step_waits" in told) == noted
     if noted:
         assert "the host of rank 0 waited for a batch" in told["lone_step_waits"]
+
+
+@pytest.mark.parametrize(
+    ("long", "takes_us", "kind"),
+    [
+        ((3,), 3_000, "long_step"),
+        ((3, 7), 3_000, "long_steps"),
+        ((3,), 1_300, None),  # no long step
+        ((1, 3, 5, 7), 3_000, None),  # no exception
+    ],
+)
+def test_few_steps_that_take_far_longer_are_told(
+    long: tuple[int, ...], takes_us: int, kind: str | None, tmp_path: Path
+) -> None:
+    """Of ten steps whose device computes all the time, for a millisecond each."""
+    events, now = [], 0
+    for step in range(10):
+        takes = takes_us if step in long else 1_000
+        for cat, name, ts, dur, args in (
+            ("user_annotation", f"ProfilerStep#{step}", now, takes, {}),
+            ("cuda_runtime", "cudaLaunchKernel", now + 5, 5, {"correlation": step + 1}),
+            ("kernel", "gemm", now + 10, takes - 1, {"correlation": step + 1, "stream": 7, "device": 0}),
+        ):
+            tid = 7 if cat == "kernel" else 1
+            events.append(
+                {"ph": "X", "cat": cat, "name": name, "pid": tid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+            )
+        now += takes
+    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
+    (tmp_path / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
+    summary = perfscope.analyze(tmp_path)
+    told = {note.kind: note for note in summary.notes if note.kind in ("long_step", "long_steps")}
+    assert list(told) == ([] if kind is None else [kind])
+    if kind is not None:
+        share = len(long) * 2 / (10 + len(long) * 2)
+        assert told[kind].values["share"] == pytest.approx(share, abs=0.01)
+        assert told[kind].text.startswith("Step 3 takes 3.0 times" if len(long) == 1 else "Steps 3, 7 take 3.0 times")
+        assert told[kind].text in summary.verdict.headline
+        assert not summary.verdict.healthy
