@@ -96,7 +96,8 @@ def _with_long_steps(verdict: Verdict, again: LongSteps) -> Verdict:
     look = f"Record some of the steps that take {duration(again.longer_us)} longer, {recorded}, and see what they do."
     leads = again.share >= _LARGE or verdict.healthy or not verdict.first_action
     headline = f"{words}. The recorded steps hold none of them"
-    headline = f"{headline}: {verdict.headline}" if leads else f"{verdict.headline} {headline}."
+    of_recorded = f"{verdict.headline.removesuffix('.').partition('. ')[0]}."
+    headline = f"{headline}: {of_recorded}" if leads else f"{verdict.headline} {headline}."
     return replace(verdict, headline=headline, healthy=False, first_action=look if leads else verdict.first_action)
 
 

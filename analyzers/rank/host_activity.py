@@ -68,6 +68,7 @@ _NAMED_HOST: Final = {
 }
 """Host work that annotations or Python calls name."""
 
+_ENGINE: Final = re.compile("^autograd::engine::")
 _FORWARD: Final = re.compile(
     rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward|FSDP::root_pre_forward)$"
 )
@@ -120,7 +121,8 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         trace, trace.rows(Category.CPU_OP, Category.ANNOTATION, named=_COMPILING.search, threads=threads)
     )
     operators = operators.subtract(compiling)
-    pauses = find_pauses(operators.union(loading))
+    busy = operators if len(work) else Intervals.of_rows(trace, _running(trace, threads)).subtract(compiling)
+    pauses = find_pauses(busy.union(loading))
     if len(trace.rows(Category.CPU_OP, threads=threads)) == 0 and len(operators):
         # Only calls are recorded: a host that pauses nowhere between two of them is in the operators that make them.
         between = Intervals.of(operators.start_ns[:1], operators.end_ns[-1:])
@@ -154,6 +156,12 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         between=between,
         threads=threads,
     )
+
+
+def _running(trace: Trace, threads: Int64) -> Int64:
+    """Operators and calls of a rank on CPUs, without what autograd's engine calls them in, which covers hooks, too."""
+    rows = trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)
+    return rows[~trace.names_where(_ENGINE.match, rows)]
 
 
 def _between(trace: Trace, threads: Int64) -> Intervals:

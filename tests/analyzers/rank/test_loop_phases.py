@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from perfscope.analyzers.rank.analyze import analyze_rank
+from perfscope.analyzers.rank.loop_phases import IN_BACKWARD
 from tests.traces import TraceBuilder
 
 MS = 1_000_000
@@ -92,3 +95,18 @@ def test_time_between_operators_is_counted_by_phase_with_the_operators_of_each()
 def test_a_rank_with_a_device_has_no_time_between_operators():
     builder = TraceBuilder().step(1, 0, 10 * MS).launched("gemm", 1, 2 * MS, 3 * MS)
     assert analyze_rank(builder.build()).tables.gaps.names == ()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_hook_in_the_backward_is_a_pause_there_on_cpus(on_device: bool) -> None:
+    """The engine's range around the gradient's accumulation covers the hook before it. With a device the engine's work
+    counts as launching.
+    """
+    builder = TraceBuilder(device_name="").step(1, 0, 50 * MS).note(FORWARD, 0, MS).op("aten::mm", 0, MS)
+    builder.note(BACKWARD, 2 * MS, 45 * MS).op("aten::mm", 2 * MS, 10 * MS)
+    builder.op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 10 * MS, 41 * MS)
+    builder.op("torch::autograd::AccumulateGrad", 40 * MS, 41 * MS).op("aten::mm", 41 * MS, 45 * MS)
+    builder.note("Optimizer.step#SGD.step", 45 * MS, 50 * MS).op("aten::add_", 45 * MS, 50 * MS)
+    if on_device:
+        builder.launched("gemm", MS // 2, MS // 2 + 10, MS)
+    assert named(builder).get(IN_BACKWARD, 0) == (0 if on_device else 30)
