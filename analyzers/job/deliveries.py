@@ -63,6 +63,12 @@ _SUSTAINED: Final = 1.1
 _SOME: Final = 0.3
 """Share of them below which they are not."""
 
+_MOST_WAITED_FOR: Final = 0.5
+"""Share of the batches that the training waited for from which these show the workers' pace between pauses."""
+
+_PAUSED: Final = 1.5
+"""From so many times the median step on without taking a batch the training has paused."""
+
 _EVEN: Final = 0.4
 """Least time between two batches of a lone worker, as a share of their mean: several workers deliver unevenly."""
 
@@ -160,7 +166,9 @@ def deliveries(
         # The training thread takes a batch under Python's lock, for which the thread that pins memory competes. Workers
         # that set the pace would have to be as quick as the training, by chance, to be waited for so little.
         return replace(unseen, sure=False, longest_ns=int(waited.max()), share=float(stalled.mean()), slight=True)
-    batch_ns = _between_batches_ns(end, stalled, started, workers or turns or 1)
+    # Few of them do not show the workers' pace but with the pauses.
+    paused = _after_pauses(partial, end, stalled) & (stalled.mean() >= _MOST_WAITED_FOR)
+    batch_ns = _between_batches_ns(end, stalled, started, workers or turns or 1, paused)
     if pace_ns is not None:
         # Delivering takes time, too; and a recording may begin with batches that were ready before.
         batch_ns = max(pace_ns, batch_ns or 0.0) if busy else pace_ns
@@ -234,15 +242,24 @@ def first_of_workers(partial: RankPartial, start_ns: Int64) -> Bool:
     return first[:-1]
 
 
-def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool, workers: int) -> float | None:
+def _after_pauses(partial: RankPartial, end_ns: Int64, stalled: Bool) -> Bool:
+    """Batches that were there when the training took them after it had paused, in which workers idle: what they hold
+    ready is all that they may.
+    """
+    step_ns = float(np.median(partial.steps.host_end_ns - partial.steps.host_start_ns))
+    return np.concatenate(([False], np.diff(end_ns) > _PAUSED * step_ns)) & ~stalled
+
+
+def _between_batches_ns(end_ns: Int64, stalled: Bool, started: Bool, workers: int, paused: Bool) -> float | None:
     """Mean time between batches of workers that are always busy: from the first to the last one that the training
-    waited for, the times in which workers were started left out. None where that is no time.
+    waited for, the times left out in which workers were started, and those around a pause of the training. None where
+    that is no time.
 
     Several workers may deliver unevenly: where the training waited for batches that are whole rounds of ``workers``
     apart, only those that are farthest apart count.
     """
     took_ns, batches = 0.0, 0
-    for run in np.split(np.arange(len(end_ns)), np.flatnonzero(started)):
+    for run in np.split(np.arange(len(end_ns)), np.flatnonzero(started | paused)):
         waits = run[(stalled | started)[run]]
         if len(waits) > 1:
             first, last = _farthest(waits, workers)

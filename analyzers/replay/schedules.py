@@ -32,6 +32,8 @@ from perfscope.trace.trace import NEVER, Bool, Int64
 
 _OFTEN: Final = 0.5
 """Share of the batches from which waits that no device notices are those for busy workers."""
+_NO_PAUSE: Final = 0.85
+"""Share of the recorded step that the batches of workers that set its pace take at least."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,14 +113,17 @@ class RecordedSchedules:
 
     def loading_step_ns(self, result: AlignedJob) -> dict[int, float]:
         """Rank -> the recorded step, where devices wait for the workers; what its batches took, where only hosts do
-        that are ahead, or where workers idle between the batches of a step.
+        that are ahead, where workers idle between the batches of a step, or where most batches were waited for and
+        that is plainly less, because a rank paused.
         """
         steps = {}
         for rank, found in self.deliveries.items():
-            if found.holds_device:
+            took = None if found.batch_ns is None else found.batch_ns * result.batches_per_step[rank]
+            paused = took is not None and took < _NO_PAUSE * result.step_ns and found.share >= _OFTEN
+            if found.holds_device and not paused:
                 steps[rank] = result.step_ns
-            elif found.batch_ns is not None:
-                steps[rank] = min(found.batch_ns * result.batches_per_step[rank], result.step_ns)
+            elif took is not None:
+                steps[rank] = min(took, result.step_ns)
         return steps
 
     def first_progress_ns(self, result: AlignedJob, rank: int) -> int:

@@ -460,3 +460,20 @@ def test_loading_that_delays_the_first_recorded_step_is_not_there_with_workers(t
     truth = step_ns(changed.job)
     assert truth < 0.97 * emulated.step_ns
     assert predict(context_of(tmp_path), {"dataloader.num_workers": "2"}).mid_ns == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize(("workers", "load_ms", "pause_ms", "seed"), [(2, 60, 200, 6), (1, 20, 100, 7)])
+def test_a_pause_is_no_part_of_the_pace_of_busy_workers(
+    workers: int, load_ms: int, pause_ms: int, seed: int, tmp_path: Path
+) -> None:
+    """A lone rank that waits for most batches saves a checkpoint in one of 8 steps: its workers idle meanwhile."""
+    job = Job(
+        ranks=1, ranks_per_host=1, seed=seed, noise=0.005, model=Model(blocks=4, tokens=4096), age=50,
+        loader=Loader(workers=workers, load_ns=load_ms * MS), recording=Recording(steps=8),
+        causes=(Cause("pause", pause_ms * MS, (0,), 8, how="checkpoint", offset=1),),
+    )  # fmt: skip
+    emulate(job).write(tmp_path)
+    found = predict(context_of(tmp_path), {"host.pauses": "0"})
+    truth_ns = step_ns(job.without(*job.causes))
+    assert found.mid_ns == pytest.approx(truth_ns, rel=0.1)
+    assert found.low_ns <= truth_ns <= found.high_ns
