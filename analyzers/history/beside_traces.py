@@ -42,14 +42,17 @@ def with_history(summary: Summary, history: History) -> Summary:
 
 def _with_passing_stragglers(summary: Summary, history: History) -> Summary:
     """With little confidence in stragglers that cost the run far less than the recorded steps: those are not typical,
-    as where another program takes a rank's cores for some seconds.
+    as where another program takes a rank's cores for some seconds. On CPUs, where histories hold what ranks do
+    themselves; a slow link is in none, and a stage alone has no peers.
     """
-    if not history.compared or not summary.job.step_time_us or max(row.steps for row in history.ranks) < _LONG_RUN:
+    comparable = history.compared and "CPU" in summary.job.devices and "pipeline" not in summary.job.strategies
+    if not comparable or not summary.job.step_time_us or max(row.steps for row in history.ranks) < _LONG_RUN:
         return summary
     passing = {
         row.members: of_run
         for row in summary.stragglers
         if row.scope != "job"
+        and row.cause != "communication"
         and (of_run := _cost_of_run(row, history)) < _FAR_LESS * row.lost_us / summary.job.step_time_us
     }
     if not passing:

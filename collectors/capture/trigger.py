@@ -28,6 +28,9 @@ REMEMBERED: Final = 8
 REGULAR: Final = 3
 """So many of them show it, and at most one after so many times their period."""
 
+WORTH_WAITING_S: Final = 120.0
+"""For the next slow step at most: meanwhile nothing else is recorded."""
+
 NS: Final = 1e9
 
 
@@ -132,7 +135,8 @@ class Trigger:
                 # The step before it shows what is usual.
                 first = self._config.warmup + 1
                 due = next_slow(list(self._slow_steps), start + first)
-                start = start if due is None else due - first
+                if due is not None and (due - start) * typical_ns <= WORTH_WAITING_S * NS:
+                    start = due - first
             self._board.propose(start, steps, reason, asked=asked, request=request)
 
 

@@ -216,6 +216,18 @@ class TestTrigger:
         assert start >= 100 + FEWEST_STEPS_AHEAD + 300
         assert start + 3 == 419 - 1
 
+    def test_a_capture_does_not_wait_for_minutes_for_the_next_slow_step(self, folder: Path) -> None:
+        """Every 20,000th step of 10 ms, of which 16 in between are gone through here."""
+        rank = Rank(folder, wait=1)
+        rank.steps(39)
+        for _ in range(3):
+            rank.completed += 20_000 - 17
+            rank.steps(16)
+            assert rank.steps(1, ms=30)
+        rank.look()
+        (start,) = rank.look()
+        assert start == rank.completed + FEWEST_STEPS_AHEAD + 300
+
     @pytest.mark.parametrize(
         ("slow", "due"),
         [
