@@ -9,6 +9,8 @@ Sources: ZeRO, SC'20; DeepSpeed ``memory.rst`` and ``config-json.md``; torch ``d
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -91,20 +93,21 @@ def _keep_parameters(job: RuleContext) -> Action:
 
 def _inside_hosts(job: RuleContext, gathers: CollectiveTraffic) -> Finding | None:
     """Shards over the ranks of one host, replicas across hosts."""
-    here = max((run.local_world_size for run in job.runs.values()), default=1)
+    here = max((run.local_world_size for run in job.runs.values()), default=_ranks_per_host(job, gathers.ranks))
     if not gathers.across_hosts or not 2 <= here < len(gathers.ranks) or job.exposed_share < ACROSS:
         return None
-    states = model_states(job)
-    if states is None or job.free_bytes is None:
-        return None
-    takes = states.bytes_at(3, here) - states.bytes_at(3, len(gathers.ranks))
     deepspeed = "zero3" in job.info.strategies
-    if deepspeed:
-        # hpZ stores a second copy of the parameters only, sharded inside the host.
-        takes = states.parameters * states.each[0] / here
+    takes = _more_inside(job, here, len(gathers.ranks), deepspeed=deepspeed)
     if job.lacks_memory(takes):
         return None
-    bound_us = min(job.exposed_transfer_us, gathers.transfer_us)
+    times = (
+        f"{len(gathers.ranks) / here:.3g} times as many bytes of the {'parameters' if deepspeed else 'sharded state'}"
+    )
+    more = times if takes is None else f"About {byte_size(takes)} more memory"
+    # Gradients are reduced inside hosts, too, and an n-th of them between these.
+    reduced = traffic(job, "reduce_scatter")
+    moved_us = gathers.transfer_us + (0.0 if reduced is None else reduced.transfer_us)
+    bound_us = min(job.exposed_transfer_us, moved_us)
     return job.finding(
         RULE,
         f"Parameters are gathered across hosts: {job.exposed_share:.0%} of the step is exposed transfer",
@@ -112,10 +115,28 @@ def _inside_hosts(job: RuleContext, gathers: CollectiveTraffic) -> Finding | Non
         evidence=_evidence(job, gathers, takes),
         action=replace(
             _hybrid(job, here, len(gathers.ranks) // here, deepspeed=deepspeed),
-            costs=f"About {byte_size(takes)} more memory per rank; {job.free_in_words}.",
+            costs=f"{more} per rank; {job.free_in_words}.",
         ),
         confidence=Confidence.LOW,
     )
+
+
+def _ranks_per_host(job: RuleContext, ranks: Sequence[int]) -> int:
+    """The fewest of these ranks that a host has; 1 where the hosts of some are not known."""
+    of_rank = {row.rank: row.host for row in job.summary.time_breakdown}
+    hosts = Counter(of_rank.get(rank, "") for rank in ranks)
+    return 1 if hosts[""] else min(hosts.values(), default=1)
+
+
+def _more_inside(job: RuleContext, here: int, ranks: int, *, deepspeed: bool) -> float | None:
+    """Bytes per rank that shards over ``here`` ranks take more than over all; None where the model is not known."""
+    states = model_states(job)
+    if states is None:
+        return None
+    if deepspeed:
+        # hpZ stores a second copy of the parameters only, sharded inside the host.
+        return states.parameters * states.each[0] / here
+    return states.bytes_at(3, here) - states.bytes_at(3, ranks)
 
 
 def _hybrid(job: RuleContext, here: int, hosts: int, *, deepspeed: bool) -> Action:

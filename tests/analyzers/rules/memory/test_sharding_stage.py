@@ -127,6 +127,22 @@ def test_across_hosts_shards_stay_inside_where_whole_parameters_do_not_fit(job: 
     assert sharding_stage.evaluate(changed(context, groups=inside)) is None
 
 
+def test_a_bare_trace_is_told_to_shard_inside_its_hosts_where_memory_allows(job: Analyzed) -> None:
+    """Four ranks on two hosts; neither the model nor its memory was recorded."""
+    summary = job.context.summary
+    group = next(row for row in summary.groups if row.comm_us > 0)
+    hosts = tuple(dataclasses.replace(row, host=f"node{row.rank // 2}") for row in summary.time_breakdown)
+    across = (dataclasses.replace(group, across_hosts=True),)
+    bare = changed(job.context, groups=across, predict=None, runs={}, time_breakdown=hosts, memory=())
+    finding = sharding_stage.evaluate(bare)
+    assert finding is not None
+    assert finding.action.new == "(2, 2)"
+    assert finding.action.costs == "2 times as many bytes of the sharded state per rank; check that they are free."
+    assert (finding.confidence, finding.obtained) == (Confidence.LOW, Obtained.BOUNDED)
+    nowhere = tuple(dataclasses.replace(row, host="") for row in hosts)
+    assert sharding_stage.evaluate(changed(bare, time_breakdown=nowhere)) is None
+
+
 @pytest.mark.parametrize(("stage", "each"), [(0, 16.0), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)])
 def test_memory_of_the_states_is_the_paper_s(stage: int, each: float) -> None:
     # Figure 1 of "ZeRO": 7.5 billion parameters on 64 ranks take 120, 31.4, 16.6 and 1.9 GB.
