@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from perfscope.analyzers.rank.host_lane import OF_HOST
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.replay.engine import OpKind, replay
+from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.change import CannotReplay, Context, Setting, Uncertainty, whole_number
 from perfscope.analyzers.whatif.pipeline_turns import Hop, Turn, Work, turns
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
@@ -37,6 +39,9 @@ from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 
+_LEFT_OUT: Final[WeakKeyDictionary[RecordedSchedules, dict[tuple[bool, float], float]]] = WeakKeyDictionary()
+"""(with hosts, step before micro-batches change) -> what schedules that are written anew leave out."""
+
 _LEAST_NS: Final = 2_000.0
 """What a kernel, or on CPUs an operator, takes that does next to nothing."""
 
@@ -48,9 +53,7 @@ def _microbatches(schedules: EditableSchedules, context: Context, name: str, val
         return Uncertainty(0.0, 0.0)
     ends = {one: {rank_op.rank for rank_op in rank_ops} for one, rank_ops in schedules.collectives().items()}
     stages = {rank: taken_apart(schedules, layout, rank, name, ends) for rank in schedules.ops}
-    as_recorded = _step_ns(schedules, context)
-    written = replace(schedules, ops=_written(context, layout, stages, layout.microbatches), settling=1)
-    schedules.longer = _as_long(as_recorded, _step_ns(written, context))
+    schedules.longer = _left_out(schedules, context, layout, stages)
     schedules.ops = _written(context, layout, stages, count)
     schedules.settling = 1
     for rank in () if schedules.hosts else schedules.ops:
@@ -68,6 +71,18 @@ def _written(
     """All ranks' ops with so many micro-batches."""
     collectives: dict[tuple[object, ...], Collective] = {}
     return {rank: _MicrobatchWriter(context, layout, stage, count, collectives).ops() for rank, stage in stages.items()}
+
+
+def _left_out(
+    schedules: EditableSchedules, context: Context, layout: Layout, stages: Mapping[int, StageSchedule]
+) -> float:
+    """``_as_long`` of these schedules: found once for all numbers of micro-batches that are asked for."""
+    known, recorded_ns = _LEFT_OUT.setdefault(context.recorded, {}), _step_ns(schedules, context)
+    key = bool(schedules.hosts), recorded_ns  # what other settings have changed shows in the step
+    if key not in known:
+        written = replace(schedules, ops=_written(context, layout, stages, layout.microbatches), settling=1)
+        known[key] = _as_long(recorded_ns, _step_ns(written, context))
+    return known[key]
 
 
 def _step_ns(schedules: EditableSchedules, context: Context) -> float:
