@@ -10,7 +10,7 @@ from typing import Final
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
 from perfscope.analyzers.rank.loop_phases import INSIDE
 from perfscope.results.categories import BY_ID
-from perfscope.results.findings import Finding
+from perfscope.results.findings import STRAGGLING_RANK, Finding
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares as shares_of
 
@@ -18,7 +18,7 @@ WAIT, _TRANSFER = "exposed_comm_wait", "exposed_comm_transfer"
 """Categories of the time breakdown."""
 
 _ABOUT: Final = {
-    **dict.fromkeys(("straggling-rank", "uneven-work"), (WAIT,)),
+    **dict.fromkeys((STRAGGLING_RANK, "uneven-work"), (WAIT,)),
     **dict.fromkeys(("pipeline-imbalance", "pipeline-bubble"), (WAIT, _TRANSFER)),
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     "slow-sampler": ("idle_dataloader", "idle_host"),
@@ -97,7 +97,7 @@ def _categories(summary: Summary, treated: Collection[Finding]) -> set[str]:
     """What these findings are about: of a straggler whose links are slow, transfers, too."""
     about = {category for finding in treated for category in _ABOUT.get(finding.rule, (_TRANSFER,))}
     slow_links = any(row.cause == "communication" for row in summary.stragglers)
-    stragglers = any(finding.rule == "straggling-rank" for finding in treated)
+    stragglers = any(finding.rule == STRAGGLING_RANK for finding in treated)
     return about | {_TRANSFER} if slow_links and stragglers else about
 
 

@@ -12,8 +12,6 @@ from perfscope.results.comparison import FindingChange, PredictionCheck, Setting
 from perfscope.results.findings import Finding, Predict, Prediction
 from perfscope.results.summary import Summary
 
-_OF_STRAGGLERS: Final = "straggling-rank"
-
 AT_PACE: Final = 0.05
 """Straggler cost, as a share of the step, below which a rank is at its peers' pace: the threshold of the rule."""
 
@@ -46,7 +44,7 @@ def finding_changes(baseline: Summary, candidate: Summary) -> tuple[FindingChang
 
 def _about(finding: Finding) -> tuple[str, tuple[int, ...]]:
     """What makes two findings the same one: another straggler is another finding."""
-    return finding.rule, finding.evidence[0].ranks if finding.rule == _OF_STRAGGLERS and finding.evidence else ()
+    return finding.rule, finding.straggling
 
 
 def prediction_checks(

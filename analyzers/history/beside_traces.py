@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from perfscope.results.findings import Confidence, Finding
+from perfscope.results.findings import Confidence
 from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
 from perfscope.results.summary import Summary
@@ -61,21 +61,16 @@ def _with_passing_stragglers(summary: Summary, history: History) -> Summary:
         replace(row, confidence=Confidence.LOW.value) if row.members in passing else row for row in summary.stragglers
     )
     findings = tuple(
-        replace(each, confidence=Confidence.LOW) if _ranks_of(each) in passing else each for each in summary.findings
+        replace(each, confidence=Confidence.LOW) if each.straggling in passing else each for each in summary.findings
     )
     verdict, first = summary.verdict, summary.findings[0] if summary.findings else None
-    if first is not None and _ranks_of(first) in passing:
-        share = passing[_ranks_of(first)]
+    if first is not None and first.straggling in passing:
+        share = passing[first.straggling]
         told = f"costs {percent(share)} of the time" if share else "costs next to nothing"
         verdict = replace(
             verdict, headline=f"{verdict.headline} Over the whole run it {told}: the recorded steps are not typical."
         )
     return replace(summary, stragglers=rows, findings=findings, verdict=verdict)
-
-
-def _ranks_of(finding: Finding) -> tuple[int, ...]:
-    """Those that a finding about a straggler is about; none of other findings."""
-    return finding.evidence[0].ranks if finding.rule == "straggling-rank" else ()
 
 
 def _cost_of_run(row: StragglerRow, history: History) -> float:

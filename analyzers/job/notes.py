@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.job.unprofiled import LONG, longer_ns
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
 from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION
@@ -29,10 +30,8 @@ _NAMED: Final = 5
 HIDDEN_SHARE: Final = 0.05
 """Share of a lone step that its host waited for a batch from which that is said, where it counts as hidden."""
 
-LONG: Final = 1.5
-"""Times the median from which a step is long."""
 FEW_ARE_LONG: Final = 0.25
-"""Share of the steps that are so at most, for them to be an exception."""
+"""Share of the steps that are long at most, for them to be an exception."""
 LONG_SHARE: Final = 0.05
 """Of the recorded time, from which what they take longer is told."""
 
@@ -103,7 +102,7 @@ def _about_long_steps(result: AlignedJob) -> Iterator[Note]:
     share = float((took[long] - usual).sum() / took.sum())
     if share < LONG_SHARE:
         return
-    over = np.mean([each[long].mean(axis=0) - each[~long].mean(axis=0) for each in result.totals.values()], axis=0)
+    over = np.mean([longer_ns(totals, long) for totals in result.totals.values()], axis=0)
     kind = "long_step" if long.sum() == 1 else "long_steps"
     yield note(
         "steps", kind, steps=result.steps[long].tolist(), times=float(took[long].mean() / usual), share=share,

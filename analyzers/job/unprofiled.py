@@ -19,11 +19,11 @@ from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.results.rows import FEW_STEPS
-from perfscope.trace.trace import Bool
+from perfscope.trace.trace import Bool, Float64, Int64
 
 _ODD: Final = 0.02
 """Share of the steps, the longest, that do not count: a checkpoint, an evaluation."""
-_LONG: Final = 1.5
+LONG: Final = 1.5
 """Times the median from which a step is long."""
 _AS_LONG: Final = 0.3
 """Part of what the third longest of them is longer by from which others are such, too."""
@@ -89,8 +89,9 @@ class LongStepShare:
 
 
 def long_step_share(runs: Mapping[int, RunMetadata], result: AlignedJob) -> LongStepShare | None:
-    """Those of the slowest rank; None without any, where they are no exception, and where ``MANY`` unprofiled steps
-    were not timed. Steps that wait for loader workers are none: what these take is predicted from what they do.
+    """Those of the slowest rank; None without any, where they are no exception, and where fewer than ``_MANY``
+    unprofiled steps were timed. Steps that wait for loader workers are none: what these take is predicted from what
+    they do.
     """
     evaluations = _evaluations(result) if result.is_marked else None
     timed = [_without(evaluations, run.steps.unprofiled_ns) for run in runs.values()]
@@ -101,8 +102,8 @@ def long_step_share(runs: Mapping[int, RunMetadata], result: AlignedJob) -> Long
     over, recorded_over = (each - np.median(each) for each in (slowest, (end - start).astype(np.float64)))
     # Those of one kind, again and again: others are noise beside them.
     again = _AS_LONG * float(np.sort(over)[-_SEVERAL])
-    is_long = over > max((_LONG - 1) * float(np.median(slowest)), again)
-    recorded = recorded_over > max((_LONG - 1) * float(np.median(end - start)), again)
+    is_long = over > max((LONG - 1) * float(np.median(slowest)), again)
+    recorded = recorded_over > max((LONG - 1) * float(np.median(end - start)), again)
     if max(is_long.mean(), recorded.mean() / 2) > _FEW or not (is_long.any() or recorded.any()):
         return None
     if recorded.any() and _wait_for_batches(result, recorded):
@@ -113,12 +114,14 @@ def long_step_share(runs: Mapping[int, RunMetadata], result: AlignedJob) -> Long
 
 
 def _wait_for_batches(result: AlignedJob, long: Bool) -> bool:
-    """Is waiting for batches most of what these steps take longer, on the rank that works the longest in them?"""
-    for totals in result.totals.values():
-        over = totals[long].mean(axis=0) - totals[~long].mean(axis=0)
-        if over[TimeCategory.DATALOADER] >= over.sum() / 2:
-            return True
-    return False
+    """Is waiting for batches most of what these steps take longer, on any rank?"""
+    over = (longer_ns(totals, long) for totals in result.totals.values())
+    return any(each[TimeCategory.DATALOADER] >= each.sum() / 2 for each in over)
+
+
+def longer_ns(totals: Int64, long: Bool) -> Float64:
+    """By category, what ``long`` steps take longer than the others on average; ``totals`` [step, category]."""
+    return np.asarray(totals[long].mean(axis=0) - totals[~long].mean(axis=0), dtype=np.float64)
 
 
 def ready_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
@@ -199,6 +202,6 @@ def _mean(steps_ns: Sequence[int]) -> float:
     """Without the longest, unless there are more that are as long: those come again and again."""
     in_order = sorted(steps_ns)
     usual = in_order[: len(in_order) - int(_ODD * len(in_order))]
-    long = _LONG * median(in_order)
+    long = LONG * median(in_order)
     kept = in_order if usual[-1] > long else usual
     return sum(kept) / len(kept)

@@ -251,7 +251,7 @@ def as_sure_as_findings(
     rows: tuple[StragglerRow, ...], findings: tuple[Finding, ...], job: RuleContext
 ) -> tuple[StragglerRow, ...]:
     """Stragglers, each with no more confidence than the finding about it has, and than the recording allows."""
-    about = {one.evidence[0].ranks: one.confidence for one in findings if one.rule == straggling_rank.RULE}
+    about = {one.straggling: one.confidence for one in findings if one.straggling}
     limits = [min(about.get(row.members, Confidence.HIGH), _of_recording(job), key=_SURENESS.index) for row in rows]
     return tuple(
         replace(row, confidence=min(Confidence(row.confidence), limit, key=_SURENESS.index).value)

@@ -132,6 +132,10 @@ Predict = Callable[[Mapping[str, str]], Prediction | None]
 """Settings of ``perfscope whatif`` -> predicted step time; None where they cannot be replayed."""
 
 
+STRAGGLING_RANK: Final = "straggling-rank"
+"""Rule of findings about stragglers."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Finding(Displayed):
     """A limit of the job. Cannot exist without evidence."""
@@ -174,6 +178,11 @@ class Finding(Displayed):
 
     def __repr__(self) -> str:
         return f"<Finding {self.rule}, {self.severity} severity: {self.title[:300]}>"
+
+    @property
+    def straggling(self) -> tuple[int, ...]:
+        """The ranks that a finding about a straggler is about; none of other findings."""
+        return self.evidence[0].ranks if self.rule == STRAGGLING_RANK else ()
 
     def gain(self, step_time_us: float) -> float | None:
         """By how much more than 1x the change makes the step faster (0.25: 1.25x): predicted, else the ceiling."""

@@ -21,11 +21,11 @@ from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.analyzers.rules.ranks.remedies import OF_CAUSE, in_operator, slow_operator, template, waits_for_cores
 from perfscope.grouping import grouped
 from perfscope.results.attribution import CAUSE_PHRASES, subject
-from perfscope.results.findings import Action, Confidence, Evidence, Finding
+from perfscope.results.findings import STRAGGLING_RANK, Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
 
-RULE: Final = "straggling-rank"
+RULE: Final = STRAGGLING_RANK
 SHARE: Final = 0.05
 """Least straggler cost, as a share of the step."""
 OVER_NEXT: Final = 3.0
