@@ -28,7 +28,9 @@ _NAMED: Final = 5
 """Processes that a note names at most."""
 
 HIDDEN_SHARE: Final = 0.05
-"""Share of a lone step that its host waited for a batch from which that is said, where it counts as hidden."""
+"""Share of the recorded time that a host waited for its first batch from which that is said, where it counts as
+hidden.
+"""
 
 FEW_ARE_LONG: Final = 0.25
 """Share of the steps that are long at most, for them to be an exception."""
@@ -60,8 +62,8 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "no_steps", steps_from=info.steps_from)
     elif info.few_steps:
         yield note("steps", "few_steps", count=len(info.steps))
-    if len(info.steps) == 1:
-        yield from _about_lone_step(result)
+    if info.steps:
+        yield from _about_first_wait(result)
     yield from _about_long_steps(result)
     if len(result.evaluated):
         used = np.isin(result.evaluated, result.steps).any()
@@ -79,16 +81,23 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note("steps", "steps_by_backward")
 
 
-def _about_lone_step(result: AlignedJob) -> Iterator[Note]:
-    """Where a host waited for a batch at its begin, and the device is only assumed to have worked meanwhile."""
+def _about_first_wait(result: AlignedJob) -> Iterator[Note]:
+    """Where a host waited for a batch as the recording began, and its device is only assumed to have worked meanwhile.
+
+    Of several steps, only where no other one waits as long: else the others count such waits.
+    """
     waited = {}
     for rank, partial in result.partials.items():
-        (step,) = partial.steps.indices_of(result.steps)
-        hidden_ns = min(int(partial.steps.assumed_ns[step]), int(partial.loading.waited_ns[step]))
-        if hidden_ns >= HIDDEN_SHARE * result.step_ns:
+        first, *others = partial.steps.indices_of(result.steps)
+        waited_ns = partial.loading.waited_ns
+        hidden_ns = min(int(partial.steps.assumed_ns[first]), int(waited_ns[first]))
+        if hidden_ns < HIDDEN_SHARE * result.step_ns * len(result.steps):
+            continue
+        if not others or hidden_ns > LONG * waited_ns[others].max():
             waited[rank] = hidden_ns / result.step_ns
     if waited:
-        yield note("steps", "lone_step_waits", sorted(waited), share=max(waited.values()))
+        kind = "lone_step_waits" if len(result.steps) == 1 else "first_step_waits"
+        yield note("steps", kind, sorted(waited), share=max(waited.values()))
 
 
 def _about_long_steps(result: AlignedJob) -> Iterator[Note]:

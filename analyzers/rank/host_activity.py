@@ -73,7 +73,7 @@ _FORWARD: Final = re.compile(
     rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward|FSDP::root_pre_forward)$"
 )
 """Ranges that begin with a forward: the recorder's, and those of DistributedDataParallel, FSDP1 and FSDP2."""
-_STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
+STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,4 +212,4 @@ def training_threads(trace: Trace, work: DeviceWork) -> Int64:
 
 def step_threads(trace: Trace) -> Int32:
     """The thread of each step annotation."""
-    return trace.thread[trace.rows(Category.ANNOTATION, named=_STEP.match)]
+    return trace.thread[trace.rows(Category.ANNOTATION, named=STEP.match)]

@@ -38,6 +38,8 @@ _INSIDE: Final = 0.25
 """Share of a step's compute that a loop's own kernels take at most; a backward takes more."""
 _BEFORE: Final = 0.5
 """Least share of a step's compute before the loop: the forward and the backward."""
+_SCALARS: Final = 8
+"""Bytes up to which an all-reduce is of no gradient."""
 _FLAT_PASSES: Final = 3.0
 """Into the one tensor, averaged, and back: as often all gradients are read and written, which a loop does once."""
 _UNSURE: Final = 0.3
@@ -109,27 +111,47 @@ def _loops(schedules: EditableSchedules) -> list[_Loop]:
 
 
 def _loop_of(step_ops: StepOps, group: int | None) -> _Loop | None:
-    """The longest row of all-reduces of a step with little compute in it, after most of the step's compute."""
-    compute = np.cumsum([op.own_ns[TimeCategory.COMPUTE] for op in step_ops.ops])
-    places = [
-        place
+    """The all-reduces of a step that follow its last backward. Where that is not recorded, the longest row of them with
+    little compute in it, after most of the step's compute.
+    """
+    places = {
+        place: own
         for place, op in enumerate(step_ops.ops)
         if (own := op.issued) is not None
         and own.collective.kind == "all_reduce"
         and own.collective.group == group
         and own.bytes
-    ]
+    }
+    row = _without_scalars({place: own for place, own in places.items() if own.after_backward})
+    return _the_loop(step_ops, row) or _late_row(step_ops, places)
+
+
+def _without_scalars(row: dict[int, RankOp]) -> dict[int, RankOp]:
+    """Without one or two numbers (a norm, a loss) that are reduced before or after the gradients."""
+    large = [index for index, own in enumerate(row.values()) if own.bytes > _SCALARS]
+    return dict(list(row.items())[large[0] : large[-1] + 1]) if large else {}
+
+
+def _late_row(step_ops: StepOps, places: dict[int, RankOp]) -> _Loop | None:
     if len(places) < MANY:
         return None
+    compute = np.cumsum([op.own_ns[TimeCategory.COMPUTE] for op in step_ops.ops])
     whole = float(compute[-1])
-    apart = np.flatnonzero(np.diff(compute[places]) > _BETWEEN * whole)
-    row = max(np.split(np.array(places), apart + 1), key=len).tolist()
-    reduced = [own for place in row if (own := step_ops.ops[place].issued) is not None]
-    last = max([row[-1], *step_ops.places(OpKind.WAIT, set(reduced))])
-    before, inside = float(compute[row[0]]), float(compute[last] - compute[row[0]])
-    if len(row) < MANY or inside > _INSIDE * whole or before < _BEFORE * whole:
+    apart = np.flatnonzero(np.diff(compute[list(places)]) > _BETWEEN * whole)
+    row = max(np.split(np.array(list(places)), apart + 1), key=len).tolist()
+    loop = _the_loop(step_ops, {place: places[place] for place in row})
+    if loop is None:
         return None
-    return _Loop(step_ops.rank, step_ops.step, tuple(reduced), row[0], last)
+    before, inside = float(compute[loop.first]), float(compute[loop.last] - compute[loop.first])
+    return None if inside > _INSIDE * whole or before < _BEFORE * whole else loop
+
+
+def _the_loop(step_ops: StepOps, row: dict[int, RankOp]) -> _Loop | None:
+    """The loop of these all-reduces (by their places), with the waits for them; None where they are few."""
+    if len(row) < MANY:
+        return None
+    last = max([max(row), *step_ops.places(OpKind.WAIT, set(row.values()))])
+    return _Loop(step_ops.rank, step_ops.step, tuple(row.values()), min(row), last)
 
 
 def _launching(schedules: EditableSchedules, loop: _Loop) -> float:

@@ -18,6 +18,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "lone_step_waits": "Before the first kernel of the only recorded step the host of {ranks:ranks} waited for a "
     "batch, for {share:.0%} of the step. That counts as hidden behind the step before, which is not recorded; if it "
     "was not, the step took that much longer. A recording of more steps shows which.",
+    "first_step_waits": "Before the first kernel of the first recorded step the host of {ranks:ranks} waited for a "
+    "batch, for {share:.0%} of a step, far longer than in the other steps. That counts as hidden behind the step "
+    "before, which is not recorded. If data loader workers are slower than the training, later steps wait, too, once "
+    "the batches in their queue are used up. A recording of more steps shows it.",
     "long_step": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
     "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
     "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "

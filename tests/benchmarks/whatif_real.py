@@ -192,7 +192,8 @@ def main() -> int:
         return 1
     inside = sum(one.inside for one in found)
     errors = [abs(one.error) for one in found if not one.refused]
-    print(f"\n{inside} of {len(found)} inside; error {mean(errors):.1%} on average, {median(errors):.1%} in the middle")
+    print(f"\n{inside} of {len(found)} inside, {len(found) - len(errors)} refused", end="")
+    print(f"; error {mean(errors):.1%} on average, {median(errors):.1%} in the middle" if errors else "")
     return 0 if inside >= 0.9 * len(found) and not failed else 1
 
 

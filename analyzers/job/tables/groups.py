@@ -129,6 +129,8 @@ class Waits:
     after: Int64
     waits: Bool
     """Next to nothing is computed while it runs."""
+    after_backward: Bool
+    """As in ``Collectives``."""
     edges: Int64
 
 
@@ -149,14 +151,18 @@ def waits_of(result: AlignedJob, lines: Int64, kind: str) -> Waits:
         before=before,
         after=after,
         waits=after - before <= _OVERLAPPED * (end - start),
+        after_backward=result.partials[rank].collectives.after_backward[matched.index[mine]],
         edges=compute.before(np.append(begin, finish[-1:])),
     )
 
 
 def _early(of: Waits) -> float:
-    """Share of their bytes that begin in the first part (``EARLY``) of a step's compute."""
+    """Share of their bytes that begin in the first part (``EARLY``) of a step's compute, not after its backward: the
+    optimizer's step of a small model may be most of the compute.
+    """
     done = of.before - of.edges[of.step]
-    return float(of.bytes[done < EARLY * np.diff(of.edges)[of.step]].sum() / max(of.bytes.sum(), 1.0))
+    early = (done < EARLY * np.diff(of.edges)[of.step]) & ~of.after_backward
+    return float(of.bytes[early].sum() / max(of.bytes.sum(), 1.0))
 
 
 def in_turn(of: Waits) -> float:

@@ -1,4 +1,6 @@
-"""Which collectives a rank issued in a backward: from one of autograd's functions, or from a thread of its own."""
+"""Which collectives a rank issued in a backward: from one of autograd's functions, or from a thread of its own; and
+which once the step's last backward was over, as a loop over the gradients does.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.host_activity import step_threads
+from perfscope.analyzers.rank.host_activity import STEP, step_threads
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.loop_phases import AUTOGRAD
-from perfscope.trace.trace import NONE, Bool, Category, Int32, Int64, Trace
+from perfscope.analyzers.rank.loop_phases import AUTOGRAD, OPTIMIZER_RANGE
+from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int32, Int64, Trace
 
 _OPTIMIZER: Final = re.compile("Optimizer.step#")
 
@@ -25,6 +27,25 @@ def in_backward(trace: Trace, issued_ns: Int64, calls: Int64 | None = None) -> B
         return inside
     by_thread = np.isin(trace.thread[calls], _own_threads(trace, trace.thread[rows]))
     return np.asarray(inside | (by_thread & (calls != NONE)), dtype=np.bool_)
+
+
+def after_backward(trace: Trace, issued_ns: Int64) -> Bool:
+    """Whether each collective was issued between the last of autograd's functions of its step and the optimizer's step
+    or the next step, by the host time of its issue (NONE: not known, False). All False where the recording has none of
+    autograd's functions.
+    """
+    functions = np.sort(trace.start_ns[trace.rows(Category.CPU_OP, named=AUTOGRAD.match)])
+    steps = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=OPTIMIZER_RANGE.match)
+    steps = np.append(steps, trace.rows(Category.ANNOTATION, named=STEP.match))
+    bounds = np.concatenate(([NEVER], np.sort(trace.start_ns[steps]), [-NEVER]))
+    if len(functions) == 0:
+        return np.zeros(len(issued_ns), dtype=np.bool_)
+    following = np.searchsorted(functions, issued_ns)
+    bound = np.searchsorted(bounds, issued_ns, side="right")
+    before = functions[np.maximum(following - 1, 0)]
+    none_before = (following == 0) | (before < bounds[bound - 1])
+    more = np.append(functions, -NEVER)[following] < bounds[np.minimum(bound, len(bounds) - 1)]
+    return np.asarray(~none_before & ~more & (issued_ns != NONE), dtype=np.bool_)
 
 
 def _own_threads(trace: Trace, autograd: Int32) -> Int32:

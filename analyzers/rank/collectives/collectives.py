@@ -77,10 +77,11 @@ class Collectives:
     ``group``, ``kind`` and ``dtype`` index the tuples of the same name (``dtype`` NONE: unknown). ``bytes`` follows
     nccl-tests: the larger of the two buffers for all-gather and reduce-scatter, else the input; NONE when unknown.
     ``sequence`` is the sequence number within the group (NONE: not recorded); ``step`` the index of the step in whose
-    host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it (False where the
-    recording has none of its functions); ``between``, whether the host issued it after the optimizer's step and before
-    the next forward (False where nothing marks these). ``messages`` describe those that are point to point; on the host
-    these start when the operator that issued them starts.
+    host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it, and
+    ``after_backward``, whether the host issued it between the last of autograd's functions of the step and the
+    optimizer's step (both False where the recording has none of these functions); ``between``, whether the host issued
+    it after the optimizer's step and before the next forward (False where nothing marks these). ``messages`` describe
+    those that are point to point; on the host these start when the operator that issued them starts.
     """
 
     start_ns: Int64
@@ -93,6 +94,7 @@ class Collectives:
     step: Int64
     stream: Int64
     backward: Bool
+    after_backward: Bool
     between: Bool
     groups: tuple[Group, ...]
     kinds: tuple[str, ...]

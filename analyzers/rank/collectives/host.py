@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives import raw
-from perfscope.analyzers.rank.collectives.autograd import in_backward
+from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES, dtype_of, host_communication_rows, kind_of
 from perfscope.analyzers.rank.nesting import Nested
@@ -96,6 +96,7 @@ def on_host(trace: Trace) -> raw.RawCollectives:
         sequence=_column([each.sequence for each in issued]),
         keys=keys,
         backward=in_backward(trace, issued_ns),
+        after_backward=after_backward(trace, issued_ns),
         messages=Messages(
             collective=one_way,
             peer=_column([each.peer for each in issued])[one_way],

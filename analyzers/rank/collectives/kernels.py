@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives import raw
-from perfscope.analyzers.rank.collectives.autograd import in_backward
+from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import (
     DTYPE_BYTES,
@@ -63,6 +63,7 @@ def on_device(trace: Trace, work: DeviceWork) -> raw.RawCollectives:
         sequence=taken(trace.collectives.sequence, entry),
         keys=keys,
         backward=in_backward(trace, issued, calls),
+        after_backward=after_backward(trace, issued),
         messages=messages,
     )
 

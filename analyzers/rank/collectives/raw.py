@@ -47,6 +47,7 @@ class RawCollectives:
     sequence: Int64
     keys: Sequence[CollectiveKey]
     backward: Bool
+    after_backward: Bool
     messages: Messages = field(default_factory=Messages.none)
     on_host: bool = False
 
@@ -76,6 +77,7 @@ class RawCollectives:
             step=np.where(issued == NONE, steps.of_device_time(start), steps.of_host_time(issued)),
             stream=self.stream[order],
             backward=self.backward[order],
+            after_backward=self.after_backward[order],
             between=between.covers(issued) & (issued != NONE),
             groups=groups,
             kinds=kinds,

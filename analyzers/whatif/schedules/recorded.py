@@ -51,7 +51,7 @@ def editable_schedules(
                 if operand not in rank_ops:
                     rank_ops[operand] = RankOp(
                         rank, collectives[known.instances[operand]], known.lanes[operand], *known.times_ns[operand],
-                        known.backward[operand], host_ns=None if host is None else host.issuing_ns.get(operand),
+                        *known.issued_in[operand], host_ns=None if host is None else host.issuing_ns.get(operand),
                     )  # fmt: skip
                 op.rank_op = rank_ops[operand]
             elif kind is _HOLD:
@@ -80,8 +80,8 @@ def waits_for_absent(result: AlignedJob, recorded: RecordedSchedules) -> bool:
 @dataclass(frozen=True, eq=False)
 class _OpsAsRecorded:
     """What all that is asked about a job starts from: ``kinds``, ``operands`` and ``lags_ns`` of every op, ``own_ns``
-    of each rank without a host, ``hosts`` of the others; ``instances``, ``lanes``, ``backward`` and ``times_ns`` (gap,
-    transfer, how late others seem to have come) of every rank op.
+    of each rank without a host, ``hosts`` of the others; ``instances``, ``lanes``, ``issued_in`` (the backward; after
+    it) and ``times_ns`` (gap, transfer, how late others seem to have come) of every rank op.
     """
 
     schedules: Schedules
@@ -92,7 +92,7 @@ class _OpsAsRecorded:
     hosts: Mapping[int, RecordedHost]
     instances: Sequence[int]
     lanes: Mapping[int, int]
-    backward: Sequence[bool]
+    issued_in: Sequence[tuple[bool, bool]]
     times_ns: Sequence[tuple[int, int, int]]
 
     @property
@@ -143,7 +143,7 @@ def _find(result: AlignedJob, recorded: RecordedSchedules, *, with_hosts: bool) 
         hosts=hosts,
         instances=schedules.instance.tolist(),
         lanes=_lanes(schedules),
-        backward=_backward(result, recorded),
+        issued_in=_issued_in(result, recorded),
         times_ns=list(times_ns),
     )
 
@@ -194,13 +194,14 @@ def _wait_for_others(schedules: Schedules, rank_ops: Mapping[int, RankOp]) -> No
             rank_op.after, rank_op.after_gap_ns = rank_ops.get(other), float(schedules.after_gap_ns[number])
 
 
-def _backward(result: AlignedJob, recorded: RecordedSchedules) -> list[bool]:
-    """For each rank op: did autograd issue it?"""
-    found = [False] * len(recorded.row)
+def _issued_in(result: AlignedJob, recorded: RecordedSchedules) -> list[tuple[bool, bool]]:
+    """For each rank op: (did autograd issue it, was it issued once the step's last backward was over)?"""
+    found = [(False, False)] * len(recorded.row)
     for rank, rank_ops in _issued(recorded):
-        backward = result.partials[rank].collectives.backward[recorded.row[rank_ops]]
-        for rank_op, by_autograd in zip(rank_ops.tolist(), backward.tolist(), strict=True):
-            found[rank_op] = by_autograd
+        collectives, rows = result.partials[rank].collectives, recorded.row[rank_ops]
+        phases = zip(collectives.backward[rows].tolist(), collectives.after_backward[rows].tolist(), strict=True)
+        for rank_op, phase in zip(rank_ops.tolist(), phases, strict=True):
+            found[rank_op] = phase
     return found
 
 
