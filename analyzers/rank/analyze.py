@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -52,7 +53,7 @@ from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import DATALOADER_START, FORWARD
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Category, Device, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Category, Device, Int64, ParseReport, Trace
 
 _OF_DEVICES: Final = re.compile(
     r"aten::_?(cudnn_(?!is_acceptable)|miopen_|(scaled_dot_product_)?(flash|efficient)_attention(_forward|_backward)?$)"
@@ -123,8 +124,19 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
             name for name, marks in _STRATEGY_MARKS.items() if any(text.startswith(marks) for text in trace.strings)
         ),
         versions=trace.versions,
-        parse_report=trace.parse_report,
+        parse_report=_report(trace, work),
     )
+
+
+def _report(trace: Trace, work: DeviceWork) -> ParseReport:
+    """What the reader says, and what of the trace is not used."""
+    if not work.made_up:
+        return trace.parse_report
+    text = (
+        "calls that launch kernels come just before these, even where the device was busy until then: whatever wrote "
+        "the trace derived them from the kernels, so they are not used"
+    )
+    return replace(trace.parse_report, notes=(*trace.parse_report.notes, text))
 
 
 def _devices(trace: Trace, used: set[int]) -> tuple[Device, ...]:

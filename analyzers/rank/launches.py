@@ -6,6 +6,7 @@ Where no call of the runtime is recorded, the operator that the profiler names f
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,14 @@ _LONG_WAIT_NS: Final = 500_000
 _QUEUED_NS: Final = 100_000
 """Work that starts this long after its launch has returned is queued: an idle device takes some 10 µs."""
 
+_AT_ONCE_NS: Final = 20_000
+_LONG_NS: Final = 50_000
+_LAST_PART: Final = 0.3
+_MANY: Final = 10
+_MOST: Final = 0.9
+"""Launches are made up where so many kernels, nearly all that follow at once on one of at least that length, were
+launched in this last part of it."""
+
 _WAITS_TIMES: Final = 5
 _WAITS_NS: Final = 30_000
 """A launch takes 3 to 20 µs. One that takes this long, and so many times as long as others, waits."""
@@ -51,9 +60,21 @@ class DeviceWork:
     start_ns: Int64
     end_ns: Int64
     launch: Int64
+    made_up: bool = False
+    """The recorded launches are not those of a host, and left out."""
 
     def __len__(self) -> int:
         return len(self.row)
+
+    def part(self, chosen: Bool) -> DeviceWork:
+        """Some of the work."""
+        return replace(
+            self,
+            row=self.row[chosen],
+            start_ns=self.start_ns[chosen],
+            end_ns=self.end_ns[chosen],
+            launch=self.launch[chosen],
+        )
 
     def time_of(self, chosen: Bool) -> Intervals:
         """The time of some of the work."""
@@ -85,7 +106,32 @@ def device_work(trace: Trace) -> DeviceWork:
     _find_graphs(trace, start, launch)
     if (launch == NONE).all():
         launch = _by_operator(trace, rows)
-    return DeviceWork(rows, start, start + trace.duration_ns[rows], launch)
+    work = DeviceWork(rows, start, start + trace.duration_ns[rows], launch)
+    return replace(work, launch=np.full(len(rows), NONE), made_up=True) if _follow_the_device(trace, work) else work
+
+
+def _follow_the_device(trace: Trace, work: DeviceWork) -> bool:
+    """Do the calls come just before the work that they launch, although the device was busy until then?
+
+    A host knows nothing of when its device will be done. Where it is ahead, kernels lie in the queue for any time;
+    calls that come shortly before the kernel in front ends, time and again, were placed by whoever wrote the trace.
+    """
+    order = np.lexsort((work.start_ns, trace.stream[work.row]))
+    stream, start, end, launch = (
+        trace.stream[work.row][order],
+        work.start_ns[order],
+        work.end_ns[order],
+        work.launch[order],
+    )
+    called = np.where(launch == NONE, start, trace.start_ns[launch])
+    queued = (stream[1:] == stream[:-1]) & (launch[1:] != NONE) & (launch[1:] != launch[:-1])
+    queued &= (start[1:] - end[:-1] <= _AT_ONCE_NS) & (called[1:] < end[:-1])
+    ran = (end - start)[:-1][queued]
+    before_end = (end[:-1] - called[1:])[queued]
+    long = ran >= _LONG_NS
+    if long.sum() < _MANY:
+        return False
+    return bool(np.mean(before_end[long] <= _LAST_PART * ran[long]) >= _MOST)
 
 
 def _by_operator(trace: Trace, rows: Int64) -> Int64:

@@ -52,6 +52,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "perfscope::rank#0 of 2.",
     "ranks_by_file_order": "Neither the traces nor their names state the ranks, so they are numbered in the order of "
     "their names, which may differ from the job's numbers: {order}. Name the files rank<N>.json.",
+    "world_assumed": "No trace states how many ranks the job has, or which of them take part in a collective. "
+    "Those of {ranks:ranks} hold the same ones, which end at the same time, so these are taken for all {count} ranks.",
     "reading": "Rank {rank} ({source}): {problems:texts}.",
     "no_device_events": "The trace has no GPU events, although the job has devices: the breakdown shows host "
     "threads only. Your own profiling needs ProfilerActivity.CUDA. perfscope run records with it: there CUPTI, which "
