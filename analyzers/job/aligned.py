@@ -28,6 +28,13 @@ EVALUATED_AT_MOST: Final = 0.5
 """Share of steps with an evaluation up to which they are left out: occasional evaluations are not training; where most
 steps evaluate, that is how the job trains (reinforcement learning, say)."""
 
+_STARTING: Final = 3.0
+"""Times the median of the steps after it that a job's first step takes at least, where it starts libraries."""
+_FIRST: Final = 2
+"""Highest number of such a step: in recordings that begin later the job has started."""
+_AFTER: Final = 3
+"""Least number of steps after it."""
+
 
 @dataclass(frozen=True, eq=False)
 class AlignedJob:
@@ -53,6 +60,8 @@ class AlignedJob:
     hosts: Hosts
     evaluated: Int64
     """Steps in which some rank evaluated the model: left out of ``steps``, unless that holds for most steps."""
+    starting: Int64
+    """The job's first steps, left out because they take many times as long as those after them."""
 
     @property
     def is_marked(self) -> bool:
@@ -193,6 +202,8 @@ def align_job(
     evaluated = _evaluated(partials, steps)
     if len(evaluated) <= EVALUATED_AT_MOST * len(steps):
         steps = np.setdiff1d(steps, evaluated)
+    starting = _starting(partials, steps)
+    steps = np.setdiff1d(steps, starting)
     matched, clocks, mismatches = match(partials, recorded, hosts.names)
     windows, timelines, totals, communication = {}, {}, {}, {}
     for rank, partial in sorted(partials.items()):
@@ -216,6 +227,7 @@ def align_job(
         tuple(mismatch for mismatch in mismatches if mismatch.step in steps),
         hosts,
         evaluated,
+        starting,
     )
     result.self_check()
     return result
@@ -230,6 +242,22 @@ def _evaluated(partials: Mapping[int, RankPartial], steps: Int64) -> Int64:
             own = partial.steps.indices_of(steps)
             evaluated |= evaluating.within(partial.steps.host_start_ns[own], partial.steps.host_end_ns[own]) > 0
     return steps[evaluated]
+
+
+def _starting(partials: Mapping[int, RankPartial], steps: Int64) -> Int64:
+    """The first of ``steps`` where they are the job's first, and take far longer than those after them: communicators
+    and libraries are made in them, and code is compiled.
+    """
+    windows = [(partial.steps, partial.steps.indices_of(steps)) for partial in partials.values()]
+    if not all(of.marked for of, _ in windows):
+        return steps[:0]
+    took = np.max([of.end_ns[used] - of.start_ns[used] for of, used in windows], axis=0)
+    count = 0
+    while count < len(steps) - _AFTER and steps[count] <= _FIRST:
+        if took[count] < _STARTING * np.median(took[count + 1 :]):
+            break
+        count += 1
+    return steps[:count]
 
 
 def time_breakdowns(result: AlignedJob) -> tuple[TimeBreakdown, ...]:

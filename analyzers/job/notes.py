@@ -65,6 +65,13 @@ def _about_steps(job: Job, result: AlignedJob, info: JobInfo) -> Iterator[Note]:
     if info.steps:
         yield from _about_first_wait(result)
     yield from _about_long_steps(result)
+    if len(result.starting):
+        yield note(
+            "steps",
+            "starting_left_out",
+            steps=result.starting.tolist(),
+            times=_times(result),
+        )
     if len(result.evaluated):
         used = np.isin(result.evaluated, result.steps).any()
         evaluated, share = result.evaluated.tolist(), result.evaluated_share
@@ -98,6 +105,16 @@ def _about_first_wait(result: AlignedJob) -> Iterator[Note]:
     if waited:
         kind = "lone_step_waits" if len(result.steps) == 1 else "first_step_waits"
         yield note("steps", kind, sorted(waited), share=max(waited.values()))
+
+
+def _times(result: AlignedJob) -> float:
+    """How many times as long as the used steps the starting ones take, mean over the ranks."""
+    times = []
+    for partial in result.partials.values():
+        took = partial.steps.end_ns - partial.steps.start_ns
+        started, used = (took[partial.steps.indices_of(steps)].mean() for steps in (result.starting, result.steps))
+        times.append(started / max(used, 1.0))
+    return float(np.mean(times))
 
 
 def _about_long_steps(result: AlignedJob) -> Iterator[Note]:

@@ -2,8 +2,9 @@
 
 A step has two windows, because the device lags behind the host:
 
-- The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, from
-  the first batch that is taken after one ``Optimizer.step`` to the first one after the next, where all steps take as
+- The *host window* is the step's annotation (``ProfilerStep#N``, ``perfscope::step#N``); without annotations, a range
+  that the program names so (``step 3``, ``iteration_3``, ``train_step``), up to the next one; without those, from the
+  first batch that is taken after one ``Optimizer.step`` to the first one after the next, where all steps take as
   many, else from the end of one ``Optimizer.step`` to the end of the next (of several optimizers that step one after
   the other, of the last); without those, from one return of the same kernels to the next (``repetition``).
 - The *device window* begins when the host begins the step and the device has done all work of earlier steps, at the
@@ -37,6 +38,7 @@ from perfscope.analyzers.rank.completeness import whole_steps
 from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
+from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
 
 Edges = Callable[[Trace, DeviceWork], Int64]
@@ -47,7 +49,15 @@ EdgesByBatches = Callable[[Trace, DeviceWork, Int64], tuple[int, Int64]]
 _STEP_NAME = re.compile(rf"^(?:{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)})(\d+)$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
+_OF_PROGRAM = re.compile(
+    r"(?P<base>(?:\w+(?:::|/))?(?:(?:train|training|global|model)[ _-]?)?(?:step|iter|iteration|batch))"
+    r"(?:[ _#:=-]*(?P<number>\d+))?$|\[pl\]\[profile\]run_training_batch$",
+    re.IGNORECASE,
+)
+"""What programs call a range around a step. The last is Lightning's (``PyTorchProfiler``)."""
+
 MARKED = "step annotations"
+BY_RANGES = "ranges of the program"
 BY_OPTIMIZER = "optimizer steps (nothing numbers the steps, so they are counted from the recording's start)"
 BY_REPETITION = "repetition of the kernels (nothing marks the steps, so they are counted from the recording's start)"
 UNMARKED = "no step markers"
@@ -57,6 +67,9 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 _TICK: Final = 0.1
 """Marks that are shorter than this share of the time to the next one do not show where the last step ends."""
+
+_MOST_OF_TIME: Final = 0.5
+"""Share of the time from the first to the last that ranges around steps take."""
 
 _AS_LATE: Final = 0.5
 """A step's first launch came as late as another's where the host took this share of that time to it, or more. Where
@@ -143,6 +156,7 @@ def _marks(
 ) -> Iterator[tuple[Int64, Int64, Int64, str]]:
     """(numbers, begins, ends, source) of the steps' host windows, by each means, the best first; empty: by none."""
     yield _by_annotation(trace)
+    yield _by_ranges(trace)
     yield _by_optimizer(trace, work, by_batches)
     edges = unmarked(trace, work) if unmarked is not None else np.empty(0, dtype=np.int64)
     yield np.arange(len(edges[1:]), dtype=np.int64), edges[:-1], edges[1:], BY_REPETITION
@@ -168,6 +182,40 @@ def _by_annotation(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
     if len(followed) and np.median((end - start)[followed] / np.diff(start)[followed]) < _TICK:
         number, start, end = number[followed], start[followed], start[followed + 1]
     return number, start, end, MARKED
+
+
+def _by_ranges(trace: Trace) -> tuple[Int64, Int64, Int64, str]:
+    """Ranges that the program names as steps, by their numbers where all have one: those that hold most of the time,
+    one after another on one thread. Where optimizers step more or less often, they are parts or epochs.
+    """
+    rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_OF_PROGRAM.match)
+    names = [_OF_PROGRAM.match(trace.name_of(int(row))) for row in rows]
+    bases = np.array([str(name and name["base"]).lower() for name in names])
+    numbers = np.array([int(name["number"]) if name and name["number"] else NONE for name in names], dtype=np.int64)
+    found = np.empty(0, dtype=np.int64)
+    for base in dict.fromkeys(bases.tolist()):
+        for thread in distinct(trace.thread[rows[bases == base]]).tolist():
+            mine = np.flatnonzero((bases == base) & (trace.thread[rows] == thread))
+            if _are_steps(trace, rows[mine], numbers[mine]) and _long(trace, rows[mine]) > _long(trace, rows[found]):
+                found = mine
+    start, end = trace.start_ns[rows[found]], trace.ends_ns(rows[found])
+    number = numbers[found]
+    return (np.arange(len(found)) if NONE in number else number), start, end, BY_RANGES
+
+
+def _long(trace: Trace, rows: Int64) -> int:
+    return int(trace.duration_ns[rows].sum())
+
+
+def _are_steps(trace: Trace, rows: Int64, number: Int64) -> bool:
+    """Do these ranges follow one another, most of the time and in the order of their numbers, a step in each?"""
+    start, end = trace.start_ns[rows], trace.ends_ns(rows)
+    if len(rows) < 2 or (start[1:] < end[:-1]).any() or _long(trace, rows) < _MOST_OF_TIME * (end[-1] - start[0]):
+        return False
+    stepped = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_OPTIMIZER_STEP.match)
+    if len(stepped) and abs(len(_last_of_steps(trace, stepped)) - len(rows)) > 1:
+        return False
+    return NONE in number or bool((np.diff(number) > 0).all())
 
 
 def _step_number(name: str) -> int:

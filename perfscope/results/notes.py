@@ -30,6 +30,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "steps do: their times include it.",
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "
     "are left out: evaluation is not training. They take {share:.0%} of the time of the recorded steps.",
+    "starting_left_out": "Steps left out at the job's start: {steps:list}. They took {times:.0f} times as long as the "
+    "others: libraries start and code is compiled in them.",
     "steps_by_optimizer": "Steps were detected from optimizer steps and are numbered from the recording's start.",
     "steps_by_backward": "Each step is one backward pass: the program made no optimizer of torch.optim. If a training "
     "step has several, call perfscope.step() at its end.",

@@ -18,6 +18,11 @@ from perfscope.trace.trace import Bool, Category, Int64, Trace
 
 DEVICE_PATTERNS: Final = (
     (r"^[a-z]{0,3}ccl\w*Kernel", "NCCL and RCCL device functions, also those before 2.8, and libraries like them"),
+    (r"^(?i:[nr]ccl)", "whatever else bears the library's name: its own host calls, or what a program writes itself"),
+    (
+        r"^(?i:(c10d|ddp|fsdp|zero)?[ _:.-]*(all[ _-]?(reduce|gather|to[ _-]?all)|reduce[ _-]?scatter)(?!.*kernel))",
+        "a collective by its own name, as programs write it",
+    ),
     (r"^ncclSymk?(Dev)?Kernel|^ncclSym", "NCCL >= 2.27 symmetric-memory kernels: nccl src/device/symmetric"),
     (r"^mscclKernel|^msccl_", "MSCCL in RCCL: rccl src/device/msccl_kernel_impl.h"),
     (r"nvshmem(x|i)?_", "NVSHMEM device and host-launched collectives"),

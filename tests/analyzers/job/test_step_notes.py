@@ -50,6 +50,45 @@ def test_a_first_wait_that_counts_as_hidden_is_told(
         assert "the host of rank 0 waited for a batch" in told[kind]
 
 
+def write_steps(folder: Path, takes_us: list[int], first: int = 0) -> None:
+    """A trace of one rank whose device computes all through steps that take so long, numbered from ``first`` on."""
+    events, now = [], 0
+    for step, takes in enumerate(takes_us, first):
+        for cat, name, ts, dur, args in (
+            ("user_annotation", f"ProfilerStep#{step}", now, takes, {}),
+            ("cuda_runtime", "cudaLaunchKernel", now + 5, 5, {"correlation": step + 1}),
+            ("kernel", "gemm", now + 10, takes - 1, {"correlation": step + 1, "stream": 7, "device": 0}),
+        ):
+            tid = 7 if cat == "kernel" else 1
+            events.append(
+                {"ph": "X", "cat": cat, "name": name, "pid": tid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+            )
+        now += takes
+    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
+    (folder / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
+
+
+@pytest.mark.parametrize(
+    ("first", "takes_us", "left_out"),
+    [
+        (0, [90_000, *[1_000] * 9], [0]),
+        (1, [90_000, 9_000, *[1_000] * 8], [1, 2]),
+        (0, [2_000, *[1_000] * 9], []),  # no start takes so little
+        (40, [90_000, *[1_000] * 9], []),  # the job has run for long
+        (0, [1_000, 90_000, *[1_000] * 8], []),
+        (0, [90_000, 1_000, 1_000], []),  # too few to tell
+    ],
+)
+def test_the_jobs_start_is_no_usual_step(first: int, takes_us: list[int], left_out: list[int], tmp_path: Path) -> None:
+    write_steps(tmp_path, takes_us, first)
+    summary = perfscope.analyze(tmp_path)
+    told = [note for note in summary.notes if note.kind == "starting_left_out"]
+    assert [note.values["steps"] for note in told] == ([left_out] if left_out else [])
+    assert summary.job.steps == tuple(range(first + len(left_out), first + len(takes_us)))
+    if left_out:
+        assert summary.job.step_time_us == pytest.approx(1_000, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("long", "takes_us", "kind"),
     [
@@ -63,21 +102,7 @@ def test_few_steps_that_take_far_longer_are_told(
     long: tuple[int, ...], takes_us: int, kind: str | None, tmp_path: Path
 ) -> None:
     """Of ten steps whose device computes all the time, for a millisecond each."""
-    events, now = [], 0
-    for step in range(10):
-        takes = takes_us if step in long else 1_000
-        for cat, name, ts, dur, args in (
-            ("user_annotation", f"ProfilerStep#{step}", now, takes, {}),
-            ("cuda_runtime", "cudaLaunchKernel", now + 5, 5, {"correlation": step + 1}),
-            ("kernel", "gemm", now + 10, takes - 1, {"correlation": step + 1, "stream": 7, "device": 0}),
-        ):
-            tid = 7 if cat == "kernel" else 1
-            events.append(
-                {"ph": "X", "cat": cat, "name": name, "pid": tid, "tid": tid, "ts": ts, "dur": dur, "args": args}
-            )
-        now += takes
-    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
-    (tmp_path / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
+    write_steps(tmp_path, [takes_us if step in long else 1_000 for step in range(10)])
     summary = perfscope.analyze(tmp_path)
     told = {note.kind: note for note in summary.notes if note.kind in ("long_step", "long_steps")}
     assert list(told) == ([] if kind is None else [kind])

@@ -15,6 +15,11 @@ from perfscope.analyzers.rank.collectives.communication import is_device_communi
         ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),  # before 2.8
         ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "unknown"),
         ("pcclKernel_twoShotAllReduceKernel", "all_reduce"),
+        ("AllReduce", "all_reduce"),
+        ("NCCL AllReduce", "all_reduce"),
+        ("nccl:all_gather", "all_gather"),
+        ("DDP_allreduce_bucket_0", "all_reduce"),
+        ("c10d::reduce_scatter_", "reduce_scatter"),
         ("hcom_allReduce__844_2_1", "all_reduce"),
         ("hcom_allGather__612_0_1", "all_gather"),
         ("hcom_reduceScatter__1_0_1", "reduce_scatter"),
