@@ -29,6 +29,7 @@ from perfscope.analyzers.rank.host_activity import (
     training_threads,
 )
 from perfscope.analyzers.rank.host_events import host_events
+from perfscope.analyzers.rank.implied_waits import with_implied_waits
 from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD
@@ -73,7 +74,7 @@ _STRATEGY_MARKS: Final = {
 
 def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
     """Run every analysis of one rank. Raises TraceError when the trace has no event that could bound a step."""
-    work = device_work(trace)
+    trace, work = _trace_and_work(trace)
     try:
         steps = find_steps(trace, work, training_threads(trace, work), edges_by_batches, edges_by_repetition)
     except ValueError as error:
@@ -126,6 +127,13 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         versions=trace.versions,
         parse_report=_report(trace, work),
     )
+
+
+def _trace_and_work(trace: Trace) -> tuple[Trace, DeviceWork]:
+    """The trace with the waits that it only implies, and its device's work."""
+    work = device_work(trace)
+    whole = with_implied_waits(trace, work)
+    return (trace, work) if whole is trace else (whole, device_work(whole))
 
 
 def _report(trace: Trace, work: DeviceWork) -> ParseReport:

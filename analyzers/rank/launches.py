@@ -37,12 +37,13 @@ _QUEUED_NS: Final = 100_000
 
 _AT_ONCE_NS: Final = 20_000
 _LONG_NS: Final = 50_000
-_LAST_PART: Final = 0.3
 _MANY: Final = 10
-_MOST: Final = 0.9
 _HALF: Final = 0.5
-"""Launches are made up where so many kernels, nearly all that follow at once on one of at least that length, were
-launched in this last part of it. At least half of all must follow so."""
+_MOST: Final = 0.9
+_LAST_PART: Final = 0.3
+_EVEN: Final = 0.02
+"""Launches are made up where so many kernels, and half of all, follow at once on one of at least that length, and most
+of these were launched in the last part of it, or half of them as long before their start but for that share of it."""
 
 _WAITS_TIMES: Final = 5
 _WAITS_NS: Final = 30_000
@@ -108,31 +109,30 @@ def device_work(trace: Trace) -> DeviceWork:
     if (launch == NONE).all():
         launch = _by_operator(trace, rows)
     work = DeviceWork(rows, start, start + trace.duration_ns[rows], launch)
-    return replace(work, launch=np.full(len(rows), NONE), made_up=True) if _follow_the_device(trace, work) else work
+    return replace(work, launch=np.full(len(rows), NONE), made_up=True) if _are_made_up(trace, work) else work
 
 
-def _follow_the_device(trace: Trace, work: DeviceWork) -> bool:
-    """Do the calls come just before the work that they launch, although the device was busy until then?
+def _are_made_up(trace: Trace, work: DeviceWork) -> bool:
+    """Were the calls placed by whoever wrote the trace, in relation to the kernels?
 
-    A host knows nothing of when its device will be done. Where it is ahead, kernels lie in the queue for any time;
-    calls that come shortly before the kernel in front ends, time and again, were placed by whoever wrote the trace.
+    A host knows nothing of when its device will be done. Where it is ahead, kernels lie in the queue for any time. It
+    does not call shortly before the kernel in front ends, nor as long before each kernel, time and again; nor after the
+    kernel has begun.
     """
     order = np.lexsort((work.start_ns, trace.stream[work.row]))
-    stream, start, end, launch = (
-        trace.stream[work.row][order],
-        work.start_ns[order],
-        work.end_ns[order],
-        work.launch[order],
-    )
-    called = np.where(launch == NONE, start, trace.start_ns[launch])
-    queued = (stream[1:] == stream[:-1]) & (launch[1:] != NONE) & (launch[1:] != launch[:-1])
-    queued &= (start[1:] - end[:-1] <= _AT_ONCE_NS) & (called[1:] < end[:-1])
-    ran = (end - start)[:-1][queued]
-    before_end = (end[:-1] - called[1:])[queued]
-    long = ran >= _LONG_NS
-    if long.sum() < _MANY or queued.sum() < _HALF * len(work):
+    stream, start, launch = trace.stream[work.row][order], work.start_ns[order], work.launch[order]
+    length, known = work.end_ns[order] - start, launch != NONE
+    called = np.where(known, trace.start_ns[launch], start)
+    if known.sum() >= _MANY and np.mean(called[known] > start[known]) >= _HALF:
+        return True
+    queued = (stream[1:] == stream[:-1]) & known[1:] & (launch[1:] != launch[:-1])
+    before_end = start[:-1] + length[:-1] - called[1:]
+    queued &= (start[1:] - start[:-1] - length[:-1] <= _AT_ONCE_NS) & (before_end > 0) & (length[:-1] >= _LONG_NS)
+    if queued.sum() < max(_MANY, _HALF * len(work)):
         return False  # a host whose device waits for it most of the time may be as regular
-    return bool(np.mean(before_end[long] <= _LAST_PART * ran[long]) >= _MOST)
+    ran, before_end, delay = length[:-1][queued], before_end[queued], (start - called)[1:][queued]
+    even = np.diff(np.quantile(delay, (0.3, 0.7)))[0] <= _EVEN * np.median(ran)
+    return bool(even or np.mean(before_end <= _LAST_PART * ran) >= _MOST)
 
 
 def _by_operator(trace: Trace, rows: Int64) -> Int64:

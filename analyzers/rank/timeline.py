@@ -105,8 +105,8 @@ class Progress:
 
     ``lead_ns`` is, for each step, the time from the step's start on the host to the launch of the first work in the
     step's window; ``behind_ns`` from that launch to the work's start. ``late`` is whether the device waited for it.
-    ``host_busy_ns`` is, for each step, the host's time outside the loader and blocking calls: a lower bound of the
-    step, however fast the device.
+    ``host_busy_ns`` is, for each step, the host's time outside the loader and blocking calls, 0 where nothing shows it:
+    a lower bound of the step, however fast the device.
 
     ``host`` is the rank's host beside its device; None on a rank without device work, or where its launches are not
     recorded.

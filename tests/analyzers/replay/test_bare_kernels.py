@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import perfscope
+from perfscope.analyzers.whatif.predict import predict
+from perfscope.analyzers.whatif.whatif import context_of
 
 RANKS, STEPS, BLOCKS = 4, 5, 8
 
@@ -26,8 +28,10 @@ class Scene:
     slow: float = 1.5
     buckets: int = 4
     overlapped: bool = True
-    launch_us: float | None = None
-    """From a launch to its kernel: the call was made up from it. None: no launch is recorded."""
+    launched: float | str | None = None
+    """None: no launch is recorded. A number: made up, so many µs before its kernel. ``at once``: all as the step
+    begins, ``slowly``: at half the device's pace; then the host waits for the device, by no recorded call.
+    """
     stated: bool = False
     """The traces list the ranks of the group."""
 
@@ -63,6 +67,13 @@ def simulate(scene: Scene) -> tuple[float, dict[int, list[tuple[str, int, float,
     return max(now) / STEPS, kernels, [[*begin, end] for begin, end in zip(begins, now, strict=True)]
 
 
+def launch_at(how: float | str, begin: float, start: float, number: int) -> float:
+    """When the kernel that starts then is launched, in a step that begins at ``begin``."""
+    if isinstance(how, str):
+        return begin + 2 + (2 * (number % 40) if how == "at once" else (start - begin) / 2)
+    return start - how
+
+
 def write(scene: Scene, folder: Path) -> None:
     _, kernels, begins = simulate(scene)
     for rank in range(RANKS):
@@ -77,17 +88,12 @@ def write(scene: Scene, folder: Path) -> None:
         for step in range(STEPS):
             add(f"ProfilerStep#{step}", "user_annotation", 1, begins[rank][step], begins[rank][step + 1])
         for number, (name, stream, start, end) in enumerate(sorted(kernels[rank], key=lambda kernel: kernel[2])):
-            launched = {} if scene.launch_us is None else {"correlation": number + 1}
+            begin = max(at for at in begins[rank] if at < start)
+            launched = {} if scene.launched is None else {"correlation": number + 1}
             add(name, "kernel", stream, start, end, stream=stream, device=0, **launched)
-            if scene.launch_us is not None:
-                add(
-                    "cudaLaunchKernel",
-                    "cuda_runtime",
-                    1,
-                    start - scene.launch_us,
-                    start - scene.launch_us + 5,
-                    **launched,
-                )
+            if scene.launched is not None:
+                called = launch_at(scene.launched, begin, start, number)
+                add("cudaLaunchKernel", "cuda_runtime", 1, called, called + 1, **launched)
         info = {"backend": "nccl", "rank": rank, "world_size": RANKS}
         stated = {"distributedInfo": info} if scene.stated else {}
         (folder / f"rank_{rank}.json").write_text(json.dumps({**stated, "traceEvents": events}))
@@ -101,13 +107,13 @@ def lost_us(folder: Path, ranks: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("stated", [True, False])
-@pytest.mark.parametrize("launch_us", [None, 12.0, 100.0])
+@pytest.mark.parametrize("launched", [None, 12.0, 500.0])
 @pytest.mark.parametrize("overlapped", [True, False])
 @pytest.mark.parametrize("buckets", [1, 2, 4])
 def test_a_slow_rank_costs_what_it_takes_longer(
-    buckets: int, launch_us: float | None, tmp_path: Path, *, overlapped: bool, stated: bool
+    buckets: int, launched: float | None, tmp_path: Path, *, overlapped: bool, stated: bool
 ) -> None:
-    scene = Scene(buckets=buckets, overlapped=overlapped, launch_us=launch_us, stated=stated)
+    scene = Scene(buckets=buckets, overlapped=overlapped, launched=launched, stated=stated)
     write(scene, tmp_path)
     truth = simulate(scene)[0] - simulate(replace(scene, slow=1.0))[0]
     assert lost_us(tmp_path, [2]) == pytest.approx(truth, rel=0.02)
@@ -118,9 +124,33 @@ def test_ranks_without_a_slow_one_are_equals(tmp_path: Path) -> None:
     assert perfscope.analyze(tmp_path).stragglers == ()
 
 
-@pytest.mark.parametrize(("launch_us", "told"), [(12.0, True), (None, False)])
-def test_what_is_assumed_is_told(launch_us: float | None, tmp_path: Path, *, told: bool) -> None:
-    write(Scene(launch_us=launch_us), tmp_path)
+@pytest.mark.parametrize("launched", ["at once", "slowly"])
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_a_host_that_goes_on_when_its_device_is_done_has_waited_for_it(
+    launched: str, tmp_path: Path, *, overlapped: bool
+) -> None:
+    scene = Scene(buckets=1, overlapped=overlapped, launched=launched)
+    write(scene, tmp_path)
+    truth = simulate(scene)[0] - simulate(replace(scene, slow=1.0))[0]
+    assert lost_us(tmp_path, [2]) == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize("launched", [None, 12.0])
+@pytest.mark.parametrize("setting", ["compute", "network.bandwidth"])
+def test_settings_change_what_they_name(setting: str, launched: float | None, tmp_path: Path) -> None:
+    """Nothing is known of the host: the device sets the pace."""
+    scene = Scene(slow=1.0, buckets=2, overlapped=False, launched=launched)
+    write(scene, tmp_path)
+    answer = predict(context_of(tmp_path), {setting: "2x"})
+    saved_us = BLOCKS * (400 + 800) / 2 + 150 if setting == "compute" else scene.buckets * 500 / 2
+    truth = simulate(scene)[0] - saved_us
+    assert answer.mid_ns / 1e3 == pytest.approx(truth, rel=0.02)
+    assert answer.low_ns / 1e3 <= truth <= answer.high_ns / 1e3
+
+
+@pytest.mark.parametrize(("launched", "told"), [(12.0, True), (None, False)])
+def test_what_is_assumed_is_told(launched: float | None, tmp_path: Path, *, told: bool) -> None:
+    write(Scene(launched=launched), tmp_path)
     notes = perfscope.analyze(tmp_path).notes
     assert [note.ranks for note in notes if note.kind == "world_assumed"] == [tuple(range(RANKS))]
     assert any("calls that launch kernels come just before" in note.text for note in notes) == told

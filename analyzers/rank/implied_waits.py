@@ -1,0 +1,91 @@
+"""Waits of a host for its device that no call in the trace shows.
+
+Some traces hold launches and kernels, but not the calls that synchronize the two. The host then seems to pause for no
+reason until its device has done all its work, and goes on right then. One such pause may be chance; where nearly all
+long ones end so, the host waited. They become calls, so that whatever is asked of the trace sees them::
+
+    host    launch launch                              launch launch
+    device    [ kernel    ][ kernel            ]         [ kernel ...
+                          ^ pause              ^ the host goes on
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.launches import DeviceWork
+from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
+
+NAME: Final = "cudaDeviceSynchronize (not recorded)"
+
+_PAUSE_NS: Final = 200_000
+"""A host that calls nothing for this long, while its device works, pauses or waits."""
+_AT_ONCE_NS: Final = 100_000
+"""A host that waited for its device goes on within this time."""
+_LONG: Final = 0.5
+"""Share of the longest of these from which one counts: a host that launches slowly pauses between all launches."""
+_MANY: Final = 3
+_NEARLY_ALL: Final = 0.8
+"""So many pauses, and this share of all, must end with the device's work."""
+
+
+def with_implied_waits(trace: Trace, work: DeviceWork) -> Trace:
+    """The trace with such waits as calls of their own; itself where it has none."""
+    calls = trace.rows(Category.RUNTIME)
+    if not (work.launch != NONE).any() or len(trace.rows(Category.PYTHON)):
+        return trace  # functions show what the host did
+    marks = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.RUNTIME)
+    last_ns = int(trace.ends_ns(marks).max())
+    begin = np.maximum.accumulate(trace.ends_ns(calls))
+    until = np.append(trace.start_ns[calls][1:], last_ns)
+    done = _done_ns(trace, work, until)
+    length = np.where(done > begin + _AT_ONCE_NS, until - begin, 0)  # the device works on
+    paused = np.flatnonzero(length >= max(_PAUSE_NS, _LONG * int(length.max())))
+    begin, done = begin[paused], done[paused]
+    # The recording may end with the last step.
+    events = np.sort(np.append(trace.start_ns[marks], last_ns))
+    goes_on = events[np.minimum(np.searchsorted(events, begin, side="right"), len(events) - 1)]
+    waited = (goes_on >= done) & (goes_on <= done + _AT_ONCE_NS)
+    if waited.sum() < _MANY or waited.mean() < _NEARLY_ALL:
+        return trace
+    return _with_calls(trace, begin[waited], done[waited], trace.thread[calls[paused[waited]]])
+
+
+def _done_ns(trace: Trace, work: DeviceWork, time_ns: Int64) -> Int64:
+    """When all work launched before each time has ended."""
+    known = np.flatnonzero(work.launch != NONE)
+    called = trace.start_ns[work.launch[known]]
+    order = np.argsort(called, kind="stable")
+    ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[known][order]))
+    return np.asarray(ended[np.searchsorted(called[order], time_ns)], dtype=np.int64)
+
+
+def _with_calls(trace: Trace, start_ns: Int64, end_ns: Int64, thread: Int32) -> Trace:
+    """The trace with a call of ``NAME`` in each of these times."""
+    at = np.searchsorted(trace.start_ns, start_ns, side="right")
+    none = np.full(len(at), NONE)
+
+    def moved(rows: Int64) -> Int64:
+        return np.asarray(rows + np.searchsorted(at, rows, side="right"), dtype=rows.dtype)
+
+    return replace(
+        trace,
+        strings=(*trace.strings, NAME),
+        category=np.insert(trace.category, at, np.int8(Category.RUNTIME)),
+        name=np.insert(trace.name, at, np.int32(len(trace.strings))),
+        start_ns=np.insert(trace.start_ns, at, start_ns),
+        duration_ns=np.insert(trace.duration_ns, at, end_ns - start_ns),
+        thread=np.insert(trace.thread, at, thread),
+        device=np.insert(trace.device, at, none),
+        stream=np.insert(trace.stream, at, none),
+        correlation=np.insert(trace.correlation, at, none),
+        external_id=np.insert(trace.external_id, at, none),
+        shapes=np.insert(trace.shapes, at, none),
+        types=np.insert(trace.types, at, none),
+        inputs=np.insert(trace.inputs, at, none),
+        collectives=replace(trace.collectives, row=moved(trace.collectives.row)),
+        graph_nodes=replace(trace.graph_nodes, row=moved(trace.graph_nodes.row)),
+    )
