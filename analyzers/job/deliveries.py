@@ -123,12 +123,33 @@ _NONE: Final = Deliveries(_EMPTY, _EMPTY, _EMPTY, sure=True, batch_ns=None, long
 def taking_at_most_ns(partials: Mapping[int, RankPartial]) -> dict[int, float]:
     """Rank -> what taking a batch that is there may cost it, by what most ranks take."""
     taking = [ns for partial in partials.values() if (ns := taking_ns(partial)) is not None]
-    if len(taking) < 2:  # nobody to be compared with
+    if len(taking) < 2 and _common_wait_ns(partials) is None:  # nobody to be compared with
         return dict.fromkeys(partials, _OWN_COST_NS)
+    common_ns = _common_wait_ns(partials)
+    if common_ns is not None:
+        return dict.fromkeys(partials, common_ns)
     usual_ns = float(np.quantile(taking, 0.5, method="lower"))
     busy = {rank: float(partial.progress.host_busy_ns.mean()) for rank, partial in partials.items()}
     usually_busy = max(float(np.quantile(list(busy.values()), 0.5, method="lower")), 1.0)
     return {rank: min(_SOONER * usual_ns * max(ns / usually_busy, 1.0), _OWN_COST_NS) for rank, ns in busy.items()}
+
+
+def _common_wait_ns(partials: Mapping[int, RankPartial]) -> float | None:
+    """What most ranks wait for each of their batches, all as long, while a few wait much longer for theirs; else None.
+
+    Then the loaders of these few set the job's pace, and those of the others have time to have a batch ready: what they
+    wait all the same is what taking one costs. Workers of one pace on all ranks would not be as late on most of them.
+    """
+    waits = [end - begin for begin, end in (_in_steps(partial) for partial in partials.values())]
+    if len(waits) < _SEVERAL or min(len(each) for each in waits) < _SEVERAL:
+        return None
+    usual = np.array([np.median(each) for each in waits])
+    least = float(usual.min())
+    alike = [each for each in waits if each.min() >= least / _ALIKE and each.max() <= _ALIKE * least]
+    longer = int(np.count_nonzero(usual >= _APART * _ALIKE * least))
+    if not 0 < longer < len(alike) or longer + len(alike) < len(waits):
+        return None
+    return _ALIKE * float(max(each.max() for each in alike))
 
 
 def deliveries(
@@ -361,6 +382,8 @@ def _same_place(hit: Int64, batches: Int64) -> bool:
     the rest of the step takes longer than its batches, and be too slow for those that follow one another.
     """
     per_step = int(batches.max())
+    if per_step == 0:  # taken before the first step and after the last one only
+        return False
     places, steps = np.unique(hit % per_step, return_counts=True)
     return 1 < per_step > len(places) and bool((steps >= len(batches) - 1).all())
 

@@ -28,6 +28,14 @@ from perfscope.trace.trace import NEVER, NONE, Category, Int32, Int64, Trace
 _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)}$|DataLoader\w*\.__next__$")
 """torch's own annotation of ``__next__``, PerfScope's, and that of other loaders with such a name."""
 
+_LOADING: Final = re.compile(
+    r"\W*(?:\[\w.]*\]|\w+(?:::|/|\.))*(?:\w*data[ _-]?load(?:er|ing)?(?:[ _.:]+(?:next|wait|fetch))?(?:\(\))?"
+    r"|enumerate\(DataLoader\)|(?:load|get|next|fetch)[ _-]?(?:data|batch)|(?:data|batch)[ _-]?(?:load|wait|fetch))"
+    r"[\W_]*\d*\W*$",
+    re.IGNORECASE,
+)
+"""What programs call a range around it themselves."""
+
 _SAMPLER: Final = re.compile(rf"^{re.escape(DATALOADER_SAMPLER)}$|torch/utils/data/dataloader\.py\(\d+\): _next_index$")
 
 COLLECTING: Final = "garbage collection"
@@ -179,8 +187,12 @@ def _between(trace: Trace, threads: Int64) -> Intervals:
 
 
 def loader_rows(trace: Trace, threads: Int64) -> Int64:
-    """Outermost ranges in a data loader's ``__next__`` on the given threads, in time order."""
+    """Outermost ranges in a data loader's ``__next__`` on the given threads, in time order; where there are none, those
+    that the program names so.
+    """
     rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_LOADER.search, threads=threads)
+    if len(rows) == 0:
+        rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_LOADING.match, threads=threads)
     if len(rows) == 0:
         return rows
     # torch's annotation and PerfScope's nest around one call: the outermost counts, per thread.
@@ -198,13 +210,15 @@ def loader_rows(trace: Trace, threads: Int64) -> Int64:
 def training_threads(trace: Trace, work: DeviceWork) -> Int64:
     """The main thread (the one with the step annotations), autograd's, and those that launch device work.
 
-    Where nothing marks steps, the thread with the most operator time counts as the main thread.
+    Where nothing marks steps, the thread with the most operator time counts as the main thread; without operators, that
+    with the most time in ranges.
     """
     main = step_threads(trace)
     operators = trace.rows(Category.CPU_OP)
-    if len(main) == 0 and len(operators):
-        time = np.bincount(trace.thread[operators], weights=trace.duration_ns[operators])
-        main = np.array([int(np.argmax(time))])
+    if len(main) == 0:
+        rows = operators if len(operators) else trace.rows(Category.ANNOTATION)
+        time = np.bincount(trace.thread[rows], weights=trace.duration_ns[rows], minlength=1)
+        main = np.array([int(np.argmax(time))][: len(rows)], dtype=np.int64)
     autograd = trace.thread[trace.rows(Category.CPU_OP, named=AUTOGRAD.match)]
     launching = trace.thread[work.launch[work.launch != NONE]]
     return distinct(np.concatenate((main, autograd, launching))).astype(np.int64)

@@ -35,7 +35,7 @@ _NEARLY_ALL: Final = 0.8
 def with_implied_waits(trace: Trace, work: DeviceWork) -> Trace:
     """The trace with such waits as calls of their own; itself where it has none."""
     calls = trace.rows(Category.RUNTIME)
-    if not (work.launch != NONE).any() or len(trace.rows(Category.PYTHON)):
+    if not (len(calls) and (work.launch != NONE).any()) or len(trace.rows(Category.PYTHON)):
         return trace  # functions show what the host did
     marks = trace.rows(Category.CPU_OP, Category.ANNOTATION, Category.RUNTIME)
     last_ns = int(trace.ends_ns(marks).max())

@@ -50,8 +50,8 @@ _STEP_NAME = re.compile(rf"^(?:{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 _OF_PROGRAM = re.compile(
-    r"(?P<base>(?:\w+(?:::|/))?(?:(?:train|training|global|model)[ _-]?)?(?:step|iter|iteration|batch))"
-    r"(?:[ _#:=-]*(?P<number>\d+))?$|\[pl\]\[profile\]run_training_batch$",
+    r"\W*(?P<base>(?:\w+(?:::|/))?(?:(?:train|training|global|model|profiler)[ _-]?)?(?:step|iter|iteration|batch))"
+    r"(?:[ _#:=-]*(?P<number>\d+))?\W*$|\[pl\]\[profile\]run_training_batch$",
     re.IGNORECASE,
 )
 """What programs call a range around a step. The last is Lightning's (``PyTorchProfiler``)."""
@@ -255,7 +255,7 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     followed = np.append(np.diff(number) == 1, False)
     # The time between two annotations belongs to the first of the two steps.
     until = np.where(followed, np.append(start[1:], _NEVER), end)
-    host = Steps(number, start, end, start, until, np.zeros_like(start), source, marked=True)
+    host = Steps(number, start, until, start, until, np.zeros_like(start), source, marked=True)
     if len(work) == 0:
         return host
     launched = _Launched.of(trace, work)
@@ -284,7 +284,7 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
     begin = np.maximum.accumulate(begin)
     stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))
     used &= stop > begin
-    return Steps(number[used], start[used], end[used], begin[used], stop[used], assumed[used], source, marked=True)
+    return Steps(number[used], start[used], until[used], begin[used], stop[used], assumed[used], source, marked=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ _CATEGORIES = {
     "mtia_ccp_events": Category.KERNEL,  # kineto: "MTIA on-device CCP events"
     "hpu_op": Category.RUNTIME,  # kineto: "HPU host side runtime event"
     "gpu_op": Category.KERNEL,  # Intel's unitrace
+    "nvtx": Category.ANNOTATION,
     # What programs write that make such files themselves.
     **dict.fromkeys(("gpu_kernel", "cuda_kernel", "gpu", "compute"), Category.KERNEL),
     **dict.fromkeys(("nccl", "rccl", "communication", "comm", "collective"), Category.KERNEL),

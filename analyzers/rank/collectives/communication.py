@@ -20,7 +20,10 @@ DEVICE_PATTERNS: Final = (
     (r"^[a-z]{0,3}ccl\w*Kernel", "NCCL and RCCL device functions, also those before 2.8, and libraries like them"),
     (r"^(?i:[nr]ccl)", "whatever else bears the library's name: its own host calls, or what a program writes itself"),
     (
-        r"^(?i:(c10d|ddp|fsdp|zero)?[ _:.-]*(all[ _-]?(reduce|gather|to[ _-]?all)|reduce[ _-]?scatter)(?!.*kernel))",
+        (
+            r"^(?i:(comm|c10d|ddp|fsdp|zero)?[ _:.-]*(all[ _-]?(reduce|gather|to[ _-]?all)|reduce[ _-]?scatter)"
+            r"[ _:.#(-]*(bucket|grad(ient)?s?|sum|avg|base|coalesced)?[ _:.#-]*\d*[_)]*$)"
+        ),
         "a collective by its own name, as programs write it",
     ),
     (r"^ncclSymk?(Dev)?Kernel|^ncclSym", "NCCL >= 2.27 symmetric-memory kernels: nccl src/device/symmetric"),
