@@ -16,6 +16,21 @@ def _convolution(shapes: Shapes, inputs: Inputs) -> Flops:
     return same(_convolve(shapes[0], shapes[1], inputs[3:]))
 
 
+def _outer_convolution(shapes: Shapes, inputs: Inputs) -> Flops:
+    """``aten::conv2d`` and the like: data, weight, bias, stride, padding, dilation, groups."""
+    return same(_convolve(shapes[0], shapes[1], [*inputs[3:6], "False"]))
+
+
+def _of_library(bias: int) -> Callable[[Shapes, Inputs], Flops]:
+    """A library's operator: data, weight, as many biases, padding, stride, dilation, groups."""
+
+    def formula(shapes: Shapes, inputs: Inputs) -> Flops:
+        padding, stride, dilation = inputs[2 + bias : 5 + bias]
+        return same(_convolve(shapes[0], shapes[1], [stride, padding, dilation, "False"]))
+
+    return formula
+
+
 def _convolution_backward(shapes: Shapes, inputs: Inputs) -> Flops:
     # Inputs in order: gradient, data, weight, bias sizes, stride, padding, dilation, transposed, output padding,
     # groups, and the mask of wanted gradients.
@@ -98,6 +113,9 @@ def _matrix(shape: Any) -> int:
 
 
 FORMULAS: Final[dict[str, tuple[Formula, int]]] = {
+    **dict.fromkeys(("aten::conv1d", "aten::conv2d", "aten::conv3d"), (_outer_convolution, 0)),
+    "aten::cudnn_convolution": (_of_library(0), 0),
+    **dict.fromkeys(("aten::miopen_convolution", "aten::mkldnn_convolution"), (_of_library(1), 0)),
     "aten::convolution": (_convolution, 0),
     "aten::_convolution": (_convolution, 0),
     "aten::convolution_overrideable": (_convolution, 0),

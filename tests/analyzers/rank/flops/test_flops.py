@@ -120,6 +120,21 @@ def test_dilated_convolution_in_one_dimension():
     assert count("aten::convolution", [[2, 4, 10], [6, 4, 3], []], inputs)[0] == 2 * 2 * 10 * 6 * 4 * 3
 
 
+@pytest.mark.parametrize(
+    ("operator", "inputs"),
+    [
+        ("aten::conv2d", ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "1"]),
+        ("aten::cudnn_convolution", ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "1", "True", "False", "True"]),
+        ("aten::miopen_convolution", ["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1", "True", "False"]),
+        ("aten::mkldnn_convolution", ["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]),
+    ],
+)
+def test_a_convolution_by_any_of_its_operators(operator: str, inputs: list[str]) -> None:
+    """Stride 2 and padding 1 of a kernel of 3 halve 32 to 16."""
+    expected = 2 * 8 * 16 * 16 * 16 * 3 * 3 * 3
+    assert count(operator, [[8, 3, 32, 32], [16, 3, 3, 3], []], inputs) == (expected, expected)
+
+
 def test_cudnn_s_recurrent_layers():
     # Two LSTM layers, both directions, 5 times, 2 sequences, 8 features, 16 hidden: the second is fed both directions.
     first, second = 4 * 16 * (8 + 16), 4 * 16 * (32 + 16)
