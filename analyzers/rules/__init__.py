@@ -172,10 +172,13 @@ def _worth(finding: Finding, step_time_us: float) -> float:
 
 def _worth_for_sure(finding: Finding, job: RuleContext) -> float:
     """What findings are sorted by: of two changes that save as much, a surer one has fewer conditions and costs. What
-    may not fit into memory counts as a bound.
+    may not fit into memory counts as a bound. What other programs on the machine cost counts half once more: a cause in
+    the job itself remains when they are gone.
     """
     worth = _worth(finding, job.step_time_us)
     if finding.rule == recomputation.RULE and recomputation.may_not_fit(job):
+        worth *= OF_BOUND
+    if finding.rule == cpu_contention.RULE:
         worth *= OF_BOUND
     return worth * (1 - _LESS_SURE * (2 - _SURENESS.index(finding.confidence)))
 

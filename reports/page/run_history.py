@@ -97,8 +97,11 @@ def comparison(summary: Summary) -> str:
     if history is None or not history.compared:
         return ""
     if not history.stragglers:
+        long = history.long_steps
+        if long is not None and long.rank is not None:
+            return "Beside the steps that take longer, no rank delays the others: all take as long for what they do."
         same = "all take as long for what they do themselves"
-        if history.long_steps is not None and history.long_steps.on_all_ranks:
+        if long is not None:
             same += ", in the steps that take longer, too"
         return f"No rank delays the others over the run: {same}."
     found = "; ".join(row.in_words() for row in history.stragglers)

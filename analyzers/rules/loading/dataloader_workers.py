@@ -70,6 +70,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     need = _need(job, worst, without_us, usual.starting_us)
     # Where the cores are the limit, the stall ends when loading costs nothing.
     recoverable = job.step_time_us - (need.step_us if need and not need.crowded else without_us)
+    if need is None and behind is None:
+        recoverable = max(recoverable, _longest_us(job, usual))
     if recoverable <= 0:
         return None
     new = need and not need.crowded and need.workers != worst.num_workers
@@ -86,6 +88,12 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
+def _longest_us(job: RuleContext, usual: _Usual) -> float:
+    """The longest time in a loader of any rank, mean of the steps that start no workers: all others wait for that."""
+    loads = [job.per_step[row.rank].loading_us for row in usual.waiting if row.rank in job.per_step]
+    return fmean(max(of_rank[index] for of_rank in loads) for index in usual.steps) if loads else 0.0
+
+
 @dataclass(frozen=True)
 class _Usual:
     """Loading in the steps that start no workers: more of them do not shorten what a start takes."""
@@ -96,6 +104,8 @@ class _Usual:
     """What the steps that start workers make the mean step longer."""
     waiting: list[DataLoaderRow]
     """Ranks that wait, of their loaders' rows."""
+    steps: list[int]
+    """Indices of these steps."""
 
 
 def _usual(job: RuleContext, stalls: Stalls | None) -> _Usual:
@@ -107,7 +117,8 @@ def _usual(job: RuleContext, stalls: Stalls | None) -> _Usual:
         starting_us = max(job.step_time_us - fmean(job.info.step_time_us_per_step[index] for index in usual), 0.0)
     # One rank that waits much longer than the others is not all of them, though these wait a little, too.
     least_us = max(SHARE * job.step_time_us, max(fetching_us.values(), default=0.0) / _MUCH_LONGER)
-    return _Usual(fetching_us, starting_us, [row for row in rows if fetching_us[row.rank] >= least_us])
+    waiting = [row for row in rows if fetching_us[row.rank] >= least_us]
+    return _Usual(fetching_us, starting_us, waiting, usual or list(range(len(job.info.steps))))
 
 
 def _waiting(job: RuleContext) -> list[DataLoaderRow]:

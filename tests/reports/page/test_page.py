@@ -325,7 +325,7 @@ def test_a_healthy_job_says_so_plainly() -> None:
     html = page.render(healthy())
     assert '<section id="verdict" class="healthy"' in html
     assert "Nothing worth changing was found." in Page(html).text
-    assert "No rank delays the others" in Page(html).text
+    assert "No rank is a straggler" in Page(html).text
 
 
 def test_mfu_is_a_lower_bound_where_shapes_are_missing_and_a_reason_where_there_is_none() -> None:
