@@ -106,6 +106,9 @@ def _is_contention(
     if row.cause not in _ON_CORES or (devices and row.cause == "compute"):
         return False
     least_ns = MOSTLY * row.lost_us * 1e3
+    usual = _usual(mine, on_cores) if row.scope != "job" else None
+    if usual is not None and all(_works_longer(on_cores[rank], usual) >= row.lost_us * 1e3 for rank in mine):
+        return False  # whenever it is late, it has that much more to do
     if core_ns and (row.scope == "job" or row.share_of_steps < NOT_ALWAYS):
         part = _part_in_late_steps(row, result, core_ns)
         if part is not None and (row.scope == "job" or part >= OF_LATE_STEPS):
@@ -115,15 +118,21 @@ def _is_contention(
         return late and _least(on_cores, result.partials) >= least_ns
     if all(stolen.get(rank, 0.0) * result.step_ns >= least_ns for rank in mine):
         return True
-    others = [on_cores[rank] for rank in on_cores.keys() - mine]
-    if not others or not mine <= on_cores.keys():
+    if usual is None:
         return False
-    usual = _OnCores(*np.median([(each.ran_ns, each.waited_ns, each.blocked_ns) for each in others], axis=0).tolist())
     if row.share_of_steps < NOT_ALWAYS and all(_is_noise(on_cores[rank], usual, row.lost_us * 1e3) for rank in mine):
         return True
     if any(on_cores[rank].blocked_ns - usual.blocked_ns >= BY_ITSELF * result.step_ns for rank in mine):
         return False
     return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
+
+
+def _usual(mine: Collection[int], on_cores: Mapping[int, _OnCores]) -> _OnCores | None:
+    """The median of the other ranks; None where that, or what one of these ranks does, is not known."""
+    others = [times for rank, times in on_cores.items() if rank not in mine]
+    if not others or any(rank not in on_cores for rank in mine):
+        return None
+    return _OnCores(*np.median([(each.ran_ns, each.waited_ns, each.blocked_ns) for each in others], axis=0).tolist())
 
 
 def _part_in_late_steps(row: StragglerRow, result: AlignedJob, core_ns: Mapping[int, Int64]) -> float | None:

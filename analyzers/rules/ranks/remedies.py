@@ -132,13 +132,15 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
         waited_us, ran_us, worst
     )
     said = []
-    if worst.cause in _SLOWED_BY_THREADS and beside_us >= WAITS * worst.lost_us:
+    by_threads = worst.cause in _SLOWED_BY_THREADS
+    of_own_threads = by_threads and beside_us >= WAITS * waits_us > 0
+    if of_own_threads or (by_threads and beside_us >= WAITS * worst.lost_us):
         said.append(
             f"Look at what other threads of {who} do (checkpoints, prefetching, logging): they compute for "
             f"{duration(beside_us)} per step longer than its peers', on the cores and, in Python, under the "
             "interpreter's lock that its training thread needs."
         )
-    if waits_us >= WAITS * worst.lost_us:
+    if waits_us >= WAITS * worst.lost_us and not of_own_threads:
         late = (
             f"its training thread waits for a core {duration(waits_us)} per step longer than its peers' for such work"
         )

@@ -105,6 +105,19 @@ def test_each_step_s_waits_tell_what_makes_ranks_late_in_turn(result: AlignedJob
     assert bool(found) is named
 
 
+@pytest.mark.parametrize(("ran_ms", "named"), [(8.0, False), (13.0, True)])
+def test_a_rank_with_that_much_more_to_do_is_named_whatever_it_waited(
+    result: AlignedJob, ran_ms: float, named: bool
+) -> None:
+    """It is late by 5 ms in some steps, nearly all of which it then waits for a core."""
+    own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}
+    core = {rank: np.zeros(len(result.steps), np.int64) for rank in own}
+    own[1][0, TimeCategory.COMPUTE], core[1][0] = 15_000_000, 14_000_000
+    row = replace(SOMETIMES, steps=(int(result.steps[0]),))
+    runs = on_cores((8.0, 10.0), (ran_ms, 10.0), (8.0, 10.0), (8.0, 10.0))
+    assert bool(without_contention([row], replace(result, totals=own), runs, None, core)) is named
+
+
 def test_waits_of_steps_that_are_no_longer_tell_nothing(result: AlignedJob) -> None:
     """What all wait for then counts, as where no step's waits are recorded."""
     own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}

@@ -276,6 +276,19 @@ def test_other_threads_of_its_process_are_looked_at_first(cause: str, thread_ms:
     assert ("they compute for 24.0 ms per step longer than its peers'" in first) is said
 
 
+@pytest.mark.parametrize(("beside_ms", "own"), [(25, True), (10, False)])
+def test_threads_of_its_own_may_be_what_it_waits_for_a_core_for(beside_ms: int, own: bool) -> None:
+    """Rank 0 waits 40 ms per step longer for a core than its peers, and its other threads compute meanwhile."""
+    row = replace(PAUSES, lost_us=60_000.0)
+    cpus = [CpuMetadata(steps=2, process_ns=2_000_000 * (10 + beside_ms), thread_ns=20_000_000, waited_ns=90_000_000)]
+    cpus += [CpuMetadata(steps=2, process_ns=20_000_000, thread_ns=20_000_000, waited_ns=10_000_000)] * 2
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu, device=DeviceMetadata(type="cpu")) for rank, cpu in enumerate(cpus)}
+    finding = straggling_rank.evaluate(context(*map(breakdown, range(3)), stragglers=(row,), runs=runs))
+    assert finding is not None
+    assert ("Look at what other threads of rank 0 do" in finding.action.how) is own
+    assert ("Look for other processes on the cores of rank 0" in finding.action.how) is not own
+
+
 def pausing(others_us: float, thread_ns: int, elsewhere_us: float = 0.0) -> RuleContext:
     """Rank 0 pauses for 40 ms of 100, all but ``elsewhere_us`` in its loop, where the others do for so long; of its
     time its thread ran ``thread_ns``.
