@@ -46,7 +46,7 @@ def with_implied_waits(trace: Trace, work: DeviceWork) -> Trace:
     paused = np.flatnonzero(length >= max(_PAUSE_NS, _LONG * int(length.max())))
     begin, done = begin[paused], done[paused]
     # The recording may end with the last step.
-    events = np.sort(np.append(trace.start_ns[marks], last_ns))
+    events = np.append(trace.start_ns[marks], last_ns)
     goes_on = events[np.minimum(np.searchsorted(events, begin, side="right"), len(events) - 1)]
     waited = (goes_on >= done) & (goes_on <= done + _AT_ONCE_NS)
     if waited.sum() < _MANY or waited.mean() < _NEARLY_ALL:
