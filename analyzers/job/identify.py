@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 from perfscope.analyzers.job.apart import Read, jobs_apart
-from perfscope.analyzers.job.assumed_world import with_assumed_world
+from perfscope.analyzers.job.assumed_groups import with_assumed_groups
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.outcome import Outcome
 from perfscope.frozen import dataclass
@@ -60,10 +60,11 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
     for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
         _place(source, partial, ranks, alone=len(read) == 1)
     _keep_common_steps(ranks)
-    assumed = with_assumed_world(ranks.partials)
+    assumed = with_assumed_groups(ranks.partials)
     if assumed is not None:
-        ranks.partials = assumed
-        ranks.notes.append(note("ranks", "world_assumed", sorted(assumed), count=len(assumed)))
+        ranks.partials, groups = assumed
+        kind = "world_assumed" if groups == 1 else "groups_assumed"
+        ranks.notes.append(note("ranks", kind, sorted(ranks.partials), count=len(ranks.partials), groups=groups))
     return ranks
 
 

@@ -28,7 +28,7 @@ from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
+from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int64, Trace
 
 _AT_ONCE_NS: Final = 50_000
 """A backend's thread begins its next queued collective within this time."""
@@ -259,29 +259,34 @@ def _blockers(own: Timeline, collectives: Collectives) -> Int64:
 
 
 def _queued_on_device(work: DeviceWork, is_communication: Bool, collectives: Collectives) -> Int64:
-    """When each collective can have become ready, where no launch is recorded. One that begins as soon as the one
-    before has ended on its stream has been waiting in the queue: all of such a row between the start of its first and
-    the end of the last work that the device did before the start of its last, in proportion to their bytes.
+    """When each collective can have become ready, where no launch is recorded. One that begins as soon as another has
+    ended, on its stream or another one, has waited for that. It was ready when the work before it was done; of a row
+    on one stream, between the start of the first and the end of the last work before the last, by their bytes.
 
     Example: four buckets of gradients, the first ready at 5. The others reduce it only from 20 on, so the rest follow
     then; the backward ended at 11. The buckets are taken to be ready at 5, 7, 9 and 11.
     """
     ready = collectives.start_ns.copy()
-    done = np.sort(work.end_ns[~is_communication])
+    done, ended = np.sort(work.end_ns[~is_communication]), np.sort(collectives.end_ns)
     order = np.lexsort((collectives.start_ns, collectives.stream))
     start, end, stream = collectives.start_ns[order], collectives.end_ns[order], collectives.stream[order]
     follows = (stream[1:] == stream[:-1]) & (start[1:] - end[:-1] <= QUEUED_NS)
     begins = np.flatnonzero(np.concatenate(([True], ~follows)))
+    able = _last_until(done, start)
+    awaited = _last_until(ended, start)
+    begun = np.where((start - awaited <= QUEUED_NS) & (awaited > able + QUEUED_NS) & (able > NEVER), able, start)
     for first, last in zip(begins.tolist(), np.append(begins[1:], len(order)).tolist(), strict=True):
-        if last - first < 2:
-            continue
-        place = int(np.searchsorted(done, start[last - 1], side="right")) - 1
-        until = max(int(done[place]) if place >= 0 else 0, int(start[first]))
+        until = max(int(able[last - 1]), int(begun[first]))
         size = collectives.bytes[order[first:last]].astype(np.float64)
         passed = np.cumsum(size if (size > 0).all() else np.ones(len(size)))
-        share = (passed - passed[0]) / (passed[-1] - passed[0])
-        ready[order[first:last]] = start[first] + ((until - start[first]) * share).astype(np.int64)
+        share = (passed - passed[0]) / max(passed[-1] - passed[0], 1.0)
+        ready[order[first:last]] = begun[first] + ((until - begun[first]) * share).astype(np.int64)
     return np.asarray(np.minimum(ready, collectives.start_ns), dtype=np.int64)
+
+
+def _last_until(ascending: Int64, time_ns: Int64) -> Int64:
+    """The last of these moments up to each time; ``NEVER`` without one."""
+    return np.append(NEVER, ascending)[np.searchsorted(ascending, time_ns, side="right")]
 
 
 def _ready(

@@ -56,6 +56,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "their names, which may differ from the job's numbers: {order}. Name the files rank<N>.json.",
     "world_assumed": "No trace states how many ranks the job has, or which of them take part in a collective. "
     "Those of {ranks:ranks} hold the same ones, which end at the same time, so these are taken for all {count} ranks.",
+    "groups_assumed": "No trace states which ranks take part in a collective. Ranks on which the collectives of one "
+    "stream end at the same time are taken for a group: {groups} groups of {count} ranks in all.",
     "reading": "Rank {rank} ({source}): {problems:texts}.",
     "no_device_events": "The trace has no GPU events, although the job has devices: the breakdown shows host "
     "threads only. Your own profiling needs ProfilerActivity.CUDA. perfscope run records with it: there CUPTI, which "

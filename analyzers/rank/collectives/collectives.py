@@ -37,6 +37,9 @@ class Group:
         self.__dict__.update(state, ranks=_shared(state["ranks"]))
 
 
+WORLD: Final = "world"
+"""Name of the group that is assumed of all ranks where the recording lists none."""
+
 UNKNOWN_GROUP: Final = Group(name="unknown", ranks=(), size=None)
 """The group of a collective whose group is not recorded."""
 

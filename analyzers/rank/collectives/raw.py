@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Collectives, Group, Messages
+from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, WORLD, Collectives, Group, Messages
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.frozen import dataclass
@@ -117,7 +117,7 @@ def assumed_group(trace: Trace) -> Group:
     if len({group.ranks for group in listed}) == 1:
         return listed[0]
     if not listed and trace.world_size is not None and trace.world_size > 1:
-        return Group(name="world", ranks=tuple(range(trace.world_size)), size=trace.world_size)
+        return Group(name=WORLD, ranks=tuple(range(trace.world_size)), size=trace.world_size)
     return UNKNOWN_GROUP
 
 

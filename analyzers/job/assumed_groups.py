@@ -1,0 +1,225 @@
+"""The groups of collectives where no trace says which ranks take part.
+
+Ranks 0 to N - 1 whose traces issue the same collectives in every step, which end on all of them at the same time, are
+taken for all of the job, where none says how many ranks it has. Ranks that reduce with different ones, as in tensor
+beside data parallelism, are told apart by the same: a communicator has a stream of its own on each device, and its
+collectives end together on its ranks alone::
+
+    stream 20   rank 0  ....10.0....20.0      stream 24   rank 0  ...........25.0
+                rank 1  ....10.0....20.0                  rank 1  ...............26.5
+                rank 2  ......11.3......21.9              rank 2  ...........25.0
+                rank 3  ......11.3......21.9              rank 3  ...............26.5
+
+Ranks 0 and 1, and 2 and 3, are groups on the first stream, 0 and 2, and 1 and 3, on the second. Clocks may be apart:
+ends count relative to their median difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, UNKNOWN_GROUP, WORLD, Collectives, Group
+from perfscope.analyzers.rank.partial import RankPartial
+from perfscope.frozen import dataclass
+from perfscope.trace.trace import Int64
+
+_MOST: Final = 0.9
+"""Share of a rank's collectives that must end when they do on another rank of the group."""
+_ALL_NS: Final = 500_000
+"""Ends of a collective of all ranks lie closer together."""
+_CLOSE_NS: Final = (5_000, 10_000, 20_000, 50_000, 200_000)
+"""The same of groups that are to be told from one another: the least that makes them equally large."""
+_ALIKE: Final = 0.5
+"""Share of the common steps in which the ranks must issue the same: the first and the last one may be cut."""
+
+_Slot = tuple[tuple[tuple[str, int], ...], int]
+"""What a stream carries in a usual step, kind by kind, and which one it is of those that carry the same."""
+
+
+def with_assumed_groups(partials: Mapping[int, RankPartial]) -> tuple[dict[int, RankPartial], int] | None:
+    """(the same with groups for the collectives of unknown ones, how many groups); None where nothing is unknown, or
+    nothing can be assumed.
+    """
+    ranks = sorted(partials)
+    groups = [group for partial in partials.values() for group in _groups(partial)]
+    sizes = {partial.world_size for partial in partials.values()} - {None}
+    if len(ranks) < 2 or not groups or ranks != list(range(len(ranks))) or sizes - {len(ranks)}:
+        return None
+    if not all(_is_assumed(group) for group in groups) or not _names_agree(partials):
+        return None  # of a part of the ranks, perhaps
+    streams = {rank: _streams(partials[rank]) for rank in ranks}
+    found = _apart(streams)
+    if found is None:
+        if sizes or not _is_one(streams):
+            return None
+        return {rank: _of_all(partial, len(ranks)) for rank, partial in partials.items()}, 1
+    assigned = {rank: _assigned(rank, streams[rank], found) for rank in ranks}
+    count = len({members for of_slot in found.values() for members in of_slot})
+    return {rank: _of_groups(partials[rank], assigned[rank], len(ranks)) for rank in ranks}, count
+
+
+def _groups(partial: RankPartial) -> list[Group]:
+    own = partial.collectives
+    return [own.groups[index] for index in np.unique(own.group).tolist()]
+
+
+def _is_assumed(group: Group) -> bool:
+    return group.name == WORLD or (not group.ranks and group.size is None)
+
+
+def _names_agree(partials: Mapping[int, RankPartial]) -> bool:
+    """Does every rank name the same groups?"""
+    return len({frozenset(group.name for group in _groups(partial)) for partial in partials.values()}) == 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Stream:
+    """One rank's collectives on one stream, but for messages: kinds, starts and ends by the number of the step."""
+
+    number: int
+    kinds: dict[int, tuple[str, ...]]
+    start_ns: dict[int, Int64]
+    end_ns: dict[int, Int64]
+
+
+def _streams(partial: RankPartial) -> list[_Stream]:
+    """In the order of their first use."""
+    own = partial.collectives
+    among_all = np.array([kind not in POINT_TO_POINT for kind in own.kinds] or [False], dtype=np.bool_)
+    rows = np.flatnonzero((own.step >= 0) & among_all[own.kind])
+    stream = own.stream[rows] if not own.on_host else np.zeros(len(rows), dtype=np.int64)  # threads take turns
+    return [_stream(own, partial, number, rows[stream == number]) for number in dict.fromkeys(stream.tolist())]
+
+
+def _stream(own: Collectives, partial: RankPartial, number: int, rows: Int64) -> _Stream:
+    kinds, starts, ends = {}, {}, {}
+    for step, label in enumerate(partial.steps.number.tolist()):
+        inside = rows[own.step[rows] == step]
+        kinds[label] = tuple(sorted(own.kinds[kind] for kind in own.kind[inside].tolist()))
+        starts[label], ends[label] = np.sort(own.start_ns[inside]), np.sort(own.end_ns[inside])
+    return _Stream(number, kinds, starts, ends)
+
+
+def _is_one(streams: Mapping[int, Sequence[_Stream]]) -> bool:
+    """Do all collectives end together on all ranks?"""
+    whole = [_merged(of_rank) for of_rank in streams.values()]
+    return all(_together(whole[0], each, _ALL_NS) for each in whole[1:])
+
+
+def _merged(streams: Sequence[_Stream]) -> _Stream:
+    steps = dict.fromkeys(step for stream in streams for step in stream.kinds)
+    return _Stream(
+        0,
+        {step: tuple(sorted(kind for stream in streams for kind in stream.kinds[step])) for step in steps},
+        {step: np.sort(np.concatenate([stream.start_ns[step] for stream in streams])) for step in steps},
+        {step: np.sort(np.concatenate([stream.end_ns[step] for stream in streams])) for step in steps},
+    )
+
+
+def _apart(streams: Mapping[int, Sequence[_Stream]]) -> dict[_Slot, list[tuple[int, ...]]] | None:
+    """The groups of ranks that share the communicator of each slot; None where they are not of one size, or nothing
+    shows that they are apart: ranks of one host end together more closely than those of several, too. Two slots that
+    make a mesh show it, or that a rank of one group has ended before one of another began.
+    """
+    slots: dict[_Slot, dict[int, _Stream]] = defaultdict(dict)
+    for rank, of_rank in streams.items():
+        for slot, stream in _slots(of_rank).items():
+            slots[slot][rank] = stream
+    found = {slot: _clusters(owners) for slot, owners in slots.items()}
+    apart = {slot: clusters for slot, clusters in found.items() if clusters is not None}
+    if len(apart) < len(found):
+        return None
+    mesh = any(_cross(*pair) for pair in combinations(apart.values(), 2))
+    return apart if mesh or any(_missed(clusters, slots[slot]) for slot, clusters in apart.items()) else None
+
+
+def _clusters(owners: Mapping[int, _Stream]) -> list[tuple[int, ...]] | None:
+    """Ranks whose collectives end most closely together, in groups of one size; None where there are none such."""
+    for apart_ns in _CLOSE_NS:
+        clusters: list[list[int]] = []
+        for rank, stream in owners.items():
+            mine = next((each for each in clusters if _together(owners[each[0]], stream, apart_ns)), None)
+            if mine is None:
+                clusters.append([rank])
+            else:
+                mine.append(rank)
+        if len({len(each) for each in clusters}) == 1 and len(clusters[0]) > 1:
+            return [tuple(each) for each in clusters]
+    return None
+
+
+def _cross(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]]) -> bool:
+    """Has no group of one more than one rank of any of the other, as rows and columns of a mesh?"""
+    return all(len({*row} & {*column}) <= 1 for row in first for column in second)
+
+
+def _missed(clusters: Sequence[tuple[int, ...]], owners: Mapping[int, _Stream]) -> bool:
+    """Has a rank of one of these groups ended, now and then, before one of another began?"""
+    return any(_ended_before(owners[one[0]], owners[other[0]]) for one, other in permutations(clusters, 2))
+
+
+def _ended_before(first: _Stream, other: _Stream) -> bool:
+    steps = [step for step in first.kinds if first.kinds[step] == other.kinds.get(step)]
+    if not any(len(first.kinds[step]) for step in steps):
+        return False
+    end, theirs = (np.concatenate([each.end_ns[step] for step in steps]) for each in (first, other))
+    start = np.concatenate([other.start_ns[step] for step in steps]) - np.median(theirs - end)
+    return bool(np.mean(start > end + _CLOSE_NS[0]) > 1 - _MOST)
+
+
+def _slots(streams: Sequence[_Stream]) -> dict[_Slot, _Stream]:
+    found: dict[_Slot, _Stream] = {}
+    seen: Counter[tuple[tuple[str, int], ...]] = Counter()
+    for stream in streams:
+        ((kinds, _),) = Counter(stream.kinds.values()).most_common(1)
+        carried = tuple(sorted(Counter(kinds).items()))
+        found[carried, seen[carried]] = stream
+        seen[carried] += 1
+    return found
+
+
+def _together(first: _Stream, other: _Stream, apart_ns: int) -> bool:
+    """Do the two issue the same in most steps, and does it end at the same time?"""
+    common = sorted(first.kinds.keys() & other.kinds.keys())
+    alike = [step for step in common if first.kinds[step] == other.kinds[step]]
+    if not alike or len(alike) < _ALIKE * len(common):
+        return False
+    apart = np.concatenate([other.end_ns[step] - first.end_ns[step] for step in alike])
+    if len(apart) == 0:
+        return True  # messages only
+    return bool(np.mean(np.abs(apart - np.median(apart)) <= apart_ns) >= _MOST)
+
+
+def _assigned(
+    rank: int, streams: Sequence[_Stream], found: Mapping[_Slot, Sequence[tuple[int, ...]]]
+) -> dict[int, tuple[int, ...]]:
+    """Stream -> the ranks of its group."""
+    return {
+        stream.number: next(members for members in found[slot] if rank in members)
+        for slot, stream in _slots(streams).items()
+    }
+
+
+def _of_all(partial: RankPartial, size: int) -> RankPartial:
+    world = Group(name=WORLD, ranks=tuple(range(size)), size=size)
+    groups = tuple(
+        world if group == UNKNOWN_GROUP else replace(world, name=group.name, description=group.description)
+        for group in partial.collectives.groups
+    )
+    return replace(partial, world_size=size, collectives=replace(partial.collectives, groups=groups))
+
+
+def _of_groups(partial: RankPartial, assigned: Mapping[int, tuple[int, ...]], size: int) -> RankPartial:
+    """Each stream's collectives in the group of its own; messages, and what else there is, in that of all ranks."""
+    own, world = partial.collectives, tuple(range(size))
+    members = [assigned.get(stream, world) for stream in own.stream.tolist()]
+    every = list(dict.fromkeys(members))
+    groups = tuple(Group(name=WORLD if each == world else "ranks", ranks=each, size=len(each)) for each in every)
+    group = np.array([every.index(each) for each in members], dtype=np.int32)
+    return replace(partial, world_size=size, collectives=replace(own, groups=groups, group=group))
