@@ -16,7 +16,7 @@ from perfscope.analyzers.history.goodput import RankGoodput, job_goodput
 from perfscope.analyzers.history.long_steps import long_steps
 from perfscope.analyzers.history.own_times import OwnTimes, rank_parts, windows_left_out
 from perfscope.analyzers.history.rank_history import Float64, RankFile, RankPartialHistory, bin_width, last_step
-from perfscope.analyzers.history.stragglers import RunStragglers, find_stragglers
+from perfscope.analyzers.history.stragglers import FEWEST_STEPS, RunStragglers, find_stragglers
 from perfscope.execution import engine
 from perfscope.grouping import grouped
 from perfscope.recording.job import Job
@@ -225,7 +225,8 @@ def _slow_ranks(partials: Partials, waiting: frozenset[str]) -> tuple[SlowRank, 
     With two ranks ``other`` is not compared: there a rank may be waiting for the slow one.
     """
     places = sorted(set.intersection(*(set(partial.bins.place.tolist()) for partial in partials.values())))
-    if len(partials) < 2 or len(places) < FEWEST_BINS:
+    steps = min(partial.row.steps for partial in partials.values())
+    if len(partials) < 2 or len(places) < FEWEST_BINS or steps < FEWEST_STEPS:
         return ()
     ranks = list(partials)
     stages = [stage for stage in partials[ranks[0]].row.stages_us if stage not in waiting]

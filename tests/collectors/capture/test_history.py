@@ -201,6 +201,18 @@ def test_who_loads_longer_is_slow_and_who_waits_for_it_is_not(tmp_path: Path) ->
     )
 
 
+def test_few_steps_compare_no_ranks(tmp_path: Path) -> None:
+    """4 ms of 20 are noise in 19 steps: ranks are compared from 20 on."""
+    for few in (19, 20):
+        ranks = {
+            rank: [step(number, ms=20, dataloader=5.0 if rank == 1 else 1.0, forward=5) for number in range(few)]
+            for rank in range(3)
+        }
+        folder = tmp_path / str(few)
+        folder.mkdir()
+        assert bool(recording(folder, ranks).slow_ranks) == (few == 20)
+
+
 @pytest.mark.parametrize(("strategy", "found"), [("ddp", 1), ("fsdp", 0), ("pipeline", 0)])
 def test_where_ranks_wait_for_one_another_they_are_not_compared(tmp_path: Path, strategy: str, found: int) -> None:
     ranks = {
