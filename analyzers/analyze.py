@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.crash.job_crash import job_crash
 from perfscope.analyzers.hang.job_hang import job_hang
 from perfscope.analyzers.read_ranks import Progress, read_ranks
 from perfscope.analyzers.read_roles import RoleReader, unnamed_roles, with_other_roles
@@ -17,6 +18,7 @@ from perfscope.recording import remote
 from perfscope.recording.job import Job, TraceSource
 from perfscope.recording.role_jobs import open_main
 from perfscope.results.communication.inspector import InspectorRow
+from perfscope.results.ending.crash import Crash
 from perfscope.results.hang import Hang
 from perfscope.results.history import History
 from perfscope.results.memory.snapshots import MemorySnapshots
@@ -68,17 +70,18 @@ def analyze(
                 raise
             return together
         history, failures = _history(job, executor, workers)
-        hang, unread = job_hang(job, executor, workers)
+        crash = job_crash(job, history)
+        hang, unread = (None, ()) if crash is not None else job_hang(job, executor, workers)
         snapshots, inspected, unusable = _beside(job, executor, workers)
         failures += unread + unusable
         if not job.sources and (history is not None or job.stuck or job.snapshots or job.inspector):
-            return _untraced(job, history, hang, snapshots, inspected, failures)
+            return _with_crash(_untraced(job, history, hang, snapshots, inspected, failures), crash)
         try:
             read, ranks = reader.read(job)
         except UnusableInput:
             if hang is None and snapshots is None and not inspected:
                 raise
-            return _untraced(job, history, hang, snapshots, inspected, failures)
+            return _with_crash(_untraced(job, history, hang, snapshots, inspected, failures), crash)
         from perfscope.analyzers.summarize import summarize
 
         ranks.failures += failures
@@ -88,7 +91,7 @@ def analyze(
 
             summary = with_history(summary, history)
         summary = with_other_roles(read, ranks, summary, reader) if role is None else summary
-        return _inspected(_with_hang(summary, hang), inspected)
+        return _inspected(_with_crash(_with_hang(summary, hang), crash), inspected)
 
 
 def _history(job: Job, executor: Executor | None, workers: int | None) -> tuple[History | None, tuple[Failure, ...]]:
@@ -174,6 +177,18 @@ def _with_hang(summary: Summary, hang: Hang | None) -> Summary:
     from perfscope.analyzers.hang.words import verdict
 
     return replace(summary, hang=hang, verdict=verdict(hang))
+
+
+def _with_crash(summary: Summary, crash: Crash | None) -> Summary:
+    """The summary, with the verdict on a job that failed where it did, before that on its recorded steps."""
+    if crash is None:
+        return summary
+    from perfscope.analyzers.crash.words import verdict
+
+    found = verdict(crash)
+    if summary.time_breakdown:
+        found = replace(found, headline=f"{found.headline} Until then: {summary.verdict.headline}")
+    return replace(summary, crash=crash, verdict=found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,22 @@ import dis
 import os
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Final
+
+from perfscope.recording.metadata import CallMetadata, ErrorMetadata
+from perfscope.redact import redact_value
+
+_MOST_CALLS: Final = 64
+"""Innermost calls of a traceback that are described."""
+
+_MOST_CAUSES: Final = 8
+"""Exceptions before an exception that are described."""
+
+_LONGEST_MESSAGE: Final = 1000
+"""Characters."""
 
 
 def at_end(call: Callable[[], None]) -> None:
@@ -51,6 +65,36 @@ def outcome() -> str:
     if isinstance(error, SystemExit):
         return "finished" if error.code in (None, 0) else "exception"
     return "finished" if error is None else "exception"
+
+
+def describe_error(error: BaseException | None) -> ErrorMetadata | None:
+    """What an exception says and where it was raised, without secrets; None of an interrupt or an exit."""
+    if not isinstance(error, Exception):
+        return None
+    calls = [
+        CallMetadata(file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    return ErrorMetadata(
+        type=type(error).__name__,
+        message=_message(error),
+        causes=tuple(f"{type(cause).__name__}: {_message(cause)}" for cause in _causes(error)),
+        calls=tuple(calls[: -_MOST_CALLS - 1 : -1]),
+    )
+
+
+def _message(error: BaseException) -> str:
+    return redact_value(str(error))[:_LONGEST_MESSAGE]
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Those that it was raised from or while handling, the latest first."""
+    cause = error.__cause__ or error.__context__
+    for _ in range(_MOST_CAUSES):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def program_frame() -> FrameType | None:

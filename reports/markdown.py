@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from perfscope.reports.compare import words
-from perfscope.reports.page import advice, hang, overview, run_history, tiles
+from perfscope.reports.page import advice, crash, hang, overview, run_history, tiles
 from perfscope.results.budget import FAILED, PASSED, SKIPPED, UNKNOWN, Check, CheckRow
 from perfscope.results.categories import TimeCategory
 from perfscope.results.comparison import Comparison, Difference, WorkChange
@@ -37,6 +37,8 @@ def of_summary(summary: Summary) -> str:
     lines.append(escaped(" · ".join(overview.identity(summary))))
     if summary.verdict.first_action:
         lines += ["", f"**Do first:** {escaped(summary.verdict.first_action)}"]
+    if summary.crash is not None:
+        lines += ["", *(f"- {escaped(line.strip())}" for line in crash.terminal_lines(summary.crash))]
     if summary.hang is not None:
         lines += ["", escaped(f"{hang.reading(summary.hang)} {hang.certainty(summary.hang)}")]
     numbers = [[tile.label, tile.value, tile.detail] for tile in tiles.tiles(summary)]

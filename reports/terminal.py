@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable
 
-from perfscope.reports.page import advice, gaps, hang, overview, roles, run_history, tiles
+from perfscope.reports.page import advice, crash, gaps, hang, overview, roles, run_history, tiles
 from perfscope.reports.paint import PLAIN, Paint
 from perfscope.results.attribution import attributed_ranks
 from perfscope.results.categories import IDLE, TimeCategory
@@ -38,7 +38,7 @@ def verdict(summary: Summary, paint: Paint = PLAIN) -> str:
         [paint.faint(line) for line in _wrapped(" · ".join(overview.identity(summary)), width)],
         _headline(summary, paint),
         _wrapped(overview.certainty(summary), width),
-        _hang(summary, width),
+        _failed_or_stuck(summary, width),
         _roles(summary, width),
         _numbers(summary, paint),
         _wrapped(run_history.comparison(summary), width),
@@ -82,9 +82,14 @@ def _headline(summary: Summary, paint: Paint) -> list[str]:
     ]
 
 
-def _hang(summary: Summary, width: int) -> list[str]:
-    """Of a job that stands still: the missing ranks, and where in the code ranks are."""
-    lines = hang.terminal_lines(summary.hang) if summary.hang is not None else ()
+def _failed_or_stuck(summary: Summary, width: int) -> list[str]:
+    """Of a job that failed, who failed in consequence; of one that stands still, who is missing, and where ranks are in
+    the code.
+    """
+    lines = (
+        *(crash.terminal_lines(summary.crash) if summary.crash is not None else ()),
+        *(hang.terminal_lines(summary.hang) if summary.hang is not None else ()),
+    )
     return [part for line in lines for part in _wrapped(line, width, indent=4 if line.startswith(" ") else 0)]
 
 

@@ -17,6 +17,8 @@ _THREAD: Final = re.compile(
 )
 _FAULTHANDLER_CALL: Final = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 _PY_SPY_CALL: Final = re.compile(r"^\s+(?P<function>.+?) \((?P<file>[^()]*?):(?P<line>\d{1,9})\)\s*$")
+_UNCAUGHT: Final = re.compile(r"^Uncaught (\w+)$", re.MULTILINE)
+"""What PerfScope's collector writes before the stack of an exception."""
 _LIBRARY: Final = re.compile(
     r"site-packages|dist-packages|[/\\]lib[/\\]python\d|(?:^|[/\\])torch[/\\]|[/\\]torchinductor_|^<|perfscope[/\\]collectors"
 )
@@ -33,6 +35,16 @@ class ThreadStack:
 def read(path: Path) -> tuple[ThreadStack, ...]:
     """The threads in a file. Of several dumps after each other the last one. Raises TraceError as ``opened`` does."""
     return parse(clean(sources.read_head(path, _MAX_BYTES).decode("utf-8", "replace")))
+
+
+def read_uncaught(path: Path) -> tuple[str, tuple[Frame, ...]]:
+    """The class of the exception that ended the process, and the calls at which it was raised, innermost first; an
+    empty name where the file holds none. Raises TraceError as ``opened`` does.
+    """
+    text = clean(sources.read_head(path, _MAX_BYTES).decode("utf-8", "replace"))
+    found = _UNCAUGHT.search(text)
+    thread = main_thread(parse(text[found.end() :])) if found else None
+    return (found[1] if found else ""), (thread.calls if thread is not None else ())
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope._version import __version__
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.cpu import StepTimes, describe_cpu
+from perfscope.collectors.ending import describe_error, uncaught
 from perfscope.collectors.identity import Identity, attempt, rendezvous
 from perfscope.collectors.overrides.log import LOG
 from perfscope.collectors.problems import Problems
@@ -75,6 +76,9 @@ class RunFile:
         self.unsaved = False
         if self._steps_with_ranges:
             steps = dataclasses.replace(steps, backwards_per_step=self._backwards / self._steps_with_ranges)
+        error = None
+        if outcome == "exception":
+            error = self._problems.guard("describing the exception", describe_error, uncaught())
         record = dataclasses.replace(
             self._run,
             steps=steps,
@@ -84,6 +88,8 @@ class RunFile:
             applied=LOG.as_dict(),
             problems=self._problems.as_tuple(),
             outcome=outcome,
+            ended_at="" if outcome == "running" else _now(),
+            error=error,
         )
         save(record, self._path)
 
@@ -116,9 +122,13 @@ def describe_process(identity: Identity, mode: str) -> RunMetadata:
         host=socket.gethostname(),
         cpu_count=len(affinity(0)) if affinity is not None else os.cpu_count(),
         pid=os.getpid(),
-        started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started_at=_now("seconds"),
         # Where the interpreter was installed has nothing to do with the run.
         command=redact_command([os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]]),  # noqa: PTH119 - a mere name
         rendezvous=rendezvous(os.environ),
         environment=performance_environment(os.environ),
     )
+
+
+def _now(precision: str = "milliseconds") -> str:
+    return datetime.now(timezone.utc).isoformat(timespec=precision)

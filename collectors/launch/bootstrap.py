@@ -35,6 +35,12 @@ WATCHED = {
 }
 """Module -> the function of ``perfscope.collectors.capture.attach`` to call once it has been imported."""
 
+LAUNCHER = "torch.distributed.launcher.api"
+"""Module of torchrun and of others that launch as it does."""
+
+NOTE_FAILED = "note_failed_ranks"
+"""Function of ``perfscope.collectors.launch.failed`` to call where an exception ends such a launcher."""
+
 VARIABLE = "PERFSCOPE"
 """Asks for a recording where nothing can be wrapped (``perfscope.collectors.inprocess.variable``)."""
 
@@ -155,10 +161,23 @@ def imported(callback: str) -> None:
             wait_for_training()
         except Exception:
             attach_waiting()  # a torch that is made otherwise; what is wrong with it is reported there
+    elif callback == NOTE_FAILED:
+        note_failed_at_end()
     elif WAITING:
         WAITING.append(callback)
     else:
         attach(callback)
+
+
+def note_failed_at_end() -> None:
+    """This process launches ranks: where an exception ends it, note how they ended."""
+    import atexit
+
+    def ends() -> None:
+        if getattr(sys, "last_value", None) is not None:
+            attach(NOTE_FAILED, "perfscope.collectors.launch.failed")
+
+    atexit.register(ends)
 
 
 def wait_for_training(then: Callable[[], None] | None = None) -> None:
@@ -346,7 +365,7 @@ def main() -> None:
     sys.modules[MODULE_NAME] = sys.modules[__name__]
     if "torch" in sys.modules:
         imported(WATCHED["torch"])
-    waiting = {name: call for name, call in WATCHED.items() if name not in sys.modules}
+    waiting = {name: call for name, call in {**WATCHED, LAUNCHER: NOTE_FAILED}.items() if name not in sys.modules}
     sys.meta_path.insert(0, Watch(waiting, imported))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != FOLDER]
     run_the_users_own()

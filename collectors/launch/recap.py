@@ -10,6 +10,7 @@ from typing import Final
 
 from perfscope.collectors.agreement import Board
 from perfscope.collectors.config import ALWAYS_ON, FAILURES_FILE, CollectorConfig, RankSelection
+from perfscope.collectors.launch.failed import failed_ranks
 from perfscope.collectors.launch.nsys import reports
 from perfscope.recording.history import unpack
 from perfscope.recording.metadata import WITHOUT_OPTIMIZER, RunMetadata, load_run
@@ -63,10 +64,11 @@ def _further(folder: Path, config: CollectorConfig) -> list[str]:
 def _first_job(config: CollectorConfig, exit_code: int) -> list[str]:
     runs = read_runs(config.folder)
     recorded = [run for run in runs if run.captures]
-    stuck = _stuck(config.folder)
+    failed, stuck = failed_ranks(runs), _stuck(config.folder, runs)
     if not recorded:
         found = _without_captures(config, runs) or ([_next(config.folder)] if stuck else [])
-        return [*stuck, *found] or ["nothing was recorded: " + why_nothing(config, runs, exit_code)]
+        nothing = "nothing was recorded: " + why_nothing(config, runs, exit_code)
+        return [*failed, *([*stuck, *found] or [nothing])]
     lines = [f"recorded {_ranks(recorded, config)}, {_steps(recorded)}, {_size(config.folder)} in {config.folder}"]
     cut = [run for run in recorded if not all(capture.complete for capture in run.captures)]
     if cut:
@@ -81,17 +83,18 @@ def _first_job(config: CollectorConfig, exit_code: int) -> list[str]:
         lines.append(f"no trace of {ranks_in_words(stopped)}: stopped before it was written")
     if elsewhere:
         lines.append(f"no trace of {ranks_in_words(elsewhere)} here; if other nodes wrote it, see perfscope gather")
-    return [*lines, *stuck, _next(config.folder)]
+    return [*lines, *failed, *stuck, _next(config.folder)]
 
 
 def _next(folder: Path) -> str:
     return f"next: perfscope analyze {shlex.quote(str(folder))}"
 
 
-def _stuck(folder: Path) -> list[str]:
-    """What ranks that stood still have left, a line; empty without any."""
-    ranks = {rank for path in folder.iterdir() if (rank := rank_of_stacks_file(path)) is not None}
-    return [f"{ranks_in_words(ranks)} stood still or failed, and wrote stacks and last collectives"] if ranks else []
+def _stuck(folder: Path, runs: list[RunMetadata]) -> list[str]:
+    """What ranks that stood still have left, a line; empty without any. Ranks that raised leave the same."""
+    raised = {run.rank for run in runs if run.outcome == "exception"}
+    ranks = {rank for path in folder.iterdir() if (rank := rank_of_stacks_file(path)) is not None} - raised
+    return [f"{ranks_in_words(ranks)} stood still, and wrote stacks and last collectives"] if ranks else []
 
 
 def _without_captures(config: CollectorConfig, runs: list[RunMetadata]) -> list[str]:

@@ -221,6 +221,28 @@ class CpuMetadata:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallMetadata:
+    """Where in the code something was called."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorMetadata:
+    """The exception that ended a process."""
+
+    type: str = ""
+    """Its class."""
+    message: str = ""
+    causes: tuple[str, ...] = ()
+    """``type: message`` of those that it was raised from or while handling, the latest first."""
+    calls: tuple[CallMetadata, ...] = ()
+    """Its traceback, innermost first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunMetadata:
     """Everything one rank knows about its run. Absent knowledge is None or empty, never guessed."""
 
@@ -281,6 +303,12 @@ class RunMetadata:
     """What the collector could not do, one sentence each."""
     outcome: str = "running"
     """``running`` (or killed), ``finished``, ``exception``."""
+    ended_at: str = ""
+    """ISO 8601, UTC; empty while it runs, and where nothing saw its end."""
+    error: ErrorMetadata | None = None
+    """None unless an exception ended it."""
+    exit_code: int | None = field(default=None, metadata=SIGNED)
+    """As torchrun saw it end, where that failed; negative: the signal. Else None."""
 
     def capture(self, number: int) -> CaptureMetadata | None:
         """The capture of a number, which need not be its place: a rank may have missed one."""

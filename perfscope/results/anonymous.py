@@ -93,6 +93,7 @@ def _named(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             found += [("range", text) for text in lane["texts"]]
     for row in (document.get("roles") or {}).get("rows", ()):
         found += [("range", text) for text in row["phases"]]
+    found += [("file", PurePosixPath(name).name) for kind, name in found if kind == "file"]  # as sentences name them
     own = [(kind, name) for kind, name in found if not _FRAMEWORKS.match(name)]
     yield from sorted(own, key=lambda one: one[0] != "host")
 

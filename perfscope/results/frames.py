@@ -13,6 +13,7 @@ from perfscope.results import rows, tables
 from perfscope.results.columns import Table
 from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost, SavingRow
+from perfscope.results.ending.crash import RankEnd
 from perfscope.results.fields import Us
 from perfscope.results.findings import Evidence, Finding
 from perfscope.results.hang import Hang, HangCallSite, HangLastSeen, HangMismatch, HangVictim
@@ -207,6 +208,7 @@ class Frames:
     hang_mismatches = Table(
         HangMismatch, "Collectives that ranks did not issue alike.", "hang.mismatches", each=("variants",)
     )
+    crash = Table(RankEnd, "How the ranks of a failed job ended, those of the cause first.", "crash.ends")
     inspector = Table(
         InspectorRow,
         "Collectives as NCCL Inspector logged them, by communicator, kind and size.",

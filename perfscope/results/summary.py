@@ -19,6 +19,7 @@ from perfscope.results import rows, tables
 from perfscope.results.communication.inspector import InspectorRow
 from perfscope.results.cost import Cost
 from perfscope.results.display import Displayed
+from perfscope.results.ending.crash import Crash
 from perfscope.results.fields import document_of
 from perfscope.results.findings import Finding, Findings
 from perfscope.results.hang import Hang
@@ -84,6 +85,7 @@ class Summary(Displayed):
     pipeline: Annotated[tables.Pipeline | None, "None where the job has no pipeline."] = None
     history: Annotated[History | None, "None where the recording holds no step history."] = None
     hang: Annotated[Hang | None, "None where the job did not hang, or left no dumps and no stacks."] = None
+    crash: Annotated[Crash | None, "None where no rank is known to have failed for a reason of its own."] = None
     inspector: Annotated[
         tuple[InspectorRow, ...], "Collectives as NCCL Inspector logged them; empty without logs."
     ] = ()

@@ -103,7 +103,7 @@ def certainty(summary: Summary) -> str:
     sentences = []
     if summary.hang is not None:
         sentences.append(hang.certainty(summary.hang))
-    elif summary.findings and not summary.verdict.healthy:
+    elif summary.findings and not summary.verdict.healthy and summary.crash is None:
         sentences.append(f"{summary.findings[0].confidence.capitalize()} confidence.")
     if job.ranks and (summary.time_breakdown or summary.history is not None):
         sentences.append(f"Based on {_basis(summary)}.")

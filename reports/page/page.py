@@ -25,6 +25,7 @@ from perfscope.reports.page import (
     breakdown,
     charts,
     communication,
+    crash,
     evidence,
     gaps,
     hang,
@@ -90,7 +91,7 @@ def _values(summary: Summary) -> dict[str, Any]:
     return {
         "summary": summary,
         "traced": traced,
-        "advised": bool(cards) or (traced and summary.hang is None),
+        "advised": bool(cards) or (traced and summary.hang is None and summary.crash is None),
         "evidenced": traced or summary.history is not None,
         "communicates": bool(
             summary.collectives or "overlap" in figures or (rows and job.world_size != 1 < len(job.ranks))
@@ -144,6 +145,7 @@ def _values(summary: Summary) -> dict[str, Any]:
         "system_tables": system.system_tables(summary),
         **kernels.values(summary),
         **pipeline.values(summary),
+        **crash.values(summary),
         **hang.values(summary),
         **snapshots.values(summary),
         **roles.values(summary),

@@ -47,15 +47,17 @@ def holds(recording: Recording, rank: int, *, to_the_last: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message", "outcome"),
+    ("how", "message", "outcome", "cause", "code"),
     [
         # `os._exit` and a kill run nothing of ours; the peers fail in their next collective or are terminated.
-        ("exit", "exitcode  : 3", "running"),
-        ("kill", "Signal 9", "running"),
-        ("raise", "RuntimeError: the training crashed", "exception"),
+        ("exit", "exitcode  : 3", "running", "exit", 3),
+        ("kill", "Signal 9", "running", "signal", -9),
+        ("raise", "RuntimeError: the training crashed", "exception", "exception", 1),
     ],
 )
-def test_a_rank_that_ends_leaves_what_was_complete(tmp_path: Path, how: str, message: str, outcome: str) -> None:
+def test_a_rank_that_ends_leaves_what_was_complete(
+    tmp_path: Path, how: str, message: str, outcome: str, cause: str, code: int
+) -> None:
     recording = ending(tmp_path / "r", how)
     assert recording.exit_code == 1
     assert message in recording.err
@@ -68,6 +70,11 @@ def test_a_rank_that_ends_leaves_what_was_complete(tmp_path: Path, how: str, mes
     summary = analyze(recording.folder)
     assert summary.job.steps == (2, 3)
     assert summary.job.exit_code == 1
+    assert summary.crash is not None
+    first = summary.crash.ends[0]
+    assert (summary.crash.cause_ranks, first.how, first.exit_code) == ((1,), cause, code)
+    assert first.message == ("the training crashed" if how == "raise" else None)
+    assert f"rank 1 {first.in_words().partition(' (')[0]}" in recording.messages
 
 
 def test_a_collective_that_times_out_leaves_the_history_to_the_last_step(tmp_path: Path) -> None:
@@ -79,6 +86,7 @@ def test_a_collective_that_times_out_leaves_the_history_to_the_last_step(tmp_pat
     holds(recording, 0, to_the_last=True)
     holds(recording, 1, to_the_last=False)
     assert recording.run(0).outcome == "exception"
+    assert analyze(recording.folder).crash is None, "rank 0 waited for rank 1, of which nothing is known"
 
 
 def test_an_elastic_restart_keeps_both_attempts(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from perfscope.collectors.agreement import Board, open_board
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.launch.recap import _options_for, recap
 from perfscope.recording.history import Block, pack
-from perfscope.recording.metadata import CaptureMetadata, RunMetadata, StepsMetadata, save
-from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, steps_file, trace_file
+from perfscope.recording.metadata import CaptureMetadata, ErrorMetadata, RunMetadata, StepsMetadata, save
+from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, stacks_file, steps_file, trace_file
 
 
 @pytest.fixture
@@ -66,6 +66,24 @@ def test_a_slow_step_whose_capture_did_not_come_is_told_from_none(config: Collec
         if planned
         else "no step took 1.5x the median, so no capture was made"
     )
+
+
+def test_which_ranks_failed_which_were_killed_and_which_stood_still(config: CollectorConfig) -> None:
+    """Ranks that raised leave stacks as well; what a launcher ended afterwards is not named."""
+    error = ErrorMetadata(type="ValueError", message="bad batch\nof two lines")
+    raised = dataclasses.replace(rank(1), outcome="exception", error=error, ended_at="2026-11-28T03:35:22.1+00:00")
+    late = dataclasses.replace(raised, rank=2, ended_at="2026-11-28T03:35:23.1+00:00")
+    killed = dataclasses.replace(rank(3), outcome="running", exit_code=-9, ended_at="2026-11-28T03:35:22+00:00")
+    stuck = dataclasses.replace(rank(0), outcome="running", exit_code=-15)
+    for run in (raised, late, killed, stuck):
+        leave(config, run)
+    for number in (0, 1, 2):
+        stacks_file(config.folder, number).touch()
+    assert recap(config, 1)[1:-1] == [
+        "rank 3 ended by signal 9",
+        "ranks 1, 2 raised ValueError: bad batch",
+        "rank 0 stood still, and wrote stacks and last collectives",
+    ]
 
 
 def test_missing_and_cut_ranks_are_named(config: CollectorConfig) -> None:

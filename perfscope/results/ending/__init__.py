@@ -1,0 +1,1 @@
+"""How a job ended, where it failed: ``crash``."""
