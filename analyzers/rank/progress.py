@@ -266,6 +266,8 @@ def _queued_on_device(work: DeviceWork, is_communication: Bool, collectives: Col
     Example: four buckets of gradients, the first ready at 5. The others reduce it only from 20 on, so the rest follow
     then; the backward ended at 11. The buckets are taken to be ready at 5, 7, 9 and 11.
     """
+    if len(collectives) == 0:
+        return collectives.start_ns
     ready = collectives.start_ns.copy()
     done, ended = np.sort(work.end_ns[~is_communication]), np.sort(collectives.end_ns)
     order = np.lexsort((collectives.start_ns, collectives.stream))

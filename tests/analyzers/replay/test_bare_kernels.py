@@ -119,6 +119,16 @@ def test_a_slow_rank_costs_what_it_takes_longer(
     assert lost_us(tmp_path, [2]) == pytest.approx(truth, rel=0.02)
 
 
+def test_a_rank_that_communicates_with_nobody(tmp_path: Path) -> None:
+    write(Scene(), tmp_path)
+    trace = json.loads((tmp_path / "rank_0.json").read_text())
+    alone = [event for event in trace["traceEvents"] if not event["name"].startswith("nccl")]
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "trace.json").write_text(json.dumps({"traceEvents": alone}))
+    summary = perfscope.analyze(tmp_path / "alone")
+    assert summary.time_breakdown[0].compute_us == pytest.approx(BLOCKS * 1200 + 300)
+
+
 def test_ranks_without_a_slow_one_are_equals(tmp_path: Path) -> None:
     write(Scene(slow=1.0), tmp_path)
     assert perfscope.analyze(tmp_path).stragglers == ()
