@@ -16,6 +16,10 @@ CLOSE: Final = 0.05
 """Relative error up to which a prediction counts as close."""
 
 
+SEVERAL: Final = 3
+"""Predictions from which their share that is close says anything. All of them count for the range."""
+
+
 @dataclass(frozen=True)
 class Accuracy:
     """Predictions of one kind of change that were compared with the truth: all of them, those within 5 % of it, those
@@ -106,11 +110,9 @@ def accuracy_in_words(settings: Iterable[str]) -> str:
     if not kinds:
         return ""
     worst = min(kinds, key=lambda name: _all(name).close / _all(name).made)
-    where = [
-        f"{one.close} of {one.made} {what}"
-        for one, what in ((_simulated(worst), "simulated jobs"), (REAL.get(worst, NONE), "real trainings"))
-        if one.made
-    ]
+    made = ((_simulated(worst), "simulated jobs"), (REAL.get(worst, NONE), "real trainings"))
+    most = max(one.made for one, _ in made)
+    where = [f"{one.close} of {one.made} {what}" for one, what in made if one.made >= min(SEVERAL, most)]
     every = _all(worst)
     return (
         f"Predictions of {worst} so far: within {CLOSE:.0%} of the true step time in {' and '.join(where)}; "

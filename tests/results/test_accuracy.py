@@ -65,6 +65,15 @@ def test_of_several_changes_the_least_accurate_kind_is_named() -> None:
     assert re.search(rf"between low and high in {made.inside} of {made.made}\.$", text)
 
 
+def test_one_training_makes_no_share() -> None:
+    text = accuracy_in_words(["rank.3"])
+    assert REAL["rank.N"].made == 1
+    assert "real trainings" not in text
+    assert "real trainings" in accuracy_in_words(["zero.stage"])
+    alone = next(name for name, real in REAL.items() if name not in SIMULATED and name not in EMULATED)
+    assert f"{REAL[alone].made} real trainings" in accuracy_in_words([alone])
+
+
 def test_a_kind_that_was_never_compared_says_so() -> None:
     assert (
         accuracy_in_words(["host.pauses"]) == "No prediction of host.pauses has been compared with a measured step yet."
