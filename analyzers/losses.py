@@ -72,6 +72,11 @@ _COMPILING: Final = (
     "TORCH_LOGS=recompiles names what is compiled again"
 )
 
+_UNSIZED: Final = (
+    "look at the transport that NCCL uses (NCCL_DEBUG=INFO names NVLink, InfiniBand or sockets); sizes of collectives, "
+    "which perfscope run records, would show their bandwidth"
+)
+
 _ALL_RANKS: Final = "record all ranks to tell waiting from transfers"
 
 
@@ -143,7 +148,15 @@ def where_to_look(category: str, summary: Summary) -> str:
         return _FIRST_USE
     if category == "idle_host" and not summary.operators:
         return "look at what the host does then: record its operators too (ProfilerActivity.CPU; perfscope run does)"
+    if category == _TRANSFER and _is_unsized(summary):
+        return _UNSIZED
     return f"look at {_LOOK[category].format(stacks=recorder)}"
+
+
+def _is_unsized(summary: Summary) -> bool:
+    """Do devices communicate, and nothing says how much?"""
+    rows = summary.collectives
+    return bool(rows) and "CPU" not in summary.job.devices and not any(row.bytes for row in rows)
 
 
 def launches_few(summary: Summary) -> bool:

@@ -144,6 +144,13 @@ class RuleContext:
         return uses_torch_ddp(self.info, self.runs)
 
     @property
+    def reduced_by_unknown(self) -> bool:
+        """Do traces of another tool show that gradients are all-reduced, and not by what: torch's
+        DistributedDataParallel, or the user's own code?
+        """
+        return not self.runs and self.info.strategies == ("data",)
+
+    @property
     def framework(self) -> str:
         """The framework that the user writes settings for: ``megatron``, ``transformers``, ``lightning``, ``fabric``
         (Lightning's, whose loop is the user's own), ``accelerate``, ``deepspeed`` or ``torch``.
@@ -203,6 +210,15 @@ class RuleContext:
     def exposed_transfer_us(self) -> float:
         """Exposed transfer per step, median over the ranks."""
         return self.typical_us("exposed_comm_transfer")
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of all ranks' communication that compute overlaps, or of their compute where that is less: more cannot
+        be overlapped. 0 without any.
+        """
+        rows = self.summary.time_breakdown
+        most = min(sum(row.comm_us for row in rows), sum(row.compute_us for row in rows))
+        return sum(row.hidden_comm_us for row in rows) / most if most else 0.0
 
     @property
     def exposed_share(self) -> float:

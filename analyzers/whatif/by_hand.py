@@ -30,6 +30,8 @@ from perfscope.trace.trace import Float64
 
 MANY: Final = 8
 """All-reduces of a step below which no loop over the parameters is at work."""
+_LARGE: Final = FIRST_BUCKET
+"""Bytes from which fewer are gradients, too, where they are all of the step's: several in one tensor each."""
 _CAP: Final = 25 * MIB
 """DistributedDataParallel's default bucket."""
 _BETWEEN: Final = 0.05
@@ -76,8 +78,10 @@ def _reduce(schedules: EditableSchedules, context: Context, name: str, value: st
         raise CannotReplay(f"{name}: the recorded steps or ranks reduce different gradients")
     sizes = loops[0].sizes
     total = float(sum(sizes))
+    # Few large tensors hold several gradients each, whose sizes are not known.
+    parameters = sizes[::-1] if len(sizes) >= MANY else None
     # Gradients become ready from the last parameter to the first.
-    ends = [total] if value == "flat" else bucket_ends(total, FIRST_BUCKET, _CAP, sizes[::-1])
+    ends = [total] if value == "flat" else bucket_ends(total, FIRST_BUCKET, _CAP, parameters)
     alone = alone_share(context, loops[0].reduced[0].collective.group)
     collectives: dict[tuple[int, int, int], Collective] = {}
     # A host that no loop delays launches the rest earlier.
@@ -123,7 +127,7 @@ def _loop_of(step_ops: StepOps, group: int | None) -> _Loop | None:
         and own.bytes
     }
     row = _without_scalars({place: own for place, own in places.items() if own.after_backward})
-    return _the_loop(step_ops, row) or _late_row(step_ops, places)
+    return _the_loop(step_ops, row, places) or _late_row(step_ops, places)
 
 
 def _without_scalars(row: dict[int, RankOp]) -> dict[int, RankOp]:
@@ -133,22 +137,25 @@ def _without_scalars(row: dict[int, RankOp]) -> dict[int, RankOp]:
 
 
 def _late_row(step_ops: StepOps, places: dict[int, RankOp]) -> _Loop | None:
-    if len(places) < MANY:
+    if not places:
         return None
     compute = np.cumsum([op.own_ns[TimeCategory.COMPUTE] for op in step_ops.ops])
     whole = float(compute[-1])
     apart = np.flatnonzero(np.diff(compute[list(places)]) > _BETWEEN * whole)
     row = max(np.split(np.array(list(places)), apart + 1), key=len).tolist()
-    loop = _the_loop(step_ops, {place: places[place] for place in row})
+    loop = _the_loop(step_ops, {place: places[place] for place in row}, places)
     if loop is None:
         return None
     before, inside = float(compute[loop.first]), float(compute[loop.last] - compute[loop.first])
     return None if inside > _INSIDE * whole or before < _BEFORE * whole else loop
 
 
-def _the_loop(step_ops: StepOps, row: dict[int, RankOp]) -> _Loop | None:
-    """The loop of these all-reduces (by their places), with the waits for them; None where they are few."""
-    if len(row) < MANY:
+def _the_loop(step_ops: StepOps, row: dict[int, RankOp], places: dict[int, RankOp]) -> _Loop | None:
+    """The loop of these all-reduces (by their places), with the waits for them; None where they are few of the step's
+    ``places``, or small.
+    """
+    are_all = row.keys() == _without_scalars(places).keys()
+    if len(row) < MANY and not (are_all and min((own.bytes for own in row.values()), default=0) >= _LARGE):
         return None
     last = max([max(row), *step_ops.places(OpKind.WAIT, set(row.values()))])
     return _Loop(step_ops.rank, step_ops.step, tuple(row.values()), min(row), last)

@@ -16,7 +16,7 @@ from perfscope.analyzers.verdict import verdict
 from perfscope.results.categories import CATEGORIES
 from perfscope.results.findings import Action, Finding, Obtained, Prediction, code
 from perfscope.results.notes import note
-from perfscope.results.rows import PathRow, StragglerRow, Verdict
+from perfscope.results.rows import CollectiveRow, PathRow, StragglerRow, Verdict
 from perfscope.results.tables import LaunchRow, OperatorRow
 from tests.analyzers.job.pipelines.pipeline_jobs import FOUR, made, pipeline, waiting
 from tests.analyzers.rules.jobs import STEP_US, breakdown, changed, context, kernel, starved
@@ -417,3 +417,14 @@ def test_a_job_in_graphs_without_their_kernels_is_not_called_healthy():
     assert not found.healthy
     assert "outside CUDA graphs, which take 70%" in found.headline
     assert judged(context(breakdown(0), kernels=(kernel("gemm", 30_000, share=1.0),))).healthy
+
+
+@pytest.mark.parametrize(("size", "asks"), [(None, True), (25 << 20, False)])
+def test_transfers_of_unknown_size_have_a_transport_to_look_at(size: int | None, asks: bool) -> None:
+    row = CollectiveRow(
+        group="0", ranks=(0,), kind="all_reduce", dtype=None, bytes=size, count=8, transfer_us=8_000.0, wait_us=0.0,
+        algbw_gbps=None, busbw_gbps=None, last_arriver={},
+    )  # fmt: skip
+    verdict = judged(context(breakdown(0, exposed_comm_transfer=60_000), collectives=(row,)))
+    assert verdict.first_action is not None
+    assert ("NCCL_DEBUG=INFO" in verdict.first_action) is asks

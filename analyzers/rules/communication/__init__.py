@@ -1,8 +1,10 @@
 """Rules on communication: is it exposed, and which setting of the wrapper or of NCCL overlaps or shortens it?
 
-In: a ``RuleContext``. Out: a finding, or None. Most rules look at ``traffic``, what a group of ranks sends per step.
-DDP: ``ddp_buckets``, ``ddp_buffers``, ``bucket_view``, ``no_sync``, ``gradient_compression`` and
-``unused_parameters``, which write their settings with ``ddp_arguments``. FSDP: ``fsdp_no_sync``, ``fsdp_prefetch``.
+In: a ``RuleContext``. Out: a finding, or None. Most rules look at ``traffic``, what a group of ranks sends per step, or
+at ``reductions``, the all-reduces of gradients, whose sizes need not be known. DDP: ``ddp_buckets`` (bounded by
+``small_buckets`` where latency is not known), ``ddp_buffers``, ``bucket_view``, ``no_sync``, ``gradient_compression``
+and ``unused_parameters``, which write their settings with ``ddp_arguments``. FSDP: ``fsdp_no_sync``, ``fsdp_prefetch``.
 DeepSpeed: ``deepspeed_buckets``. Megatron: ``megatron_overlap`` and ``tensor_parallel_span``. NCCL itself:
-``nccl_environment``. What loops write out: ``gradients_by_hand``, ``loop_collectives``.
+``nccl_environment``. What loops write out: ``gradients_by_hand``, ``loop_collectives``; what may be either:
+``late_gradients``.
 """

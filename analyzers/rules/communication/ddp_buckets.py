@@ -12,6 +12,7 @@ from math import ceil, sqrt
 from typing import Final
 
 from perfscope.analyzers.rules.communication.ddp_arguments import written
+from perfscope.analyzers.rules.communication.small_buckets import bounded
 from perfscope.analyzers.rules.communication.traffic import CollectiveTraffic, traffic
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.bucketing import DEFAULT_CAP, MIB, bucket_cap
@@ -47,6 +48,11 @@ class _BucketSize:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no DDP, too little exposed, or nothing to gain by another size."""
+    return _modelled(job) or bounded(job, RULE)
+
+
+def _modelled(job: RuleContext) -> Finding | None:
+    """By the cost model and by replays."""
     # Gradients travel in the group that moves the most.
     buckets = traffic(job, "all_reduce") if job.torch_ddp else None
     if buckets is None:

@@ -25,13 +25,20 @@ LONG_US: Final = 200.0
 _NO_BF16: Final = ("V100", "T4", "P100", "RTX 20", "Quadro RTX")
 """Devices without bf16 arithmetic: these take fp16."""
 _HOOKS: Final = {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"}
+_TYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+_BY_HAND: Final = """\
+for gradient in (p.grad for p in model.parameters() if p.grad is not None):
+    sent = gradient.to(torch.{dtype}) / torch.distributed.get_world_size()
+    torch.distributed.all_reduce(sent)
+    gradient.copy_(sent)"""
+"""What to type without DDP."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
-    """The finding, or None: no fp32 gradients of DDP, or overlapped, latency-bound or compressed ones; on CPUs also
-    where sums in 16 bits may take what the transfer saves.
+    """The finding, or None: no fp32 gradients of DDP, or of what may be DDP, or overlapped, latency-bound or compressed
+    ones; on CPUs also where sums in 16 bits may take what the transfer saves.
     """
-    if not job.torch_ddp or setting(job, "comm_hook"):
+    if not (job.torch_ddp or job.reduced_by_unknown) or setting(job, "comm_hook"):
         return None
     gradients = traffic(job, "all_reduce")
     if job.exposed_transfer_us < SHARE * job.step_time_us or not _are_large(job, gradients):
@@ -65,9 +72,9 @@ def evaluate(job: RuleContext) -> Finding | None:
             ),
         ),
         action=Action(
-            setting="DDP communication hook",
-            old="none",
-            new=_HOOKS[dtype],
+            setting="DDP communication hook" if job.torch_ddp else "type of the gradients on the wire",
+            old="none" if job.torch_ddp else "fp32",
+            new=_HOOKS[dtype] if job.torch_ddp else dtype,
             how=_how(job, dtype),
             costs="Precision: gradients are rounded to 16 bits before the reduction"
             + (" (fp16 also overflows beyond 65,504)" if dtype == "fp16" else "")
@@ -99,8 +106,11 @@ def _how(job: RuleContext, dtype: str) -> str:
         return accelerator_ddp(kind, "DDPCommunicationHookType")
     if used == "lightning":
         return lightning_ddp(used, f"ddp_comm_hook=default_hooks.{hook}", imported)
+    loop = "\nIn a loop of your own:\n" + code("python", _BY_HAND.format(dtype=_TYPES[dtype]))
     # Fabric passes on methods of the user's own model, not those of the wrapper in between.
     wrapper = "model._forward_module" if used == "fabric" else "model"
-    return "On the DistributedDataParallel model, before the first step:\n" + code(
-        "python", f"{imported}{wrapper}.register_comm_hook(state=None, hook=default_hooks.{hook})"
+    return (
+        "On the DistributedDataParallel model, before the first step:\n"
+        + code("python", f"{imported}{wrapper}.register_comm_hook(state=None, hook=default_hooks.{hook})")
+        + ("" if job.torch_ddp else loop)
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perfscope.analyzers.rules.communication.traffic import traffic
+from perfscope.analyzers.rules.communication.reductions import GradientReductions, reductions
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
 from perfscope.frozen import dataclass
@@ -28,12 +28,12 @@ CLOSE: Final = 0.02
 _WRAPPED: Final = {"ddp", "fsdp", "zero1", "zero2", "zero3", "tensor", "pipeline"}
 """Strategies that reduce gradients themselves."""
 
-_DDP: Final = (
+LET_DDP: Final = (
     "DDP averages the gradients in loss.backward(): take the loop of all_reduce calls out, and before the training "
     "loop:\n"
 ) + code("python", "model = torch.nn.parallel.DistributedDataParallel(model)")
 _ACCUMULATED: Final = "\nAll micro-batches but the last run under `with model.no_sync():`, forward and backward."
-_FLAT: Final = code(
+FLAT: Final = code(
     "python",
     "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
     "flat = torch._utils._flatten_dense_tensors(grads)\n"
@@ -41,17 +41,6 @@ _FLAT: Final = code(
     "flat.div_(torch.distributed.get_world_size())\n"
     "torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat, grads))",
 )
-
-
-@dataclass(frozen=True)
-class _Reduced:
-    """All-reduces of one group, per step; ``bytes`` and ``alpha_us`` (latency of one) are None where not known."""
-
-    group: str
-    ranks: tuple[int, ...]
-    count: float
-    bytes: float | None = None
-    alpha_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,18 +55,10 @@ class _Way:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: something else reduces the gradients, in few all-reduces, or little would be saved."""
-    reduced = _reduced(job)
-    if (
-        reduced is None
-        or reduced.count < MANY
-        or _WRAPPED & set(job.info.strategies)
-        or not _of_gradients(job, reduced)
-    ):
+    reduced = reductions(job)
+    if reduced is None or reduced.count < MANY or _WRAPPED & set(job.info.strategies) or job.hidden_share > OVERLAPPED:
         return None
     rows = job.summary.time_breakdown
-    communication = sum(row.comm_us for row in rows)
-    if sum(row.hidden_comm_us for row in rows) > OVERLAPPED * communication:
-        return None
     ways = _replayed(job) or _bounded(job, reduced)
     best = ways[0]
     if best.saved_us < SHARE * job.step_time_us:
@@ -109,29 +90,6 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
-def _reduced(job: RuleContext) -> _Reduced | None:
-    """The busiest group's all-reduces; without sizes, those of the group that has most of them alike."""
-    rows = [row for row in job.summary.collectives if row.kind == "all_reduce"]
-    if not rows or job.steps == 0:
-        return None
-    sized = traffic(job, "all_reduce")
-    group = sized.group if sized is not None else max(rows, key=lambda row: row.count).group
-    # Those of biases and norms are small, and many.
-    mine = [row for row in rows if row.group == group]
-    return _Reduced(
-        group=group,
-        ranks=tuple(sorted({rank for row in mine for rank in row.ranks})),
-        count=sum(row.count for row in mine) / job.steps,
-        bytes=sized.bytes if sized is not None else None,
-        alpha_us=sized.alpha_us if sized is not None else None,
-    )
-
-
-def _of_gradients(job: RuleContext, reduced: _Reduced) -> bool:
-    """Does the group reduce gradients, as far as its collectives show?"""
-    return any(group.name == reduced.group and group.role == "data" for group in job.summary.groups)
-
-
 def _replayed(job: RuleContext) -> list[_Way]:
     """Both changes, the one to make first; empty where they cannot be replayed."""
     ways = []
@@ -144,7 +102,7 @@ def _replayed(job: RuleContext) -> list[_Way]:
     return ways
 
 
-def _bounded(job: RuleContext, reduced: _Reduced) -> list[_Way]:
+def _bounded(job: RuleContext, reduced: GradientReductions) -> list[_Way]:
     """What overlapping all of them would save, and what the latencies of all but one are."""
     latencies_us = (reduced.count - 1) * (reduced.alpha_us or 0.0)
     return [_Way("ddp", job.exposed_transfer_us), _Way("flat", min(latencies_us, job.exposed_transfer_us))]
@@ -153,7 +111,7 @@ def _bounded(job: RuleContext, reduced: _Reduced) -> list[_Way]:
 def _how(job: RuleContext, ways: list[_Way]) -> str:
     """The first way, then the other."""
     accumulates = job.info.batches_per_step is not None and job.info.batches_per_step > 1
-    texts = {"ddp": _DDP + (_ACCUMULATED if accumulates else ""), "flat": _FLAT}
+    texts = {"ddp": LET_DDP + (_ACCUMULATED if accumulates else ""), "flat": FLAT}
     first, *others = ways
     lines = [texts[first.name]]
     for other in others:

@@ -2,7 +2,8 @@
 
 Variables are reported where exposed transfer takes part of the step. Without one, the bus bandwidth of large
 collectives is compared with the link: inside a host NVLink, between hosts 25 Gbit/s Ethernet, which a machine with such
-devices hardly has for its network. Sources: NCCL documentation, "Environment Variables"
+devices hardly has for its network. Where hosts are not recorded, it must be slow for either: below what one adapter of
+100 Gbit/s gives. Sources: NCCL documentation, "Environment Variables"
 (``NCCL_ALGO``: "not recommended to be set"); nccl-tests ``doc/PERFORMANCE.md`` for bus bandwidth.
 """
 
@@ -31,6 +32,8 @@ A100), and half of that where many kernels compete."""
 REACHABLE: Final = 0.75
 BETWEEN_HOSTS_GBPS: Final = 3.1
 """25 Gbit/s Ethernet."""
+_ADAPTER_GBPS: Final = 4 * BETWEEN_HOSTS_GBPS
+"""100 Gbit/s: hosts of devices with NVLink have at least one such adapter, and most a faster one for each device."""
 
 _NVLINK_GBPS: Final = (
     (re.compile(r"\bV100\b.*SXM"), 150.0),
@@ -60,7 +63,8 @@ class _Slow:
     row: CollectiveRow
     link_gbps: float
     link: str
-    between_hosts: bool
+    between_hosts: bool | None
+    """None where hosts are not recorded: then the link is the device's own, and even one adapter is faster."""
 
     @property
     def busbw_gbps(self) -> float:
@@ -77,7 +81,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if not variables and (slow is None or exposed < SHARE * job.step_time_us):
         return None
     # The network between hosts is not known, so a low bandwidth alone is a hint.
-    guessed = not variables and slow is not None and slow.between_hosts
+    guessed = not variables and slow is not None and slow.between_hosts is not False
     saved = exposed * (1 - slow.busbw_gbps / slow.link_gbps) if slow and not variables else exposed
     return job.finding(
         RULE,
@@ -95,6 +99,11 @@ def _title(variables: tuple[_Variable, ...], slow: _Slow | None, share: float) -
         named = ", ".join(f"{variable.name}={variable.value}" for variable in variables)
         return f"{named} limits NCCL: exposed transfer takes {share:.0%} of the step"
     assert slow is not None
+    if slow.between_hosts is None:
+        return (
+            f"NCCL reaches {slow.busbw_gbps:.3g} GB/s; NVLink has {slow.link_gbps:g} inside a host, one adapter of "
+            f"100 Gbit/s {_ADAPTER_GBPS:g} between hosts: exposed transfer takes {share:.0%} of the step"
+        )
     return (
         f"NCCL reaches {slow.busbw_gbps:.3g} of {slow.link_gbps:g} GB/s ({slow.link}): exposed transfer takes "
         f"{share:.0%} of the step"
@@ -108,6 +117,8 @@ def _evidence(job: RuleContext, variables: tuple[_Variable, ...], slow: _Slow | 
         what = f"bus bandwidth of {slow.row.kind} of {byte_size(slow.row.bytes or 0)}"
         rows.append(Evidence(what, slow.busbw_gbps, "GB/s", slow.row.ranks))
         rows.append(Evidence(f"{slow.link}, one direction", slow.link_gbps, "GB/s"))
+        if slow.between_hosts is None:
+            rows.append(Evidence("one adapter of 100 Gbit/s, between hosts", _ADAPTER_GBPS, "GB/s"))
     return tuple(rows)
 
 
@@ -116,7 +127,8 @@ def _action(variables: tuple[_Variable, ...], slow: _Slow | None) -> Action:
         how = code("shell", "\n".join(f"unset {variable.name}  # {variable.why}" for variable in variables))
         return Action(setting=variables[0].name, old=variables[0].value, new=None, how=how)
     assert slow is not None
-    how = _BETWEEN if slow.between_hosts else _INSIDE
+    hows = {True: _BETWEEN, False: _INSIDE, None: f"{_COMPARE}\nInside a host: {_INSIDE}\nBetween hosts: {_BETWEEN}"}
+    how = hows[slow.between_hosts]
     return Action(setting="NCCL's transport", old=f"{slow.busbw_gbps:.3g} GB/s", new=None, how=how)
 
 
@@ -127,6 +139,11 @@ def _whatif(job: RuleContext, slow: _Slow | None) -> dict[str, str]:
     return {"network.bandwidth": f"{REACHABLE * slow.link_gbps / slow.busbw_gbps:.3g}x"}
 
 
+_COMPARE: Final = (
+    "Find out which transport NCCL uses (NCCL_DEBUG=INFO: NVLink, PCIe, InfiniBand or sockets), and check that "
+    "NCCL_IB_DISABLE, NCCL_P2P_DISABLE and NCCL_SHM_DISABLE are not set; all_reduce_perf of nccl-tests shows what the "
+    "devices reach without the job."
+)
 _INSIDE: Final = (
     "Run once with NCCL_DEBUG=INFO and look at how channels connect: 'via P2P' is NVLink or PCIe, 'via SHM' and "
     "'via NET' are slower. nvidia-smi topo -m must show NV# between the devices; containers need --ipc=host (or a "
@@ -196,9 +213,12 @@ def _against_link(job: RuleContext, row: CollectiveRow, across_hosts: bool | Non
         next((gbps for pattern, gbps in _NVLINK_GBPS if pattern.search(device) and " MIG " not in device), None)
         for device in job.info.devices
     ]
-    if len(nvlink) != 1 or nvlink[0] is None or across_hosts is None or row.busbw_gbps is None:
+    if len(nvlink) != 1 or nvlink[0] is None or row.busbw_gbps is None:
         return None
+    if across_hosts is None:
+        slow = row.busbw_gbps < min(_ADAPTER_GBPS, FAR * nvlink[0])
+        return _Slow(row, nvlink[0], "NVLink", between_hosts=None) if slow else None
     if across_hosts:
         slow = row.busbw_gbps < BETWEEN_HOSTS_GBPS
-        return _Slow(row, 4 * BETWEEN_HOSTS_GBPS, "one adapter of 100 Gbit/s", between_hosts=True) if slow else None
+        return _Slow(row, _ADAPTER_GBPS, "one adapter of 100 Gbit/s", between_hosts=True) if slow else None
     return _Slow(row, nvlink[0], "NVLink", between_hosts=False) if row.busbw_gbps < FAR * nvlink[0] else None

@@ -23,7 +23,8 @@ FREE: Final = 0.5
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: communication is overlapped, or gradients are not all-reduced once per batch."""
-    if "ddp" not in job.info.strategies or job.exposed_transfer_us < SHARE * job.step_time_us:
+    once_per_batch = "ddp" in job.info.strategies or job.reduced_by_unknown
+    if not once_per_batch or job.exposed_transfer_us < SHARE * job.step_time_us:
         return None
     change = {"batch.accumulation": "2"}
     replayed = job.replayed(change, SHARE)
@@ -92,9 +93,11 @@ def _how(job: RuleContext, new: str | None, *, grows: bool) -> str:
             "deepspeed": in_deepspeed(f'{{"gradient_accumulation_steps": {new}}}'),
         }
         plain = code("python", _ACCUMULATED.format(count=new))
+        plain = f"{_MAY_BE_DDP}\n{plain}" if job.reduced_by_unknown else plain
     return f"{names.get(used, plain)}\n{basis}"
 
 
+_MAY_BE_DDP: Final = "With DistributedDataParallel as follows; a loop of your own reduces after the last batch only:"
 _ACCUMULATED: Final = """\
 from contextlib import nullcontext
 for number, batch in enumerate(loader, 1):

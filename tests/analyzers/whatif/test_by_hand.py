@@ -69,3 +69,13 @@ def test_ranks_that_are_missing_may_arrive_at_any_time(tmp_path: Path) -> None:
 def test_other_ways_are_not_understood(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="write flat or ddp"):
         predict(recorded(LOOP, tmp_path), {"gradients.reduce": "fsdp"})
+
+
+@pytest.mark.parametrize("name", ["compute", "communication", "two hosts"])
+def test_one_all_reduce_of_all_gradients_could_be_several_during_the_backward(name: str, tmp_path: Path) -> None:
+    """Of one tensor it does not show when its gradients became ready."""
+    job = replace(JOBS[name], strategy="flat")
+    answer = predict(recorded(job, tmp_path), {"gradients.reduce": "ddp"})
+    truth = step_ns(replace(job, strategy="ddp"))
+    assert answer.mid_ns == pytest.approx(truth, rel=0.1)
+    assert answer.low_ns <= truth <= answer.high_ns

@@ -125,3 +125,14 @@ def test_without_sizes_it_is_a_bound(job: Analyzed) -> None:
 )
 def test_the_kernel_tells_what_is_added(kernel: str, dtype: str | None) -> None:
     assert dtype_of_kernel(kernel) == dtype
+
+
+def test_where_ddp_does_not_show_it_is_said_for_a_loop_too(job: Analyzed) -> None:
+    """Traces of other tools show all-reduces of gradients, and not what reduces them."""
+    finding = gradient_compression.evaluate(changed(job.context, strategy="data"))
+    assert finding is not None
+    assert (finding.action.old, finding.action.new) == ("fp32", "bf16")
+    assert "register_comm_hook(" in finding.action.how
+    assert "gradient.to(torch.bfloat16)" in finding.action.how
+    recorded = {rank: RunMetadata(rank=rank) for rank in job.context.ranks}
+    assert gradient_compression.evaluate(changed(job.context, strategy="data", runs=recorded)) is None

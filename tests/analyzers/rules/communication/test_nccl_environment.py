@@ -9,6 +9,7 @@ import pytest
 from perfscope.analyzers.rules.communication import nccl_environment
 from perfscope.results.rows import CollectiveRow
 from perfscope.results.tables import GroupRow
+from tests.analyzers.rules.bare import Bare, found
 from tests.analyzers.rules.jobs import Analyzed, analyze, breakdown, context, runs
 from tests.generator import JobSpec, SlowLink, simulate
 
@@ -93,3 +94,23 @@ def test_sockets_between_hosts_are_detected_by_their_pace():
     assert "NET/Socket" in finding.action.how
     assert finding.confidence == "low"
     assert nccl_environment.evaluate(exposed(20_000.0, {}, hosts=2, busbw_gbps=20.0, across=True)) is None
+
+
+def test_where_hosts_are_not_recorded_it_is_slow_for_both_links(tmp_path):
+    """25 MiB in 8 ms among 4 ranks: 3.28 GB/s · 1.5."""
+    job = Bare(transfer_us=8_000.0)
+    finding = found(job.analyze(tmp_path), nccl_environment.RULE)
+    assert finding is not None
+    assert "4.92 GB/s; NVLink has 450 inside a host, one adapter of 100 Gbit/s 12.4 between hosts" in finding.title
+    assert (finding.obtained, finding.confidence, finding.whatif) == ("bounded", "low", {})
+    # The first of four buckets begins when a quarter of the backward is done.
+    exposed_us = 4 * 8_000 - 6_400 * 3 / 4
+    assert finding.ceiling == pytest.approx(job.step_us / (job.step_us - exposed_us * (1 - 4.92 / 450)) - 1, rel=0.01)
+    assert "NET/Socket" in finding.action.how
+    assert "via P2P" in finding.action.how
+
+
+@pytest.mark.parametrize(("busbw_gbps", "fires"), [(12.0, True), (13.0, False)])
+def test_where_hosts_are_not_recorded_one_adapter_s_pace_is_silent(busbw_gbps, fires):
+    case = exposed(20_000.0, {}, busbw_gbps=busbw_gbps, across=None)
+    assert (nccl_environment.evaluate(case) is not None) is fires

@@ -57,3 +57,11 @@ def test_a_larger_batch_where_memory_is_free(job: Analyzed) -> None:
 def test_silent_where_communication_hides(tmp_path_factory: pytest.TempPathFactory) -> None:
     quick = dataclasses.replace(SLOW, network=NetworkSpec(busbw_gbps=150.0), model=ModelSpec(layers=6, tokens=8192))
     assert batch_size.RULE not in analyze(quick, tmp_path_factory.mktemp("quick")).rules
+
+
+def test_where_ddp_does_not_show_a_loop_reduces_after_the_last_batch(job: Analyzed) -> None:
+    finding = batch_size.evaluate(changed(job.context, strategy="data"))
+    assert finding is not None
+    assert "a loop of your own reduces after the last batch only" in finding.action.how
+    recorded = {rank: RunMetadata(rank=rank) for rank in job.context.ranks}
+    assert batch_size.evaluate(changed(job.context, strategy="data", runs=recorded)) is None
