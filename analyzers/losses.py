@@ -23,7 +23,7 @@ _ABOUT: Final = {
     **dict.fromkeys(("dataloader-workers", "loader-stalls"), ("idle_dataloader",)),
     "slow-sampler": ("idle_dataloader", "idle_host"),
     "recompilation": ("idle_host",),
-    **dict.fromkeys(("pinned-memory", "offload"), ("exposed_copy",)),
+    **dict.fromkeys(("pinned-memory", "batch-copies", "offload"), ("exposed_copy",)),
     **dict.fromkeys(("launch-bound", "batch-size", "debug-settings"), ("idle_launch",)),
     **dict.fromkeys(("garbage-collection", "cpu-contention", "cpu-oversubscription"), ("idle_host", "idle_launch")),
     "host-pauses": ("idle_host",),

@@ -46,6 +46,7 @@ from perfscope.analyzers.rules.host import (
 )
 from perfscope.analyzers.rules.loading import dataloader_workers, loader_startup, sampler, slow_sampler
 from perfscope.analyzers.rules.memory import (
+    batch_copies,
     fragmentation,
     memory_growth,
     memory_limit,
@@ -72,6 +73,7 @@ OF_SNAPSHOTS: Final[tuple[Rule, ...]] = (out_of_memory.evaluate, memory_growth.e
 
 RULES: Final[tuple[Rule, ...]] = (
     *OF_SNAPSHOTS,
+    batch_copies.evaluate,
     batch_size.evaluate,
     bucket_view.evaluate,
     channels_last.evaluate,
