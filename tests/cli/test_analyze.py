@@ -247,8 +247,9 @@ class TestNsightSystems:
         forget_ranks(report)
         found = summary(report.parent)
         assert found["job"]["ranks"] == [0, 1]
-        (note,) = [note for note in found["notes"] if note["about"] == "ranks"]
+        note, assumed = [note for note in found["notes"] if note["about"] == "ranks"]
         assert note["kind"] == "ranks_by_process_id"
+        assert assumed["kind"] == "world_assumed"
         assert f"0 is {report} (process 20000)" in note["text"]
 
     def test_beside_other_ranks_no_number_is_given(self, report):

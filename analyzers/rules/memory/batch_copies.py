@@ -14,8 +14,8 @@ from perfscope.analyzers.rules.memory.offload import offloads
 from perfscope.results.findings import Action, Evidence, Finding, code
 
 RULE: Final = "batch-copies"
-SHARE: Final = 0.05
-"""Least share of the step that is exposed copies from pinned memory."""
+SHARE: Final = 0.1
+"""Least share of the step that is exposed copies from pinned memory: less is usual, and a stream more takes care."""
 FEW: Final = 16
 """Copies per step up to which they are those of batches: offloaded layers take more."""
 
