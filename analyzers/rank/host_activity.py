@@ -29,7 +29,7 @@ _LOADER: Final = re.compile(rf"^enumerate\(DataLoader\)#|^{re.escape(DATALOADER)
 """torch's own annotation of ``__next__``, PerfScope's, and that of other loaders with such a name."""
 
 _LOADING: Final = re.compile(
-    r"\W*(?:\[\w.]*\]|\w+(?:::|/|\.))*(?:\w*data[ _-]?load(?:er|ing)?(?:[ _.:]+(?:next|wait|fetch))?(?:\(\))?"
+    r"(?:\[\w.]*\]|\w+(?:::|/|\.))*(?:\w*data[ _-]?load(?:er|ing)?(?:[ _.:]+(?:next|wait|fetch))?(?:\(\))?"
     r"|enumerate\(DataLoader\)|(?:load|get|next|fetch)[ _-]?(?:data|batch)|(?:data|batch)[ _-]?(?:load|wait|fetch))"
     r"[\W_]*\d*\W*$",
     re.IGNORECASE,

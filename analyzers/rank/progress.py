@@ -63,7 +63,7 @@ def progress(
     queue = full_queue(trace, work)
     away = host.loading.union(Intervals.of(host.blocked_start_ns, host.blocked_end_ns)).union(queue)
     busy = steps.host_end_ns - steps.host_start_ns - away.within(steps.host_start_ns, steps.host_end_ns)
-    if work.made_up or not len(trace.rows(Category.CPU_OP, Category.RUNTIME, Category.PYTHON)):
+    if work.made_up or (steps.marked and not len(trace.rows(Category.CPU_OP, Category.RUNTIME, Category.PYTHON))):
         busy = np.zeros_like(busy)  # nothing shows what the host did in its step
     if len(timeline) == 0:
         # Nothing in the window has a duration.

@@ -49,7 +49,7 @@ def lone_straggler(summary: Summary) -> tuple[tuple[int, ...], str, float]:
     [
         (ALONE, "user_annotation"), ("dataloader", "user_annotation"), ("DataLoader", "cpu_op"),
         ("data_loading", "nvtx"), ("next_batch", "user_annotation"), ("load_batch", "user_annotation"),
-        ("get_batch", "user_annotation"), ("## dataload ##", "user_annotation"),
+        ("get_batch", "user_annotation"), ("dataload", "user_annotation"),
         ("dataloader.next()", "user_annotation"), ("data_wait 3", "user_annotation"),
     ],
 )  # fmt: skip
