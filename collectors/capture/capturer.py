@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.capture import cupti
 from perfscope.collectors.capture.announcer import Announcer
 from perfscope.collectors.capture.capture import RankCapture
 from perfscope.collectors.capture.run_file import RankContext
@@ -148,8 +149,10 @@ class Capturer:
         if finished and self._due.early:
             self._keep(capture, completed)
         elif finished:
-            self._write(capture, complete=True)
             self._schedule.ended(self._due, completed)
+            if not self._schedule.plans_more:
+                self._problems.guard("detaching CUPTI", cupti.detach_at_stop)
+            self._write(capture, complete=True)
 
     def _keep(self, capture: RankCapture, completed: int) -> None:
         """The job's first steps are recorded: keep them in memory, and describe the run as it now stands."""

@@ -56,6 +56,11 @@ class CaptureSchedule:
             return True
         return bool(self.plans) and completed >= self.plans[0].start
 
+    @property
+    def plans_more(self) -> bool:
+        """Are there captures yet to come that are planned or agreed upon?"""
+        return math.isfinite(self._next_planned) or bool(self.plans)
+
     def quiet_until(self) -> float:
         """Completed steps up to which no capture begins but one that is agreed upon."""
         return 0 if self._early else self._next_planned

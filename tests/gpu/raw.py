@@ -38,17 +38,19 @@ def union(spans: Iterable[tuple[float, float]], low: float, high: float) -> floa
     return total
 
 
-def busy_share(path: Path) -> float | None:
-    """Share of the time from the second recorded step's first kernel to the last one's in which the device worked.
+def busy(path: Path) -> tuple[float, float] | None:
+    """From the second recorded step's first kernel to the last one's: time in which the device worked and time in all,
+    µs per step.
 
     A step's first kernel is the first to start in or after its marker on the host: a whole number of periods lies
     between two of them. None where the trace holds fewer than three steps or no kernels.
     """
     every = events(path)
     spans = device_spans(every)
-    marks = sorted({e["ts"] for e in every if e.get("ph") == "X" and is_step(e)})
+    marks = sorted({e["ts"] for e in every if e.get("cat") == "user_annotation" and is_step(e)})
     starts = [next((start for start, _ in spans if start >= mark), None) for mark in marks]
     known = [start for start in starts if start is not None]
     if len(known) < 3 or known[-1] <= known[1]:
         return None
-    return union(spans, known[1], known[-1]) / (known[-1] - known[1])
+    steps = len(known) - 2
+    return union(spans, known[1], known[-1]) / steps, (known[-1] - known[1]) / steps

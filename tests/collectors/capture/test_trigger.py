@@ -137,6 +137,15 @@ class TestSchedule:
         schedule.ended(Due(1, 8), 40)
         assert not schedule.wants(10**9)
 
+    def test_the_last_capture_plans_no_more(self, folder: Path) -> None:
+        schedule = CaptureSchedule(config(folder, repeat=2))
+        schedule.ended(Due(0, 8), 16)
+        assert schedule.plans_more
+        schedule.ended(Due(1, 8), 32)
+        assert not schedule.plans_more
+        schedule.agree(CapturePlan(0, 40, 8, 0, "why"))
+        assert schedule.plans_more
+
     def test_the_first_steps_end_where_a_planned_capture_begins(self, folder: Path) -> None:
         schedule = CaptureSchedule(config(folder, wait=4))
         assert schedule.due(1) == (Due(0, 3, early=True), [])
