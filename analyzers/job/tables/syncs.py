@@ -20,6 +20,8 @@ class SyncRow:
     """Innermost named range around it; empty without."""
     idle_us: float
     """Idle time attributed to it, mean over all ranks and used steps."""
+    delayed_us: float
+    """Idle time that would be gone had the host not waited there, ``idle_us`` included; the mean as well."""
     count_per_step: float
     """Calls after which the device was idle."""
     ranks: tuple[int, ...]
@@ -27,22 +29,24 @@ class SyncRow:
 
 def sync_rows(result: AlignedJob) -> tuple[SyncRow, ...]:
     """Every place, the costliest first."""
-    places: defaultdict[tuple[str, str, str], list[tuple[int, int, int]]] = defaultdict(list)
+    places: defaultdict[tuple[str, str, str], list[tuple[int, int, int, int]]] = defaultdict(list)
     for rank, partial in sorted(result.partials.items()):
         times, used = partial.tables.syncs, partial.steps.indices_of(result.steps)
-        idle_ns, count = (table[:, used].sum(axis=1).tolist() for table in (times.idle_ns, times.count))
+        tables = (times.idle_ns, times.delayed_ns, times.count)
+        idle_ns, delayed_ns, count = (table[:, used].sum(axis=1).tolist() for table in tables)
         for line, place in enumerate(zip(times.calls, times.operators, times.ranges, strict=True)):
             if count[line]:
-                places[place].append((rank, idle_ns[line], count[line]))
+                places[place].append((rank, idle_ns[line], delayed_ns[line], count[line]))
     shares = len(result.partials) * len(result.steps)
     rows = [
         SyncRow(
             call=call,
             operator=operator,
             inside=inside,
-            idle_us=sum(idle for _, idle, _ in own) / shares / 1e3,
-            count_per_step=sum(count for _, _, count in own) / shares,
-            ranks=tuple(rank for rank, _, _ in own),
+            idle_us=sum(idle for _, idle, *_ in own) / shares / 1e3,
+            delayed_us=sum(delayed for _, _, delayed, _ in own) / shares / 1e3,
+            count_per_step=sum(count for *_, count in own) / shares,
+            ranks=tuple(rank for rank, *_ in own),
         )
         for (call, operator, inside), own in places.items()
     ]

@@ -126,7 +126,10 @@ class LaunchTimes:
 
 @dataclass(frozen=True, eq=False)
 class SyncTimes(_NamedLines):
-    """Host synchronizations of one rank that cause idle time in the time breakdown; sums are ``[lines, steps]``.
+    """Host synchronizations of one rank that cause idle time; sums are ``[lines, steps]``.
+
+    ``idle_ns`` is what the time breakdown calls synchronization, ``delayed_ns`` all idle time that would be gone had the
+    host not waited: also where it paused or was in the loader meanwhile, as it would have been earlier.
 
     There is one line per place in the program: the call (``calls``), the operator around it (``operators``) and the
     named range around it (``ranges``); the latter two are empty where there is none.
@@ -137,6 +140,7 @@ class SyncTimes(_NamedLines):
     ranges: tuple[str, ...]
     count: Int64
     idle_ns: Int64
+    delayed_ns: Int64
 
 
 @dataclass(frozen=True, eq=False)

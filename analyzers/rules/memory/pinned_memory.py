@@ -30,7 +30,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if not copies or offloads(job):
         return None
     copying_us = sum(copy.us_per_step for copy in copies)
-    blocked_us = sum(row.idle_us for row in blocking_copies(job))
+    blocked_us = sum(row.delayed_us for row in blocking_copies(job))
     waiting_us = min(copying_us, job.typical_us("exposed_copy")) + blocked_us
     if waiting_us < SHARE * job.step_time_us:
         return None
@@ -43,7 +43,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         evidence=(
             Evidence("copies from pageable memory, per step", copying_us, "us", job.ranks),
             Evidence("exposed copies per step (median)", job.typical_us("exposed_copy"), "us", job.ranks),
-            Evidence("device idle while such a copy blocks the host", blocked_us, "us", job.ranks),
+            Evidence("device idle because such a copy blocks the host", blocked_us, "us", job.ranks),
         ),
         action=Action(
             setting="pin_memory() of the batches" if pinned else _SETTINGS.get(job.framework, _DATALOADER),

@@ -105,3 +105,20 @@ def test_the_time_breakdown_and_the_table_ask_once_for_the_same_gaps(monkeypatch
     assert partial.tables.syncs.calls == (SYNC,)
     works = {id(work) for work, _ in asked}
     assert len(asked) == len(works) == 2, "that of the rank, and that of its own progress"
+
+
+def test_a_wait_delays_what_the_host_does_after_it_too():
+    """The host waits 10 ms for a kernel, then pauses 3 ms: without the wait the pause would have been under the kernel.
+
+    The pause is the host's in the time breakdown, where one has to look at; the wait costs both.
+    """
+    ms = 1_000_000
+    builder = TraceBuilder().step(1, 0, 14 * ms)
+    builder.op("aten::mm", 10, 21).launched("gemm", 20, 30, 10 * ms)
+    builder.call(SYNC, 22, 10 * ms + 2)
+    launched = 13 * ms
+    builder.op("aten::mm", launched - 10, launched + 1).launched("gemm", launched, launched + 10, launched + ms)
+    partial = analyze_rank(builder.build())
+    (idle_ns,), (delayed_ns,) = partial.tables.syncs.idle_ns[:, 0], partial.tables.syncs.delayed_ns[:, 0]
+    assert delayed_ns == launched + 10 - 10 * ms
+    assert idle_ns < 0.1 * ms

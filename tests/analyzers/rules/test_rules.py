@@ -81,7 +81,13 @@ def test_a_rules_own_prediction_raises_the_bound_too():
 
 
 SYNC = SyncRow(
-    call="cudaStreamSynchronize", operator="aten::item", inside="", idle_us=4_000.0, count_per_step=1.0, ranks=(0,)
+    call="cudaStreamSynchronize",
+    operator="aten::item",
+    inside="",
+    idle_us=4_000.0,
+    delayed_us=4_000.0,
+    count_per_step=1.0,
+    ranks=(0,),
 )
 
 

@@ -37,7 +37,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Analyzed:
 
 
 def sync(operator: str, idle_us: float, call: str = "cudaStreamSynchronize", inside: str = "") -> SyncRow:
-    return SyncRow(call=call, operator=operator, inside=inside, idle_us=idle_us, count_per_step=1.0, ranks=(0,))
+    return SyncRow(
+        call=call, operator=operator, inside=inside, idle_us=idle_us, delayed_us=idle_us, count_per_step=1.0, ranks=(0,)
+    )
 
 
 def test_item_in_every_step_is_named_with_its_place_and_cost(synced):

@@ -13,8 +13,9 @@ from tests.analyzers.rules.jobs import breakdown, context, kernel, runs
 PAGEABLE, PINNED = "Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"
 LOADER = DataLoaderMetadata(num_workers=2)
 BLOCKED = SyncRow(
-    call="cudaStreamSynchronize", operator="aten::copy_", inside="", idle_us=6_000.0, count_per_step=1.0, ranks=(0,)
-)
+    call="cudaStreamSynchronize", operator="aten::copy_", inside="", idle_us=5_000.0, delayed_us=6_000.0,
+    count_per_step=1.0, ranks=(0,),
+)  # fmt: skip
 ZERO = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}}
 
 
@@ -33,7 +34,7 @@ def test_pageable_copies_fire_with_both_halves_of_the_cure():
     )  # fmt: skip
     assert "pin_memory=True" in finding.action.how
     assert "non_blocking=True" in finding.action.how
-    # 3 ms of the copy that nothing hides and 6 ms behind it, of 100.
+    # 3 ms of the copy that nothing hides and 6 ms behind it, of 100; in one of these the host pauses.
     assert finding.ceiling == pytest.approx(100 / 91 - 1)
 
 
