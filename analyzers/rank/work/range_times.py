@@ -98,8 +98,9 @@ def _unions(cell: Int64, start_ns: Int64, end_ns: Int64, cells: int) -> Int64:
 def sync_times(
     trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, timeline: Timeline, attribution: Attribution
 ) -> SyncTimes:
-    """Add up the idle time that each place causes, by the time breakdown and ``idle_by_sync``; places that cause none by
-    the time breakdown are left out.
+    """Add up the idle time that each place causes, by the time breakdown and ``idle_by_sync``.
+
+    Places that cause none by the time breakdown are left out.
     """
     gaps = timeline.where(*_IDLE) if len(work) else Intervals.empty()
     delays = idle_by_sync(trace, work, host, gaps)

@@ -128,8 +128,8 @@ class LaunchTimes:
 class SyncTimes(_NamedLines):
     """Host synchronizations of one rank that cause idle time; sums are ``[lines, steps]``.
 
-    ``idle_ns`` is what the time breakdown calls synchronization, ``delayed_ns`` all idle time that would be gone had the
-    host not waited: also where it paused or was in the loader meanwhile, as it would have been earlier.
+    ``idle_ns`` is what the time breakdown calls synchronization. ``delayed_ns`` is all idle time that would be gone had
+    the host not waited: also where it paused after the wait, or was in the loader.
 
     There is one line per place in the program: the call (``calls``), the operator around it (``operators``) and the
     named range around it (``ranges``); the latter two are empty where there is none.
