@@ -209,7 +209,7 @@ def _job_info(
     first = runs[min(runs)] if runs else None
     lowest = result.partials[min(result.partials)]
     unprofiled = unprofiled_step_ns(runs, result)
-    unprofiled_median = unprofiled_median_ns(runs)
+    unprofiled_median = unprofiled_median_ns(runs, result)
     ranks = tuple(sorted(result.partials))
     hosts = dict.fromkeys(result.hosts.names[rank] for rank in ranks if rank in result.hosts.names)
     ranks_of_job = world_size(result.partials, runs)

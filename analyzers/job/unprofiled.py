@@ -34,6 +34,16 @@ _FEW: Final = 0.25
 _MORE: Final = 2.0
 """At most so many times the recorded share of steps with an evaluation are taken for such: few steps were recorded."""
 
+_FEWER: Final = 3
+"""Unprofiled steps that tell something where all are shorter than the recorded ones."""
+_AHEAD: Final = 3
+_SHORTER: Final = 0.8
+"""In up to so many first steps after a capture a host runs ahead of its device, and takes less than this share of what
+any later step takes."""
+_OF_DEVICE: Final = [TimeCategory.COMPUTE, TimeCategory.COPY]
+_WHOLE: Final = 0.97
+"""Share of the device's work in a step that an unprofiled one takes at least, by its host."""
+
 _PACED: Final = 0.9
 """Share of an unprofiled step that its batches take the workers from which these set its pace."""
 _READY: Final = 0.75
@@ -60,7 +70,8 @@ class _Evaluations:
 
 def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
     """Mean wall time of an unprofiled step, the longest 2 % left out, of the slowest rank; None where steps are not
-    marked, or fewer than 5 were timed: a job's first steps also warm up.
+    marked, or fewer than 5 were timed: a job's first steps also warm up. Of three or four the mean counts where each is
+    shorter than the recorded ones, which the profiler slows.
 
     The mean, because with busy loader workers some steps wait long and the others not at all. Where recorded steps are
     left out because the model is evaluated in them, so are unprofiled ones that are about as long.
@@ -68,8 +79,43 @@ def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> f
     if not result.is_marked:
         return None
     evaluations = _evaluations(result)
-    timed = [run.steps.unprofiled_ns for run in runs.values() if len(run.steps.unprofiled_ns) >= FEW_STEPS]
+    timed = _timed(runs, result)
     return max((_mean(_without(evaluations, steps)) for steps in timed), default=None)
+
+
+def _timed(runs: Mapping[int, RunMetadata], result: AlignedJob) -> list[Sequence[int]]:
+    """Of each rank with enough unprofiled steps, how long they took."""
+    usable = _usable(runs, result)
+    return [
+        steps for steps in usable if len(steps) >= FEW_STEPS or (len(steps) >= _FEWER and max(steps) < result.step_ns)
+    ]
+
+
+def _usable(runs: Mapping[int, RunMetadata], result: AlignedJob) -> list[Sequence[int]]:
+    """Unprofiled steps of the ranks whose host tells how long they took.
+
+    Steps are timed on the host, which may run ahead of its device: then it takes less for a step than the device, until
+    the queue is full. What the recorded kernels take is what a step takes at least.
+    """
+    usable: list[Sequence[int]] = []
+    for rank, run in runs.items():
+        steps: Sequence[int] = run.steps.unprofiled_ns
+        partial = result.partials.get(rank)
+        if partial is not None and partial.has_device_work:
+            steps = _settled(steps)
+            work_ns = result.totals[rank][:, _OF_DEVICE].sum(axis=1).mean()
+            if not steps or np.mean(steps) < _WHOLE * work_ns:
+                continue
+        usable.append(steps)
+    return usable
+
+
+def _settled(steps_ns: Sequence[int]) -> Sequence[int]:
+    """Without the first steps in which the host runs ahead of its device: each is shorter than all that follow."""
+    for first in range(min(_AHEAD, len(steps_ns) - _FEWER), 0, -1):
+        if max(steps_ns[:first]) < _SHORTER * min(steps_ns[first:]):
+            return steps_ns[first:]
+    return steps_ns
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +181,7 @@ def ready_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float 
     mean_ns = unprofiled_step_ns(runs, result)
     if mean_ns is None or max(_workers_pace_ns(runs, result).values(), default=0.0) < _PACED * mean_ns:
         return None
-    timed = [run.steps.unprofiled_ns for run in runs.values() if len(run.steps.unprofiled_ns) >= FEW_STEPS]
+    timed = _timed(runs, result)
     short = [[step for step in steps if step <= _READY * mean_ns] for steps in timed]
     shown_ns = min(float(totals[:, TimeCategory.DATALOADER].mean()) for totals in result.totals.values())
     ready_ns = result.step_ns - shown_ns
@@ -161,10 +207,9 @@ def _workers_pace_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> dic
     return paces
 
 
-def unprofiled_median_ns(runs: Mapping[int, RunMetadata]) -> float | None:
+def unprofiled_median_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
     """Median wall time of an unprofiled step, of the slowest rank: what profiled steps are compared with."""
-    medians = [median(run.steps.unprofiled_ns) for run in runs.values() if run.steps.unprofiled_ns]
-    return max(medians, default=None)
+    return max((median(steps) for steps in _usable(runs, result) if steps), default=None)
 
 
 def _evaluations(result: AlignedJob) -> _Evaluations | None:

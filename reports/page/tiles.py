@@ -91,7 +91,11 @@ def _step_tile(summary: Summary) -> Tile:
     if known(job.unprofiled_step_us):
         return Tile(label, "step_us", duration(job.step_us), f"Without the profiler; {_recorded(job, detail)}")
     if job.steps:
-        timed = "too few unprofiled steps were timed" if known(job.perturbation) else "no unprofiled step was timed"
+        timed = (
+            "too few unprofiled steps were timed"
+            if known(job.perturbation)
+            else "that of steps without it is not known"
+        )
         detail += f", with the profiler's overhead: {timed}"
     return Tile(label, "step_time", duration(job.step_time_us), detail)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.job.unprofiled import long_step_share, unprofiled_step_ns
+from perfscope.analyzers.job.aligned import AlignedJob, align_job
+from perfscope.analyzers.job.unprofiled import long_step_share, unprofiled_median_ns, unprofiled_step_ns
+from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.recording.metadata import RunMetadata, StepsMetadata
 from tests.analyzers.job.test_aligned_evaluation import job
+from tests.traces import TraceBuilder
 
 
 def unprofiled(*steps_ns: int) -> dict[int, RunMetadata]:
@@ -78,4 +81,41 @@ def test_where_nothing_is_an_exception(steps: list[int], pauses: frozenset[int])
 
 
 def test_few_steps_tell_nothing() -> None:
-    assert unprofiled_step_ns(unprofiled(80, 80, 80, 80), job({0: set()})) is None
+    """A job's first steps also warm up: those of four that are no shorter than the recorded ones, of 100, may be so."""
+    assert unprofiled_step_ns(unprofiled(80, 80), job({0: set()})) is None
+    assert unprofiled_step_ns(unprofiled(80, 80, 100, 80), job({0: set()})) is None
+
+
+def test_three_steps_tell_where_each_is_shorter_than_the_recorded_ones() -> None:
+    assert unprofiled_step_ns(unprofiled(80, 90, 85), job({0: set()})) == pytest.approx(85)
+
+
+def on_device(work: int, steps: int = 6) -> AlignedJob:
+    """Steps of 100 with a kernel of ``work``, which is launched at their begin."""
+    builder = TraceBuilder()
+    for number in range(steps):
+        now = 100 * number
+        builder.op("aten::mm", now + 1, now + 4).launched("gemm", now + 2, now + 5, now + 5 + work)
+        builder.step(number, now, now + 100)
+    return align_job({0: analyze_rank(builder.build())})
+
+
+def test_a_host_that_runs_ahead_of_its_device_tells_no_step_time() -> None:
+    """The device works for 90 of each step, and the host hands over one in 40, until the queue is full."""
+    ahead = unprofiled(*[40] * 12)
+    assert unprofiled_step_ns(ahead, on_device(90)) is None
+    assert unprofiled_median_ns(ahead, on_device(90)) is None
+    assert unprofiled_step_ns(ahead, on_device(30)) == pytest.approx(40)
+    assert unprofiled_median_ns(ahead, on_device(30)) == 40
+
+
+def test_the_first_steps_in_which_the_host_runs_ahead_do_not_count() -> None:
+    assert unprofiled_step_ns(unprofiled(30, 95, 95, 95, 95, 95), on_device(90)) == pytest.approx(95)
+    assert unprofiled_step_ns(unprofiled(30, 40, 95, 95, 95, 95), on_device(90)) == pytest.approx(95)
+    # On CPUs a step's end is its end.
+    assert unprofiled_step_ns(unprofiled(35, 95, 95, 95, 95, 95), job({0: set()})) == pytest.approx(85)
+
+
+def test_steps_that_are_short_again_and_again_count() -> None:
+    """Two loader workers deliver in turn."""
+    assert unprofiled_step_ns(unprofiled(*[60, 120] * 6), on_device(50)) == pytest.approx(90)
