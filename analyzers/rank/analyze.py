@@ -11,6 +11,7 @@ import numpy as np
 from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
+from perfscope.analyzers.rank.collectives.host_lanes import with_host_lanes
 from perfscope.analyzers.rank.collectives.kernels import on_device
 from perfscope.analyzers.rank.extra.extra_work import (
     bucket_copies,
@@ -130,10 +131,13 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
 
 
 def _trace_and_work(trace: Trace) -> tuple[Trace, DeviceWork]:
-    """The trace with the waits that it only implies, and its device's work."""
+    """The trace with what it only implies, and its device's work."""
     work = device_work(trace)
-    whole = with_implied_waits(trace, work)
-    return (trace, work) if whole is trace else (whole, device_work(whole))
+    for complete in (with_host_lanes, with_implied_waits):
+        whole = complete(trace, work)
+        if whole is not trace:
+            trace, work = whole, device_work(whole)
+    return trace, work
 
 
 def _report(trace: Trace, work: DeviceWork) -> ParseReport:

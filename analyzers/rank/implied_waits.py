@@ -11,13 +11,13 @@ long ones end so, the host waited. They become calls, so that whatever is asked 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.inserted_calls import InsertedCalls, with_calls
 from perfscope.analyzers.rank.launches import DeviceWork
-from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
+from perfscope.trace.trace import NONE, Category, Int64, Trace
 
 NAME: Final = "cudaDeviceSynchronize (not recorded)"
 
@@ -51,7 +51,18 @@ def with_implied_waits(trace: Trace, work: DeviceWork) -> Trace:
     waited = (goes_on >= done) & (goes_on <= done + _AT_ONCE_NS)
     if waited.sum() < _MANY or waited.mean() < _NEARLY_ALL:
         return trace
-    return _with_calls(trace, begin[waited], done[waited], trace.thread[calls[paused[waited]]])
+    count = int(waited.sum())
+    return with_calls(
+        trace,
+        InsertedCalls(
+            start_ns=begin[waited],
+            end_ns=done[waited],
+            thread=trace.thread[calls[paused[waited]]],
+            name=np.zeros(count, dtype=np.int32),
+            names=(NAME,),
+            correlation=np.full(count, NONE),
+        ),
+    )
 
 
 def _done_ns(trace: Trace, work: DeviceWork, time_ns: Int64) -> Int64:
@@ -61,31 +72,3 @@ def _done_ns(trace: Trace, work: DeviceWork, time_ns: Int64) -> Int64:
     order = np.argsort(called, kind="stable")
     ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[known][order]))
     return np.asarray(ended[np.searchsorted(called[order], time_ns)], dtype=np.int64)
-
-
-def _with_calls(trace: Trace, start_ns: Int64, end_ns: Int64, thread: Int32) -> Trace:
-    """The trace with a call of ``NAME`` in each of these times."""
-    at = np.searchsorted(trace.start_ns, start_ns, side="right")
-    none = np.full(len(at), NONE)
-
-    def moved(rows: Int64) -> Int64:
-        return np.asarray(rows + np.searchsorted(at, rows, side="right"), dtype=rows.dtype)
-
-    return replace(
-        trace,
-        strings=(*trace.strings, NAME),
-        category=np.insert(trace.category, at, np.int8(Category.RUNTIME)),
-        name=np.insert(trace.name, at, np.int32(len(trace.strings))),
-        start_ns=np.insert(trace.start_ns, at, start_ns),
-        duration_ns=np.insert(trace.duration_ns, at, end_ns - start_ns),
-        thread=np.insert(trace.thread, at, thread),
-        device=np.insert(trace.device, at, none),
-        stream=np.insert(trace.stream, at, none),
-        correlation=np.insert(trace.correlation, at, none),
-        external_id=np.insert(trace.external_id, at, none),
-        shapes=np.insert(trace.shapes, at, none),
-        types=np.insert(trace.types, at, none),
-        inputs=np.insert(trace.inputs, at, none),
-        collectives=replace(trace.collectives, row=moved(trace.collectives.row)),
-        graph_nodes=replace(trace.graph_nodes, row=moved(trace.graph_nodes.row)),
-    )

@@ -124,7 +124,8 @@ def _idle(
         raise CannotReplay(f"the job ran on CPUs: {why_not}")
     schedules.scale(row, share)
     if row is TimeCategory.SYNC:
-        schedules.without_host_waits(share)
+        partials = context.result.partials.items()
+        schedules.without_host_waits(share, [rank for rank, partial in partials if partial.collectives.on_host])
     else:
         for rank in schedules.ops:
             launch_sooner(schedules, context, rank, context.result.timelines[rank].where(row), 1 - share)

@@ -183,6 +183,6 @@ def device_communication(trace: Trace, work: DeviceWork) -> Bool:
     return np.asarray((named | described) & (trace.category[work.row] == Category.KERNEL))
 
 
-def host_communication_rows(trace: Trace) -> Int64:
-    """Rows of the host ranges in which a backend carries out a collective."""
-    return trace.rows(Category.ANNOTATION, Category.CPU_OP, named=_HOST.match)
+def host_communication_rows(trace: Trace, *categories: Category) -> Int64:
+    """Rows of the host ranges in which a backend carries out a collective; of other categories where any are given."""
+    return trace.rows(*(categories or (Category.ANNOTATION, Category.CPU_OP)), named=_HOST.match)

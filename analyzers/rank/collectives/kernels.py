@@ -22,6 +22,7 @@ from perfscope.analyzers.rank.collectives.communication import (
     device_communication,
     dtype_of,
     dtype_of_kernel,
+    host_communication_rows,
     is_known_kind,
     kind_of,
     kind_of_kernel,
@@ -65,6 +66,7 @@ def on_device(trace: Trace, work: DeviceWork) -> raw.RawCollectives:
         backward=in_backward(trace, issued, calls),
         after_backward=after_backward(trace, issued),
         messages=messages,
+        on_host=bool(len(kernels)) and bool(np.isin(kernels, host_communication_rows(trace, Category.KERNEL)).all()),
     )
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from perfscope.analyzers.rules.communication.host_backend import on_host
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
@@ -75,7 +76,7 @@ class _Slow:
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: overlapped communication, another backend, or no such variable and no slow link."""
     exposed = job.exposed_transfer_us
-    if not job.info.devices or exposed < FLOOR * job.step_time_us:
+    if not job.info.devices or on_host(job) or exposed < FLOOR * job.step_time_us:
         return None
     variables, slow = _variables(job), _slowest(job)
     if not variables and (slow is None or exposed < SHARE * job.step_time_us):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -218,21 +218,22 @@ class EditableSchedules:
         for op in chain.from_iterable(self.ops.values()):
             op.scale(category, factor)
 
-    def without_host_waits(self, share: float) -> None:
+    def without_host_waits(self, share: float, backends_on_host: Collection[int] = ()) -> None:
         """Hosts wait for their devices for ``share`` of the time; 0: they do not wait at all, and where one waited for
         a collective, its device does, as streams do for what is reduced or received. So do those that came late to
-        their first work after a wait in the step before.
+        their first work after a wait in the step before. ``backends_on_host``: ranks whose collectives are carried out
+        on the host, which has to wait for these.
         """
-        kinds = (OpKind.SYNC, OpKind.JOIN)
         earliest = min(self.start_ns.values())
         for late, (rank, ops) in zip(self.recorded.late.tolist(), sorted(self.ops.items()), strict=True):
+            kinds = (OpKind.SYNC,) if rank in backends_on_host else (OpKind.SYNC, OpKind.JOIN)
             if late and any(op.kind in kinds and op.host is not None and op.host.waited_ns for op in ops):
                 host = self.hosts[rank]
                 self.hosts[rank] = replace(host, lead_ns=round(max(share, host.lead_ns > 0) * host.lead_ns))
                 self.start_ns[rank] = round(earliest + share * (self.start_ns[rank] - earliest))
                 self.sooner = True
             if share == 0:
-                waits = [waits_on_device(op) if op.kind is OpKind.JOIN else op for op in ops]
+                waits = [waits_on_device(op) if op.kind is OpKind.JOIN and op.kind in kinds else op for op in ops]
                 self.ops[rank], _ = left_out(waits, lambda op: op.kind is OpKind.SYNC)
             for op in ops if share else ():
                 if op.kind in kinds and op.host is not None:
