@@ -144,6 +144,7 @@ def summarize(
             core_us={rank: us(ns) for rank, ns in replay.core_ns.items()},
             slow_operators=slow_operators(result, stragglers),
             syncs=sync_rows(result),
+            collectives_on_host=any(partial.collectives.on_host for partial in result.partials.values()),
             microbatches=_microbatches(result),
             recomputation=extra_cost(result, attrgetter("recomputation")),
             conversions=extra_cost(result, attrgetter("conversions")),

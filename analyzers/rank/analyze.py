@@ -11,7 +11,6 @@ import numpy as np
 from perfscope.analyzers.rank.attribution import Attribution, attribute
 from perfscope.analyzers.rank.collectives.collectives import Collectives
 from perfscope.analyzers.rank.collectives.host import on_host
-from perfscope.analyzers.rank.collectives.host_lanes import with_host_lanes
 from perfscope.analyzers.rank.collectives.kernels import on_device
 from perfscope.analyzers.rank.extra.extra_work import (
     bucket_copies,
@@ -30,7 +29,8 @@ from perfscope.analyzers.rank.host_activity import (
     training_threads,
 )
 from perfscope.analyzers.rank.host_events import host_events
-from perfscope.analyzers.rank.implied_waits import with_implied_waits
+from perfscope.analyzers.rank.implied.host_lanes import with_host_lanes
+from perfscope.analyzers.rank.implied.waits import with_implied_waits
 from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD

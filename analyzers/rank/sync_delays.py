@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.host_lanes import WAITS
 from perfscope.analyzers.rank.host_activity import HostActivity
+from perfscope.analyzers.rank.implied.inserted_calls import OF_COLLECTIVE
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.frozen import dataclass
@@ -104,7 +104,7 @@ class _Credits:
         """
         order = np.argsort(host.blocked_end_ns, kind="stable")
         # Nothing frees a host from waiting for a collective that it carries out itself.
-        order = order[~trace.names_where(WAITS.__eq__, host.blocked_row[order])]
+        order = order[~trace.names_where(OF_COLLECTIVE.__eq__, host.blocked_row[order])]
         begin, end, row = host.blocked_start_ns[order], host.blocked_end_ns[order], host.blocked_row[order]
         launches = np.sort(trace.start_ns[distinct(work.launch[work.launch != NONE])])
         if len(launches) == 0 or len(row) == 0:

@@ -65,6 +65,8 @@ class RuleContext:
     """Straggler that computes longer than its peers -> the operator in which it does."""
     syncs: tuple[SyncRow, ...] = ()
     """Blocking calls after which devices were idle, the costliest first."""
+    collectives_on_host: bool = False
+    """Collectives are carried out by threads of the host, as gloo's, also those of tensors on devices."""
     microbatches: int = 1
     """Forward passes of DistributedDataParallel per step; 1 also where that is not recorded."""
     recomputation: ExtraCost | None = None

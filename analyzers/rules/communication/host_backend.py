@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from perfscope.analyzers.rules.context import RuleContext
-from perfscope.results.findings import Action, Confidence, Finding, code
+from perfscope.results.findings import Action, Confidence, Finding
 
 RULE: Final = "nccl-backend"
 SHARE: Final = 0.05
 """Least share of the step that is exposed communication."""
 
-_OF_HOST: Final = ("gloo", "mpi")
 _NVIDIA: Final = "NVIDIA"
 
 
@@ -26,7 +25,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     exposed_us = job.exposed_transfer_us
     if exposed_us < SHARE * job.step_time_us:
         return None
-    backend = str(job.info.backend)
+    backend = job.info.backend or "gloo"
     return job.finding(
         RULE,
         f"{backend} carries out collectives of tensors on devices through the host's memory: exposed transfer takes "
@@ -46,12 +45,10 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def on_host(job: RuleContext) -> bool:
     """Does a backend of the host carry out collectives of tensors on devices?"""
-    return job.on_devices and job.info.backend in _OF_HOST
+    return job.on_devices and job.collectives_on_host
 
 
-_HOW: Final = "\n".join(
-    (
-        code("python", 'torch.distributed.init_process_group("nccl")'),
-        'With collectives of tensors on the host as well: "cpu:gloo,cuda:nccl".',
-    )
+_HOW: Final = (
+    'Call torch.distributed.init_process_group("nccl"), or "cpu:gloo,cuda:nccl" where tensors on the host are sent as '
+    "well."
 )

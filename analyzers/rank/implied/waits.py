@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.inserted_calls import InsertedCalls, with_calls
+from perfscope.analyzers.rank.implied.inserted_calls import InsertedCalls, with_calls
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.trace.trace import NONE, Category, Int64, Trace
 

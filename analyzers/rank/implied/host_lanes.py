@@ -30,15 +30,14 @@ from perfscope.analyzers.rank.collectives.communication import (
 )
 from perfscope.analyzers.rank.collectives.host import on_host
 from perfscope.analyzers.rank.collectives.raw import RawCollectives
-from perfscope.analyzers.rank.inserted_calls import InsertedCalls, with_calls
+from perfscope.analyzers.rank.implied.inserted_calls import OF_COLLECTIVE, InsertedCalls, with_calls
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.launches import DeviceWork
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, CollectiveArgs, Int32, Int64, Trace
 
 ISSUED: Final = "collective issued to the host's backend"
-WAITS: Final = "cudaEventSynchronize (of a collective on the host, not recorded)"
-"""Names of the calls that are put in."""
+"""Name of the calls that launch these pieces of work."""
 
 _BY_HOST: Final = re.compile(r"^(gloo|mpi):")
 _OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored|send|recv)[a-z_]+$")
@@ -76,7 +75,7 @@ def with_host_lanes(trace: Trace, work: DeviceWork) -> Trace:
         end_ns=np.concatenate((trace.ends_ns(operators[issued]), end)),
         thread=np.concatenate((trace.thread[operators[issued]], np.full(len(begin), training[0], dtype=np.int32))),
         name=np.concatenate((np.zeros(len(issued), dtype=np.int32), np.ones(len(begin), dtype=np.int32))),
-        names=(ISSUED, WAITS),
+        names=(ISSUED, OF_COLLECTIVE),
         correlation=np.concatenate((_correlations(trace, len(chosen))[issued], np.full(len(begin), NONE))),
     )
     return with_calls(changed, calls)

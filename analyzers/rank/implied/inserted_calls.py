@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
+
+OF_COLLECTIVE: Final = "cudaEventSynchronize (of a collective on the host, not recorded)"
+"""A host waits for a collective that its own threads carry out."""
 
 
 @dataclass(frozen=True, eq=False)
