@@ -42,15 +42,21 @@ def busy(path: Path) -> tuple[float, float] | None:
     """From the second recorded step's first kernel to the last one's: time in which the device worked and time in all,
     µs per step.
 
-    A step's first kernel is the first to start in or after its marker on the host: a whole number of periods lies
-    between two of them. None where the trace holds fewer than three steps or no kernels.
+    A step begins on the device where its marker does there, with its first kernel: a whole number of periods lies
+    between two of them, however far the host runs ahead. Without markers there, it begins where the first kernel
+    starts in or after the marker on the host. None where the trace holds fewer than three steps or no kernels.
     """
     every = events(path)
     spans = device_spans(every)
-    marks = sorted({e["ts"] for e in every if e.get("cat") == "user_annotation" and is_step(e)})
-    starts = [next((start for start, _ in spans if start >= mark), None) for mark in marks]
-    known = [start for start in starts if start is not None]
+    known = _marks(every, "gpu_user_annotation")
+    if not known:
+        starts = [next((at for at, _ in spans if at >= mark), None) for mark in _marks(every, "user_annotation")]
+        known = [at for at in starts if at is not None]
     if len(known) < 3 or known[-1] <= known[1]:
         return None
     steps = len(known) - 2
     return union(spans, known[1], known[-1]) / steps, (known[-1] - known[1]) / steps
+
+
+def _marks(every: Iterable[dict[str, Any]], category: str) -> list[float]:
+    return sorted({event["ts"] for event in every if event.get("cat") == category and is_step(event)})

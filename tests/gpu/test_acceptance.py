@@ -16,15 +16,18 @@ from tests.gpu.points import Point, between, guarded, near
 from tests.gpu.setups import Setup
 
 
-def test_busy_time_is_of_whole_periods(tmp_path: Path) -> None:
-    """Steps of 100 µs, whose two kernels overlap by 10 µs and work for 50 in all; the first period does not count."""
+@pytest.mark.parametrize(("marks", "host_us"), [(True, 100), (True, 70), (False, 100)])
+def test_busy_time_is_of_whole_periods(tmp_path: Path, marks: bool, host_us: int) -> None:
+    """Steps of 100 µs, whose two kernels overlap by 10 µs and work for 50 in all; the first period does not count. The
+    host may run ahead.
+    """
     events = []
     for step in range(4):
-        at = 1000 + 100 * step
-        events.append({"ph": "X", "name": f"ProfilerStep#{step}", "cat": "user_annotation", "ts": at, "dur": 90})
+        at, marked = 1000 + 100 * step, 1000 + host_us * step
+        events.append({"ph": "X", "name": f"ProfilerStep#{step}", "cat": "user_annotation", "ts": marked, "dur": 60})
         # On the device the marker comes again, with its first kernel.
         again = {"ph": "X", "name": f"ProfilerStep#{step}", "cat": "gpu_user_annotation", "ts": at + 20, "dur": 50}
-        events.append(again)
+        events += [again] * marks
         events.append({"ph": "X", "name": "a", "cat": "kernel", "ts": at + 20, "dur": 30})
         events.append({"ph": "X", "name": "copy", "cat": "gpu_memcpy", "ts": at + 40, "dur": 30})
         events.append({"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": at, "dur": 100})
