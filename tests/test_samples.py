@@ -16,6 +16,7 @@ import perfscope
 from perfscope.recording import metadata, paths
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
 from perfscope.results.summary import Summary
+from tests.test_gpu_samples import PLANTED
 
 WORLD_SIZES = {"healthy": 2, "starved": 2, "slow_rank": 3}
 LARGEST_BYTES = 1_600_000
@@ -58,7 +59,8 @@ def _text(path: Path) -> str:
 
 
 def test_no_recording_is_left_out(samples: Path) -> None:
-    assert {path.parent.name for path in samples.glob(f"*/{paths.LAUNCH_FILE}")} == set(WORLD_SIZES)
+    found = {path.parent.name for path in samples.glob(f"*/{paths.LAUNCH_FILE}")}
+    assert found == {*WORLD_SIZES, *PLANTED}
 
 
 @every_sample
