@@ -91,12 +91,8 @@ def _step_tile(summary: Summary) -> Tile:
     if known(job.unprofiled_step_us):
         return Tile(label, "step_us", duration(job.step_us), f"Without the profiler; {_recorded(job, detail)}")
     if job.steps:
-        timed = (
-            "too few unprofiled steps were timed"
-            if known(job.perturbation)
-            else "that of steps without it is not known"
-        )
-        detail += f", with the profiler's overhead: {timed}"
+        why = "too few unprofiled steps were timed" if known(job.perturbation) else "the time without it is not known"
+        detail += f", with the profiler's overhead: {why}"
     return Tile(label, "step_time", duration(job.step_time_us), detail)
 
 
