@@ -162,6 +162,15 @@ def full_queue(trace: Trace, work: DeviceWork) -> Intervals:
     return Intervals.of(trace.start_ns[waits], trace.ends_ns(waits))
 
 
+def done_ns(called_ns: Int64, end_ns: Int64, time_ns: Int64) -> Int64:
+    """When all work that was launched before each of these times has ended; the least int64 where none was.
+
+    ``called_ns``, ascending, and ``end_ns`` are the work's.
+    """
+    ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(end_ns))
+    return np.asarray(ended[np.searchsorted(called_ns, time_ns)], dtype=np.int64)
+
+
 def graph_launches(trace: Trace) -> Int64:
     """Rows of the calls that launch a CUDA graph."""
     return trace.rows(Category.RUNTIME, named=_GRAPH_LAUNCH.match)

@@ -35,7 +35,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.completeness import whole_steps
-from perfscope.analyzers.rank.launches import DeviceWork, earlier_work_done_ns, launched_before_recording
+from perfscope.analyzers.rank.launches import DeviceWork, done_ns, earlier_work_done_ns, launched_before_recording
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
@@ -348,8 +348,7 @@ class _Launched:
 
     def done_ns(self, time_ns: Int64) -> Int64:
         """When all work launched before each time has ended."""
-        ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(self.end_ns))
-        return np.asarray(ended[np.searchsorted(self.called_ns, time_ns)])
+        return done_ns(self.called_ns, self.end_ns, time_ns)
 
 
 def _extent(trace: Trace, work: DeviceWork, threads: Int64) -> tuple[int, int, int]:

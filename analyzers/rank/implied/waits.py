@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.implied.inserted_calls import InsertedCalls, with_calls
-from perfscope.analyzers.rank.launches import DeviceWork
-from perfscope.trace.trace import NONE, Category, Int64, Trace
+from perfscope.analyzers.rank.launches import DeviceWork, done_ns
+from perfscope.trace.trace import NONE, Category, Trace
 
 NAME: Final = "cudaDeviceSynchronize (not recorded)"
 
@@ -41,7 +41,9 @@ def with_implied_waits(trace: Trace, work: DeviceWork) -> Trace:
     last_ns = int(trace.ends_ns(marks).max())
     begin = np.maximum.accumulate(trace.ends_ns(calls))
     until = np.append(trace.start_ns[calls][1:], last_ns)
-    done = _done_ns(trace, work, until)
+    known = np.flatnonzero(work.launch != NONE)
+    known = known[np.argsort(trace.start_ns[work.launch[known]], kind="stable")]
+    done = done_ns(trace.start_ns[work.launch[known]], work.end_ns[known], until)
     length = np.where(done > begin + _AT_ONCE_NS, until - begin, 0)  # the device works on
     paused = np.flatnonzero(length >= max(_PAUSE_NS, _LONG * int(length.max())))
     begin, done = begin[paused], done[paused]
@@ -63,12 +65,3 @@ def with_implied_waits(trace: Trace, work: DeviceWork) -> Trace:
             correlation=np.full(count, NONE),
         ),
     )
-
-
-def _done_ns(trace: Trace, work: DeviceWork, time_ns: Int64) -> Int64:
-    """When all work launched before each time has ended."""
-    known = np.flatnonzero(work.launch != NONE)
-    called = trace.start_ns[work.launch[known]]
-    order = np.argsort(called, kind="stable")
-    ended = np.append(np.iinfo(np.int64).min, np.maximum.accumulate(work.end_ns[known][order]))
-    return np.asarray(ended[np.searchsorted(called[order], time_ns)], dtype=np.int64)
