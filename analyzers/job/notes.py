@@ -9,6 +9,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.unprofiled import LONG, longer_ns
+from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
 from perfscope.analyzers.rank.host_activity import EVALUATING
 from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION
@@ -17,9 +18,6 @@ from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import FEW_STEPS, JobInfo
 from perfscope.results.time_breakdown import TimeBreakdown
-
-DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
-"""Backends of torch.distributed that only move data between devices."""
 
 BY_BACKWARD: Final = ("backward", "gradients")
 """What steps were found by (``StepsMetadata.detected_by``) where each is a backward pass."""
@@ -160,18 +158,7 @@ def _about_reading(result: AlignedJob) -> Iterator[Note]:
 
 
 def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:
-    trained_on = {rank: run.device.type for rank, run in job.runs.items()}
-    blind = tuple(
-        rank
-        for rank, partial in sorted(result.partials.items())
-        if not partial.has_device_work
-        and (
-            partial.has_devices
-            or partial.parse_report.unread_processes
-            or partial.backend in DEVICE_BACKENDS
-            or trained_on.get(rank, "cpu") != "cpu"
-        )
-    )
+    blind = blind_ranks(result, job.runs)
     cut = tuple(rank for rank in blind if result.partials[rank].parse_report.truncated)
     if cut:
         yield note("time_breakdown", "device_events_cut", cut)

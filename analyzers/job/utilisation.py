@@ -25,6 +25,9 @@ NEGLIGIBLE: Final = 0.01
 Flops = dict[str | None, float]
 """FLOPs per step by the type in which they ran."""
 
+DEVICE_BACKENDS: Final = ("nccl", "rccl", "xccl", "hccl", "mccl")
+"""Backends of torch.distributed that only move data between devices."""
+
 
 def utilisation(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> Utilisation:
     """MFU and HFU over the recorded ranks; None, with the reason, where the data cannot support them."""
@@ -32,7 +35,11 @@ def utilisation(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> Utilisat
     peaks = peaks_of(names[0]) if len(names) == 1 else None
     by_type, hardware = _counted(result, runs, peaks)
     model = sum(by_type.values())
-    reason = _why_no_flops(result) if model == 0 else _why_no_peak(names, peaks, by_type)
+    reason = (
+        _why_no_flops(result)
+        if model == 0
+        else _why_no_peak(names, peaks, by_type, blind=bool(blind_ranks(result, runs)))
+    )
     mfu = hfu = peak = None
     if reason is None and peaks is not None:
         devices = sum(max(len(partial.devices), 1) for partial in result.partials.values())
@@ -72,6 +79,21 @@ def device_names(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[s
         elif run is not None and run.device.name:
             names[run.device.name] = None
     return tuple(names)
+
+
+def blind_ranks(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[int, ...]:
+    """Ranks that train on devices, of whose work none is recorded."""
+    return tuple(
+        rank
+        for rank, partial in sorted(result.partials.items())
+        if not partial.has_device_work
+        and (
+            partial.has_devices
+            or partial.parse_report.unread_processes
+            or partial.backend in DEVICE_BACKENDS
+            or (rank in runs and runs[rank].device.type != "cpu")
+        )
+    )
 
 
 def resolved_type(dtype: str | None, peaks: DevicePeaks | None) -> str | None:
@@ -137,10 +159,10 @@ def _coverage(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> float | No
     return covered / total if total else None
 
 
-def _why_no_peak(names: tuple[str, ...], peaks: DevicePeaks | None, model: Flops) -> str | None:
-    """Why there is no peak that applies; None where there is one."""
+def _why_no_peak(names: tuple[str, ...], peaks: DevicePeaks | None, model: Flops, *, blind: bool) -> str | None:
+    """Why there is no peak that applies; None where there is one. ``blind``: devices were used and not recorded."""
     if names == ("CPU",):
-        return "the job ran on CPUs, for which no peak is listed"
+        return "the recording has no device events" if blind else "the job ran on CPUs, for which no peak is listed"
     if len(names) != 1:
         return "the ranks ran on different devices" if names else "the recording does not name the device"
     if peaks is None:

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Final
 
 from perfscope.analyzers.job.rank_steps import collecting, pausing
+from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
@@ -121,6 +122,8 @@ def _idle(
     """``value`` times the idle time of one category. Raises CannotReplay, with ``why_not``, for a job on CPUs."""
     share = _share(name, value)
     if not context.on_devices:
+        if blind_ranks(context.result, context.runs):
+            raise CannotReplay("the recording has no device events, so what devices wait for is not known")
         raise CannotReplay(f"the job ran on CPUs: {why_not}")
     schedules.scale(row, share)
     if row is TimeCategory.SYNC:

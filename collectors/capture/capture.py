@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
+from perfscope.collectors.capture import cupti
 from perfscope.collectors.capture.execution_trace import ExecutionTraceRecorder
 from perfscope.collectors.config import CollectorConfig
 from perfscope.collectors.cpu import StepTimes
@@ -46,6 +47,8 @@ class RankCapture:
         """Number of the first warm-up step."""
         self.completed = 0
         """Steps completed since, warm-up included."""
+        self.last = False
+        """No other capture is planned."""
         self.backwards = 0
         """Calls of ``backward`` in those steps."""
         self.flops: float | None = None
@@ -174,7 +177,7 @@ class RankCapture:
                 # Before what takes time: the last step ends here, and how long stopping takes is not in it.
                 self._problems.guard("ending the last step", _end_step, profiler)
                 self._problems.guard("ending open ranges", _end_open_ranges)
-                with self._operating():
+                with self._operating(), cupti.stopping(last=self.last):
                     profiler.__exit__(None, None, None)
         finally:
             self._release()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from perfscope.collectors.annotate import Annotator
-from perfscope.collectors.capture import cupti
 from perfscope.collectors.capture.announcer import Announcer
 from perfscope.collectors.capture.capture import RankCapture
 from perfscope.collectors.capture.run_file import RankContext
@@ -150,8 +149,7 @@ class Capturer:
             self._keep(capture, completed)
         elif finished:
             self._schedule.ended(self._due, completed)
-            if not self._schedule.plans_more:
-                self._problems.guard("detaching CUPTI", cupti.detach_at_stop)
+            capture.last = not self._schedule.plans_more
             self._write(capture, complete=True)
 
     def _keep(self, capture: RankCapture, completed: int) -> None:

@@ -99,3 +99,13 @@ def test_a_negligible_share_in_a_type_without_a_peak_is_left_out():
     found = job(*[("c10::BFloat16", GEMM)] * 100, ("long", "int_gemm"))
     assert found.mfu == pytest.approx(2e11 / (1e-3 * 312e12))
     assert found.peak_tflops == 312.0
+
+
+def test_a_recording_without_device_events_is_of_no_job_on_cpus():
+    """CUPTI belonged to another tool, say: operators are recorded, and the rank's metadata names its device."""
+    builder = TraceBuilder().step(1, 0, 1_000_000)
+    builder.op("aten::mm", 0, 900_000, shapes=[[SIDE, SIDE]] * 2, types=["float"] * 2)
+    result = align_job({0: analyze_rank(builder.build())})
+    on_device = RunMetadata(device=DeviceMetadata(type="cuda", name="NVIDIA H200"))
+    assert utilisation(result, {0: on_device}).why_absent == "the recording has no device events"
+    assert "ran on CPUs" in str(utilisation(result, {0: RunMetadata()}).why_absent)
