@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.analyzers.rank.work.tables import SINGLE_OR_TF32
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.rows import Utilisation
@@ -86,14 +87,15 @@ def blind_ranks(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> tuple[in
     return tuple(
         rank
         for rank, partial in sorted(result.partials.items())
-        if not partial.has_device_work
-        and (
-            partial.has_devices
-            or partial.parse_report.unread_processes
-            or partial.backend in DEVICE_BACKENDS
-            or (rank in runs and runs[rank].device.type != "cpu")
-        )
+        if not partial.has_device_work and _trains_on_device(partial, runs.get(rank))
     )
+
+
+def _trains_on_device(partial: RankPartial, run: RunMetadata | None) -> bool:
+    """As the rank itself noted; else by its trace, which lists the host's devices also where none is used."""
+    if partial.parse_report.unread_processes or partial.backend in DEVICE_BACKENDS:
+        return True
+    return partial.has_devices if run is None else run.device.type != "cpu"
 
 
 def resolved_type(dtype: str | None, peaks: DevicePeaks | None) -> str | None:

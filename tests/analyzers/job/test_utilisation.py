@@ -108,4 +108,5 @@ def test_a_recording_without_device_events_is_of_no_job_on_cpus():
     result = align_job({0: analyze_rank(builder.build())})
     on_device = RunMetadata(device=DeviceMetadata(type="cuda", name="NVIDIA H200"))
     assert utilisation(result, {0: on_device}).why_absent == "the recording has no device events"
+    # The trace of a training on CPUs lists the devices of its host, too.
     assert "ran on CPUs" in str(utilisation(result, {0: RunMetadata()}).why_absent)
