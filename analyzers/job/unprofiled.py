@@ -35,7 +35,9 @@ _MORE: Final = 2.0
 """At most so many times the recorded share of steps with an evaluation are taken for such: few steps were recorded."""
 
 _FEWER: Final = 3
-"""Unprofiled steps that tell something where all are shorter than the recorded ones."""
+_SLOWED: Final = 0.9
+"""So many unprofiled steps tell something where each is shorter than this share of any recorded one: so much no warm-up
+and no full queue of batches explains."""
 _AHEAD: Final = 3
 _SHORTER: Final = 0.8
 """In up to so many first steps after a capture a host runs ahead of its device, and takes less than this share of what
@@ -71,7 +73,7 @@ class _Evaluations:
 def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> float | None:
     """Mean wall time of an unprofiled step, the longest 2 % left out, of the slowest rank; None where steps are not
     marked, or fewer than 5 were timed: a job's first steps also warm up. Of three or four the mean counts where each is
-    shorter than the recorded ones, which the profiler slows.
+    far shorter than any recorded one, which the profiler slows.
 
     The mean, because with busy loader workers some steps wait long and the others not at all. Where recorded steps are
     left out because the model is evaluated in them, so are unprofiled ones that are about as long.
@@ -85,10 +87,10 @@ def unprofiled_step_ns(runs: Mapping[int, RunMetadata], result: AlignedJob) -> f
 
 def _timed(runs: Mapping[int, RunMetadata], result: AlignedJob) -> list[Sequence[int]]:
     """Of each rank with enough unprofiled steps, how long they took."""
+    start, end = result.job_windows
+    most = _SLOWED * float((end - start).min())
     usable = _usable(runs, result)
-    return [
-        steps for steps in usable if len(steps) >= FEW_STEPS or (len(steps) >= _FEWER and max(steps) < result.step_ns)
-    ]
+    return [steps for steps in usable if len(steps) >= FEW_STEPS or (len(steps) >= _FEWER and max(steps) < most)]
 
 
 def _usable(runs: Mapping[int, RunMetadata], result: AlignedJob) -> list[Sequence[int]]:

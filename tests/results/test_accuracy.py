@@ -49,7 +49,7 @@ def test_emulated_jobs_are_counted_as_documented(root: Path) -> None:
 
 
 def test_real_trainings_are_counted_as_documented(root: Path) -> None:
-    (table,) = (rows for rows in _tables(root) if rows[0][0] == "scenario")
+    (table,) = (rows for rows in _tables(root) if rows[0][:2] == ["scenario", "setting"])
     counted: dict[str, Accuracy] = defaultdict(lambda: Accuracy(0, 0, 0))
     for _scene, setting, _before, _noise, _predicted, _measured, inside, error in table[2:]:
         name = kind(setting.strip("`").partition("=")[0])
