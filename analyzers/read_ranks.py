@@ -90,7 +90,7 @@ def _split(sources: Sequence[TraceSource]) -> tuple[tuple[TraceSource, ...], lis
     A Chrome trace is one rank, and is not looked into. A report may hold several ranks and may have to be exported
     first, by a program of its own: that is done for several reports at once.
     """
-    reports = [source for source in sources if not source.path.name.endswith(TRACE_SUFFIXES)]
+    reports = [source for source in sources if not source.path.name.lower().endswith(TRACE_SUFFIXES)]
     if not reports:
         return tuple(sources), []
     from concurrent.futures import ThreadPoolExecutor
@@ -183,7 +183,7 @@ def _size(path: Path) -> int:
 
 
 def _memory_needed(path: Path, size: int) -> int:
-    unpacked = size * (_PACKING if path.name.endswith(_PACKED) else 1)
+    unpacked = size * (_PACKING if path.name.lower().endswith(_PACKED) else 1)
     return _WORKER_BYTES + int(unpacked * _MEMORY_PER_BYTE)
 
 

@@ -82,6 +82,11 @@ def _overlap(job: Sequence[Read], other: Sequence[Read]) -> bool:
     return max(min(each)[0] for each in (one, two)) < min(max(end for _, end in each) for each in (one, two))
 
 
+def share_time(one: Read, other: Read) -> bool:
+    """Do the collectives of the two run at the same times?"""
+    return _shared(one, other) >= _SAME
+
+
 def _shared(one: Read, other: Read) -> float:
     """The part of the shorter one's collectives' time in which the other one's run."""
     first, second = (Intervals.of(each[1].collectives.start_ns, each[1].collectives.end_ns) for each in (one, other))

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
 
-from perfscope.analyzers.job.apart import Read, jobs_apart
+from perfscope.analyzers.job.apart import Read, jobs_apart, share_time
 from perfscope.analyzers.job.assumed_groups import with_assumed_groups
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.outcome import Outcome
 from perfscope.frozen import dataclass
-from perfscope.recording.captures import natural
+from perfscope.recording.captures import natural, worker_in_name
 from perfscope.recording.job import Job, TraceSource
 from perfscope.recording.paths import rank_and_capture_of_trace_file
 from perfscope.results.notes import Note, note
@@ -54,7 +54,7 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
             ranks.reject(source.named_rank, source.path, outcome.error or "no result")
         else:
             read.append((outcome.item, outcome.result))
-    read, *ranks.apart = jobs_apart(_label_processes(read, ranks))
+    read, *ranks.apart = jobs_apart(_label_processes(_ranks_by_name(read, ranks), ranks))
     for other in ranks.apart:
         _reject_job(other, read, ranks)
     for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
@@ -66,6 +66,29 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
         kind = "world_assumed" if groups == 1 else "groups_assumed"
         ranks.notes.append(note("ranks", kind, sorted(ranks.partials), count=len(ranks.partials), groups=groups))
     return ranks
+
+
+def _ranks_by_name(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
+    """The ranks of the names, which are all different, where the contents of traces of the same time repeat ranks.
+
+    Profilers that start before ``init_process_group`` write rank 0 of 1 on all ranks, and scripts copy what they wrote
+    for one. Two jobs of fewer ranks than there are traces, which ran at the same time, repeat them, too.
+    """
+    named = [source.named_rank for source, _ in read]
+    stated = [partial.rank for _, partial in read]
+    if len(read) < 2 or None in named or None in stated or len(set(named)) < len(read) or len(set(stated)) == len(read):
+        return read
+    sizes = {partial.world_size for _, partial in read}
+    fits = sizes == {None} or (len(sizes) == 1 and max(filter(None, sizes)) > max(filter(None, (*named, 0)), default=0))
+    if not (fits or (sizes <= {None, 1} and len(set(stated)) == 1)) or set(_captures(read)) != {0}:
+        return read
+    ranks.notes.append(
+        note("ranks", "ranks_repeated", named, stated=sorted({rank for rank in stated if rank is not None}))
+    )
+    return [
+        (source, replace(partial, rank=source.named_rank, world_size=partial.world_size if fits else None))
+        for source, partial in read
+    ]
 
 
 def _label_processes(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
@@ -93,7 +116,15 @@ def _ran_together(read: list[Read]) -> bool:
         return False
     processes = [process for _, partial in read for process in partial.processes]
     own = all(partial.processes for _, partial in read) and len(set(processes)) == len(processes)
-    return own and set(_captures(read)) == {0}
+    return (own or _of_workers(read)) and set(_captures(read)) == {0}
+
+
+def _of_workers(read: list[Read]) -> bool:
+    """Do the names say that each is of another worker, and the collectives that these took part in the same job?"""
+    workers = [worker_in_name(source.path) for source, _ in read]
+    return (
+        None not in workers and len(set(workers)) == len(read) and all(share_time(read[0], each) for each in read[1:])
+    )
 
 
 def _of_one_world(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:

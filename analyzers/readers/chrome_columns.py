@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,11 +50,17 @@ _CATEGORIES = {
 _RUNTIME_SUFFIXES = ("_runtime", "_driver")
 """``cuda_runtime``, ``cuda_driver``, ``xpu_runtime``, ``mtia_runtime``, ``privateuse1_driver`` …"""
 
-ON_DEVICE = np.zeros(len(Category), dtype=np.bool_)
+ABSENT: Final = len(Category)
+"""The code of events that have no category, until ``chrome_dialects`` gives them one."""
+
+ON_DEVICE = np.zeros(len(Category) + 1, dtype=np.bool_)
 ON_DEVICE[[Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_ANNOTATION, Category.SYNC]] = True
 """Events on a device's streams."""
-DESCRIBED = np.zeros(len(Category), dtype=np.bool_)
-DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL]] = True
+PLACED = ON_DEVICE.copy()
+PLACED[ABSENT] = True
+"""Events that may have a device and a stream among their arguments."""
+DESCRIBED = np.zeros(len(Category) + 1, dtype=np.bool_)
+DESCRIBED[[Category.CPU_OP, Category.ANNOTATION, Category.OTHER, Category.KERNEL, ABSENT]] = True
 """Events that may have shapes, or arguments of a collective or of a graph's node."""
 ANNOTATED = ("name", "said", "annotation", "module_fqn", "autograd_phase")
 """Arguments of a graph's kernel in which the program says what it is."""
@@ -189,7 +195,7 @@ class ChromeColumns:
         return self._tracks[process, thread]
 
     def _note_steps(self, args: list[Args], category: Any) -> None:
-        rows = np.flatnonzero(category == Category.OTHER).tolist()
+        rows = np.flatnonzero(category == ABSENT).tolist()
         numbers = ids_of([args[row].step for row in rows]).tolist()
         self.step_numbers.update(
             (self.rows + row, number) for row, number in zip(rows, numbers, strict=True) if number >= 0
@@ -198,16 +204,17 @@ class ChromeColumns:
     def _places(self, events: Sequence[Any], args: list[Args], category: Any) -> tuple[Any, Int64]:
         """(device, stream) of each event; NONE on the host. Where the arguments lack them, the track has them."""
         device, stream = np.full(len(args), NONE, dtype=np.int32), np.full(len(args), NONE, dtype=np.int64)
-        there = ON_DEVICE[category]
+        there = PLACED[category]
         rows = np.flatnonzero(there)
         if not len(rows):
             return device, stream
         picked = list(compress(args, there.tolist()))
         on_device = ids_of([arg.device for arg in picked])
         on_stream = ids_of([arg.stream for arg in picked])
-        for at in np.flatnonzero(on_device == NONE).tolist():
+        certain = ON_DEVICE[category[rows]]
+        for at in np.flatnonzero(certain & (on_device == NONE)).tolist():
             on_device[at] = integer_id(events[rows[at]].pid)
-        for at in np.flatnonzero(on_stream == NONE).tolist():
+        for at in np.flatnonzero(certain & (on_stream == NONE)).tolist():
             on_stream[at] = integer_id(events[rows[at]].tid)
         device[rows], stream[rows] = np.clip(on_device, NONE, np.iinfo(np.int32).max), on_stream
         return device, stream
@@ -308,8 +315,10 @@ def _count(raw: msgspec.Raw) -> int:
     return integer_id(int(text)) if text.isdigit() and len(text) <= LONGEST_NUMBER else NONE
 
 
-def category_of(name: str) -> Category:
-    """The category for a trace's ``cat``, in upper or lower case; OTHER for unknown ones."""
+def category_of(name: str) -> int:
+    """The category for a trace's ``cat``, in upper or lower case; OTHER for unknown ones, ``ABSENT`` for none."""
+    if not name:
+        return ABSENT
     known = name.casefold()
     if (category := _CATEGORIES.get(known)) is not None:
         return category

@@ -5,18 +5,19 @@ after what its events are (``Stream #13(Compute)``, ``XLA Ops``, ``Steps``). Hor
 tensor, whose collectives are ranges such as ``NEGOTIATE_ALLREDUCE`` and ``ALLREDUCE``. Both leave ``cat`` out.
 Ascend's profiler (``trace_view.json``) has a process for the device, one for its collectives and one for the calls of
 its runtime. torch's autograd profiler without Kineto has one named ``CPU functions``. Intel's unitrace has categories
-of its own.
+of its own. Of other events without a category their names, their streams and their process's name tell what they are.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from perfscope.analyzers.readers.chrome_columns import ChromeStrings
+from perfscope.analyzers.readers.chrome_columns import ABSENT, ChromeStrings
+from perfscope.analyzers.readers.chrome_metadata import integer_id
 from perfscope.errors import TraceError
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import PROFILER_STEP_PREFIX
@@ -73,6 +74,20 @@ _LEVEL_ZERO_FILL = re.compile(r"^zeCommandListAppendMemoryFill")
 _HOROVOD_NEGOTIATION = "NEGOTIATE_"
 _HOROVOD_ACTIVITY = re.compile(r"^[A-Z][A-Z0-9_]+$")
 
+_RANGE = re.compile(r"^(?:ProfilerStep#\d|enumerate\(DataLoader\)#|Optimizer\.\w+#|(?:nccl|gloo):)")
+_NAMED: Final = (
+    (_RANGE, Category.ANNOTATION),
+    (re.compile(r"^(?:aten|c10d|autograd|torch)::"), Category.CPU_OP),
+    (_DRIVER_CALL, Category.RUNTIME),
+    (_PYTHON_CALL, Category.PYTHON),
+)
+"""What an event of a host is, by its name."""
+_MOST_DEVICES = int(np.iinfo(np.int32).max)
+_NCCL_KERNEL = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_")
+_DEVICE_NAME = re.compile(r"^(?:GPU|CUDA|ROCm|XPU)\b[ :#_-]*(\d{1,4})?(?!\w)", re.IGNORECASE)
+_STREAM_NAME = re.compile(r"^stream\b[ :#_-]*(\d{1,9})?(?!\w)", re.IGNORECASE)
+"""Processes and threads of devices, as kineto and programs that make such files label them: ``GPU 0``, ``stream 7``."""
+
 
 @dataclass(frozen=True)
 class _Track:
@@ -104,6 +119,9 @@ def settle(
     ``columns`` are changed in place. ``processes`` maps a process id to its name, ``steps`` the row of an event that
     has a step number to that number.
     """
+    absent = np.flatnonzero(columns["category"] == ABSENT)
+    places = columns["device"][absent], columns["stream"][absent]
+    columns["category"][absent], columns["device"][absent], columns["stream"][absent] = Category.OTHER, NONE, NONE
     notes = _settle_devices(columns, threads, processes, strings)
     for row, number in steps.items():
         if columns["category"][row] == Category.CPU_OP:
@@ -111,7 +129,61 @@ def settle(
             columns["name"][row] = strings.ids[f"{PROFILER_STEP_PREFIX}{number}"]
     _settle_level_zero(columns, strings)
     _settle_horovod(columns, threads, strings)
+    left = columns["category"][absent] == Category.OTHER
+    if left.any():
+        _settle_uncategorized(columns, absent[left], *(place[left] for place in places), threads, processes, strings)
     return notes
+
+
+def _settle_uncategorized(
+    columns: dict[str, Any],
+    rows: Int64,
+    device: Any,
+    stream: Int64,
+    threads: Sequence[Thread],
+    processes: Mapping[str, str],
+    strings: ChromeStrings,
+) -> None:
+    """Infer what the events at ``rows`` are. ``device`` and ``stream`` are those among their arguments.
+
+    A known name of the host's goes first, unless the event is on a device's track; what is on a stream, of a device
+    or of NCCL by its name is the device's. The others stay as they are.
+    """
+    places = {at: place for at, thread in enumerate(threads) if (place := _place_of_track(thread, processes))}
+    names, thread = columns["name"][rows], columns["thread"][rows]
+    on_track = np.isin(thread, list(places))
+    work = on_track | (device != NONE) | (stream != NONE)
+    kinds = np.full(len(rows), Category.OTHER, dtype=np.int8)
+    kinds[work] = Category.KERNEL
+    for name in distinct(names).tolist():
+        text, of_name = strings.values[name], names == name
+        if _NCCL_KERNEL.match(text):
+            kinds[of_name] = Category.KERNEL
+        elif (host := next((kind for pattern, kind in _NAMED if pattern.match(text)), None)) is not None:
+            kinds[of_name & ~on_track] = host
+            if host == Category.ANNOTATION and text.startswith(PROFILER_STEP_PREFIX):
+                kinds[of_name & on_track] = Category.GPU_ANNOTATION
+        elif _COPY.match(text) or _FILL.match(text):
+            kinds[of_name] = Category.MEMCPY if _COPY.match(text) else Category.MEMSET
+    columns["category"][rows] = kinds
+    for at in np.flatnonzero(np.isin(kinds, (*DEVICE_WORK, Category.GPU_ANNOTATION))).tolist():
+        own = threads[thread[at]]
+        of_device, of_stream = places.get(int(thread[at]), (integer_id(own.pid), integer_id(own.tid)))
+        columns["device"][rows[at]] = device[at] if device[at] != NONE else min(of_device, _MOST_DEVICES)
+        columns["stream"][rows[at]] = stream[at] if stream[at] != NONE else of_stream
+
+
+def _place_of_track(thread: Thread, processes: Mapping[str, str]) -> tuple[int, int] | None:
+    """(device, stream) of a thread whose process or own name or id is that of a device or a stream."""
+    texts = processes.get(thread.pid, ""), thread.pid
+    device = next((match for text in texts if (match := _DEVICE_NAME.match(text))), None)
+    stream = next((match for text in (thread.name, thread.tid) if (match := _STREAM_NAME.match(text))), None)
+    if device is None and stream is None:
+        return None
+    return (
+        int(device[1]) if device and device[1] else integer_id(thread.pid),
+        int(stream[1]) if stream and stream[1] else integer_id(thread.tid),
+    )
 
 
 def refuse_merged(source: str, columns: Mapping[str, Any], threads: Sequence[Thread], names: Sequence[str]) -> None:

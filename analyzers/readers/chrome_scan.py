@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers import chrome_times
-from perfscope.analyzers.readers.chrome_columns import DESCRIBED, ON_DEVICE, ChromeColumns
+from perfscope.analyzers.readers.chrome_columns import ABSENT, DESCRIBED, ON_DEVICE, PLACED, ChromeColumns
 from perfscope.analyzers.readers.chrome_events import ALLOCATOR, NUMBERS, Args, EventBatch, Instant
 from perfscope.analyzers.readers.chrome_metadata import integer_id
 from perfscope.analyzers.readers.chrome_repair import UNREADABLE
@@ -61,11 +61,11 @@ class ScannedBatch(EventBatch):
 class SliceScanner:
     """Scans the slices of one trace, in their order."""
 
-    def __init__(self, category_of: Callable[[str], Category]) -> None:
+    def __init__(self, category_of: Callable[[str], int]) -> None:
         def code(text: bytes) -> int:
-            return int(category_of(msgspec.json.decode(text)))
+            return category_of(msgspec.json.decode(text))
 
-        self._scanner = _scan.Scanner(code, _mask(ON_DEVICE), _mask(DESCRIBED), Category.PYTHON, Category.OTHER)
+        self._scanner = _scan.Scanner(code, _mask(PLACED), _mask(DESCRIBED), Category.PYTHON, ABSENT)
 
     def scan(self, data: bytearray, start: int, stop: int, *, last: bool) -> ScannedBatch | None:
         """The events in ``data[start:stop]``, as ``chrome_events.decode``; None where Python must decode them."""

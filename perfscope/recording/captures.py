@@ -5,6 +5,7 @@ One folder may hold several captures of every rank::
     rank0_step10.json rank1_step10.json rank0_step20.json      a number besides the rank's
     node1_4242.1717000000123.pt.trace.json.gz                  torch's tensorboard_trace_handler: worker.time
     iteration_10/rank0_trace.json iteration_20/rank0_trace.json   torchtitan and others: a folder each
+    node0/rank0.json node0/rank1.json node1/rank0.json node1/rank1.json   a folder for each host, with its own numbers
 
 Content goes before name: names only decide which files to read together. The rank comes from the trace.
 """
@@ -28,6 +29,15 @@ _RANK: Final = re.compile(
 """``rank3``, ``global_rank-3``, ``GlobalRank3``, ``worker_3``, ``r3``; not ``local_rank3``, ``frank3``, ``r3x``."""
 _HANDLER: Final = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{10,})\.pt\.trace\.json(?:\.gz)?$")
 """torch.profiler.tensorboard_trace_handler: worker, and the time of writing in ms or ns."""
+_HOST: Final = re.compile(r"(?<![a-z])(?:host|node|machine|server)s?[-_.]?(?P<host>\d{1,6})(?!\d)", re.IGNORECASE)
+_LOCAL: Final = re.compile(
+    r"(?<![a-z])(?:local[-_.]?rank|local|gpu|cuda|device|rank)[-_.=]?(?P<local>\d{1,4})(?!\d)", re.IGNORECASE
+)
+"""A host's number, and that of one of its ranks or devices, as in ``host0.gpu1.json`` and ``node-0-local-1.json``."""
+_HOST_FOLDER: Final = re.compile(
+    r"(?:^|[-_.])(?:host|node|machine|server)s?(?:[-_.]|\d|$)|^ip-\d|^\d{1,3}(?:\.\d{1,3}){3}$", re.IGNORECASE
+)
+"""Names of folders that are hosts': ``node0``, ``host-a``, ``ip-10-0-0-7``, ``10.0.0.7``."""
 _NUMBER: Final = re.compile(r"\d+")
 _OF_TIME: Final = re.compile(r"(?:step|iter|iteration|epoch|batch|cycle|capture)s?[-_.=]?$", re.IGNORECASE)
 """What stands before a number that counts captures, as in ``trace_step100.json``, and not ranks."""
@@ -65,6 +75,12 @@ def rank_in_name(path: Path) -> int | None:
     return int(match["rank"] or match["r"]) if match else None
 
 
+def worker_in_name(path: Path) -> str | None:
+    """Who wrote a file, host and process, where ``tensorboard_trace_handler`` named it."""
+    match = _HANDLER.match(path.name)
+    return match["worker"] if match else None
+
+
 def captures_of_files(files: Sequence[Path]) -> list[Capture]:
     """The captures that the files of one folder belong to, in order. One, without a label, where names show none."""
     sources = _with_ranks(files)
@@ -83,8 +99,8 @@ def captures_of_files(files: Sequence[Path]) -> list[Capture]:
 def captures_of_folders(folders: dict[str, list[Path]]) -> list[Capture] | None:
     """The captures in sub-folders, by the folders' names; None where names do not show how they belong together.
 
-    Folders of ranks or nodes (no rank in two of them) are one capture; folders named alike but for a number are one
-    each.
+    Folders of ranks or nodes (no rank in two of them) are one capture, and so are folders of hosts that each number
+    their own ranks; others that are named alike but for a number are one each.
     """
     if len(folders) == 1:
         return captures_of_files(next(iter(folders.values())))
@@ -98,6 +114,8 @@ def captures_of_folders(folders: dict[str, list[Path]]) -> list[Capture] | None:
                 for path, rank in zip(files, known or (), strict=True)
             ]
             return [Capture("", tuple(together))]
+    if all(_HOST_FOLDER.search(name) for name in folders) and (hosts := _of_host_folders(folders)):
+        return hosts
     if len({_NUMBER.sub("#", name) for name in folders}) == 1:
         return [
             Capture(name, capture.sources)
@@ -124,12 +142,54 @@ def _with_ranks(files: Sequence[Path]) -> list[TraceSource]:
     (accelerate), ``gpu3_trace.json.gz``, ``3.json``.
     """
     ranks = [rank_in_name(path) for path in files]
-    if all(rank is None for rank in ranks):
+    if (of_hosts := _ranks_on_hosts(files)) is not None:
+        ranks = list(of_hosts)
+    elif all(rank is None for rank in ranks):
         counted = _counted(files)
         # Others number something else, such as processes.
         if counted is not None and not _number_steps(files) and sorted(counted[1]) == list(range(len(files))):
             ranks = list(counted[1])
     return [TraceSource(path, rank) for path, rank in zip(files, ranks, strict=True)]
+
+
+def _ranks_on_hosts(files: Sequence[Path]) -> list[int] | None:
+    """The files' ranks where each name has the number of a host and of one of its ranks, which several hosts have."""
+    found = [(_HOST.search(path.name), _LOCAL.search(path.name)) for path in files]
+    places = [(int(host["host"]), int(local["local"])) for host, local in found if host and local]
+    if len(places) < len(files) or len({local for _, local in places}) == len(set(places)):
+        return None
+    return across_hosts([host for host, _ in places], [local for _, local in places])
+
+
+def across_hosts(hosts: Sequence[int], locals_: Sequence[int]) -> list[int]:
+    """Ranks of the job in the order of hosts, and of their own ranks on each, which are as many on all.
+
+    Example: hosts 3, 3, 5, 5 with their ranks 0, 1, 0, 1 have ranks 0, 1, 2, 3.
+    """
+    places = {host: place for place, host in enumerate(sorted(set(hosts)))}
+    first, size = min(locals_), max(locals_) - min(locals_) + 1
+    return [places[host] * size + local - first for host, local in zip(hosts, locals_, strict=True)]
+
+
+def _of_host_folders(folders: dict[str, list[Path]]) -> list[Capture] | None:
+    """The captures in folders of hosts, each with the ranks of one host; None where a file's rank is not known."""
+    by_host = [captures_of_files(folders[name]) for name in sorted(folders, key=natural)]
+    if len({len(captures) for captures in by_host}) > 1:
+        by_host = [[last_full(captures)] for captures in by_host]
+    found = []
+    for of_all in zip(*by_host, strict=True):
+        owned = [
+            (host, 0 if source.named_rank is None and len(capture.sources) == 1 else source.named_rank, source.path)
+            for host, capture in enumerate(of_all)
+            for source in capture.sources
+        ]
+        known = [(host, local, path) for host, local, path in owned if local is not None]
+        if len(known) < len(owned):
+            return None
+        ranks = across_hosts([host for host, _, _ in known], [local for _, local, _ in known])
+        sources = tuple(TraceSource(path, rank) for rank, (_, _, path) in zip(ranks, known, strict=True))
+        found.append(Capture(of_all[0].label, sources))
+    return found
 
 
 def _counted(files: Sequence[Path]) -> tuple[str, list[int]] | None:
@@ -156,8 +216,7 @@ def _owner(source: TraceSource) -> str:
     """Who wrote a file, as far as its name shows; two files of one owner are two captures."""
     if source.named_rank is not None:
         return f"rank {source.named_rank}"
-    match = _HANDLER.match(source.path.name)
-    return match["worker"] if match else source.path.name
+    return worker_in_name(source.path) or source.path.name
 
 
 def _template(source: TraceSource) -> str:

@@ -156,7 +156,9 @@ def _open(path: Path, capture: int | None) -> Job:
 
 def _with_execution_traces(job: Job) -> Job:
     """The job whose traces know the execution traces in the same folders."""
-    folders = dict.fromkeys(source.path.parent for source in job.sources if source.path.name.endswith(TRACE_SUFFIXES))
+    folders = dict.fromkeys(
+        source.path.parent for source in job.sources if source.path.name.lower().endswith(TRACE_SUFFIXES)
+    )
     if job.path.is_file():
         return job
     found = {path: pid for folder in folders for path, pid in execution_traces.find(files_in(folder)).items()}
@@ -189,7 +191,7 @@ def _with_snapshots(job: Job, taken: list[Path]) -> Job:
 
 def _is_own_result(entry: Path) -> bool:
     """A result that ``perfscope analyze --json`` wrote among the traces."""
-    if not entry.name.endswith(".json") or (remote.is_remote(entry) and rank_in_name(entry) is not None):
+    if not entry.name.lower().endswith(".json") or (remote.is_remote(entry) and rank_in_name(entry) is not None):
         return False  # a rank's: not worth a request to the store each
     return b'"perfscope.summary/' in remote.read_head(entry, 64)
 
@@ -305,7 +307,7 @@ def files_in(folder: Path) -> list[Path]:
 
 def traces_in(folder: Path, names: list[Path]) -> list[Path]:
     """The traces among a folder's files (and folders: an export may be one), each recording once."""
-    traces = [entry for entry in names if entry.name.endswith(TRACE_SUFFIXES)]
+    traces = [entry for entry in names if entry.name.lower().endswith(TRACE_SUFFIXES)]
     executions = execution_traces.find(traces)
     return [entry for entry in traces if entry not in executions] + _reports(folder, names)
 

@@ -54,6 +54,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "perfscope::rank#0 of 2.",
     "ranks_by_file_order": "Neither the traces nor their names state the ranks, so they are numbered in the order of "
     "their names, which may differ from the job's numbers: {order}. Name the files rank<N>.json.",
+    "ranks_repeated": "Several traces of the same time state rank {stated:list}, while their names number the ranks: "
+    "the names are used. Start the profiler after init_process_group, which sets the rank that a trace states.",
     "world_assumed": "No trace states how many ranks the job has, or which of them take part in a collective. "
     "Those of {ranks:ranks} hold the same ones, which end at the same time, so these are taken for all {count} ranks.",
     "groups_assumed": "No trace states which ranks take part in a collective. Ranks on which the collectives of one "

@@ -65,6 +65,21 @@ class TestFilesOfOneFolder:
         }
         assert last_full(found) is found[1]
 
+    @pytest.mark.parametrize(
+        "form",
+        ["host{}.gpu{}.json", "node-{}-local-{}.json", "machine{}_local_rank{}.pt.trace.json.gz", "node{}_rank{}.json"],
+    )
+    def test_a_host_and_its_ranks_in_a_name_are_counted_through(self, form):
+        every = [(host, local) for host in (3, 11) for local in (0, 1)]
+        (capture,) = captures_of_files(files(*(form.format(*place) for place in sorted(every, key=str))))
+        assert {str(source.path): source.named_rank for source in capture.sources} == {
+            form.format(*place): rank for rank, place in enumerate(every)
+        }
+
+    def test_ranks_that_differ_from_host_to_host_are_the_jobs(self):
+        (capture,) = captures_of_files(files(*(f"node{rank // 2}_rank{rank}.json" for rank in range(4))))
+        assert [source.named_rank for source in capture.sources] == [0, 1, 2, 3]
+
     def test_a_set_that_a_rank_is_missing_from_is_not_the_last_full_one(self):
         found = captures_of_files(files("rank0_step9.json", "rank1_step9.json", "rank0_step10.json"))
         assert last_full(found).label == "rankN_step9.json"
@@ -109,6 +124,31 @@ class TestFolders:
         assert [source.named_rank for source in capture.sources] == [0, 1]
         (capture,) = captures_of_folders({"node-a": files("rank0.json", "rank1.json"), "node-b": files("rank2.json")})
         assert [source.named_rank for source in capture.sources] == [0, 1, 2]
+
+    @pytest.mark.parametrize("hosts", [("node0", "node1"), ("host-a", "host-b"), ("10.0.0.7", "10.0.0.12")])
+    def test_folders_of_hosts_that_number_their_own_ranks_are_one_job(self, hosts):
+        (capture,) = captures_of_folders({host: files(f"{host}/rank0.json", f"{host}/rank1.json") for host in hosts})
+        assert [(str(source.path), source.named_rank) for source in capture.sources] == [
+            (f"{hosts[0]}/rank0.json", 0), (f"{hosts[0]}/rank1.json", 1),
+            (f"{hosts[1]}/rank0.json", 2), (f"{hosts[1]}/rank1.json", 3),
+        ]  # fmt: skip
+
+    def test_a_trace_in_a_folder_of_each_host_is_one_job(self):
+        (capture,) = captures_of_folders({"node3": files("node3/trace.json"), "node7": files("node7/trace.json")})
+        assert [source.named_rank for source in capture.sources] == [0, 1]
+
+    def test_captures_of_hosts_with_ranks_of_their_own(self):
+        found = captures_of_folders(
+            {host: files(*(f"{host}/rank{n}_step{at}.json" for at in (1, 2) for n in (0, 1))) for host in ("n1", "n2")}
+        )
+        assert [len(capture.sources) for capture in found] == [2, 2]  # n1 is no host's name
+        found = captures_of_folders(
+            {
+                host: files(*(f"{host}/rank{n}_step{at}.json" for at in (1, 2) for n in (0, 1)))
+                for host in ("node1", "node2")
+            }
+        )
+        assert [[source.named_rank for source in capture.sources] for capture in found] == [[0, 1, 2, 3]] * 2
 
     def test_folders_of_unlike_names_with_the_same_ranks_are_not_guessed(self):
         assert captures_of_folders({"before": files("rank0.json"), "after": files("rank0.json")}) is None

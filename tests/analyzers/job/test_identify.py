@@ -55,3 +55,47 @@ def test_a_file_that_states_its_rank_leaves_the_others_unknown(tmp_path: Path) -
     summary = perfscope.analyze(tmp_path, executor=Serial())
     assert summary.job.ranks == (1,)
     assert len(summary.job.failures) == 1
+
+
+def rank(own: int, compute: int, **stated: Any) -> dict[str, Any]:
+    """Three steps in which a kernel computes for ``compute`` of 100, and the others reduce until all are at 90."""
+    events = []
+    for at in (1000, 1100, 1200):
+        events += [
+            event(f"ProfilerStep#{at // 100}", cat="user_annotation", ts=at, dur=100),
+            event("gemm", cat="kernel", pid=0, tid=7, ts=at, dur=compute),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", cat="kernel", pid=0,
+                  tid=20, ts=at + compute, dur=90 - compute),
+        ]  # fmt: skip
+    return {"traceEvents": events, **stated}
+
+
+@pytest.mark.parametrize("size", [1, 4, None])
+def test_names_number_ranks_whose_traces_all_state_rank_0(size: int | None, tmp_path: Path) -> None:
+    stated = {"rank": 0} if size is None else {"rank": 0, "world_size": size}
+    for own in range(4):
+        save(tmp_path, rank(own, 80 if own == 2 else 40, distributedInfo=stated), f"rank{own}.json")
+    summary = perfscope.analyze(tmp_path, executor=Serial())
+    assert summary.job.ranks == (0, 1, 2, 3)
+    assert not summary.job.failures
+    assert summary.stragglers[0].rank == 2
+    (said,) = (note for note in summary.notes if note.kind == "ranks_repeated")
+    assert said.values["stated"] == [0]
+
+
+def test_workers_of_torchs_handler_are_ranks_where_their_collectives_coincide(tmp_path: Path) -> None:
+    for own, worker in enumerate(("ip-10-0-0-0_2000", "ip-10-0-0-0_2001", "ip-10-0-0-1_1990")):
+        save(tmp_path, rank(own, 80 if own == 1 else 40), f"{worker}.1700000000.pt.trace.json")
+    summary = perfscope.analyze(tmp_path, executor=Serial())
+    assert summary.job.ranks == (0, 1, 2)
+    assert summary.stragglers[0].rank == 1
+    assert any(note.kind == "ranks_by_file_order" for note in summary.notes)
+
+
+def test_folders_of_hosts_with_local_ranks_are_one_job(tmp_path: Path) -> None:
+    for own in range(4):
+        (tmp_path / f"node{own // 2}").mkdir(exist_ok=True)
+        save(tmp_path / f"node{own // 2}", rank(own, 80 if own == 3 else 40), f"rank{own % 2}.JSON")
+    summary = perfscope.analyze(tmp_path, executor=Serial())
+    assert summary.job.ranks == (0, 1, 2, 3)
+    assert summary.stragglers[0].rank == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perfscope
-from perfscope.analyzers.readers import chrome
+from perfscope.analyzers.readers import chrome, chrome_scan
 from perfscope.errors import TraceError
 from perfscope.execution.serial import Serial
 from perfscope.trace.trace import NONE, Category
@@ -55,6 +55,46 @@ JAX_ON_GPU = {
 def by_name(content: Any, tmp_path: Path) -> dict[str, Category]:
     trace = read(tmp_path, content)
     return {trace.name_of(row): Category(trace.category[row]) for row in range(len(trace))}
+
+
+WITHOUT_CATEGORIES = [
+    label("process", "GPU 3", 8),
+    label("thread", "stream 9", 5, 90),
+    span("ProfilerStep#4", 1, 1, 0, 50),
+    span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 1, 1),
+    span("aten::mm", 1, 1, 3, 3),
+    {**span("cudaLaunchKernel", 1, 1, 4), "args": {"correlation": 12, "stream": 7}},
+    {**span("gemm", 1, 2, 5, 4), "args": {"device": 3, "stream": 7, "correlation": 12}},
+    span("softmax", 8, 7, 10),
+    span("Memcpy HtoD (Pinned -> Device)", 8, 21, 12),
+    span("Memset (Device)", 5, 90, 14),
+    span("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3, 20, 16),
+    span("forward", 1, 1, 2, 20),
+    {**span("gemv", 8, 7, 18), "cat": "of another tool"},
+]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_events_without_a_category_are_known_by_name_stream_and_process(compiled: bool, tmp_path: Path) -> None:
+    path = save(tmp_path, WITHOUT_CATEGORIES)
+    trace = chrome.read(path, compiled=compiled and chrome_scan.IS_BUILT)
+    found = {
+        trace.name_of(row): (Category(trace.category[row]).name, int(trace.device[row]), int(trace.stream[row]))
+        for row in range(len(trace))
+    }
+    assert found == {
+        "ProfilerStep#4": ("ANNOTATION", NONE, NONE),
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__": ("ANNOTATION", NONE, NONE),
+        "aten::mm": ("CPU_OP", NONE, NONE),
+        "cudaLaunchKernel": ("RUNTIME", NONE, NONE),
+        "gemm": ("KERNEL", 3, 7),
+        "softmax": ("KERNEL", 3, 7),
+        "Memcpy HtoD (Pinned -> Device)": ("MEMCPY", 3, 21),
+        "Memset (Device)": ("MEMSET", 5, 9),
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL": ("KERNEL", 3, 20),
+        "forward": ("OTHER", NONE, NONE),
+        "gemv": ("OTHER", NONE, NONE),
+    }
 
 
 def test_jax_on_a_gpu(tmp_path: Path) -> None:
