@@ -78,6 +78,10 @@ _UNSIZED: Final = (
 )
 
 _ALL_RANKS: Final = "record all ranks to tell waiting from transfers"
+_NAME_PEERS: Final = (
+    "who waits for whom is not recorded, so waiting cannot be told from transfers: traces of PyTorch 2.5 or newer name "
+    "the ranks that take part in a collective, and both ends of a message"
+)
 
 
 def losses(summary: Summary) -> tuple[dict[str, float], float]:
@@ -124,7 +128,8 @@ def in_words(category: str, share: float, summary: Summary) -> str:
         if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
             return "waiting for other stages of the pipeline"
     if category == _TRANSFER and _is_bound(summary):
-        return "communication, which may be waiting for ranks that are not in the recording"
+        whom = "ranks that are not in the recording" if summary.job.missing_ranks else "other ranks"
+        return f"communication, which may be waiting for {whom}"
     named = named_host(summary) if category == "idle_host" else ""
     return f"{BY_ID[category].phrase}, mostly in {named}" if named else BY_ID[category].phrase
 
@@ -132,7 +137,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
 def where_to_look(category: str, summary: Summary) -> str:
     """What shows more about a loss that no fix is known for."""
     if category in (WAIT, _TRANSFER) and _is_bound(summary):
-        return _ALL_RANKS
+        return _ALL_RANKS if summary.job.missing_ranks or len(summary.job.ranks) < 2 else _NAME_PEERS
     named = named_host(summary) if category == "idle_host" else ""
     recorder = "perfscope run --stacks" if summary.job.command else "with_stack=True"
     if named in INSIDE:

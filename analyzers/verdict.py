@@ -8,8 +8,10 @@ come near what they can compute.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
@@ -42,6 +44,11 @@ BUSY: Final = 0.75
 UNEVEN: Final = 1.15
 """From this ratio of the busiest stage's work to the mean of all a job is not called healthy. Its tables name 1.1 where
 the work is known to differ; stages that wait for messages seem to differ by some percent."""
+
+_NO_WAITS: Final = 0.02
+"""Share of the step up to which waiting is none."""
+_MOST_STEPS: Final = 0.8
+"""Share of the steps in which a rank must be the slowest to be named."""
 
 EFFICIENT: Final = 0.25
 """Least MFU of a job that is called healthy. Large transformers reach 0.3 to 0.55 (PaLM, arXiv 2204.02311, table 3)."""
@@ -248,6 +255,12 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
         )
     uneven = _unevenness(summary)
     if pipeline is None and uneven >= UNEVEN:
+        if (alone := _slowest_alone(summary)) is not None:
+            return Verdict(
+                headline=f"{alone}; {busy}.",
+                healthy=False,
+                first_action="Compare its kernels, clocks and batches with those of another rank.",
+            )
         return Verdict(
             headline=f"Uneven ranks: in each step the slowest works {uneven:.2f} times as long as the mean of all; "
             f"{busy}.",
@@ -300,6 +313,25 @@ def _unevenness(summary: Summary) -> float:
     steps = list(zip(*(row.own_us_per_step for row in summary.time_breakdown), strict=False))
     ratios = [max(own) * len(own) / math.fsum(own) for own in steps if math.fsum(own) > 0]
     return math.fsum(ratios) / len(ratios) if ratios else 1.0
+
+
+def _slowest_alone(summary: Summary) -> str | None:
+    """The one rank that is the slowest in most steps, in words, where no rank is seen to wait; None elsewhere."""
+    rows = summary.time_breakdown
+    shares, _ = losses(summary)
+    if len(rows) < 2 or shares[WAIT] >= _NO_WAITS or summary.stragglers:
+        return None
+    steps = list(zip(*(row.own_us_per_step for row in rows), strict=False))
+    slowest = Counter(own.index(max(own)) for own in steps)
+    ((place, often),) = slowest.most_common(1) if slowest else ((0, 0),)
+    own = [math.fsum(row.own_us_per_step) for row in rows]
+    ratio = own[place] / max(median(own), 1e-9)
+    if often < _MOST_STEPS * len(steps) or ratio < UNEVEN:
+        return None
+    return (
+        f"Rank {rows[place].rank} is the slowest: in each step it works {ratio:.2f} times as long as the median of all "
+        "ranks. Nothing in the recording makes the others wait for it"
+    )
 
 
 def _missing(summary: Summary) -> list[str]:

@@ -1,7 +1,8 @@
 """The groups of collectives where no trace says which ranks take part.
 
 Ranks 0 to N - 1 whose traces issue the same collectives in every step, which end on all of them at the same time, are
-taken for all of the job, where none says how many ranks it has. Ranks that reduce with different ones, as in tensor
+taken for all of the job, where none says how many ranks it has; so are most of them, where the traces of the others are
+missing or cannot be used. Ranks that reduce with different ones, as in tensor
 beside data parallelism, are told apart by the same: a communicator has a stream of its own on each device, and its
 collectives end together on its ranks alone::
 
@@ -17,7 +18,7 @@ ends count relative to their median difference.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Final
@@ -42,23 +43,27 @@ _Slot = tuple[tuple[tuple[str, int], ...], int]
 """What a stream carries in a usual step, kind by kind, and which one it is of those that carry the same."""
 
 
-def with_assumed_groups(partials: Mapping[int, RankPartial]) -> tuple[dict[int, RankPartial], int] | None:
+def with_assumed_groups(
+    partials: Mapping[int, RankPartial], left_out: Collection[int] = ()
+) -> tuple[dict[int, RankPartial], int] | None:
     """(the same with groups for the collectives of unknown ones, how many groups); None where nothing is unknown, or
-    nothing can be assumed.
+    nothing can be assumed. Ranks that are missing among these, or were ``left_out``, are taken for ranks of one group
+    with them, where they are fewer.
     """
     ranks = sorted(partials)
     groups = [group for partial in partials.values() for group in _groups(partial)]
     sizes = {partial.world_size for partial in partials.values()} - {None}
-    if len(ranks) < 2 or not groups or ranks != list(range(len(ranks))) or sizes - {len(ranks)}:
+    size = max((*ranks, *left_out), default=0) + 1
+    if len(ranks) < 2 or not groups or 2 * len(ranks) <= size or sizes - {len(ranks)} or (sizes and len(ranks) < size):
         return None
     if not all(_is_assumed(group) for group in groups) or not _names_agree(partials):
         return None  # of a part of the ranks, perhaps
     streams = {rank: _streams(partials[rank]) for rank in ranks}
-    found = _apart(streams)
+    found = _apart(streams) if len(ranks) == size else None
     if found is None:
         if sizes or not _is_one(streams):
             return None
-        return {rank: _of_all(partial, len(ranks)) for rank, partial in partials.items()}, 1
+        return {rank: _of_all(partial, size) for rank, partial in partials.items()}, 1
     assigned = {rank: _assigned(rank, streams[rank], found) for rank in ranks}
     count = len({members for of_slot in found.values() for members in of_slot})
     return {rank: _of_groups(partials[rank], assigned[rank], len(ranks)) for rank in ranks}, count

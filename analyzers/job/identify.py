@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
+from typing import Final
 
 from perfscope.analyzers.job.apart import Read, jobs_apart, share_time
 from perfscope.analyzers.job.assumed_groups import with_assumed_groups
@@ -19,7 +20,13 @@ from perfscope.recording.job import Job, TraceSource
 from perfscope.recording.paths import rank_and_capture_of_trace_file
 from perfscope.results.notes import Note, note
 from perfscope.results.rows import Failure
-from perfscope.text import rank_list
+from perfscope.text import plural, rank_list
+
+_FEW: Final = 3
+"""Steps that all ranks share from which on no rank is left out for more of them."""
+_TIMES: Final = 2
+"""How many times as many the others must share at least."""
+_TWO: Final = 2
 
 
 @dataclass
@@ -31,6 +38,8 @@ class IdentifiedRanks:
     """Where each of them was read."""
     failures: list[Failure] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)
+    """Ranks of this job whose traces are among the failures."""
     apart: list[list[Read]] = field(default_factory=list)
     """Traces of other jobs that ran at the same time, by job; they are among the failures."""
 
@@ -51,6 +60,8 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
     ):
         if outcome.result is None:
             source = outcome.item
+            if source.named_rank is not None:
+                ranks.left_out.add(source.named_rank)
             ranks.reject(source.named_rank, source.path, outcome.error or "no result")
         else:
             read.append((outcome.item, outcome.result))
@@ -59,13 +70,24 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
         _reject_job(other, read, ranks)
     for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
         _place(source, partial, ranks, alone=len(read) == 1)
+    _keep_recorded_devices(ranks)
     _keep_common_steps(ranks)
-    assumed = with_assumed_groups(ranks.partials)
-    if assumed is not None:
-        ranks.partials, groups = assumed
-        kind = "world_assumed" if groups == 1 else "groups_assumed"
-        ranks.notes.append(note("ranks", kind, sorted(ranks.partials), count=len(ranks.partials), groups=groups))
+    _keep_many_steps(ranks)
+    ranks.left_out -= ranks.partials.keys()
+    _assume_groups(ranks)
     return ranks
+
+
+def _assume_groups(ranks: IdentifiedRanks) -> None:
+    """Where no trace says which ranks take part in a collective, what the collectives' times show."""
+    assumed = with_assumed_groups(ranks.partials, ranks.left_out)
+    if assumed is None:
+        return
+    ranks.partials, groups = assumed
+    recorded = sorted(ranks.partials)
+    size = ranks.partials[recorded[0]].world_size or len(recorded)
+    kind = "groups_assumed" if groups > 1 else "world_assumed" if len(recorded) == size else "world_assumed_in_part"
+    ranks.notes.append(note("ranks", kind, recorded, count=size, groups=groups))
 
 
 def _ranks_by_name(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
@@ -79,12 +101,13 @@ def _ranks_by_name(read: list[Read], ranks: IdentifiedRanks) -> list[Read]:
     if len(read) < 2 or None in named or None in stated or len(set(named)) < len(read) or len(set(stated)) == len(read):
         return read
     sizes = {partial.world_size for _, partial in read}
-    fits = sizes == {None} or (len(sizes) == 1 and max(filter(None, sizes)) > max(filter(None, (*named, 0)), default=0))
-    if not (fits or (sizes <= {None, 1} and len(set(stated)) == 1)) or set(_captures(read)) != {0}:
+    largest = max(rank for rank in named if rank is not None)
+    fits = len(sizes) == 1 and all(size is None or size > largest for size in sizes)
+    copied = len(set(stated)) == 1 and sizes <= {None, 1}
+    if not (fits or copied) or set(_captures(read)) != {0}:
         return read
-    ranks.notes.append(
-        note("ranks", "ranks_repeated", named, stated=sorted({rank for rank in stated if rank is not None}))
-    )
+    numbers, repeated = ([rank for rank in each if rank is not None] for each in (named, stated))
+    ranks.notes.append(note("ranks", "ranks_repeated", numbers, stated=sorted(set(repeated))))
     return [
         (source, replace(partial, rank=source.named_rank, world_size=partial.world_size if fits else None))
         for source, partial in read
@@ -230,8 +253,48 @@ def _keep_common_steps(ranks: IdentifiedRanks) -> None:
             )
 
 
+def _keep_recorded_devices(ranks: IdentifiedRanks) -> None:
+    """Leave out ranks whose profilers did not record their devices, in a job in which most did.
+
+    One whose file was cut before them still shows what its host does; a note tells that its devices are not known.
+    """
+    without = [rank for rank, partial in sorted(ranks.partials.items()) if not partial.has_device_work]
+    if not 0 < len(without) < len(ranks.partials) / 2:
+        return
+    for rank in without:
+        if ranks.partials[rank].parse_report.truncated:
+            continue
+        _reject(
+            ranks,
+            rank,
+            "holds no device events while the other ranks' traces do, so its device would seem idle: record it with "
+            "ProfilerActivity.CUDA",
+        )
+
+
+def _keep_many_steps(ranks: IdentifiedRanks) -> None:
+    """A rank that shares few steps with the others, which share many: theirs count for more. Its file was cut, say.
+
+    Example: of steps 0-3 on ranks 0, 1 and 3, and step 0 on rank 2, all share one step, and the others four.
+    """
+    while len(ranks.partials) > _TWO:
+        own = {rank: set(map(int, partial.steps.number)) for rank, partial in ranks.partials.items()}
+        shared = set.intersection(*own.values())
+        without = {rank: set.intersection(*(own[each] for each in own if each != rank)) for rank in own}
+        rank = max(sorted(own), key=lambda rank: len(without[rank]))
+        if len(shared) >= _FEW or len(without[rank]) < _TIMES * len(shared):
+            return
+        _reject(
+            ranks,
+            rank,
+            f"has only {plural(len(shared), 'step')} in common with the other ranks, which have "
+            f"{len(without[rank])}: it is left out for them; record it again, or analyze it by itself",
+        )
+
+
 def _reject(ranks: IdentifiedRanks, rank: int, error: str) -> None:
     partial = ranks.partials.pop(rank)
+    ranks.left_out.add(rank)
     ranks.reject(rank, partial.source, error)
 
 

@@ -46,7 +46,7 @@ def job_notes(job: Job, result: AlignedJob, info: JobInfo, time_breakdown: Itera
         *_about_ranks(job, info),
         *_about_reading(result),
         *_about_devices(job, result),
-        *_about_collectives(result),
+        *_about_collectives(result, info),
         *_about_clock(result),
         *_about_graphs(result),
         *_about_idle(time_breakdown),
@@ -170,7 +170,7 @@ def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:
         yield note("time_breakdown", "no_device_events", without)
 
 
-def _about_collectives(result: AlignedJob) -> Iterator[Note]:
+def _about_collectives(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
     about = "collectives"
     for mismatch in result.mismatches[:3]:
         yield note(about, "mismatch", mismatch.ranks, group=mismatch.group, step=mismatch.step, mismatch=mismatch.text)
@@ -178,7 +178,9 @@ def _about_collectives(result: AlignedJob) -> Iterator[Note]:
         yield note(about, "more_mismatches", count=len(result.mismatches) - 3)
     instances = result.matched.instances
     unpaired = result.unpaired_messages
-    for kind, apart in (("participants_missing", ~instances.complete & ~unpaired), ("messages_unpaired", unpaired)):
+    lone = info.missing_ranks or len(info.ranks) < 2
+    missing = "participants_missing" if lone else "participants_not_found"
+    for kind, apart in ((missing, ~instances.complete & ~unpaired), ("messages_unpaired", unpaired)):
         if apart.any():
             yield note(about, kind, share=float(np.mean(apart)))
     if instances.inferred.any():

@@ -120,7 +120,7 @@ def settle(
     has a step number to that number.
     """
     absent = np.flatnonzero(columns["category"] == ABSENT)
-    places = columns["device"][absent], columns["stream"][absent]
+    device, stream = columns["device"][absent], columns["stream"][absent]
     columns["category"][absent], columns["device"][absent], columns["stream"][absent] = Category.OTHER, NONE, NONE
     notes = _settle_devices(columns, threads, processes, strings)
     for row, number in steps.items():
@@ -131,7 +131,8 @@ def settle(
     _settle_horovod(columns, threads, strings)
     left = columns["category"][absent] == Category.OTHER
     if left.any():
-        _settle_uncategorized(columns, absent[left], *(place[left] for place in places), threads, processes, strings)
+        rows = absent[left]
+        _settle_uncategorized(columns, rows, device[left], stream[left], threads, processes, strings)
     return notes
 
 

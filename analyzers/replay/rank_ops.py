@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.job.collectives.matched import EXCHANGE, MatchedCollectives
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
@@ -91,8 +91,16 @@ class RankOpNumbers:
         )
 
     def floor_ns(self) -> Int64:
-        """For each instance, its last arrival where that was a rank which is not in the recording."""
-        known = np.where(self._matched.instances.complete, NEVER, self._matched.instances.last_arrival_ns)
+        """For each instance, its last arrival where that may have been a rank which is not in the recording.
+
+        Where most ranks of a collective are recorded, the others are taken to come no later than these: of what only
+        the recorded ranks show, a rank that comes long after its peers is the likelier reason to wait.
+        """
+        instances = self._matched.instances
+        sizes = np.array([len(group.ranks) or group.size or 0 for group in instances.groups] or [0], dtype=np.int64)
+        most = (instances.participants > 1) & (2 * instances.participants > sizes[instances.group])
+        most &= (sizes[instances.group] > 0) & ~instances.is_kind((EXCHANGE,))
+        known = np.where(instances.complete | most, NEVER, instances.last_arrival_ns)
         return np.concatenate((known, np.full(self._alone, NEVER)))
 
     def chained(self) -> dict[int, dict[int, set[int]]]:

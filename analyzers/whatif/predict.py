@@ -255,6 +255,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         # What is sent, and how fast, does not change when they come.
         at_once = leaning < 0 and bool(asked) and asked[0][0].order <= 0
         schedules.free_of_absent(never_late=follows is not None or at_once)
+    elif leaning == 0:
+        schedules.free_of_few_absent()
     even = WORK_OF_RANKS in settings
     question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, even=even)
     sent, computed = transfers_ns(context, schedules), {} if context.on_devices else computed_ns(schedules)

@@ -58,6 +58,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "the names are used. Start the profiler after init_process_group, which sets the rank that a trace states.",
     "world_assumed": "No trace states how many ranks the job has, or which of them take part in a collective. "
     "Those of {ranks:ranks} hold the same ones, which end at the same time, so these are taken for all {count} ranks.",
+    "world_assumed_in_part": "No trace states how many ranks the job has, or which of them take part in a collective. "
+    "Those of {ranks:ranks} hold the same ones, which end at the same time, so these are taken to be of all ranks, "
+    "which are {count} by their numbers; the others are not in the recording, or not used.",
     "groups_assumed": "No trace states which ranks take part in a collective. Ranks on which the collectives of one "
     "stream end at the same time are taken for a group: {groups} groups of {count} ranks in all.",
     "reading": "Rank {rank} ({source}): {problems:texts}.",
@@ -73,6 +76,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "more_mismatches": "{count} more mismatches like these.",
     "participants_missing": "{share:.0%} of the collectives have participants that are not in the recording: "
     "their wait is a lower bound, and which rank came last is not known.",
+    "participants_not_found": "{share:.0%} of the collectives were not found on all ranks that should take part, "
+    "though these are recorded: their wait is a lower bound, and which rank came last is not known.",
     "messages_unpaired": "{share:.0%} of the collectives are messages whose other end was not found, as where peers "
     "are not named: their wait is a lower bound, and stragglers and predictions do not hold who waits for whom.",
     "matched_by_end": "{count:collective} could only be matched by when their kernels end: neither their order nor the "

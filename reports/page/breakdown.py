@@ -174,11 +174,11 @@ def _spread(rows: Sequence[TimeBreakdown], category: TimeCategory) -> str:
 
 
 def _bounded(filled: Filled, rows: Sequence[TimeBreakdown], name: str) -> Filled:
-    """Mark waits and transfers that are only bounds, because not every rank was recorded."""
+    """Mark waits and transfers that are only bounds, because not every rank is recorded, or known."""
     signs = {"exposed_comm_wait": "≥", "exposed_comm_transfer": "≤"}
     if name not in signs or not any(row.wait_is_bound for row in rows):
         return filled
-    reason = "A bound: not every rank of the collectives was recorded."
+    reason = "A bound: of some collectives not every rank is recorded, or known."
     cells = tuple(
         replace(cell, text=f"{signs[name]} {cell.text}", reason=reason)
         if row.wait_is_bound and not cell.absent

@@ -168,10 +168,12 @@ def _communication_tile(summary: Summary) -> Tile:
     worst = max(rows, key=lambda row: row.share(*EXPOSED_COMMUNICATION))
     detail = f"{percent(wait)} waiting, {percent(transfer)} transfer"
     if any(row.wait_is_bound for row in rows):
+        absent = bool(summary.job.missing_ranks) or len(rows) < 2
+        why = "not every rank was recorded" if absent else "who waits for whom is not recorded"
         detail = (
-            f"at least {percent(wait)} waiting, at most {percent(transfer)} transfer: not every rank was recorded"
+            f"at least {percent(wait)} waiting, at most {percent(transfer)} transfer: {why}"
             if wait >= _VISIBLE
-            else "Transfer, or waiting for ranks that were not recorded."
+            else f"Transfer, or waiting for {'ranks that were not recorded' if absent else 'other ranks'}."
         )
     elif worst.share(*EXPOSED_COMMUNICATION) - wait - transfer >= _WORTH_NAMING:
         detail += f"; most on rank {worst.rank} ({percent(worst.share(*EXPOSED_COMMUNICATION))} of its step)"

@@ -74,6 +74,10 @@ _OF_ITS_HOST: Final = (
     "it is mended."
 )
 
+_OTHERS_AS_LATE: Final = (
+    "Not in the recording: {missing}. If they come as late as {who}, nothing shows it, and less is gained."
+)
+
 _MORE_WORK: Final = (
     "Spread samples evenly (a DistributedSampler, shards of equal size, batches of equal length), and experts' tokens: "
     "{who} has more to compute than its peers, so its device is not the cause. The prediction is of all ranks at the "
@@ -91,7 +95,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if work is not None and work - 1 >= max(MORE_WORK, _EXPLAINED * (_compute_over_peers(job, worst) - 1)):
         return _with_more_work(job, worst, work)
     prediction, unsure = worst.step_without(job.step_time_us), _doubts(job, worst)
-    if unsure:
+    if unsure or (job.info.missing_ranks and worst.scope != "host"):
         prediction = replace(prediction, high=job.step_time_us)
     return job.finding(
         RULE,
@@ -269,11 +273,13 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
 
 
 def _not_recorded(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
-    """Of a host: what is taken of those of its ranks that may be missing."""
+    """What is taken of ranks that are missing: of those of its host, and of those that others may wait for, too."""
     missing = job.info.missing_ranks
-    if worst.scope != "host" or not missing:
+    if not missing:
         return ()
-    return (_OF_ITS_HOST.format(missing=ranks_in_words(missing)),)
+    if worst.scope == "host":
+        return (_OF_ITS_HOST.format(missing=ranks_in_words(missing)),)
+    return (_OTHERS_AS_LATE.format(missing=ranks_in_words(missing), who=ranks_in_words(worst.ranks or (worst.rank,))),)
 
 
 def _pauses_in(job: RuleContext, worst: StragglerRow) -> str:

@@ -280,6 +280,12 @@ class EditableSchedules:
             if op.kind is _HOLD and op.hold_ns != NEVER:
                 op.hold_ns, self.lifted = NEVER, True
 
+    def free_of_few_absent(self) -> None:
+        """Ranks that are not in the recording arrive as long after the others as they did, where most are recorded."""
+        for rank_op in self.issued():
+            if rank_op.collective.mostly:
+                rank_op.collective.floor_ns = NEVER
+
     def free_of_absent(self, *, never_late: bool) -> None:
         """Ranks that are not in the recording arrive as long after the others as they did, or never later."""
         for rank_op in self.issued():

@@ -19,7 +19,7 @@ from perfscope.trace.trace import NEVER, NONE, Float64
 @dataclass(eq=False, slots=True)
 class Collective:
     """A collective or message of ``size`` ranks. ``bytes`` as in ``Collectives`` (None: not known); ``whole``: all
-    its ranks are recorded; else ``floor_ns`` is the last recorded arrival.
+    its ranks are recorded; else ``floor_ns`` is the last recorded arrival; ``mostly``: all or most of them are.
     """
 
     kind: str
@@ -29,6 +29,7 @@ class Collective:
     step: int | None
     dtype: str | None = None
     whole: bool = True
+    mostly: bool = True
     floor_ns: int = NEVER
     between: bool = False
     """Every rank issues it between the optimizer's step and the next forward."""

@@ -19,7 +19,7 @@ from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.hosts import RecordedHost, recorded_host
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
 from perfscope.frozen import dataclass
-from perfscope.trace.trace import NONE, Float64, Int64
+from perfscope.trace.trace import NEVER, NONE, Float64, Int64
 
 _MOST_KEPT: Final = 64 << 20
 """Bytes of a job's ops that are kept between two questions about it."""
@@ -168,7 +168,8 @@ def _collectives(result: AlignedJob, schedules: Schedules) -> list[Collective]:
                 step=int(known.step[number]),
                 dtype=known.dtypes[dtype] if dtype != NONE else None,
                 whole=bool(known.complete[number]),
-                floor_ns=int(floor),
+                floor_ns=NEVER if known.complete[number] else int(known.last_arrival_ns[number]),
+                mostly=floor == NEVER,
                 between=bool(between[number]),
                 of_loop=bool(of_loop[number]),
                 chained=schedules.chained.get(number, {}),
