@@ -128,7 +128,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
         if pipeline.bubble_share - inherent_bubble_share(pipeline) >= share / 2:
             return "waiting for other stages of the pipeline"
     if category == _TRANSFER and _is_bound(summary):
-        whom = "ranks that are not in the recording" if summary.job.missing_ranks else "other ranks"
+        whom = "ranks that are not in the recording" if summary.job.may_lack_ranks else "other ranks"
         return f"communication, which may be waiting for {whom}"
     named = named_host(summary) if category == "idle_host" else ""
     return f"{BY_ID[category].phrase}, mostly in {named}" if named else BY_ID[category].phrase
@@ -137,7 +137,7 @@ def in_words(category: str, share: float, summary: Summary) -> str:
 def where_to_look(category: str, summary: Summary) -> str:
     """What shows more about a loss that no fix is known for."""
     if category in (WAIT, _TRANSFER) and _is_bound(summary):
-        return _ALL_RANKS if summary.job.missing_ranks or len(summary.job.ranks) < 2 else _NAME_PEERS
+        return _ALL_RANKS if summary.job.may_lack_ranks else _NAME_PEERS
     named = named_host(summary) if category == "idle_host" else ""
     recorder = "perfscope run --stacks" if summary.job.command else "with_stack=True"
     if named in INSIDE:

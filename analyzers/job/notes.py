@@ -178,8 +178,7 @@ def _about_collectives(result: AlignedJob, info: JobInfo) -> Iterator[Note]:
         yield note(about, "more_mismatches", count=len(result.mismatches) - 3)
     instances = result.matched.instances
     unpaired = result.unpaired_messages
-    lone = info.missing_ranks or len(info.ranks) < 2
-    missing = "participants_missing" if lone else "participants_not_found"
+    missing = "participants_missing" if info.may_lack_ranks else "participants_not_found"
     for kind, apart in ((missing, ~instances.complete & ~unpaired), ("messages_unpaired", unpaired)):
         if apart.any():
             yield note(about, kind, share=float(np.mean(apart)))

@@ -12,6 +12,7 @@ from perfscope.frozen import dataclass
 from perfscope.results.fields import Bytes, Count, Flop, GBps, Ratio, Share, Signed, Tflops, Unit, Us
 from perfscope.results.findings import Prediction
 
+_SEVERAL: Final = 2
 FEW_STEPS: Final = 5
 """Used steps below which the evidence is too thin for more than low confidence."""
 
@@ -110,6 +111,11 @@ class JobInfo:
     def rank_count(self) -> int:
         """Ranks of the job; those of the recording where the job's are not known."""
         return self.world_size or len(self.ranks)
+
+    @property
+    def may_lack_ranks(self) -> bool:
+        """Ranks are missing, or there is one alone, whose collectives are with ranks that are not recorded."""
+        return bool(self.missing_ranks) or len(self.ranks) < _SEVERAL
 
     @property
     def samples_per_rank(self) -> float | None:

@@ -46,8 +46,7 @@ def overlap_reading(summary: Summary) -> str:
     if exposed > 0.01 * total:
         bound = any(row.wait_is_bound for row in rows)
         if bound and wait < 0.01 * exposed:
-            absent = bool(summary.job.missing_ranks) or len(summary.time_breakdown) < 2
-            why = "not every rank was recorded" if absent else "who waits for whom is not recorded"
+            why = "not every rank was recorded" if summary.job.may_lack_ranks else "who waits for whom is not recorded"
             return f"{text}. How much of the rest is waiting is not known: {why}."
         text += f". Of the exposed rest, {'at least ' if bound else ''}{percent(wait / exposed)} is waiting for late "
         text += "ranks, which a faster network does not shorten"

@@ -168,7 +168,7 @@ def _communication_tile(summary: Summary) -> Tile:
     worst = max(rows, key=lambda row: row.share(*EXPOSED_COMMUNICATION))
     detail = f"{percent(wait)} waiting, {percent(transfer)} transfer"
     if any(row.wait_is_bound for row in rows):
-        absent = bool(summary.job.missing_ranks) or len(rows) < 2
+        absent = summary.job.may_lack_ranks
         why = "not every rank was recorded" if absent else "who waits for whom is not recorded"
         detail = (
             f"at least {percent(wait)} waiting, at most {percent(transfer)} transfer: {why}"
