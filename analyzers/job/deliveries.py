@@ -66,6 +66,11 @@ _SOME: Final = 0.3
 _MOST_WAITED_FOR: Final = 0.5
 """Share of the batches that the training waited for from which these show the workers' pace between pauses."""
 
+_UNHELD: Final = 0.95
+"""Share of the host's time that it works or waits for batches, from which nothing else holds it."""
+_FURTHER: Final = 0.03
+"""Share of the time in between by which a host gets ahead of its device at least, where that is the slower one."""
+
 _PAUSED: Final = 1.5
 """From so many times the median step on without taking a batch the training has paused."""
 
@@ -183,6 +188,7 @@ def deliveries(
     if sure is None:
         return unseen
     hit = np.flatnonzero(stalled)
+    sure = sure or (pace_ns is None and _hold_the_host(partial, waited, end[hit]))
     if not sure and pace_ns is None and waited.max() <= taking_at_most_ns:
         # The training thread takes a batch under Python's lock, for which the thread that pins memory competes. Workers
         # that set the pace would have to be as quick as the training, by chance, to be waited for so little.
@@ -355,6 +361,25 @@ def _busy(
     if len(stalled) >= _SEVERAL and stalled.mean() >= _NEARLY_ALL:
         return bool(np.median(waited_ns[hit]) >= taking_at_most_ns)
     return None if np.diff(hit, prepend=-1, append=len(stalled)).max() > _MOST_WORKERS else False
+
+
+def _hold_the_host(partial: RankPartial, waited_ns: Int64, end_ns: Int64) -> bool:
+    """Are batches, for some of which a rank waits until ``end_ns``, all that keeps its host from running ahead further?
+
+    Such a host waits for its device in no call, and no place in the device's queue, and still gets no further ahead of
+    it: at its own pace it would. Where it does get ahead, it takes batches sooner than the device needs them, and
+    waits for workers that are quick enough.
+    """
+    steps, progress = partial.steps, partial.progress
+    hit = distinct(steps.of_host_time(end_ns - 1))
+    hit = hit[hit >= 0]
+    if not partial.has_device_work or len(hit) < 2:
+        return False
+    host_ns = steps.host_end_ns - steps.host_start_ns
+    if progress.host_busy_ns.sum() + waited_ns.sum() < _UNHELD * host_ns.sum():
+        return False
+    ahead = progress.behind_ns[hit]
+    return bool(ahead[-1] - ahead[0] < _FURTHER * host_ns[hit[0] : hit[-1]].sum())
 
 
 def _turns(stalled: Bool, waited_ns: Int64, end_ns: Int64, in_turn: int | None = None) -> int | None:

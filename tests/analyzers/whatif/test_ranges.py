@@ -230,3 +230,31 @@ def test_no_step_is_shorter_than_what_its_device_computes() -> None:
     result = align_job({0: analyze_rank(builder.build())})
     found = predict(Context(result, record_schedules(result), {}, {}), {"host.launch": "0"})
     assert 0.85 * 120 * US <= found.low_ns <= 120 * US <= found.mid_ns
+
+
+def _of_two_workers(batch_ms: float, age: int) -> Job:
+    """A device that works 23.4 ms per step, four steps, and two workers that deliver a batch so often."""
+    model, loader = (
+        Model(blocks=8, tokens=4096, width=1024),
+        Loader(workers=2, load_ns=round(2 * batch_ms * MS), jitter=0.0),
+    )
+    job = replace(SMALL, ranks=1, item_every=0, noise=0.0, model=model, loader=loader, warmup=6 if age else 2, age=age)
+    return replace(job, recording=Recording(steps=4))
+
+
+@pytest.mark.parametrize("batch_ms", [27.0, 40.0])
+def test_two_waits_show_workers_whose_batches_alone_hold_the_host(tmp_path: Path, batch_ms: float) -> None:
+    """The host is never blocked by its device, and gets no further ahead of it."""
+    job = _of_two_workers(batch_ms, age=400)
+    found, _ = _asked(job, tmp_path, {"compute": "1.5x"})
+    truth = step_ns(replace(job, recording=Recording(steps=30)))  # as long with faster computation
+    assert truth == pytest.approx(batch_ms * MS, rel=0.02)
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize("batch_ms", [6.0, 9.0])
+def test_a_host_that_gets_ahead_waits_for_workers_that_are_quick_enough(tmp_path: Path, batch_ms: float) -> None:
+    """It takes batches sooner than the device needs them, as long as its lead grows."""
+    found, truth = _asked(_of_two_workers(batch_ms, age=0), tmp_path, {"compute": "1.5x"})
+    assert truth < 16 * MS
+    assert found.mid_ns == pytest.approx(truth, rel=0.02)
