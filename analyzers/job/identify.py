@@ -278,17 +278,20 @@ def _keep_many_steps(ranks: IdentifiedRanks) -> None:
     Example: of steps 0-3 on ranks 0, 1 and 3, and step 0 on rank 2, all share one step, and the others four.
     """
     while len(ranks.partials) > _TWO:
-        own = {rank: set(map(int, partial.steps.number)) for rank, partial in ranks.partials.items()}
-        shared = set.intersection(*own.values())
-        without = {rank: set.intersection(*(own[each] for each in own if each != rank)) for rank in own}
-        rank = max(sorted(own), key=lambda rank: len(without[rank]))
-        if len(shared) >= _FEW or len(without[rank]) < _TIMES * len(shared):
+        own = {rank: set(partial.steps.number.tolist()) for rank, partial in ranks.partials.items()}
+        counts = Counter(step for steps in own.values() for step in steps)
+        shared = [step for step, count in counts.items() if count == len(own)]
+        of_others = {step for step, count in counts.items() if count == len(own) - 1}
+        missed = {rank: len(of_others - steps) for rank, steps in own.items()}
+        rank = max(sorted(own), key=missed.__getitem__)
+        others = len(shared) + missed[rank]
+        if len(shared) >= _FEW or others < max(_TIMES * len(shared), 1):
             return
         _reject(
             ranks,
             rank,
             f"has only {plural(len(shared), 'step')} in common with the other ranks, which have "
-            f"{len(without[rank])}: it is left out for them; record it again, or analyze it by itself",
+            f"{others}: it is left out for them; record it again, or analyze it by itself",
         )
 
 
