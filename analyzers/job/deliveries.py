@@ -367,8 +367,8 @@ def _hold_the_host(partial: RankPartial, waited_ns: Int64, end_ns: Int64) -> boo
     """Are batches, for some of which a rank waits until ``end_ns``, all that keeps its host from running ahead further?
 
     Such a host waits for its device in no call, and no place in the device's queue, and still gets no further ahead of
-    it: at its own pace it would. Where it does get ahead, it takes batches sooner than the device needs them, and
-    waits for workers that are quick enough.
+    it than a step: at its own pace it would. Where it does get ahead, it takes batches sooner than the device needs
+    them, and waits for workers that are quick enough.
     """
     steps, progress = partial.steps, partial.progress
     hit = distinct(steps.of_host_time(end_ns - 1))
@@ -379,7 +379,7 @@ def _hold_the_host(partial: RankPartial, waited_ns: Int64, end_ns: Int64) -> boo
     if progress.host_busy_ns.sum() + waited_ns.sum() < _UNHELD * host_ns.sum():
         return False
     ahead = progress.behind_ns[hit]
-    return bool(ahead[-1] - ahead[0] < _FURTHER * host_ns[hit[0] : hit[-1]].sum())
+    return bool(ahead.max() < host_ns.mean() and ahead[-1] - ahead[0] < _FURTHER * host_ns[hit[0] : hit[-1]].sum())
 
 
 def _turns(stalled: Bool, waited_ns: Int64, end_ns: Int64, in_turn: int | None = None) -> int | None:
