@@ -178,12 +178,15 @@ def deliveries(
     if loads_itself or len(start) == 0:
         return unseen
     waited, started = end - start, first_of_workers(partial, start)
+    # Share of the recorded time that its batches take the workers, where they timed them.
+    taken = None if pace_ns is None else pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
+    if taken is not None and taken >= _NO_SLACK:
+        taking_at_most_ns = 0.0  # whatever taking one costs, workers that are always busy are what is waited for
     stalled = _stalled(partial, taking_at_most_ns)
     turns = _turns(stalled, waited, end, in_turn)
     busy = sure = _busy(stalled, waited, started, workers, turns, taking_at_most_ns)
-    if pace_ns is not None and not sure and stalled.any():
+    if taken is not None and not sure and stalled.any():
         # A host that is ahead of its device, or has just come back from a pause, may wait for workers that idle else.
-        taken = pace_ns * int(loading.batches.sum()) / _recorded_ns(partial)
         sure = True if taken >= _NO_SLACK else None if taken < _SLACK else sure
     if sure is None:
         return unseen

@@ -206,6 +206,9 @@ def _taking_ns(context: Context, row: DataLoaderRow) -> float:
     """What taking a batch from a worker costs: as recorded, where a rank's workers had some ready."""
     if row.num_workers == 0:
         return _TAKING_NS
+    found = context.recorded.deliveries.get(row.rank)
+    if found is not None and found.sure and found.share == 1:
+        return _TAKING_NS  # none was ready
     recorded = taking_ns(context.result.partials[row.rank], context.result.taking_at_most_ns[row.rank])
     return _TAKING_NS if recorded is None else recorded
 

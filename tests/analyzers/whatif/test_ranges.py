@@ -15,6 +15,7 @@ from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from tests.emulator import MS, US, Cause, Job, Loader, Model, Recording, emulate, step_ns
 from tests.emulator.changes import apply
+from tests.emulator.draw import draw
 from tests.traces import TraceBuilder
 
 SMALL = Job(ranks=2, model=Model(blocks=2, tokens=4096), loader=Loader(load_ns=2 * MS), noise=0.02)
@@ -258,3 +259,14 @@ def test_a_host_that_gets_ahead_waits_for_workers_that_are_quick_enough(tmp_path
     found, truth = _asked(_of_two_workers(batch_ms, age=0), tmp_path, {"compute": "1.5x"})
     assert truth < 16 * MS
     assert found.mid_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_short_waits_for_every_batch_are_for_a_worker_that_takes_the_whole_step(tmp_path: Path) -> None:
+    """One worker, 2.4 ms for a batch by its own watch; the training waits 0.8 ms for each, and works 1.6."""
+    drawn = draw(22231).job
+    assert drawn.loader.workers == 1
+    for settings in ({"dataloader.num_workers": "2"}, {"compute": "0.8x"}):
+        folder = tmp_path / next(iter(settings))
+        folder.mkdir()
+        found, truth = _asked(drawn, folder, settings)
+        assert found.mid_ns == pytest.approx(truth, rel=0.03)
