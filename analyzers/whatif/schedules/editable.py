@@ -226,14 +226,15 @@ class EditableSchedules:
         """
         earliest = min(self.start_ns.values())
         for late, (rank, ops) in zip(self.recorded.late.tolist(), sorted(self.ops.items()), strict=True):
-            kinds = (OpKind.SYNC,) if rank in backends_on_host else (OpKind.SYNC, OpKind.JOIN)
+            joins = rank not in backends_on_host
+            kinds = (OpKind.SYNC, OpKind.JOIN) if joins else (OpKind.SYNC,)
             if late and any(op.kind in kinds and op.host is not None and op.host.waited_ns for op in ops):
                 host = self.hosts[rank]
                 self.hosts[rank] = replace(host, lead_ns=round(max(share, host.lead_ns > 0) * host.lead_ns))
                 self.start_ns[rank] = round(earliest + share * (self.start_ns[rank] - earliest))
                 self.sooner = True
             if share == 0:
-                waits = [waits_on_device(op) if op.kind is OpKind.JOIN and op.kind in kinds else op for op in ops]
+                waits = [waits_on_device(op) if joins and op.kind is OpKind.JOIN else op for op in ops]
                 self.ops[rank], _ = left_out(waits, lambda op: op.kind is OpKind.SYNC)
             for op in ops if share else ():
                 if op.kind in kinds and op.host is not None:
