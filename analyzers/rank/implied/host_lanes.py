@@ -43,7 +43,7 @@ _BY_HOST: Final = re.compile(r"^(gloo|mpi):")
 _OPERATOR: Final = re.compile(r"^c10d::(?!barrier|monitored|send|recv)[a-z_]+$")
 """torch.distributed's operators that hand a collective to the backend's threads."""
 _ISSUING_NS: Final = 1_000
-"""They do so at their end."""
+"""They do so at their end, at the latest."""
 _WAIT_NS: Final = 100_000
 """Threads that do nothing for this long before a collective's end wait for it."""
 _AT_ONCE_NS: Final = 500_000
@@ -70,9 +70,11 @@ def with_host_lanes(trace: Trace, work: DeviceWork) -> Trace:
     begin, end = _waits(trace, training, np.sort(found.end_ns[chosen]))
     operators = _operators(trace, rows[chosen])
     issued = np.flatnonzero(operators != NONE)
+    # The backend's thread may begin before the operator has returned.
+    handed_ns = np.minimum(trace.ends_ns(operators[issued]), trace.start_ns[rows[chosen[issued]]])
     calls = InsertedCalls(
-        start_ns=np.concatenate((trace.ends_ns(operators[issued]) - _ISSUING_NS, begin)),
-        end_ns=np.concatenate((trace.ends_ns(operators[issued]), end)),
+        start_ns=np.concatenate((handed_ns - _ISSUING_NS, begin)),
+        end_ns=np.concatenate((handed_ns, end)),
         thread=np.concatenate((trace.thread[operators[issued]], np.full(len(begin), training[0], dtype=np.int32))),
         name=np.concatenate((np.zeros(len(issued), dtype=np.int32), np.ones(len(begin), dtype=np.int32))),
         names=(ISSUED, OF_COLLECTIVE),

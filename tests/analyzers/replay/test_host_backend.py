@@ -150,3 +150,18 @@ def test_the_host_waits_until_the_exchange_ends(slow: Path) -> None:
     length = waits.waits.returned_ns - waits.waits.entered_ns
     assert len(length) == STEPS
     assert length.tolist() == pytest.approx([(REDUCE + 5_000) * 1e3] * STEPS, rel=0.02)
+
+
+def test_a_thread_that_begins_before_its_operator_returns_is_launched_before_it_begins(tmp_path: Path) -> None:
+    """The operators take 50 µs longer to return than gloo's thread takes to begin."""
+    folder = job(tmp_path / "early", pause=5_000.0)
+    for path in folder.iterdir():
+        trace = json.loads(path.read_text())
+        for event in trace["traceEvents"]:
+            event["dur"] += 60 * (event["name"] == "c10d::allreduce_")
+        path.write_text(json.dumps(trace))
+    partial = analyze_rank(read(folder / "rank0.json"))
+    assert partial.progress.host is not None
+    assert (partial.progress.host.called_ns <= partial.collectives.start_ns).all()
+    (row,) = perfscope.analyze(folder).stragglers
+    assert (row.rank, row.lost_us) == (1, pytest.approx(5_000, rel=0.02))
