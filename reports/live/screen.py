@@ -128,15 +128,27 @@ def _stages(state: LiveState, paint: Paint) -> list[str]:
     if total <= 0 or len(state.stages_us) < 3:
         return []  # the default mode times the optimizer alone
     shares = {stage: max(us, 0.0) / total for stage, us in state.stages_us.items()}
-    words = "  ".join(f"{stage_word(stage)} {percent(share)}" for stage, share in shares.items())
-    wide = paint.width >= _LABEL + _BAR + 2 + columns(words)
+    words = [f"{stage_word(stage)} {percent(share)}" for stage, share in shares.items()]
+    on_one_line = columns("  ".join(words))
+    wide = paint.width >= _LABEL + _BAR + 2 + on_one_line
     bar = (
         paint.stack(((STAGE_COLOURS.get(stage, STAGE_COLOURS[OTHER]), share) for stage, share in shares.items()), _BAR)
         if wide
         else ""
     )
-    name = _name("stages", paint)
-    return [name + bar + words if wide else name + cut(words, _room(paint))]
+    lines = _filled(words, max(_room(paint), 1))
+    return [_name("" if place else "stages", paint) + ("" if place else bar) + line for place, line in enumerate(lines)]
+
+
+def _filled(words: list[str], width: int) -> list[str]:
+    """The words on as few lines of ``width`` columns as hold them; one that is wider alone is cut."""
+    lines: list[str] = []
+    for word in words:
+        if lines and columns(f"{lines[-1]}  {word}") <= width:
+            lines[-1] += f"  {word}"
+        else:
+            lines.append(cut(word, width))
+    return lines
 
 
 def _counts(state: LiveState, paint: Paint) -> list[str]:

@@ -116,6 +116,14 @@ def test_what_matters_is_on_the_screen() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_the_share_of_every_stage_is_shown_at_any_width(width: int) -> None:
+    stages = {"dataloader": 2.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0, "other": 5.0, "waiting": 60.0}
+    text = shown(state(stages_us=stages), width=width)
+    for part in ("loading 2.0%", "forward 10%", "backward 20%", "optimizer 3.0%", "other 5.0%", "waiting 60%"):
+        assert part in text
+
+
 JOBS = (state(), state(ranks=1024), LiveState(folder="rec", time_ns=0), state(stragglers=(), hosts=()))
 
 
