@@ -44,7 +44,8 @@ def recap_of_rank(config: CollectorConfig, rank: int) -> list[str]:
     runs = [run for run in read_runs(folder) if run.rank == rank] if folder.is_dir() else []
     recorded = [run for run in runs if run.captures]
     if not recorded:
-        return _without_captures(config, runs) or ["nothing was recorded: " + why_nothing(config, runs, 0)]
+        found = _without_captures(config, runs, f"rank {rank}")
+        return found or ["nothing was recorded: " + why_nothing(config, runs, 0)]
     ranks = recorded[0].world_size
     others = f" (rank {rank}; each of the {ranks} ranks records its own)" if ranks > 1 else ""
     return [f"recorded {_steps(recorded)} in {folder}{others}", _next(folder)]
@@ -66,7 +67,8 @@ def _first_job(config: CollectorConfig, exit_code: int) -> list[str]:
     recorded = [run for run in runs if run.captures]
     failed, stuck = failed_ranks(runs), _stuck(config.folder, runs)
     if not recorded:
-        found = _without_captures(config, runs) or ([_next(config.folder)] if stuck else [])
+        of = _ranks(runs, config) if runs else ""
+        found = _without_captures(config, runs, of) or ([_next(config.folder)] if stuck else [])
         nothing = "nothing was recorded: " + why_nothing(config, runs, exit_code)
         return [*failed, *([*stuck, *found] or [nothing])]
     lines = [f"recorded {_ranks(recorded, config)}, {_steps(recorded)}, {_size(config.folder)} in {config.folder}"]
@@ -97,8 +99,10 @@ def _stuck(folder: Path, runs: list[RunMetadata]) -> list[str]:
     return [f"{ranks_in_words(ranks)} stood still, and wrote stacks and last collectives"] if ranks else []
 
 
-def _without_captures(config: CollectorConfig, runs: list[RunMetadata]) -> list[str]:
-    """What there is where no capture was to be made, or none had a reason to; empty where there should be one."""
+def _without_captures(config: CollectorConfig, runs: list[RunMetadata], of: str) -> list[str]:
+    """What there is where no capture was to be made, or none had a reason to; empty where there should be one.
+    ``of``: the ranks whose metadata ``runs`` is, in words.
+    """
     folder, next_line = config.folder, _next(config.folder)
     nsys_reports = reports(folder)
     if nsys_reports:
@@ -108,11 +112,11 @@ def _without_captures(config: CollectorConfig, runs: list[RunMetadata]) -> list[
         return []
     steps = max(_steps_stored(folder, run) for run in runs)
     if config.mode == "nvtx":
-        return [f"ranges were written in {_ranks(runs, config)}, {plural(steps, 'step')}, for your own profiler"]
+        return [f"ranges were written in {of}, {plural(steps, 'step')}, for your own profiler"]
     if not steps or config.mode == "nsys":
         return []
     size = byte_size(sum(steps_file(folder, run.rank).stat().st_size for run in runs if _steps_stored(folder, run)))
-    lines = [f"recorded the step times of {_ranks(runs, config)}: {plural(steps, 'step')}, {size} in {folder}"]
+    lines = [f"recorded the step times of {of}: {plural(steps, 'step')}, {size} in {folder}"]
     if config.mode == "trigger":
         lines.append(_slow_steps_without_capture(config))
     return [*lines, next_line]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfscope.collectors.agreement import Board, open_board
 from perfscope.collectors.config import CollectorConfig
-from perfscope.collectors.launch.recap import _options_for, recap
+from perfscope.collectors.launch.recap import _options_for, recap, recap_of_rank
 from perfscope.recording.history import Block, pack
 from perfscope.recording.metadata import CaptureMetadata, ErrorMetadata, RunMetadata, StepsMetadata, save
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file, stacks_file, steps_file, trace_file
@@ -48,6 +48,16 @@ def test_a_whole_recording(config: CollectorConfig) -> None:
         f"recorded all 4 ranks, steps 8-15, 5.86 KiB in {config.folder}",
         f"next: perfscope analyze {config.folder}",
     ]
+
+
+def test_a_rank_that_started_the_recording_itself_speaks_for_itself(config: CollectorConfig) -> None:
+    """The others may still be at it: what they have left by then is no share of the ranks."""
+    config = dataclasses.replace(config, mode="steps")
+    leave(config, RunMetadata(rank=0, world_size=2, mode="steps", outcome="finished"))
+    block = Block(0, 0, 1_758_580_000_000_000_000, [10_000] * 20, {}, bytes(20))
+    steps_file(config.folder, 0).write_bytes(pack(block))
+    first, *_ = recap_of_rank(config, 0)
+    assert first.startswith("recorded the step times of rank 0: 20 steps, ")
 
 
 @pytest.mark.parametrize("planned", [True, False])
