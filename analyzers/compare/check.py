@@ -138,8 +138,8 @@ def _measured(limit: Limit, metric: Metric, summary: Summary, unit: str) -> floa
     if value is None or unit == metric.unit:
         return value
     if unit == "us":
-        mean = sum(row.step_time_us for row in summary.time_breakdown) / max(len(summary.time_breakdown), 1)
-        return value * mean
+        rows = summary.time_breakdown
+        return value * (sum(row.step_time_us for row in rows) / len(rows) if rows else step)
     return value / step if step > 0 else None
 
 

@@ -22,6 +22,7 @@ from perfscope.analyzers.compare.parts import (
 )
 from perfscope.analyzers.compare.sample import breakdown_of
 from perfscope.analyzers.compare.settings import cautions, setting_changes
+from perfscope.analyzers.compare.stages import stage_changes
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
 from perfscope.recording import remote
@@ -106,6 +107,7 @@ def _difference(
     changed = setting_changes(baseline, candidate)
     categories = category_changes(baseline, candidate, step)
     causes, significant = causes_of(step, categories)
+    stages = stage_changes(baseline, candidate, step)
     return Difference(
         baseline=0,
         candidate=index,
@@ -122,7 +124,8 @@ def _difference(
         findings=finding_changes(baseline, candidate),
         predictions=prediction_checks(baseline, candidate, step, changed, _predictor(first)),
         settings=changed,
-        notes=tuple(cautions(baseline, candidate, step, changed)),
+        notes=tuple(cautions(baseline, candidate, step, changed, stages)),
+        stages=stages,
     )
 
 

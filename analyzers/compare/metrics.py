@@ -9,6 +9,7 @@ from typing import Final
 
 from perfscope.analyzers.compare.noise import beyond_noise, categories_differ
 from perfscope.analyzers.compare.sample import breakdown_of
+from perfscope.analyzers.compare.stages import stage_changes, stage_share
 from perfscope.frozen import dataclass
 from perfscope.results.categories import CATEGORIES, EXPOSED_COMMUNICATION, IDLE
 from perfscope.results.comparison import MetricChange, Scaling, ScalingRow, StepChange
@@ -56,7 +57,10 @@ def _memory_share(summary: Summary) -> float | None:
 
 
 def _straggler_cost(summary: Summary) -> float | None:
-    return max((row.lost_us for row in summary.stragglers), default=0.0) if summary.time_breakdown else None
+    if summary.time_breakdown:
+        return max((row.lost_us for row in summary.stragglers), default=0.0)
+    history = summary.history
+    return max((row.cost_us for row in history.stragglers), default=0.0) if history and history.compared else None
 
 
 def _share_of(names: Iterable[str]) -> Callable[[Summary], float | None]:
@@ -71,6 +75,11 @@ def _share_of(names: Iterable[str]) -> Callable[[Summary], float | None]:
     return value
 
 
+def _data_loading(summary: Summary) -> float | None:
+    """Of the time breakdown; without a trace of the host's stages."""
+    return _share_of(_LOADING)(summary) if summary.time_breakdown else stage_share(summary, "dataloader")
+
+
 def _overlapped_share(summary: Summary) -> float | None:
     communication = sum(row.comm_us for row in summary.time_breakdown)
     return sum(row.hidden_comm_us for row in summary.time_breakdown) / communication if communication > 0 else None
@@ -82,6 +91,7 @@ def _loader_batch(summary: Summary) -> float | None:
 
 
 _NO_RANK = "no rank has a time breakdown"
+_LOADING = ("idle_dataloader",)
 
 METRICS: Final[tuple[Metric, ...]] = (
     Metric("step_time", "us", "lower", _step_time, "step time", _NO_RANK, follows_step=True),
@@ -103,8 +113,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("idle", "share", "lower", _share_of(IDLE), "idle devices, share of all ranks' time", _NO_RANK, IDLE),
     Metric(
-        "dataloader", "share", "lower", _share_of(("idle_dataloader",)), "data loading, share of all ranks' time",
-        _NO_RANK, ("idle_dataloader",),
+        "dataloader", "share", "lower", _data_loading, "data loading, share of all ranks' time",
+        _NO_RANK, _LOADING,
     ),
     Metric(
         "overlapped_communication", "share", "higher", _overlapped_share, "overlapped share of the communication",
@@ -165,6 +175,9 @@ def is_significant(metric: Metric, baseline: Summary, candidate: Summary, step: 
     if metric.follows_step:
         return None if step.verdict == "unknown" else step.verdict != "same"
     if metric.categories:
+        if metric.categories == _LOADING and not baseline.time_breakdown and not candidate.time_breakdown:
+            stages = {row.name: row.significant for row in stage_changes(baseline, candidate, step)}
+            return stages.get("dataloader")
         return categories_differ(baseline, candidate, metric.categories, step)
     first, second = metric.value(baseline), metric.value(candidate)
     if first is None or second is None:

@@ -74,9 +74,14 @@ def step_change(
         candidate_steps=len(second.values),
         why=_why(first, second, confirmed=confirmed),
         confirmed=confirmed,
-        baseline_unprofiled_us=baseline.job.unprofiled_step_us,
-        candidate_unprofiled_us=candidate.job.unprofiled_step_us,
+        baseline_unprofiled_us=_beside_the_profiled(baseline),
+        candidate_unprofiled_us=_beside_the_profiled(candidate),
     )
+
+
+def _beside_the_profiled(summary: Summary) -> float | None:
+    """Unprofiled steps where others are compared; without a trace they are what is compared."""
+    return summary.job.unprofiled_step_us if summary.job.steps else None
 
 
 def _regular_run(summary: Summary) -> Float64 | None:
@@ -110,7 +115,7 @@ def category_changes(baseline: Summary, candidate: Summary, step: StepChange) ->
     for name in first:
         delta = second[name] - first[name]
         pair = (regular_times(baseline, samples[0], name), regular_times(candidate, samples[1], name))
-        noise = _noise_of_part(pair, level, step)
+        noise = noise_of_part(pair, level, step)
         changes.append(
             CategoryChange(
                 name=name,
@@ -124,7 +129,7 @@ def category_changes(baseline: Summary, candidate: Summary, step: StepChange) ->
     return tuple(changes)
 
 
-def _noise_of_part(pair: tuple[Float64, Float64], level: float, step: StepChange) -> float | None:
+def noise_of_part(pair: tuple[Float64, Float64], level: float, step: StepChange) -> float | None:
     """What a part's change must exceed, µs: half of its interval, at least the floor; the whole step's noise where the
     part has no times of single steps.
     """
@@ -183,7 +188,7 @@ def categories_differ(baseline: Summary, candidate: Summary, names: Sequence[str
         _sum_of([regular_times(baseline, samples[0], name) for name in names]),
         _sum_of([regular_times(candidate, samples[1], name) for name in names]),
     )
-    noise = _noise_of_part(sums, LEVEL, step)
+    noise = noise_of_part(sums, LEVEL, step)
     return abs(delta) > noise if noise is not None else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from perfscope.results.comparison import SettingChange, StepChange
+from perfscope.results.comparison import SettingChange, StageChange, StepChange
 from perfscope.results.summary import Summary
 
 _NAMES_OF_GROUPS: Final = {"group", "replicate_group"}
@@ -116,7 +116,11 @@ _OTHER_CLOCK: Final = 0.02
 
 
 def cautions(
-    baseline: Summary, candidate: Summary, step: StepChange, changed: Sequence[SettingChange]
+    baseline: Summary,
+    candidate: Summary,
+    step: StepChange,
+    changed: Sequence[SettingChange],
+    stages: Sequence[StageChange] = (),
 ) -> Iterator[str]:
     """What limits the comparison, one sentence each."""
     first, second = baseline.job, candidate.job
@@ -154,6 +158,9 @@ def cautions(
             f"The {bare[0]} has step times but no trace, so the cause of the change is unknown, and profiled steps are "
             "compared with unprofiled ones."
             if len(bare) == 1
+            else "Both recordings have step times but no trace: stages are timed on the host, and each holds its wait "
+            "for the device and for other ranks."
+            if stages
             else "Both recordings have step times but no trace, so the cause of the change is unknown."
         )
     elif not baseline.job.time_breakdown_us_per_step or not candidate.job.time_breakdown_us_per_step:

@@ -141,6 +141,7 @@ def _history(job: Job, partials: Partials, found: RunStragglers | None) -> Histo
 def _bins(partials: Partials) -> tuple[HistoryBin, ...]:
     median: dict[int, float] = defaultdict(float)
     longest: dict[int, float] = defaultdict(float)
+    stages = _means_of_stages(partials)
     for partial in partials.values():
         bins = partial.bins
         for place, middle, most in zip(bins.place.tolist(), bins.median_us, bins.max_us, strict=True):
@@ -154,9 +155,27 @@ def _bins(partials: Partials) -> tuple[HistoryBin, ...]:
             last_step=min((place + 1) * width - 1, last),
             median_us=median[place],
             max_us=longest[place],
+            stages_us=stages[place],
         )
         for place in sorted(median)
     )
+
+
+def _means_of_stages(partials: Partials) -> dict[int, dict[str, float]]:
+    """Place of a bin -> the means of the stages that all ranks measured, over the ranks that have the bin."""
+    names = [
+        stage
+        for stage in next(iter(partials.values())).row.stages_us
+        if all(stage in partial.row.stages_us for partial in partials.values())
+    ]
+    sums: dict[int, Float64] = defaultdict(lambda: np.zeros(len(names)))
+    counts: dict[int, int] = defaultdict(int)
+    for partial in partials.values():
+        columns = [list(partial.row.stages_us).index(name) for name in names]
+        for place, row in zip(partial.bins.place.tolist(), partial.bins.stages_us[:, columns], strict=True):
+            sums[place] += row
+            counts[place] += 1
+    return {place: dict(zip(names, (sums[place] / counts[place]).tolist(), strict=True)) for place in sums}
 
 
 def _outliers(partials: Partials, waiting: frozenset[str], found: RunStragglers | None) -> tuple[OutlierStep, ...]:

@@ -94,7 +94,9 @@ class StepChange(TimeChange):
         "Do the steps of the runs that were not profiled show the same? False: the recorded steps differ, the others "
         "do not, so the verdict is ``same``. None where too few of the others were timed.",
     ] = None
-    baseline_unprofiled_us: Annotated[Us | None, "Median of the steps that were not profiled."] = None
+    baseline_unprofiled_us: Annotated[
+        Us | None, "Median of the steps that were not profiled; None where these are what is compared, without a trace."
+    ] = None
     candidate_unprofiled_us: Us | None = None
 
 
@@ -107,6 +109,20 @@ class CategoryChange(TimeChange):
         Us | None,
         "Lower end of the range of the change; all ranges hold together with 99 %. By the noise of the whole step "
         "where a recording has no time breakdown of each step; None below two steps.",
+    ]
+    high_us: Us | None
+    significant: Annotated[bool | None, "Whether the range excludes 0."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageChange(TimeChange):
+    """One stage of the step, over the whole run, by the host's clock: it holds the wait for the device and for other
+    ranks. Mean over ranks.
+    """
+
+    name: Annotated[str, "``dataloader``, ``forward``, ``backward``, ``optimizer`` …, ``other``."]
+    low_us: Annotated[
+        Us | None, "Lower end of the range of the change; all ranges hold together with 99 %. None below two bins."
     ]
     high_us: Us | None
     significant: Annotated[bool | None, "Whether the range excludes 0."]
@@ -263,6 +279,10 @@ class Difference:
     predictions: tuple[PredictionCheck, ...]
     settings: tuple[SettingChange, ...]
     notes: Annotated[tuple[str, ...], "What limits the comparison, one sentence each."]
+    stages: Annotated[
+        tuple[StageChange, ...],
+        "From the histories of both runs; empty where one has none, or has not timed its stages.",
+    ] = ()
 
     def __repr__(self) -> str:
         return f"<Difference of run {self.candidate} from run {self.baseline}: {self.step.verdict}>"

@@ -166,7 +166,18 @@ class Frames:
     )
     stages = Table(tables.StageRow, "The pipeline's stages, per step, means over their ranks.", "pipeline.stages")
     history = Table(
-        HistoryBin, "Every step of the run, captured or not, in segments of consecutive steps.", "history.bins"
+        HistoryBin,
+        "Every step of the run, captured or not, in segments of consecutive steps.",
+        "history.bins",
+        without=("stages_us",),
+    )
+    history_bin_stages = Table(
+        HistoryBin,
+        "The stages of those segments, per step, means over ranks.",
+        "history.bins",
+        only=("first_step", "last_step", "stages_us"),
+        each=("stages_us",),
+        renamed={"key": "stage", "stages_us": "us"},
     )
     history_ranks = Table(RankHistory, "Each rank's steps over the whole run.", "history.ranks", without=("stages_us",))
     history_stages = Table(

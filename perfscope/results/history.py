@@ -61,6 +61,11 @@ class HistoryBin:
     last_step: int
     median_us: Annotated[Us, "Of the rank with the longest median."]
     max_us: Annotated[Us, "Longest step of any rank."]
+    stages_us: Annotated[
+        dict[str, Us],
+        "Mean per step of each stage that all ranks measured, and of ``other``; mean over ranks. "
+        "Empty in summaries of earlier versions.",
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

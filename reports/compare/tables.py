@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from perfscope.reports import tables
-from perfscope.reports.compare.words import LABELS, category_name, metric_value, relative, signed, verdict_word
+from perfscope.reports.compare.words import (
+    LABELS,
+    category_name,
+    metric_value,
+    relative,
+    signed,
+    stage_name,
+    verdict_word,
+)
 from perfscope.reports.tables import Cell, Filled, HtmlTable
 from perfscope.results.comparison import Comparison, Difference, Scaling, TimeChange, WorkChange
 from perfscope.text import ABSENT, byte_size, factor, percent
@@ -21,6 +29,7 @@ def difference_tables(difference: Difference, suffix: str) -> list[HtmlTable]:
     """All tables but the time breakdown, which the page draws; empty tables are left out."""
     made = [
         difference.metrics and _metrics(difference, suffix),
+        difference.stages and _stages(difference, suffix),
         difference.path and _path(difference, suffix),
         difference.ranks and _ranks(difference, suffix),
         difference.collectives and _collectives(difference, suffix),
@@ -91,6 +100,21 @@ def _metrics(difference: Difference, suffix: str) -> HtmlTable:
         _verdicts([change.significant for change in changes]),
     ]
     return tables.table(f"metrics{suffix}", "Metrics of the job", columns)
+
+
+def _stages(difference: Difference, suffix: str) -> HtmlTable:
+    rows = difference.stages
+    columns = [
+        tables.words("Stage", [stage_name(row.name) for row in rows]),
+        *_times(rows),
+        _from_to("Range (99%)", [(row.low_us, row.high_us) for row in rows]),
+        _verdicts([row.significant for row in rows]),
+    ]
+    reading = (
+        "Of the whole run without the profiler, mean over ranks, timed on the host: a stage holds its wait for the "
+        "device and for other ranks."
+    )
+    return tables.table(f"stages{suffix}", "Stages of a step", columns, reading)
 
 
 def _path(difference: Difference, suffix: str) -> HtmlTable:

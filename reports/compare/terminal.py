@@ -8,7 +8,7 @@ from typing import Final
 from perfscope.reports.compare import words
 from perfscope.reports.paint import PLAIN, Paint
 from perfscope.results.budget import FAILED, PASSED, SKIPPED, UNKNOWN, Check
-from perfscope.results.comparison import Comparison, Difference
+from perfscope.results.comparison import CategoryChange, Comparison, Difference, StageChange
 from perfscope.text import duration, printable
 
 _MARKS: Final = {
@@ -49,20 +49,21 @@ def _difference(value: Comparison, difference: Difference, paint: Paint) -> list
     lines = [paint.tone(line, tone) for line in _wrapped(words.headline(value, difference), width)]
     for lead, text in (*words.sentences(difference), ("Confidence", words.certainty(difference))):
         lines += _wrapped(f"{lead + ':':<11} {text}", width, indent=12)
+    rows: list[tuple[str, CategoryChange | StageChange]]
+    rows = [(words.category_name(row.name), row) for row in difference.categories]
+    rows = rows or [(words.stage_name(stage.name), stage) for stage in difference.stages]
     shown = [
-        row
-        for row in difference.categories
-        if row.significant or abs(row.delta_us) >= 0.01 * difference.step.baseline_us
+        (name, row) for name, row in rows if row.significant or abs(row.delta_us) >= 0.01 * difference.step.baseline_us
     ]
     if shown:
         lines.append("")
-        for row in shown:
+        for name, row in shown:
             times = (
                 f"{duration(row.baseline_us):>8} -> {duration(row.candidate_us):>8}  {words.signed(row.delta_us):>9}"
             )
             tone = ("bad" if row.delta_us > 0 else "good") if row.significant else ""
             verdict = paint.tone(words.verdict_word(row.significant), tone)
-            lines.append(f"  {words.category_name(row.name):<33}{times}  {verdict}")
+            lines.append(f"  {name:<33}{times}  {verdict}")
     findings = [f"  {finding.status:<5} {printable(finding.title)}" for finding in difference.findings]
     return [*lines, *(["", "Findings:", *findings] if findings else [])]
 

@@ -21,6 +21,7 @@ from perfscope.results.comparison import (
     SettingChange,
     StepChange,
 )
+from perfscope.results.history import OTHER, STAGE_WORDS
 from perfscope.text import ABSENT, byte_size, duration, factor, known, percent, plural, ranks_in_words, significant
 
 MOST_CAUSES: Final = 3
@@ -179,11 +180,16 @@ def pace(baseline_us: float, candidate_us: float) -> str:
 
 def because(difference: Difference) -> str:
     """What the change of the step time is made up of; where it did not change, what did significantly."""
+    if not difference.categories:
+        return _by_stages(difference)
     by_name = {row.name: row for row in difference.categories}
     if difference.step.verdict == "same":
         rows = sorted((row for row in by_name.values() if row.significant), key=lambda row: -abs(row.delta_us))
-        lead = "Certain is that each step" if uncertain(difference.step) else "Each step nevertheless"
-        return f"{lead} has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}." if rows else ""
+        return (
+            f"{_whatever_the_step(difference)} has {', '.join(_moved(row) for row in rows[:MOST_CAUSES])}."
+            if rows
+            else ""
+        )
     if not difference.causes:
         return ""
     named = ", ".join(_moved(by_name[name]) for name in difference.causes[:MOST_CAUSES])
@@ -195,6 +201,26 @@ def because(difference: Difference) -> str:
         which = "is not significant" if len(difference.causes) == 1 else "are not all significant"
         sentence = f"The change is made up of {named}{counter}, which {which} alone."
     return f"{sentence} {_standing_out(difference)}".rstrip()
+
+
+def _by_stages(difference: Difference) -> str:
+    """Without a trace: the stages that changed significantly in the direction of the step time; where that did not
+    change, any.
+    """
+    same = difference.step.verdict not in ("faster", "slower")
+    delta = 0.0 if same else difference.step.delta_us
+    rows = [row for row in difference.stages if row.significant and row.delta_us * delta >= 0]
+    rows.sort(key=lambda row: -abs(row.delta_us))
+    named = ", ".join(
+        f"{duration(abs(row.delta_us))} {'more' if row.delta_us > 0 else 'less'} {stage_phrase(row.name)}"
+        for row in rows[:MOST_CAUSES]
+    )
+    return f"{_whatever_the_step(difference) if same else 'Each step'} spends {named}." if named else ""
+
+
+def _whatever_the_step(difference: Difference) -> str:
+    """How a sentence about parts begins where the step time did not change significantly."""
+    return "Certain is that each step" if uncertain(difference.step) else "Each step nevertheless"
 
 
 def _against(difference: Difference) -> CategoryChange | None:
@@ -324,6 +350,16 @@ def category_name(name: str) -> str:
 def phrase(name: str) -> str:
     """The name of a category inside a sentence."""
     return "difference between ranks" if name == BETWEEN_RANKS else BY_ID[name].phrase if name in BY_ID else name
+
+
+def stage_name(name: str) -> str:
+    """The name of a stage in a table."""
+    return "Data loading" if name == "dataloader" else name.capitalize()
+
+
+def stage_phrase(name: str) -> str:
+    """Where a step spends its time, inside a sentence."""
+    return "outside of the timed stages" if name == OTHER else STAGE_WORDS.get(name, f"in {name}")
 
 
 def signed(us: float | None) -> str:

@@ -27,7 +27,9 @@ NOT_TABLES = {"capture", "verdict", "ncu_command", "perfscope_version", "source"
 TABLES_OF = {"job": {"job", "steps", "failures"}, "pipeline": {"pipeline", "stages"}}
 TABLES_OF |= {"time_breakdown": {"time_breakdown", "named_host"}, "collectives": {"collectives", "last_arrivers"}}
 TABLES_OF |= {"utilisation": {"utilisation", "flops_by_dtype"}}
-TABLES_OF |= {"history": {"history", "history_ranks", "history_stages", "outlier_steps", "slow_ranks"}}
+TABLES_OF |= {
+    "history": {"history", "history_ranks", "history_stages", "history_bin_stages", "outlier_steps", "slow_ranks"}
+}
 TABLES_OF["history"] |= {"history_stragglers", "goodput", "recording_cost"}
 TABLES_OF |= {"hang": {"hang", "hang_missing", "hang_victims", "hang_call_sites", "hang_mismatches"}}
 TABLES_OF |= {"findings": {"findings", "evidence"}, "cost": {"cost", "savings"}}
