@@ -167,3 +167,30 @@ def test_a_true_difference_is_found(odd: bool) -> None:
         test = welch_test(first[regular_steps(first)], second[regular_steps(second)])
         found += test is not None and test.p < 0.01
     assert found > 180
+
+
+def test_eight_drifting_steps_far_apart_differ() -> None:
+    """As recorded: a loader's wait with no workers and with two, which drifts by some per cent within the steps."""
+    without = np.array([63.0, 63.6, 63.9, 64.3, 63.6, 65.4, 62.9, 63.4])
+    with_two = np.array([3.2, 1.6, 1.9, 2.1, 2.0, 4.0, 5.2, 5.1])
+    found = welch_test(without, with_two)
+    assert effective_size(with_two) < 3
+    assert found is not None
+    assert abs(found.delta) > found.half_width(1 - 0.01 / 11)  # of eleven categories together
+
+
+@pytest.mark.parametrize(("correlation", "most"), [(0.0, 0.02), (0.3, 0.05), (0.6, 0.14)])
+def test_correlated_samples_of_one_mean_rarely_differ(correlation: float, most: float) -> None:
+    """Eight steps of a first-order autoregressive process each, at a level of 1 %."""
+    rng = np.random.default_rng(11)
+    wrong = 0
+    for _ in range(1000):
+        pair = []
+        for _ in range(2):
+            noise, steps = rng.normal(size=40), np.zeros(40)
+            for at in range(1, 40):
+                steps[at] = correlation * steps[at - 1] + math.sqrt(1 - correlation**2) * noise[at]
+            pair.append(steps[-8:])
+        found = welch_test(*pair)
+        wrong += found is not None and found.p < 0.01
+    assert wrong <= most * 1000
