@@ -11,7 +11,8 @@ The work passes through the packages in this order:
 - ``whatif``: a replay with settings changed, predicted step times out;
 - ``rules``: results in, findings with evidence and an action out;
 - ``verdict``: the headline, from the findings and ``losses``;
-- ``summarize``: all of it in one Summary; ``analyze`` starts it from a path.
+- ``summarize``: all of it in one Summary; ``verdict_of_run`` adds the step history of the run to its verdict;
+  ``analyze`` starts it from a path.
 
 Beside them: ``history`` (every step of a long run), ``hang`` (the job that stands still), ``snapshots`` (who holds the
 memory), ``compare`` (several Summaries side by side) and ``merge`` (all ranks in one file for Perfetto). An import

@@ -87,7 +87,7 @@ def analyze(
         ranks.failures += failures
         summary = summarize(read, ranks, measured, snapshots=snapshots)
         if history is not None:
-            from perfscope.analyzers.history.beside_traces import with_history
+            from perfscope.analyzers.verdict_of_run import with_history
 
             summary = with_history(summary, history)
         summary = with_other_roles(read, ranks, summary, reader) if role is None else summary

@@ -113,14 +113,14 @@ def verdict(summary: Summary) -> Verdict:
     often, others = len(left_out["steps"]), len(summary.job.steps)
     # Beyond what their training takes, which the other steps show, against what may be saved of the training.
     added = share - often * (1 - share) / others if others else 0.0
-    is_most = share >= EVALUATES or (added >= NAMED and added >= (1 - share) * _recoverable(summary))
+    is_most = share >= EVALUATES or (added >= NAMED and added >= (1 - share) * recoverable(summary))
     if not is_most or often < _OFTEN:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
     headline = f"{about} Of the others: {found.headline[:1].lower()}{found.headline[1:]}"
-    return replace(found, headline=headline, healthy=False, first_action=_evaluate_less(left_out.get("alone", [])))
+    return replace(found, headline=headline, healthy=False, first_action=evaluate_less(left_out.get("alone", [])))
 
 
-def _recoverable(summary: Summary) -> float:
+def recoverable(summary: Summary) -> float:
     """The largest share of the step that a serious finding's change is expected to save; without any, the largest
     category but compute.
     """
@@ -130,7 +130,7 @@ def _recoverable(summary: Summary) -> float:
     return max(1.0 if math.isinf(gain) else gain / (1 + gain) for gain in gains)
 
 
-def _evaluate_less(alone: Sequence[int]) -> str:
+def evaluate_less(alone: Sequence[int]) -> str:
     """What to do about evaluations that take most of the time; ``alone`` are the ranks that evaluate, where others do
     not.
     """

@@ -94,7 +94,14 @@ def job_history(
     found = find_stragglers(dict(sorted(own.items())), hosts, peers_of(job, own))
     history = _history(job, dict(sorted(partials.items())), found)
     spent = job_goodput(job, goodput)
-    again = long_steps(history.outliers, max(row.steps for row in history.ranks), spent, compared=history.compared)
+    counted = max(history.ranks, key=lambda row: row.steps * row.mean_us)
+    again = long_steps(
+        history.outliers,
+        counted.steps,
+        counted.steps * counted.mean_us,
+        least_us=min(_longer_us(partial) for partial in partials.values()),
+        compared=history.compared,
+    )
     cost = recording_cost(job, history.ranks)
     return replace(history, long_steps=again, goodput=spent, recording_cost=cost), tuple(failures)
 
@@ -211,6 +218,12 @@ def _outliers(partials: Partials, waiting: frozenset[str], found: RunStragglers 
         )
     rows.sort(key=lambda row: (-row.us * (1 - 1 / row.ratio), row.step))
     return tuple(rows[:MOST_OUTLIERS])
+
+
+def _longer_us(partial: RankPartialHistory) -> float:
+    """What a rank's outliers take longer than the steps around them, together, by its own clock."""
+    outliers = partial.outliers
+    return float((outliers.us * (1 - 1 / outliers.ratio)).sum())
 
 
 def _attributed_to(

@@ -14,7 +14,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
-from perfscope.results.history import Goodput, LongSteps, OutlierStep
+from perfscope.results.history import LongSteps, OutlierStep
 
 FEWEST: Final = 3
 """Such steps: what comes once or twice may be anything."""
@@ -30,23 +30,30 @@ _THERE: Final = 0.5
 """Of the steps at which they are due, the share at which they come, at least."""
 _MOSTLY: Final = 2 / 3
 """Share of them that is one rank's."""
+_OF_ALL: Final = 0.5
+"""Part of what they take longer that every rank's own long steps take longer, at least."""
 _NAMED_BEFORE: Final = ("evaluation", "checkpoint")
 """Stages that goodput has parts of its own for."""
 
 
 def long_steps(
-    outliers: Sequence[OutlierStep], counted: int, goodput: Goodput | None, *, compared: bool
+    outliers: Sequence[OutlierStep], counted: int, counted_us: float, *, least_us: float, compared: bool
 ) -> LongSteps | None:
-    """What the ``outliers`` (the longest first, of ``counted`` steps) have in common; None where they are few, or cost
-    the run little. ``compared``: were ranks compared, so that a step without a rank is nobody's alone?
+    """What the ``outliers`` (the longest first, of ``counted`` steps that take ``counted_us`` together) have in common;
+    None where they are few, or cost the run little.
+
+    ``least_us``: what the outliers of the rank that has the least take longer, together. All ranks take as long for the
+    run. So where one of them has no long steps, those of the others are waits for it, which come together now and then:
+    ranks that average their parameters every few steps, say. ``compared``: were ranks compared, so that a step without
+    a rank is nobody's alone?
     """
     measured = [(row, row.us * (1 - 1 / row.ratio)) for row in outliers if row.stage not in _NAMED_BEFORE]
-    if goodput is None or len(measured) < FEWEST:
+    if len(measured) < FEWEST:
         return None
     chosen = [measured[at] for at in of_one_kind(range(len(measured)), [over for _, over in measured])]
-    run_us = goodput.wall_us - (goodput.startup_us or 0.0)
-    share = sum(over for _, over in chosen) / run_us if run_us > 0 else 0.0
-    if len(chosen) < FEWEST or share < LEAST_SHARE:
+    longer_us = sum(over for _, over in chosen)
+    share = longer_us / counted_us if counted_us > 0 else 0.0
+    if len(chosen) < FEWEST or share < LEAST_SHARE or least_us < _OF_ALL * longer_us:
         return None
     numbers = sorted(row.step for row, _ in chosen)
     (rank, stage), often = Counter((row.rank, row.stage) for row, _ in chosen).most_common(1)[0]

@@ -91,7 +91,7 @@ class LongSteps:
     steps: Annotated[tuple[int, ...], "Their numbers, ascending; of many the longest 50."]
     of_steps: Annotated[int, "Steps of the run that they are among."]
     longer_us: Annotated[Us, "Mean of what they take longer than those around them."]
-    share: Annotated[Share, "What they take longer, of the time from the first step to the last."]
+    share: Annotated[Share, "What they take longer, of the time of the steps that they are among."]
     period: Annotated[int | None, "Steps from one to the next, where they come regularly."]
     rank: Annotated[int | None, "The rank that most of them are attributed to; None where there is none."]
     stage: Annotated[str, "The stage that holds most of the excess; empty where that differs."]

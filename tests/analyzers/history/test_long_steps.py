@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.history.long_steps import long_steps, of_one_kind, period_of
-from perfscope.results.history import Goodput, LongSteps, OutlierStep
+from perfscope.results.history import LongSteps, OutlierStep
 
 RUN_US = 10_000_000.0
 
@@ -16,12 +16,9 @@ def outlier(step: int, longer_ms: float = 400, rank: int | None = 1, stage: str 
     return OutlierStep(step=step, us=us, ratio=us / 100_000, ranks=(0, 1), rank=rank, stage=stage)
 
 
-def found(*outliers: OutlierStep, compared: bool = True) -> LongSteps | None:
-    goodput = Goodput(
-        rank=0, wall_us=RUN_US + 5_000_000, training_us=RUN_US, training_share=0.5, startup_us=5_000_000, warmup_us=0,
-        evaluation_us=0, checkpoint_us=0, restart_us=0, stall_us=0, recording_us=0, restarts=0, steps=100,
-    )  # fmt: skip
-    return long_steps(sorted(outliers, key=lambda row: -row.us), 100, goodput, compared=compared)
+def found(*outliers: OutlierStep, compared: bool = True, least_us: float = RUN_US) -> LongSteps | None:
+    ordered = sorted(outliers, key=lambda row: -row.us)
+    return long_steps(ordered, 100, RUN_US, least_us=least_us, compared=compared)
 
 
 def test_a_pause_of_one_rank_that_comes_regularly() -> None:
@@ -43,6 +40,13 @@ def test_a_pause_of_all_ranks_is_nobody_s() -> None:
     unknown = found(*everywhere, compared=False)
     assert unknown is not None
     assert not unknown.on_all_ranks
+
+
+def test_where_one_rank_has_no_long_steps_those_of_the_others_are_waits_for_it() -> None:
+    """Four steps of a rank take 400 ms longer, as it then waits for one that is slow in every step."""
+    pauses = [*map(outlier, (20, 40, 60, 80))]
+    assert found(*pauses, least_us=0.0) is None
+    assert found(*pauses, least_us=1_500_000.0) is not None
 
 
 def test_steps_at_random_have_no_period_and_several_ranks_no_rank() -> None:

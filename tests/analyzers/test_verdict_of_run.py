@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import perfscope
+from perfscope.analyzers.verdict import recoverable
+from perfscope.analyzers.verdict_of_run import with_history
 from perfscope.recording.history import Block, pack
 from perfscope.recording.paths import steps_file
 from perfscope.results.findings import Confidence
+from perfscope.results.history import History, LongSteps
+from perfscope.results.notes import note
 from perfscope.results.rows import Verdict
+from perfscope.results.summary import Summary
 from tests.benchmarks.delayed_runs import PlantedDelay, RunPlan, simulate, write
 
 
@@ -82,3 +88,38 @@ def test_pauses_that_the_recorded_steps_do_not_hold_lead_the_verdict(samples: Pa
     assert summary.verdict.first_action is not None
     assert "--active 25" in summary.verdict.first_action
     assert all(row.rank is None for row in summary.history.outliers)
+
+
+def with_long_steps(summary: Summary, steps: tuple[int, ...], *, period: int | None, share: float) -> Verdict:
+    """The verdict beside a run in which these steps take 258 ms longer."""
+    again = LongSteps(
+        steps=steps, of_steps=40, longer_us=258_000, share=share, period=period, rank=None, stage="other",
+        on_all_ranks=False,
+    )  # fmt: skip
+    history = History(ranks=(), bins=(), outliers=(), slow_ranks=(), long_steps=again)
+    return with_history(summary, history).verdict
+
+
+def test_long_steps_that_come_as_the_evaluations_do_are_evaluations(samples: Path) -> None:
+    """The recorded steps 8 and 12 are left out for their evaluation."""
+    alone = perfscope.analyze(samples / "healthy")
+    left_out = note("steps", "evaluation_left_out", steps=[8, 12], share=0.1, alone=[])
+    summary = replace(alone, notes=(*alone.notes, left_out))
+    for steps, period in (((20, 24, 28), None), ((20, 24, 28, 36), 4)):
+        found = with_long_steps(summary, steps, period=period, share=0.5)
+        assert found.headline.startswith(alone.verdict.headline)
+        assert found.headline.endswith("They are evaluations.")
+        assert found.first_action == "Evaluate in fewer steps, or fewer batches."
+    for steps, period in (((21, 25, 29, 37), 4), ((17, 19, 30), None)):  # other steps than these
+        other = with_long_steps(summary, steps, period=period, share=0.5)
+        assert "The recorded steps hold none of them" in other.headline
+
+
+def test_a_change_that_saves_more_than_the_long_steps_take_stays_first(samples: Path) -> None:
+    summary = perfscope.analyze(samples / "slow_rank")
+    assert recoverable(summary) > 0.3
+    behind = with_long_steps(summary, (20, 24, 28, 36), period=4, share=0.3)
+    assert behind.headline.startswith(summary.verdict.headline)
+    assert behind.first_action == summary.verdict.first_action
+    before = with_long_steps(summary, (20, 24, 28, 36), period=4, share=0.9)
+    assert before.headline.endswith(f"The recorded steps hold none of them: {summary.verdict.headline}")

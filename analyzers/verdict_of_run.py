@@ -10,6 +10,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from perfscope.analyzers.history.long_steps import period_of
+from perfscope.analyzers.verdict import evaluate_less, recoverable
 from perfscope.results.findings import Confidence
 from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
@@ -24,6 +26,8 @@ _FAR_LESS: Final = 1 / 3
 """Part of what a straggler costs the recorded steps, below which its cost over the run is another."""
 _LARGE: Final = 0.1
 """Share of the run from which steps that take longer come first in the verdict."""
+_ALIKE: Final = 0.05
+"""Probability that steps which come by chance lie so many steps apart, from which they are one kind with others."""
 _SHORT: Final = 64
 """Steps that a trace may well hold."""
 
@@ -34,7 +38,7 @@ def with_history(summary: Summary, history: History) -> Summary:
     unseen = [row for row in history.stragglers if row.cost_share >= NOTICEABLE and not _is_seen(row, summary)]
     again = history.long_steps
     if again is not None and again.share >= NOTICEABLE and not unseen and not _are_seen(again, summary):
-        return replace(summary, verdict=_with_long_steps(summary.verdict, again))
+        return replace(summary, verdict=_with_long_steps(summary, again))
     if unseen:
         return replace(summary, verdict=_verdict(summary.verdict, unseen[0]))
     return _with_passing_stragglers(summary, history)
@@ -79,24 +83,57 @@ def _cost_of_run(row: StragglerRow, history: History) -> float:
 
 
 def _are_seen(again: LongSteps, summary: Summary) -> bool:
-    """Is one of the recorded steps as long as these?"""
+    """Is one of the recorded steps longer by half of what these are on average, or by as much as the shortest is?"""
     times = summary.job.step_time_us_per_step
-    return bool(times) and max(times) - median(times) >= again.longer_us / 2
+    outliers = summary.history.outliers if summary.history is not None else ()
+    least_us = min(
+        (row.us * (1 - 1 / row.ratio) for row in outliers if row.step in again.steps), default=again.longer_us
+    )
+    return bool(times) and max(times) - median(times) >= min(again.longer_us / 2, least_us)
 
 
-def _with_long_steps(verdict: Verdict, again: LongSteps) -> Verdict:
-    """Before the rest of the verdict where they take a large part of the run, else behind it."""
-    words = again.in_words()
+def _evaluations(summary: Summary) -> tuple[list[int], list[int]]:
+    """Recorded steps that are left out for an evaluation, and the ranks that evaluate alone."""
+    found = next((note.values for note in summary.notes if note.kind == "evaluation_left_out"), {})
+    return found.get("steps", []), found.get("alone", [])
+
+
+def _are_evaluations(again: LongSteps, evaluated: list[int]) -> bool:
+    """Do these steps come as regularly as those in which the model is evaluated, and at the same time?"""
+    if not evaluated:
+        return False
+    if again.period is not None:
+        return all((step - again.steps[0]) % again.period == 0 for step in evaluated)
+    return period_of(sorted({*evaluated, *again.steps}), _ALIKE) is not None
+
+
+def _with_long_steps(summary: Summary, again: LongSteps) -> Verdict:
+    """Before the rest of the verdict where they take a large part of the run, and more than the first finding's change
+    saves; else behind it.
+    """
+    verdict, words = summary.verdict, again.in_words()
     words = f"{words[0].upper()}{words[1:]}"
+    evaluated, alone = _evaluations(summary)
+    if _are_evaluations(again, evaluated):
+        return _with_evaluations(verdict, f"{words}. They are evaluations.", evaluate_less(alone))
     recorded = "with --trigger 1.5"
     if again.period is not None and again.period <= _SHORT:
         recorded = f"with --active {again.period}"
     look = f"Record some of the steps that take {duration(again.longer_us)} longer, {recorded}, and see what they do."
-    leads = again.share >= _LARGE or verdict.healthy or not verdict.first_action
+    large = again.share >= _LARGE and again.share > recoverable(summary)
+    leads = large or verdict.healthy or not verdict.first_action
     headline = f"{words}. The recorded steps hold none of them"
     of_recorded = f"{verdict.headline.removesuffix('.').partition('. ')[0]}."
     headline = f"{headline}: {of_recorded}" if leads else f"{verdict.headline} {headline}."
     return replace(verdict, headline=headline, healthy=False, first_action=look if leads else verdict.first_action)
+
+
+def _with_evaluations(verdict: Verdict, words: str, action: str) -> Verdict:
+    """As it is where it is about evaluations already, as they take much of the recorded steps."""
+    if "an evaluation" in verdict.headline:
+        return verdict
+    action = verdict.first_action if verdict.first_action and not verdict.healthy else action
+    return replace(verdict, headline=f"{verdict.headline} {words}", healthy=False, first_action=action)
 
 
 def _is_seen(row: HistoryStraggler, summary: Summary) -> bool:
