@@ -130,6 +130,8 @@ def in_words(category: str, share: float, summary: Summary) -> str:
     if category == _TRANSFER and _is_bound(summary):
         whom = "ranks that are not in the recording" if summary.job.may_lack_ranks else "other ranks"
         return f"communication, which may be waiting for {whom}"
+    if category == "idle_unknown" and _has_unlisted_graphs(summary):
+        return "unknown: CUDA graphs ran whose kernels are not in the recording"
     named = named_host(summary) if category == "idle_host" else ""
     return f"{BY_ID[category].phrase}, mostly in {named}" if named else BY_ID[category].phrase
 
@@ -147,6 +149,8 @@ def where_to_look(category: str, summary: Summary) -> str:
         )
     if named:
         return f"look at what {named} does, and whether it can run in DataLoader workers or while the model computes"
+    if category == "idle_unknown" and _has_unlisted_graphs(summary):
+        return "record the graphs' kernels: nsys profile --cuda-graph-trace=node, or once without graphs"
     if category in ("idle_launch", "idle_host") and _compiles(summary):
         return _COMPILING
     if category == "idle_launch" and launches_few(summary):
@@ -156,6 +160,11 @@ def where_to_look(category: str, summary: Summary) -> str:
     if category == _TRANSFER and _is_unsized(summary):
         return _UNSIZED
     return f"look at {_LOOK[category].format(stacks=recorder)}"
+
+
+def _has_unlisted_graphs(summary: Summary) -> bool:
+    """Were CUDA graphs launched whose kernels are not in the recording?"""
+    return any(note.kind == "graphs_unlisted" for note in summary.notes)
 
 
 def _is_unsized(summary: Summary) -> bool:

@@ -179,7 +179,9 @@ def _unlisted(trace: Trace, work: DeviceWork, host: HostActivity, gaps: _Gaps) -
     own = np.searchsorted(launches, earlier, side="right")
     running = own < np.searchsorted(launches, gaps.launched_ns)
     begin = np.maximum(launches[np.minimum(own, len(launches) - 1)], gaps.start_ns)
-    until = np.where(gaps.queued, gaps.end_ns, gaps.launched_ns)
+    # What was launched on a device without work is there at once. What came later was queued behind the graph.
+    behind = gaps.queued | (gaps.end_ns - gaps.launched_ns > LATENCY_NS)
+    until = np.where(behind, gaps.end_ns, gaps.launched_ns)
     if len(host.blocked_end_ns):
         _, ends = host.blocked_by_end()
         returned = ends[np.maximum(np.searchsorted(ends, until, side="right") - 1, 0)]

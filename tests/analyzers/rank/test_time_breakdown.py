@@ -484,6 +484,17 @@ def test_a_graph_without_recorded_nodes_is_unknown_work(waits):
         assert breakdown_of(builder) == {"COMPUTE": 70, "UNKNOWN": 300}
 
 
+def test_work_that_is_launched_behind_a_graph_without_recorded_nodes_waits_for_it():
+    """A batch is copied, a graph launched, then ``b``, which waits for the graph; ``item()`` waits for ``b``. ::
+
+    device  a 100                                          90 000 b 90 100
+    host    graph at 60  launch b at 150  [sync 200                       90 200)
+    """
+    builder = TraceBuilder().step(1, 0, MS).launched("a", 45, 50, 100).call("cudaGraphLaunch", 60, 64, correlation=77)
+    builder.launched("b", 150, 90_000, 90_100).call("cudaStreamSynchronize", 200, 90_200)
+    assert breakdown_of(builder) == {"COMPUTE": 150, "UNKNOWN": 89_900}
+
+
 def test_nodes_of_a_graph_whose_launch_they_do_not_name_are_its_own():
     builder = TraceBuilder().step(1, 0, MS).launched("a", 10, 50, 100).call("hipGraphLaunch", 60, 64, correlation=77)
     for start in (150, 250):
