@@ -8,7 +8,8 @@ step takes 100 ms; with one worker 70 where the rank has two cores, and still 10
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from statistics import median
 
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
@@ -48,8 +49,7 @@ def demands(runs: Mapping[int, RunMetadata], batches: Mapping[int, float]) -> di
         batch_ns = loader.load_cpu_ns / loader.timed_batches
         meanwhile_ns = loader.load_process_cpu_ns / loader.timed_batches
         threads = run.cpu_threads or 1
-        # A thread that waits for its next operator spins: only the training thread's time is certainly needed.
-        trained_ns = (run.cpu.process_ns if threads == 1 else run.cpu.thread_ns) / run.cpu.steps
+        trained_ns = _cpu_ns(run) or 0.0
         in_process = not loader.num_workers
         by_rank[rank] = CpuDemand(
             cores=part,
@@ -58,7 +58,7 @@ def demands(runs: Mapping[int, RunMetadata], batches: Mapping[int, float]) -> di
             training_ns=max(trained_ns - (batch_ns * batches.get(rank, 1.0) if in_process else 0.0), 0.0),
             batch_ns=batch_ns,
             batch_most_ns=max(meanwhile_ns, batch_ns) if in_process and threads > 1 else batch_ns,
-            slowdown=1 + (run.cpu.waited_ns or 0) / run.cpu.thread_ns if run.cpu.thread_ns else 1.0,
+            slowdown=_slowdown(run),
         )
     return by_rank
 
@@ -88,6 +88,69 @@ def needed_ns(needs: Mapping[int, CpuDemand], rank: int, batches: Mapping[int, f
     sharing = [other for other in mine.sharing if other in needs]
     taken = sum(needs[other].training_ns + needs[other].batch_ns * batches.get(other, 1.0) for other in sharing)
     return taken / len(sharing) / mine.cores
+
+
+@dataclass(frozen=True)
+class CoresNeeded:
+    """What the ranks that share cores need of these for a step."""
+
+    least_ns: float
+    """Their CPU time over the cores: no step is shorter."""
+    contended_ns: float
+    """The same where they all want them at once, beside what else wanted them when they were recorded."""
+
+
+def cores_needed(runs: Mapping[int, RunMetadata], at_peers_pace: Collection[int] = ()) -> CoresNeeded:
+    """By the ranks of the host that needs the most; zeros where no CPU time was recorded.
+
+    A rank that sleeps leaves its core to the others. Once it does not, all may want the cores at once. Example: four
+    ranks on two cores need 30 ms of CPU time each. Of 200 ms rank 1 sleeps 150, and the others wait for it. Without the
+    sleep the step takes 60 ms, though each rank alone would take 30. Of ranks ``at_peers_pace`` the CPU time counts
+    that the others usually need, where that is less.
+    """
+    needs = {rank: need for rank, run in runs.items() if (need := _cpu_ns(run)) is not None}
+    most = CoresNeeded(0.0, 0.0)
+    for sharing in {_sharing(runs, rank) for rank in needs}:
+        cores = cores_of(runs, min(sharing))
+        others = [needs[rank] for rank in sharing if rank in needs and rank not in at_peers_pace]
+        if cores is None or not sharing <= needs.keys() or not others:
+            continue
+        usual = median(others)
+        taken = sum(min(needs[rank], usual) if rank in at_peers_pace else needs[rank] for rank in sharing)
+        at_once = (len(sharing) + _others_at_once(runs, sharing, cores * len(sharing))) / (cores * len(sharing))
+        needed = CoresNeeded(taken / (cores * len(sharing)), taken / len(sharing) * max(at_once, 1.0))
+        most = max(most, needed, key=lambda each: each.contended_ns)
+    return most
+
+
+def _others_at_once(runs: Mapping[int, RunMetadata], sharing: Collection[int], cores: float) -> float:
+    """Threads besides those that train which wanted the cores when ``sharing`` did: of n that want c cores, each runs
+    for c / n of the time. As the ranks tell it, the median.
+    """
+    wanted = {rank: _wants_a_core(runs[rank]) for rank in sharing}
+    others = (_slowdown(runs[rank]) * cores - 1 - sum(wanted.values()) + wanted[rank] for rank in sharing)
+    return max(median(others), 0.0) if any(_slowdown(runs[rank]) > 1 for rank in sharing) else 0.0
+
+
+def _wants_a_core(run: RunMetadata) -> float:
+    """Share of its steps in which a rank's training thread runs, or waits for a core."""
+    cpu = run.cpu
+    return min((cpu.thread_ns + (cpu.waited_ns or 0)) / cpu.wall_ns, 1.0) if cpu is not None and cpu.wall_ns else 0.0
+
+
+def _cpu_ns(run: RunMetadata) -> float | None:
+    """CPU time of a rank's step; None where it was not recorded. Threads of operators spin while they wait for the
+    next: of several only the training thread's time is certainly needed.
+    """
+    if run.cpu is None or not run.cpu.steps:
+        return None
+    return (run.cpu.process_ns if (run.cpu_threads or 1) == 1 else run.cpu.thread_ns) / run.cpu.steps
+
+
+def _slowdown(run: RunMetadata) -> float:
+    """Duration of the training thread's work over its CPU time: above 1 where it waited for a core."""
+    cpu = run.cpu
+    return 1 + (cpu.waited_ns or 0) / cpu.thread_ns if cpu is not None and cpu.thread_ns else 1.0
 
 
 def _sharing(runs: Mapping[int, RunMetadata], rank: int) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from perfscope.analyzers.whatif import (
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty
 from perfscope.analyzers.whatif.ranges import (
     ChangedStep,
+    by_cores,
     by_hosts,
     computed_ns,
     freed_ns,
@@ -175,8 +176,9 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
         if context.profiler.whole:
             error = max(error, abs(replayed / context.profiler.step_ns - 1))
     changed = middle or _replay_changed(context, settings, 0)
-    mid = changed.step_ns * context.correction
     of_ranks = any(name.startswith(_OF_RANK) for name in settings)
+    needed, contended = (min(ns, measured) for ns in by_cores(context, settings, _paced(settings)))
+    mid = max(changed.step_ns * context.correction, needed)
     (fall, share), least_ns = unsure_shares(context, changed, steps, error, of_ranks=of_ranks)
     low, high = range_around(measured, mid, (fall, share), changed.sure)
     of_host_work = any(setting_named(name).of_host_work for name in settings)
@@ -189,14 +191,20 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
         if changed.of_loading and max(abs(end - mid) for end in ends) > _WORTH_SAYING * mid:
             assumed += (_FEW_WAITS,)
         low, high = min(low, max(low - max(mid - min(ends), 0.0), least_ns)), high + max(max(ends) - mid, 0.0)
-    high = max(high, changed.longest_pace_ns * context.correction)
+    high = max(high, changed.longest_pace_ns * context.correction, contended)
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
-    low = max(low, min(changed.busy_ns * context.correction * (1 - fall), mid), 0.0)
+    low = max(low, min(max(changed.busy_ns * context.correction, needed) * (1 - fall), mid), 0.0)
     if profiled is not None and context.long_step_share is not None:
         times, measured = _as_often(context.long_step_share, changed.steps_ns, mid), _whole(context.long_step_share)
         low, mid, high = times * low, times * mid, times * high
     return WhatIfAnswer(settings, measured, replayed, low, mid, high, error, assumed, profiled)
+
+
+def _paced(settings: Iterable[str]) -> tuple[int, ...]:
+    """The ranks that are to take their peers' pace."""
+    ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
+    return tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
 
 
 def _whole(long: LongStepShare) -> float:
@@ -246,8 +254,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     if leaning < 0:
         schedules.free_loading(schedules.ops.keys() - unheld, doubtful=True)
     loader.keep_unprofiled_pace(schedules, context)
-    ranks = (name.removeprefix(_OF_RANK) for name in settings if name.startswith(_OF_RANK))
-    paced = tuple(sorted(int(rank) for rank in ranks if rank.isdecimal()))
+    paced = _paced(settings)
     asked = sorted(((setting_named(name), name, value) for name, value in settings.items()), key=lambda a: a[0].order)
     follows = context.longer_with_absent if leaning == 0 else None
     # Whether others keep up with a rank at its peers' pace is not known.

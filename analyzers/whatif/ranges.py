@@ -17,11 +17,12 @@ slowed down. Its ranks compute for 6 ms of it, so it takes 6 or more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.job.cores import cores_needed
 from perfscope.analyzers.replay.variation import most_below, of_odd_step, standard_error
 from perfscope.analyzers.whatif import loader
 from perfscope.analyzers.whatif.change import Context, Uncertainty
@@ -42,6 +43,9 @@ _FOR_HOST: Final = [TimeCategory.SYNC, TimeCategory.LAUNCH, TimeCategory.HOST]
 
 _OF_DEVICE: Final = [TimeCategory.COMPUTE, TimeCategory.COPY]
 """A device's work."""
+
+_SAME_WORK: Final = ("rank.", "ranks.")
+"""Settings that change who computes when, and not how much all of them compute."""
 
 _ALONE: Final = 0.10
 """Share by which kernels may take longer beside communication than alone."""
@@ -112,6 +116,19 @@ def by_hosts(context: Context, measured: float, mid: float, *, of_host_work: boo
         return mid, max(mid, min(measured, _HOST_PACE * busy))
     idle = max(float(context.result.totals[rank][:, _FOR_HOST].sum(axis=1).mean()) for rank in ranks)
     return mid - min(mid - measured, idle), mid
+
+
+def by_cores(context: Context, settings: Collection[str], paced: Sequence[int]) -> tuple[float, float]:
+    """(least, most) that a step may take for want of cores, ns, on CPUs; zeros where the ``settings`` change how much
+    is computed, or nothing shows it. The CPU time is that of the profiled steps: without the profiler it is less, by as
+    much as they are at least.
+    """
+    if context.on_devices or not all(name.startswith(_SAME_WORK) for name in settings):
+        return 0.0, 0.0
+    needed = cores_needed(context.runs, paced)
+    profiler = context.profiler
+    share = min(profiler.step_ns / context.result.step_ns, 1.0) if profiler is not None else 1.0
+    return share * needed.least_ns, share * needed.contended_ns
 
 
 def range_around(measured: float, mid: float, shares: tuple[float, float], sure: Uncertainty) -> tuple[float, float]:

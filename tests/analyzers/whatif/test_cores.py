@@ -68,6 +68,24 @@ def rest_ms(context: Context) -> float:
     )
 
 
+def test_a_rank_that_slept_wants_a_core_once_it_does_not(samples: Path) -> None:
+    """Rank 1 of three sleeps in its forward. At its peers' pace all three compute at once, on one core."""
+    context = context_of(samples / "slow_rank")
+    asked = {"rank.1": "peers"}
+    free = predict(context, asked)
+    for cpu_ms, cores in ((30.0, 1), (30.0, 8)):
+        used = round(10 * cpu_ms * MS)
+        cpu = CpuMetadata(cores="0", steps=10, wall_ns=10 * 130 * MS, process_ns=used, thread_ns=used, waited_ns=0)
+        runs = {
+            rank: replace(run, host="a", local_world_size=3, cpu_count=cores, cpu_threads=1, cpu=cpu)
+            for rank, run in context.runs.items()
+        }
+        found = predict(replace(context, runs=runs), asked)
+        share = min(found.measured_ns / context.result.step_ns, 1.0)
+        assert found.mid_ns >= 3 * cpu_ms * MS * share / cores - 1
+        assert found.mid_ns == pytest.approx(max(free.mid_ns, 3 * cpu_ms * MS * share / cores), rel=0.05)
+
+
 class TestWorkers:
     def test_loading_that_waits_needs_no_core(self, loading: Context) -> None:
         found = workers(computing(loading, cores=2, load_ms=0.1, train_ms=2.0))
