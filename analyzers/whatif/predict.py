@@ -243,7 +243,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     schedules = editable_schedules(context.result, context.recorded, with_hosts=context.with_hosts)
     unheld: frozenset[int] = frozenset()
     if leaning <= 0:
-        unheld = schedules.free_hidden_loading()
+        unheld = schedules.free_hidden_loading(context.result.step_ns)
     else:
         schedules.hold_by_hidden_loading(context.result.step_ns)
     loader.keep_workers_pace(schedules, context)

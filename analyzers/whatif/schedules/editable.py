@@ -24,6 +24,9 @@ from perfscope.trace.trace import NEVER, NONE, Int64
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.schedules import RecordedSchedules
 
+_LATE_BATCH: Final = 0.5
+"""Share of a step for which a device waits for a batch that comes late by itself."""
+
 _EARLY_SHARE: Final = 0.1
 """Share of the bytes that a group moves up to which those before the backward are others: statistics, losses."""
 
@@ -256,12 +259,19 @@ class EditableSchedules:
                     self.lifted |= not doubtful and op.hold_ns != NEVER
                     op.hold(NEVER, 0.0)
 
-    def free_hidden_loading(self) -> frozenset[int]:
+    def free_hidden_loading(self, step_ns: float) -> frozenset[int]:
         """Workers do not set the pace where only hosts waited (``RecordedSchedules.hidden_loading``), nor where no
-        batch took longer than taking one may cost. The ranks of which either is so.
+        batch took longer than taking one may cost. The ranks of which either is so. A batch that was so late that the
+        device waited for it, too, for long beside a step (``step_ns``), comes as late whatever the training does: that
+        wait is own time.
         """
         hidden = self.recorded.hidden_loading
         self.loading_step_ns = {rank: ns for rank, ns in self.loading_step_ns.items() if rank not in hidden}
+        for rank in hidden:
+            late = np.count_nonzero(self.recorded.deliveries[rank].stall_ns >= _LATE_BATCH * step_ns)
+            holds = [op for op in self.ops[rank] if op.kind is _HOLD]
+            for op in sorted(holds, key=_lag_ns)[:late]:
+                op.hold(NEVER, 0.0)
         return hidden.union(rank for rank, found in self.recorded.deliveries.items() if found.slight)
 
     def hold_by_hidden_loading(self, step_ns: float) -> None:
@@ -292,6 +302,11 @@ class EditableSchedules:
         for rank_op in self.issued():
             rank_op.collective.floor_ns = NEVER
             rank_op.late_ns = 0.0 if never_late else rank_op.late_ns
+
+
+def _lag_ns(op: ScheduleOp) -> float:
+    """How much later a rank that is held goes on; less than 0 by what it waited."""
+    return op.lag_ns if op.host is None else op.host.lag_ns
 
 
 def _issued(ops: Iterable[ScheduleOp]) -> Iterator[RankOp]:

@@ -270,3 +270,39 @@ def test_short_waits_for_every_batch_are_for_a_worker_that_takes_the_whole_step(
         folder.mkdir()
         found, truth = _asked(drawn, folder, settings)
         assert found.mid_ns == pytest.approx(truth, rel=0.03)
+
+
+@pytest.mark.parametrize("compute", ["1x", "1.01x", "1.5x"])
+def test_a_batch_that_comes_late_by_itself_is_late_whatever_the_training_does(compute: str) -> None:
+    """A device works 20 ms per step, and its host, which is ahead of it, waits 3 ms for two batches of nine and 200 ms
+    for another, for which the device waits, too.
+    """
+    waits_ms = (0.1, 3, 200, 0.1, 0.1, 0.1, 3, 0.1, 0.1)
+
+    def steps(work_ns: int) -> tuple[TraceBuilder, int]:
+        builder, at, done = TraceBuilder(), 0, 60 * MS
+        first = 0
+        for step, wait_ms in enumerate(waits_ms):
+            begin = at
+            at += round(wait_ms * MS)
+            builder.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, at)
+            for _ in range(4):
+                builder.op("aten::mm", at, at + 200 * US)
+                starts = max(at + 160 * US, done)
+                done = starts + work_ns
+                builder.launched("mm", at + 150 * US, starts, done)
+                at += 250 * US
+            builder.step(step, begin, at)
+            first = first or done
+        return builder, (done - first) // (len(waits_ms) - 1)
+
+    builder, measured_ns = steps(5 * MS)
+    times = float(compute.removesuffix("x"))
+    _, truth_ns = steps(round(5 * MS / times))
+    result = align_job({0: analyze_rank(builder.build())})
+    recorded = record_schedules(result)
+    assert recorded.hidden_loading == {0}
+    found = predict(Context(result, recorded, {}, {}), {"compute": compute})
+    saved_ns = measured_ns - truth_ns
+    assert found.mid_ns == pytest.approx(found.measured_ns - saved_ns, rel=0.05)
+    assert found.low_ns <= found.measured_ns - saved_ns <= found.high_ns
