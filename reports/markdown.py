@@ -47,11 +47,15 @@ def of_summary(summary: Summary) -> str:
     for over_run in filter(None, (run_history.comparison(summary), run_history.goodput_reading(summary))):
         lines += ["", escaped(over_run)]
     if summary.findings:
-        rows = [
-            [str(card.number), card.finding.title, card.finding.severity, card.speedup.short]
-            for card in advice.cards(summary)[:_MOST_ROWS]
+        cards = advice.cards(summary)[:_MOST_ROWS]
+        rows = [[str(card.number), card.finding.title, card.finding.severity, card.speedup.short] for card in cards]
+        table = _table(["", "finding", "severity", "speedup"], rows)
+        costs = [
+            f"- Change {card.number} costs: {escaped(card.finding.action.costs)}"
+            for card in cards
+            if card.finding.action.costs
         ]
-        lines += ["", *_folded("What to change", _table(["", "finding", "severity", "speedup"], rows))]
+        lines += ["", *_folded("What to change", [*table, "", *costs] if costs else table)]
     parts = [[category.label, percent(taken[category.id])] for category in TimeCategory if taken[category.id] > 0]
     if parts:
         lines += ["", *_folded("Time breakdown, mean of all ranks", _table(["", "share"], parts))]

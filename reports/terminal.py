@@ -148,7 +148,7 @@ def _whole(share: float) -> str:
 
 
 def _findings(summary: Summary, paint: Paint) -> list[str]:
-    """The first findings, each with its speedup and what to type."""
+    """The first findings, each with its speedup, what to type, and what that costs."""
     cards, width = advice.cards(summary), paint.width
     lines: list[str] = []
     for card in cards[:FINDINGS_SHOWN]:
@@ -170,6 +170,8 @@ def _findings(summary: Summary, paint: Paint) -> list[str]:
                 else [f"       {paint.code(printable(line))}" for line in block.text.splitlines()]
             )
             lines += written
+        if action.costs:
+            lines += _wrapped(f"     Costs: {action.costs}", width, indent=5)
     if len(cards) > FINDINGS_SHOWN:
         lines += ["", f"{plural(len(cards) - FINDINGS_SHOWN, 'more finding')} in the report."]
     return lines

@@ -73,6 +73,19 @@ def test_a_sentence_of_advice_is_broken_at_the_width() -> None:
     assert " ".join(action.how.split()) in " ".join(verdict(changed, Paint(width=60)).split())
 
 
+def test_what_the_advice_costs_stands_below_it_wrapped_as_the_rest() -> None:
+    summary = straggler()
+    action = dataclasses.replace(
+        summary.findings[0].action, how="Use more workers:", costs="Each worker delivers all samples, so they repeat."
+    )
+    changed = dataclasses.replace(summary, findings=(dataclasses.replace(summary.findings[0], action=action),))
+    lines = verdict(changed, Paint(width=40)).splitlines()
+    at = lines.index("     Use more workers:")
+    assert lines[at + 1 : at + 3] == ["     Costs: Each worker delivers all", "     samples, so they repeat."]
+    free = dataclasses.replace(summary.findings[0], action=dataclasses.replace(action, costs=None))
+    assert "Costs" not in verdict(dataclasses.replace(summary, findings=(free,)))
+
+
 def test_a_value_that_is_not_known_is_not_called_now() -> None:
     summary = gpu()
     action = Action(setting="torch.compile(mode=…)", old=None, new='"reduce-overhead"', how="torch.compile(model)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,14 @@ def test_markdown_of_a_summary_has_the_verdict_and_what_to_do() -> None:
     assert text.startswith(f"### PerfScope: {markdown.escaped(starved().verdict.headline)}")
     assert "What to change" in text
     assert markdown.escaped(starved().findings[0].title) in text
+
+
+def test_markdown_of_a_summary_has_what_each_change_costs() -> None:
+    first, *others = straggler().findings
+    dear = dataclasses.replace(first, action=dataclasses.replace(first.action, costs="Twice the memory."))
+    free = [dataclasses.replace(each, action=dataclasses.replace(each.action, costs=None)) for each in others]
+    text = markdown.of_summary(dataclasses.replace(straggler(), findings=(dear, *free)))
+    assert [line for line in text.splitlines() if "costs:" in line] == ["- Change 1 costs: Twice the memory."]
 
 
 def _check(*rows: CheckRow) -> Check:
