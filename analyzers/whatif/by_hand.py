@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -185,10 +186,12 @@ def _replace(
     backward = BACKWARD_SHARE / context.result.partials[loop.rank].microbatches(loop.step)
     sizes = bucket_bytes(ends)
     transfers = context.transfers_among_ns(loop.reduced, sizes)
+    # What delayed one recorded all-reduce does not delay each of the new ones.
+    gap_ns = median(one.gap_ns for one in loop.reduced)
     for index, (size, at) in enumerate(zip(sizes, _ready(step_ops, loop.first, ends, backward), strict=True)):
         new = replace(model.collective, bytes=size)
         collective = collectives.setdefault((loop.step, new.group, index), new)
-        made.append(RankOp(loop.rank, collective, model.lane, model.gap_ns, alone * transfers[index]))
+        made.append(RankOp(loop.rank, collective, model.lane, gap_ns, alone * transfers[index]))
         added.append((min(at, begin), ScheduleOp.of(OpKind.ISSUE, made[-1], loop.step)))
     added += [(begin, ScheduleOp.of(OpKind.WAIT, own, loop.step)) for own in made]
     step_ops.replace(frozenset(loop.reduced), added)

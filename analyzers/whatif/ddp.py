@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,7 @@ from perfscope.analyzers.whatif.bucketing import (
     ready_at,
 )
 from perfscope.analyzers.whatif.change import (
+    FULL,
     MEMORY_GBPS,
     REDUCED_ONCE,
     BadSetting,
@@ -115,6 +117,8 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         )
     least = limits(context.runs, cap * MIB, limited_share(context.runs, recorded, known_sizes))
     ends = bucket_ends(float(sum(recorded)), *least, known_sizes)
+    if all(list(each) == bucket_bytes(ends) for each in sizes):
+        return FULL  # the recorded buckets show best what they take
     collectives: dict[tuple[int, int, int, int], Collective] = {}
     first = rounds[0]
     alone = alone_share(context, first.buckets[0].collective.group)
@@ -208,11 +212,13 @@ def _rebucket(
     moments = ready_at(np.array(ends), total, ready, backward).tolist()
     sizes = bucket_bytes(ends)
     transfers = context.transfers_among_ns(one.buckets, sizes)
+    # What delayed one recorded bucket does not delay each of the new ones.
+    gap_ns = median(bucket.gap_ns for bucket in one.buckets)
     buckets = []
     for index, (size, at) in enumerate(zip(sizes, moments, strict=True)):
         new = replace(model.collective, bytes=size)
         collective = collectives.setdefault((one.step, new.group, one.backward, index), new)
-        buckets.append(RankOp(one.rank, collective, model.lane, model.gap_ns, alone * transfers[index]))
+        buckets.append(RankOp(one.rank, collective, model.lane, gap_ns, alone * transfers[index]))
         added.append((at, ScheduleOp.of(OpKind.ISSUE, buckets[-1], one.step)))
     waits_at = float(step_ops.progress_ns[waits[-1]]) if waits else _unrecorded_wait(step_ops, one, ready)
     waits_at = max(waits_at, added[-1][0])

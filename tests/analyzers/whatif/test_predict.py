@@ -12,7 +12,9 @@ import pytest
 
 from perfscope.analyzers.whatif import predict as predicting
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context
-from perfscope.analyzers.whatif.predict import Predictor, predict
+from perfscope.analyzers.whatif.ddp import gradient_rounds
+from perfscope.analyzers.whatif.predict import Predictor, predict, setting_named
+from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.analyzers.whatif.whatif import context_of, sweep, whatif
 from tests.generator import (
     MIB,
@@ -70,6 +72,26 @@ def quicker(factor: float, model: ModelSpec = DEEP) -> ModelSpec:
 def bucketed(spec: JobSpec, size: int) -> JobSpec:
     """With ``bucket_cap_mb`` set to ``size``, which since torch 2.5 is the first bucket's limit as well."""
     return replace(spec, bucket_bytes=size * MIB, first_bucket_bytes=size * MIB)
+
+
+def test_what_delayed_one_bucket_does_not_delay_each_new_one(tmp_path: Path) -> None:
+    """The first bucket of each step began 17 ms after it could have; new ones begin as soon as the others did."""
+    simulate(bucketed(DDP, 10)).write(tmp_path)
+    context = context_of(tmp_path)
+    schedules = editable_schedules(context.result, context.recorded)
+    usual = {bucket.gap_ns for one in gradient_rounds(schedules) for bucket in one.buckets[1:]}
+    for one in gradient_rounds(schedules):
+        one.buckets[0].gap_ns = 17 * MS
+    setting = setting_named("ddp.bucket_cap_mb")
+    setting.apply(schedules, context, setting.name, "25")
+    found = {bucket.gap_ns for one in gradient_rounds(schedules) for bucket in one.buckets}
+    assert max(found) <= max(usual)
+
+
+def test_the_buckets_that_were_recorded_change_nothing(tmp_path: Path) -> None:
+    simulate(bucketed(DDP, 10)).write(tmp_path)
+    found = predict(context_of(tmp_path), {"ddp.bucket_cap_mb": "10"})
+    assert found.mid_ns == pytest.approx(found.measured_ns, rel=1e-4)
 
 
 @dataclass(frozen=True)
