@@ -31,9 +31,11 @@ from perfscope.analyzers.whatif.ranges import (
     freed_ns,
     least_computed_ns,
     least_of_devices_ns,
+    least_run_ns,
     range_around,
     transfers_ns,
     unsure_shares,
+    work_of_ranks,
 )
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules, waits_for_absent
 from perfscope.analyzers.whatif.speed import WORK_OF_RANKS
@@ -194,7 +196,9 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     high = max(high, changed.longest_pace_ns * context.correction, contended)
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
-    low = max(low, min(max(changed.busy_ns * context.correction, needed) * (1 - fall), mid), 0.0)
+    unsure = fall if context.on_devices else error  # on CPUs it allows for how unlike the recorded steps are
+    least_ns = max(changed.busy_ns * context.correction * (1 - unsure), needed * (1 - fall))
+    low = max(low, min(least_ns, mid), 0.0)
     if profiled is not None and context.long_step_share is not None:
         times, measured = _as_often(context.long_step_share, changed.steps_ns, mid), _whole(context.long_step_share)
         low, mid, high = times * low, times * mid, times * high
@@ -266,7 +270,9 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         schedules.free_of_few_absent()
     even = WORK_OF_RANKS in settings
     question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, even=even)
-    sent, computed = transfers_ns(context, schedules), {} if context.on_devices else computed_ns(schedules)
+    sent, computed, work = transfers_ns(context, schedules), {}, {}
+    if not context.on_devices:
+        computed, work = computed_ns(schedules), work_of_ranks(schedules)
     applied = [
         setting.apply(schedules, question, name, value) for setting, name, value in asked if setting.order <= _SENDING
     ]
@@ -290,6 +296,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         least = least_of_devices_ns(schedules, context, sure)
     else:
         least = least_computed_ns(computed, computed_ns(schedules), context, freed)
+        least = max(least, least_run_ns(work, work_of_ranks(schedules), context))
     return ChangedStep(
         predicted,
         least,

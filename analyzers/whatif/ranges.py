@@ -9,7 +9,8 @@ the waits may go with it; half of that is predicted.
 Example: the training thread of a rank waits 10 ms of each step for a core, and the other threads of its process compute
 for 12 ms. Without three quarters of the transfers the step is 0 to 7.5 ms shorter than the replay has it.
 
-What ranks compute, whatever else changes, a step takes at least, however uncertain a prediction is. Example: without
+What ranks compute, whatever else changes, a step takes at least, however uncertain a prediction is, and what their
+training threads ran, as far as no change can have taken that. Example: without
 its pauses a step of 46 ms is predicted to take 12, and by its range nothing, since it is not known what the profiler
 slowed down. Its ranks compute for 6 ms of it, so it takes 6 or more.
 """
@@ -17,6 +18,7 @@ slowed down. Its ranks compute for 6 ms of it, so it takes 6 or more.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -49,6 +51,9 @@ _SAME_WORK: Final = ("rank.", "ranks.")
 
 _ALONE: Final = 0.10
 """Share by which kernels may take longer beside communication than alone."""
+
+_RUN_UNLIKE: Final = 0.10
+"""Share by which a step may take less CPU time than the recorded ones on their mean, of which it is known together."""
 
 
 @dataclass(frozen=True)
@@ -198,15 +203,68 @@ def computed_ns(schedules: EditableSchedules) -> dict[int, float]:
 def least_computed_ns(
     before: Mapping[int, float], after: Mapping[int, float], context: Context, freed_ns: float
 ) -> float:
-    """The most that a rank computes per step whose computing (``computed_ns``) a change leaves as it was; 0 where it
-    changes all ranks'. Where the change frees cores (``freed_ns``), it need not wait for one meanwhile.
+    """The most that a rank computes per step whose computing (``computed_ns``) a change leaves as it was, or adds to; 0
+    where it takes something from all ranks'. Where the change frees cores (``freed_ns``), it need not wait for one
+    meanwhile. It is as sure as steps are alike in what they compute, however unlike their waits are.
     """
     same = (
-        ns * (_running(context.runs.get(rank)) if freed_ns else 1.0)
+        before[rank] * (_running(context.runs.get(rank)) if freed_ns else 1.0) * (1 - _unlike(context, rank))
         for rank, ns in after.items()
-        if math.isclose(ns, before[rank], rel_tol=1e-6)
+        if ns > before[rank] or math.isclose(ns, before[rank], rel_tol=1e-6)
     )
     return max(same, default=0.0) / max(len(context.result.steps), 1)
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What a rank does in all recorded steps: its own time, ns, and how many collectives it issues."""
+
+    own_ns: float
+    issued: int
+
+
+def work_of_ranks(schedules: EditableSchedules) -> dict[int, RankWork]:
+    """That of each rank."""
+    issued = Counter(rank_op.rank for rank_op in schedules.issued())
+    return {
+        rank: RankWork(sum(float(op.own_ns.sum()) for op in ops), issued[rank]) for rank, ops in schedules.ops.items()
+    }
+
+
+def least_run_ns(before: Mapping[int, RankWork], after: Mapping[int, RankWork], context: Context) -> float:
+    """The most CPU time that the training thread of a rank takes in a step whatever is changed, in the replay's time; 0
+    where that is not known. What the profiler's events take of it is left out, at the most that they can; where work is
+    taken to have been slower in the recorded steps, so is this. What a change takes from a rank's own time may all have
+    been CPU time, and nobody knows what the collectives took that it leaves out.
+
+    Example: the training thread runs for 9 ms of each step, of which 200 events cost 5 µs each at most. Whatever
+    becomes of the pauses of other ranks, the step takes 8 ms, less a tenth.
+    """
+    steps, profiler = len(context.result.steps), context.profiler
+    most = 0.0
+    for rank, work in before.items():
+        run = context.runs.get(rank)
+        cpu = run.cpu if run is not None else None
+        # CPU time is of all captured steps: some may have been left out, which evaluate.
+        if run is None or cpu is None or cpu.steps != steps or (run.cpu_threads or 1) > 1:
+            continue
+        if after[rank].issued < work.issued:
+            continue
+        run_ns = cpu.thread_ns / steps
+        if profiler is not None:
+            run_ns = (run_ns - profiler.most_of_step(context.result, rank)) / (1 + profiler.work_slower)
+        run_ns *= 1 - _RUN_UNLIKE
+        most = max(most, run_ns - max(work.own_ns - after[rank].own_ns, 0.0) / steps)
+    return most / max(context.correction, 1.0)
+
+
+def _unlike(context: Context, rank: int) -> float:
+    """How far what a rank computes in a step may be below the mean of the recorded steps, a share of that."""
+    computed = context.result.totals[rank][:, TimeCategory.COMPUTE]
+    if not computed.any():
+        return 0.0
+    varies = standard_error(computed, loader.unseen_variation(context))
+    return min(_SUREST + 2 * varies + of_odd_step(computed), 1.0)
 
 
 def _running(run: RunMetadata | None) -> float:

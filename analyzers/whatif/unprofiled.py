@@ -6,6 +6,10 @@ they were, and only its idle time that the host causes gets shorter: where the h
 what the device then waits less for launches. Example: a step of 12 ms on a CPU with 2000
 operators, and 10 ms without the profiler: each operator cost 1 µs, and 500 of them between two collectives 0.5 ms.
 
+An event costs no more than the quickest events take, one after the other. Else all that operators take could go into
+their cost, where something else made the recorded steps longer: of 50 ms of 8000 operators nothing is left at 20 µs
+each, and 16 ms at 4 µs, which is what the quickest ones took.
+
 On CPUs the profiler also slows down what it does not record: threads that send and sum have to wait for the cores that
 it keeps busy. Nothing shows how much. So there a prediction lies between two ends, that it only made the hosts' events
 longer, and that it slowed down everything alike but what training threads sleep. Where events cannot have cost that
@@ -31,7 +35,7 @@ from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, HostPart
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Float64
+from perfscope.trace.trace import Float64, Int64
 
 _ON_HOST: Final = np.array([TimeCategory.COMPUTE, TimeCategory.LAUNCH, TimeCategory.HOST, TimeCategory.UNKNOWN])
 """Own time that the profiler makes longer on a rank that computes on the CPU."""
@@ -55,6 +59,12 @@ _MOST_REPLAYS: Final = 5
 _MOST_EACH_NS: Final = 20_000.0
 """No event costs more, with shapes, stacks and memory recorded. What is left of a difference has another cause."""
 
+_RUN: Final = 16
+"""Events in a row, of which the quickest tell what one costs at most: a single one may begin inside the one before."""
+
+_QUICK: Final = 0.25
+"""Share of those rows that count as the quickest: they hold next to no work, and a few hold events that cost less."""
+
 
 @dataclass(frozen=True, eq=False)
 class ProfilerCost:
@@ -62,7 +72,7 @@ class ProfilerCost:
     step without the profiler. ``replayed``: the recorded schedules without that cost, replayed. ``whole``: is there
     nothing else that the profiler may have slowed down? Else what is left of the difference is of all work alike, which
     takes 1 + ``slower`` times as long. Only what is ``asleep`` takes no longer. ``work_slower``: the same of the work
-    of training threads alone, while transfers took no longer.
+    of training threads alone, while transfers took no longer. ``most_event_ns``: the most that an event can have cost.
     """
 
     event_ns: float
@@ -73,6 +83,7 @@ class ProfilerCost:
     asleep: Mapping[int, AsleepShares] = field(default_factory=dict)
     slower: float = 0.0
     work_slower: float = 0.0
+    most_event_ns: float = _MOST_EACH_NS
 
     def remove_from(self, schedules: EditableSchedules, result: AlignedJob) -> None:
         """Shorten the own time of every rank by what the events in it cost. What is asleep becomes longer by what all
@@ -88,6 +99,10 @@ class ProfilerCost:
     def of_step(self, result: AlignedJob, rank: int) -> float:
         """What the profiler adds to the host's work in a step of one rank, ns."""
         return self.event_ns * _events_per_step(result, rank)
+
+    def most_of_step(self, result: AlignedJob, rank: int) -> float:
+        """The most that it can have added, ns."""
+        return self.most_event_ns * _events_per_step(result, rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +144,8 @@ def profiler_costs(
     schedules = editable_schedules(result, recorded, with_hosts=with_hosts)
     find = _events_of_host if schedules.hosts else _events_before
     events = {rank: find(result, schedules, rank) for rank in schedules.ops}
+    on_devices = any(partial.has_device_work for partial in result.partials.values())
+    most_ns = _MOST_EACH_NS if on_devices else min(_quickest_ns(result, rank) for rank in schedules.ops)
     found: dict[_Slowed, ProfilerCost] = {}
 
     def cost_of(slowed: _Slowed) -> ProfilerCost:
@@ -141,7 +158,7 @@ def profiler_costs(
             _quicken(changed, asleep, slowed.work)
             found[slowed] = ProfilerCost(
                 slowed.event_ns, step_ns, replay(changed.compiled()), events, whole=False, asleep=asleep,
-                slower=slowed.alike, work_slower=slowed.work,
+                slower=slowed.alike, work_slower=slowed.work, most_event_ns=most_ns,
             )  # fmt: skip
         return found[slowed]
 
@@ -158,9 +175,9 @@ def profiler_costs(
         return cost_of(slowed) if abs(step_of(slowed) / step_ns - 1) <= _UNEXPLAINED else None
 
     per_step = max(_events_per_step(result, rank) for rank in schedules.ops)
-    event_ns = _solve(lambda ns: step_of(_Slowed(ns)), step_ns, per_step)
+    event_ns = _solve(lambda ns: step_of(_Slowed(ns)), step_ns, per_step, most_ns)
     whole = replace(cost_of(_Slowed(event_ns)), whole=True)
-    if event_ns <= 0 or any(partial.has_device_work for partial in result.partials.values()):
+    if event_ns <= 0 or on_devices:
         return (whole,)
     likely_ns = min((step_of(_Slowed()) - step_ns) / per_step, event_ns)
     likely = (of_work(likely_ns) if of_network else None) or alike(likely_ns)
@@ -217,15 +234,17 @@ def _work_slower(step_at: Callable[[float], float], target_ns: float) -> float:
     return 1 / best[0] - 1
 
 
-def _solve(step_at: Callable[[float], float], target_ns: float, per_step: float) -> float:
-    """The argument at which ``step_at``, which falls, is ``target_ns``: by steps along its slope."""
+def _solve(
+    step_at: Callable[[float], float], target_ns: float, per_step: float, most_ns: float = _MOST_EACH_NS
+) -> float:
+    """The argument up to ``most_ns`` at which ``step_at``, which falls, is ``target_ns``: by steps along its slope."""
     best, before = (0.0, step_at(0.0)), (0.0, 0.0)
     slope = per_step
     for _ in range(_MOST_REPLAYS):
         excess = best[1] - target_ns
         if excess <= _CLOSE * target_ns or slope <= 0:
             break
-        before, cost = best, min(best[0] + excess / slope, _MOST_EACH_NS)
+        before, cost = best, min(best[0] + excess / slope, most_ns)
         if cost <= best[0]:
             break
         step = step_at(cost)
@@ -237,10 +256,36 @@ def _solve(step_at: Callable[[float], float], target_ns: float, per_step: float)
 
 
 def _events_per_step(result: AlignedJob, rank: int) -> float:
-    partial = result.partials[rank]
-    steps, chosen = partial.steps, partial.steps.indices_of(result.steps)
-    start, end = int(steps.host_start_ns[chosen[0]]), int(steps.host_end_ns[chosen[-1]])
-    return partial.host_events.within(start, end) / len(chosen)
+    return result.partials[rank].host_events.within(*_used_ns(result, rank)) / len(result.steps)
+
+
+def _quickest_ns(result: AlignedJob, rank: int) -> float:
+    """What an event of a rank costs at most: no more than the quickest rows of events take for each, what they compute
+    included. ``_MOST_EACH_NS`` where these are not quicker, and of few events.
+    """
+    host_events = result.partials[rank].host_events
+    first, end = np.searchsorted(host_events.at_ns, _used_ns(result, rank))
+    return quickest_ns(host_events.at_ns[first:end], host_events.each)
+
+
+def quickest_ns(at_ns: Int64, each: float) -> float:
+    """The same of events at these moments, ``each`` at every one.
+
+    Example: 200 operators follow one another every 3 µs, and 100 others take a millisecond each. An operator costs 3 µs
+    at most, however much longer the profiled step is.
+    """
+    row = max(round(_RUN / each), 1) if each > 0 else _RUN
+    if len(at_ns) <= 2 * row:
+        return _MOST_EACH_NS
+    took = (at_ns[row:] - at_ns[:-row]) / (row * each)
+    return min(float(np.quantile(took, _QUICK)), _MOST_EACH_NS)
+
+
+def _used_ns(result: AlignedJob, rank: int) -> tuple[int, int]:
+    """From the begin of the first used step to the end of the last, on the rank's own clock."""
+    steps = result.partials[rank].steps
+    chosen = steps.indices_of(result.steps)
+    return int(steps.host_start_ns[chosen[0]]), int(steps.host_end_ns[chosen[-1]])
 
 
 def _events_before(result: AlignedJob, schedules: EditableSchedules, rank: int) -> RankEvents:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
+from perfscope.analyzers.whatif.ranges import RankWork, least_computed_ns, least_run_ns
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
-from tests.generator import MS, US, JobSpec, ReduceEachMicrobatch, cpu_job, simulate
+from tests.generator import MS, US, JobSpec, Pause, ReduceEachMicrobatch, cpu_job, simulate
 
 CPUS = cpu_job(ranks=2, steps=6, microbatches=4, causes=(ReduceEachMicrobatch(),))
 DEVICES = JobSpec(ranks=2, steps=6, end_sync=True, microbatches=4, causes=(ReduceEachMicrobatch(),))
@@ -59,3 +60,55 @@ def test_half_of_the_waits_for_cores_is_predicted_to_go(
 def test_devices_sum_what_they_send_themselves(tmp_path: Path) -> None:
     found, without = answers(DEVICES, tmp_path, run_of(0, 800 * US, 900 * US), run_of(1, 800 * US, 900 * US))
     assert found.mid_ns == without.mid_ns
+
+
+def test_a_step_is_no_shorter_than_what_its_training_threads_run(tmp_path: Path) -> None:
+    """Rank 1 sleeps for most of the step. At its peers' pace the step takes at least what rank 0 runs, less a tenth."""
+    spec = cpu_job(ranks=2, steps=6, causes=(Pause(ranks=(1,), pause_ns=100 * MS),))
+    simulate(spec).write(tmp_path)
+    context = context_of(tmp_path)
+    runs_for = round(0.97 * simulate(replace(spec, causes=())).truth.step_time_ns)
+
+    def found(thread_ns: int, steps: int = 6, threads: int = 1) -> WhatIfAnswer:
+        run = run_of(0, 0, 0, threads)
+        assert run.cpu is not None
+        cpu = replace(run.cpu, steps=steps, thread_ns=thread_ns * steps)
+        return predict(replace(context, runs={0: replace(run, cpu=cpu)}), {"rank.1": "peers"})
+
+    unknown = predict(replace(context, runs={}), {"rank.1": "peers"})
+    assert found(runs_for).low_ns >= 0.9 * runs_for
+    assert found(runs_for // 4).low_ns == unknown.low_ns
+    assert found(20 * runs_for, steps=8).low_ns == unknown.low_ns, "some of the captured steps were left out"
+    assert found(20 * runs_for, threads=2).low_ns == unknown.low_ns, "threads of operators wait for one another"
+
+
+def test_what_is_run_counts_as_far_as_no_change_can_have_taken_it(tmp_path: Path) -> None:
+    """9 ms of CPU time in each of 6 steps. A change takes 2 ms from the rank's own time; or a collective, of which
+    nobody knows what CPU time it took.
+    """
+    simulate(cpu_job(ranks=2, steps=6)).write(tmp_path)
+    context = context_of(tmp_path)
+    run = run_of(0, 0, 0)
+    assert run.cpu is not None
+    run = replace(run, cpu=replace(run.cpu, steps=6, thread_ns=9 * MS * 6))
+    context = replace(context, runs={0: run})
+    before = {rank: RankWork(40 * MS * 6, 12) for rank in (0, 1)}
+    correction = max(context.correction, 1.0)
+    for after, least_ms in (
+        (RankWork(40 * MS * 6, 12), 8.1),
+        (RankWork(38 * MS * 6, 12), 6.1),
+        (RankWork(40 * MS * 6, 11), 0),
+    ):
+        found = least_run_ns(before, dict.fromkeys((0, 1), after), context)
+        assert found * correction == pytest.approx(least_ms * MS)
+
+
+def test_what_is_added_to_computing_takes_none_of_it_away(tmp_path: Path) -> None:
+    """Ranks compute 30 ms in 6 steps. One flat all-reduce of all gradients adds to that."""
+    simulate(cpu_job(ranks=2, steps=6)).write(tmp_path)
+    context = replace(context_of(tmp_path), runs={})
+    before = {0: 30.0 * MS, 1: 30.0 * MS}
+    same = least_computed_ns(before, before, context, 0.0)
+    assert 0.8 * 5 * MS < same < 5 * MS
+    assert least_computed_ns(before, {0: 36.0 * MS, 1: 36.0 * MS}, context, 0.0) == same
+    assert least_computed_ns(before, {0: 24.0 * MS, 1: 24.0 * MS}, context, 0.0) == 0

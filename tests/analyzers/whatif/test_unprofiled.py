@@ -13,7 +13,7 @@ from perfscope.analyzers.job.asleep import asleep_shares
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.whatif.change import Context
 from perfscope.analyzers.whatif.predict import predict
-from perfscope.analyzers.whatif.unprofiled import _slower, _solve, _work_slower
+from perfscope.analyzers.whatif.unprofiled import _slower, _solve, _work_slower, quickest_ns
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
 from perfscope.results.categories import TimeCategory
@@ -152,6 +152,18 @@ def test_the_cost_of_an_event_is_the_profilers(tmp_path: Path) -> None:
 )
 def test_the_cost_is_found_along_its_slope(step_at: Callable[[float], float], target: float, cost: float) -> None:
     assert _solve(step_at, target, 10.0) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize("each", [1.0, 8.0])
+def test_no_event_costs_more_than_the_quickest_take(each: float) -> None:
+    """200 moments, one every 3 µs for each event at it, and 100 that take a millisecond."""
+    took = np.concatenate((np.full(200, 3 * US * each), np.full(100, 1 * MS)))
+    assert quickest_ns(np.cumsum(took).astype(np.int64), each) == pytest.approx(3 * US)
+
+
+def test_the_most_that_an_event_costs_is_not_known_of_few_events_and_of_slow_ones() -> None:
+    assert quickest_ns(np.arange(10) * 3 * US, 1.0) == 20 * US
+    assert quickest_ns(np.arange(1000) * MS, 1.0) == 20 * US
 
 
 LOAD_NS = 12 * MS
