@@ -200,13 +200,10 @@ def unprofiled(findings: tuple[Finding, ...], job: RuleContext) -> tuple[Finding
 
 
 def _unprofiled(finding: Finding, job: RuleContext) -> Finding:
-    predicted, without = finding.predicted_step_us, None
-    if predicted is None:
+    if finding.predicted_step_us is None:
         return finding
-    if finding.whatif and job.predict_unprofiled is not None:
-        without = job.predict_unprofiled(finding.whatif)
-    whatif = {} if without is None else finding.whatif
-    without = without or predicted.times(job.info.step_us / job.step_time_us)
+    without, replayed = job.without_profiler(finding.predicted_step_us, finding.whatif)
+    whatif = finding.whatif if replayed else {}
     ceiling = None if finding.ceiling is None else max(finding.ceiling, job.info.step_us / without.mid - 1)
     shown = replace(finding, predicted_step_us=without, ceiling=ceiling, whatif=whatif)
     return replace(shown, confidence=_confidence(shown, job, job.info.step_us))

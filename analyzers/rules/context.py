@@ -92,6 +92,17 @@ class RuleContext:
     changes the recorded step as an unprofiled one, waits included.
     """
 
+    def without_profiler(self, predicted: Prediction, settings: Mapping[str, str]) -> tuple[Prediction, bool]:
+        """(what ``predicted``, of the recorded step with these settings, is without the profiler, was that replayed).
+        The recorded one itself where no other step was timed.
+        """
+        if self.info.unprofiled_step_us is None:
+            return predicted, True
+        replayed = self.predict_unprofiled(settings) if settings and self.predict_unprofiled is not None else None
+        if replayed is not None:
+            return replayed, True
+        return predicted.times(self.info.step_us / self.step_time_us), False
+
     @property
     def info(self) -> JobInfo:
         """What was run and how long its steps took."""

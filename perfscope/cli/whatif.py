@@ -68,7 +68,7 @@ def command(
     """
     from perfscope.analyzers.whatif.whatif import context_of
 
-    asked = dict(_split(text) for text in (*changes, *settings))
+    asked = _asked(changes + settings, sweep)
     if not asked and sweep is None:
         raise UnusableInput("nothing to change: add NAME=VALUE or --sweep NAME=A..B; --list shows all settings")
     context = context_of(traces, capture=capture)
@@ -76,6 +76,24 @@ def command(
         _sweep(context, asked, sweep, as_json)
     else:
         _table(context, asked, as_json)
+
+
+def _asked(changes: tuple[str, ...], sweep: str | None) -> dict[str, str]:
+    """Name -> value. Raises UnusableInput for a setting with two values: a step has one of each."""
+    values: dict[str, list[str]] = {}
+    for name, value in map(_split, changes):
+        if value not in values.setdefault(name, []):
+            values[name].append(value)
+    swept = _split(sweep)[0] if sweep is not None else ""
+    for name, given in values.items():
+        if name == swept:
+            raise UnusableInput(f"{name} is both set and swept: leave out --set {name}={given[0]}")
+        if len(given) > 1:
+            raise UnusableInput(
+                f"{name} is set to {' and '.join(given)}, but settings are changed together: to compare its values, "
+                f"write --sweep {name}={','.join(given)}"
+            )
+    return {name: given[0] for name, given in values.items()}
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -50,6 +50,17 @@ def test_several_settings_are_shown_alone_and_together(traces: Path) -> None:
     assert whatif(traces, "rank.1=peers", "network.bandwidth=2x") == (0, output)
 
 
+def test_a_setting_that_is_given_twice_with_one_value_counts_once(traces: Path) -> None:
+    assert whatif(traces, "rank.1=peers", "--set", "rank.1=peers") == whatif(traces, "rank.1=peers")
+
+
+def test_a_sweep_takes_words(traces: Path) -> None:
+    """As the message says to somebody who gives a setting two values."""
+    code, output = whatif(traces, "--sweep", "compute=2x,3x")
+    assert code == 0
+    assert [line.split()[0] for line in output.splitlines()[2:4]] == ["compute=2x", "compute=3x"]
+
+
 def test_a_sweep_marks_the_best(traces: Path) -> None:
     code, output = whatif(traces, "--sweep", "network.bandwidth=1..4")
     assert code == 0
@@ -72,6 +83,9 @@ def test_a_sweep_marks_the_best(traces: Path) -> None:
         (("--set", "fsdp.prefetch=1"), "no gathers of parameters"),
         (("--sweep", "network.bandwidth=4..1"), "the smaller number of the range first"),
         (("--sweep", "network.bandwidth=a..b"), "range of numbers"),
+        (("compute=2x", "--set", "compute=3x"), "compute is set to 2x and 3x"),
+        (("compute=2x", "--set", "compute=3x"), "write --sweep compute=2x,3x"),
+        (("compute=2x", "--sweep", "compute=1..4"), "compute is both set and swept: leave out --set compute=2x"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(traces: Path, arguments: tuple[str, ...], why: str) -> None:

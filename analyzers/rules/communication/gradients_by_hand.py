@@ -51,6 +51,8 @@ class _Way:
     """Value of ``gradients.reduce``."""
     saved_us: float
     predicted: Prediction | None = None
+    shown: Prediction | None = None
+    """The same without the profiler, where that is known: what is said of the first way, so of the other too."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -92,12 +94,15 @@ def evaluate(job: RuleContext) -> Finding | None:
 
 def _replayed(job: RuleContext) -> list[_Way]:
     """Both changes, the one to make first; empty where they cannot be replayed."""
-    ways = []
+    ways, steps_us = [], []
     for name in ("ddp", "flat"):
-        step = job.predict({"gradients.reduce": name}) if job.predict is not None else None
+        change = {"gradients.reduce": name}
+        step = job.predict(change) if job.predict is not None else None
         if step is not None:
-            ways.append(_Way(name, job.step_time_us - step.mid, step))
-    if len(ways) == 2 and ways[0].saved_us < ways[1].saved_us + CLOSE * job.step_time_us:
+            shown, _ = job.without_profiler(step, change)
+            ways.append(_Way(name, job.step_time_us - step.mid, step, shown))
+            steps_us.append(shown.mid)
+    if len(ways) == 2 and steps_us[0] > steps_us[1] - CLOSE * job.info.step_us:
         ways.reverse()
     return ways
 
@@ -115,8 +120,7 @@ def _how(job: RuleContext, ways: list[_Way]) -> str:
     first, *others = ways
     lines = [texts[first.name]]
     for other in others:
-        step = other.predicted
-        takes = f" (predicted: {duration(step.mid)} per step)" if step is not None else ""
+        takes = f" (predicted: {duration(other.shown.mid)} per step)" if other.shown is not None else ""
         keeps = (
             "Or keep the loop's place and reduce once" if other.name == "flat" else "Or let DDP overlap the backward"
         )

@@ -53,6 +53,11 @@ class Analyzed:
 def analyze(spec: JobSpec, folder: Path) -> Analyzed:
     """Generate a job, write its traces, analyze them as a user would."""
     simulate(spec).write(folder)
+    return read(folder)
+
+
+def read(folder: Path) -> Analyzed:
+    """The same of traces that are there."""
     asked: list[RuleContext] = []
 
     def listening(case: RuleContext) -> Summary:
