@@ -32,7 +32,7 @@ from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import Float64, Int64
 
 _SUREST: Final = 0.01
 """Share of the step time that a prediction may be off however little is changed: other things vary as much."""
@@ -196,8 +196,14 @@ def _taken_by_transfers_ns(run: RunMetadata) -> float:
 
 
 def computed_ns(schedules: EditableSchedules) -> dict[int, float]:
-    """Rank -> what it computes in all recorded steps, ns."""
-    return {rank: sum(float(op.own_ns[TimeCategory.COMPUTE]) for op in ops) for rank, ops in schedules.ops.items()}
+    """Rank -> what it computes in all used steps, ns."""
+    return {rank: float(own_ns[:, TimeCategory.COMPUTE].sum()) for rank, own_ns in _own_ns(schedules).items()}
+
+
+def _own_ns(schedules: EditableSchedules) -> dict[int, Float64]:
+    """Rank -> own time before each of its ops in used steps, by category."""
+    used, none = frozenset(schedules.recorded.steps[schedules.recorded.used].tolist()), np.zeros((0, len(TimeCategory)))
+    return {rank: np.array([op.own_ns for op in ops if op.step in used] or none) for rank, ops in schedules.ops.items()}
 
 
 def least_computed_ns(
@@ -217,7 +223,7 @@ def least_computed_ns(
 
 @dataclass(frozen=True)
 class RankWork:
-    """What a rank does in all recorded steps: its own time, ns, and how many collectives it issues."""
+    """What a rank does: its own time in all used steps, ns, and how many collectives it issues in all recorded ones."""
 
     own_ns: float
     issued: int
@@ -226,9 +232,7 @@ class RankWork:
 def work_of_ranks(schedules: EditableSchedules) -> dict[int, RankWork]:
     """That of each rank."""
     issued = Counter(rank_op.rank for rank_op in schedules.issued())
-    return {
-        rank: RankWork(sum(float(op.own_ns.sum()) for op in ops), issued[rank]) for rank, ops in schedules.ops.items()
-    }
+    return {rank: RankWork(float(own_ns.sum()), issued[rank]) for rank, own_ns in _own_ns(schedules).items()}
 
 
 def least_run_ns(before: Mapping[int, RankWork], after: Mapping[int, RankWork], context: Context) -> float:
