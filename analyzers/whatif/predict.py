@@ -197,8 +197,8 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     freed = min(changed.freed_ns * context.correction, mid)
     low, mid = low - freed, mid - freed / 2
     unsure = fall if context.on_devices else error  # on CPUs it allows for how unlike the recorded steps are
-    least_ns = max(changed.busy_ns * context.correction * (1 - unsure), needed * (1 - fall))
-    low = max(low, min(least_ns, mid), 0.0)
+    busy_ns = max(changed.busy_ns * context.correction * (1 - unsure), needed * (1 - fall))
+    low = max(low, min(busy_ns, mid), 0.0)
     if profiled is not None and context.long_step_share is not None:
         times, measured = _as_often(context.long_step_share, changed.steps_ns, mid), _whole(context.long_step_share)
         low, mid, high = times * low, times * mid, times * high
