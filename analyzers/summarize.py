@@ -13,6 +13,7 @@ import numpy as np
 from perfscope._version import __version__
 from perfscope.analyzers import rules
 from perfscope.analyzers.job.aligned import AlignedJob, breakdown_us_per_step, time_breakdowns
+from perfscope.analyzers.job.asleep import slept_between_ns
 from perfscope.analyzers.job.blocks import us
 from perfscope.analyzers.job.collectives.cost_model import cost_rows
 from perfscope.analyzers.job.collectives.of_loop import calls_per_step
@@ -142,6 +143,7 @@ def summarize(
             runs=runs,
             per_step=rank_steps(result),
             core_us={rank: us(ns) for rank, ns in replay.core_ns.items()},
+            slept_us={rank: ns / 1e3 for rank, ns in slept_between_ns(result, runs).items()},
             slow_operators=slow_operators(result, stragglers),
             syncs=sync_rows(result),
             collectives_on_host=any(partial.collectives.on_host for partial in result.partials.values()),

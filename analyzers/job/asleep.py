@@ -11,7 +11,7 @@ the other 11 between operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Final
 
@@ -33,12 +33,21 @@ def asleep_shares(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> dict[i
     """Rank -> its shares. Left out are ranks that slept nothing or did not record it, those with a device, which sleep
     while it works, and those whose operators have several threads, which wait for one another.
     """
-    shares = {}
-    for rank, partial in result.partials.items():
-        run = runs.get(rank)
-        if run is not None and not partial.has_device_work and (run.cpu_threads or 1) == 1:
-            shares[rank] = _shares(result, rank, run)
+    shares = {rank: _shares(result, rank, run) for rank, run in _telling(result, runs)}
     return {rank: found for rank, found in shares.items() if found}
+
+
+def slept_between_ns(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> dict[int, float]:
+    """Rank -> for how long its training thread slept per used step outside communication and loading, at least: steps
+    that are not used may have been slept from begin to end. Left out are the ranks that ``asleep_shares`` leaves out.
+    """
+    slept = {}
+    for rank, run in _telling(result, runs):
+        _, left_ns = _asleep(result, rank, run)
+        totals = result.totals[rank]
+        unused_ns = max(run.cpu.wall_ns - float(totals.sum()), 0.0) / len(totals) if run.cpu is not None else 0.0
+        slept[rank] = min(left_ns - unused_ns, float(totals[:, TimeCategory.HOST].mean()))
+    return {rank: ns for rank, ns in slept.items() if ns > 0}
 
 
 def waits_for_network(runs: Mapping[int, RunMetadata], transfers_ns: Mapping[int, float]) -> bool:
@@ -54,14 +63,31 @@ def waits_for_network(runs: Mapping[int, RunMetadata], transfers_ns: Mapping[int
     return bool(shares) and median(shares) < _COMPUTED
 
 
+def _telling(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> Iterator[tuple[int, RunMetadata]]:
+    """The ranks whose CPU time tells what their training threads sleep."""
+    for rank, partial in result.partials.items():
+        run = runs.get(rank)
+        if run is not None and not partial.has_device_work and (run.cpu_threads or 1) == 1:
+            yield rank, run
+
+
 def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
+    shares, left_ns = _asleep(result, rank, run)
+    host = float(result.totals[rank][:, TimeCategory.HOST].mean())
+    if left_ns > 0 and host > 0:
+        shares[TimeCategory.HOST] = min(left_ns / host, 1.0)
+    return shares
+
+
+def _asleep(result: AlignedJob, rank: int, run: RunMetadata) -> tuple[AsleepShares, float]:
+    """The share of loading, and what is slept per step of captures elsewhere than in it and in communication."""
     cpu, loader = run.cpu, run.dataloaders[0] if run.dataloaders else None
     if cpu is None or cpu.waited_ns is None:
-        return {}
+        return {}, 0.0
     spent = result.totals[rank].mean(axis=0)
     left_ns = cpu.blocked_ns - float(spent[_COMMUNICATION].sum())
     shares: AsleepShares = {}
-    loading, host = float(spent[TimeCategory.DATALOADER]), float(spent[TimeCategory.HOST])
+    loading = float(spent[TimeCategory.DATALOADER])
     if loader is not None and loader.num_workers:
         left_ns -= loading  # workers compute meanwhile, or not
     elif loader is not None:
@@ -69,9 +95,7 @@ def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
         left_ns -= asleep_ns
         if loading > 0:
             shares[TimeCategory.DATALOADER] = max(asleep_ns, 0.0) / loading
-    if left_ns > 0 and host > 0:
-        shares[TimeCategory.HOST] = min(left_ns / host, 1.0)
-    return shares
+    return shares, left_ns
 
 
 def _share_of_loading(loader: DataLoaderMetadata) -> float:

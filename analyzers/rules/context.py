@@ -61,6 +61,9 @@ class RuleContext:
     """Every rank's used steps one by one, in the order of the job's."""
     core_us: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Rank -> for how long its training thread waited for a core in each used step; empty unless all recorded that."""
+    slept_us: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> for how long its training thread slept per step outside communication and loading, at least; without
+    those of which that is not known."""
     slow_operators: Mapping[int, SlowOperator] = field(default_factory=dict)
     """Straggler that computes longer than its peers -> the operator in which it does."""
     syncs: tuple[SyncRow, ...] = ()

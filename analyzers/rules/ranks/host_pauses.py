@@ -4,7 +4,7 @@ on CPUs, when the training threads are.
 Preprocessing in the loop, batches that are made without a data loader, saving, logging and garbage collection do that.
 On one rank alone it is a straggler's; where it is on several, or on a pipeline stage that has no peers, nobody is
 slower than those that do the same work. Collections that are recorded have a rule of their own, and so has a thread
-that waits for a core: on CPUs, that looks like a pause, and is taken off.
+that waits for a core: on CPUs, that looks like a pause, and is taken off, but for what the thread slept.
 """
 
 from __future__ import annotations
@@ -43,9 +43,13 @@ def evaluate(job: RuleContext) -> Finding | None:
     if job.typical_us("idle_unknown") >= SHARE * job.step_time_us:
         return None  # where events are missing, a host that seems to pause may run operators
     step = job.replayed(_CHANGE, SHARE)
-    if step is None or _is_told(job, step[1]) or step[1] - _waited_us(job) < SHARE * job.step_time_us:
+    if step is None or _is_told(job, step[1]):
         return None
     prediction, saved_us = step
+    # Where the replay saves less than the pauses take, it saves less of what they wait for a core, too.
+    waited_us = _waited_us(job) * min(saved_us / longest_us, 1.0)
+    if saved_us - waited_us < SHARE * job.step_time_us:
+        return None
     ranks = tuple(rank for rank, us in pauses.items() if us >= PAUSING * job.step_time_us) or tuple(
         rank for rank, each in job.per_step.items() if max(each.pausing_us) >= SHARE * job.step_time_us
     )
@@ -106,20 +110,34 @@ def _own_loader(job: RuleContext, name: str) -> str:
 
 
 def _waited_us(job: RuleContext) -> float:
-    """What threads wait for a core per step of a job on CPUs, at most: in their pauses, where it is recorded of each
-    step, else in all. 0 where it is not recorded.
+    """What threads wait for a core in their pauses, per step of a job on CPUs: at most what they wait in each step, or
+    in all where only that is recorded, and what is left of their pauses without what they sleep. 0 where it is not
+    recorded.
+
+    Example: of pauses of 60 ms a thread sleeps 58, and it waits 80 ms for a core in the same step: 2 in its pauses, and
+    the others where it computes.
     """
     if job.on_devices:
         return 0.0
+    awake_us = {rank: max(mean(job.per_step[rank].pausing_us) - us, 0.0) for rank, us in job.slept_us.items()}
     if job.core_us:
-        in_pauses = (map(min, job.core_us[rank], each.pausing_us) for rank, each in job.per_step.items())
+        in_pauses = [
+            _at_most(list(map(min, job.core_us[rank], each.pausing_us)), awake_us.get(rank))
+            for rank, each in job.per_step.items()
+        ]
         return float(mean(map(max, zip(*in_pauses, strict=True))))
-    shares = [
-        run.cpu.waited_ns / run.cpu.wall_ns
-        for run in job.runs.values()
+    waited_us = (
+        min(run.cpu.waited_ns / run.cpu.wall_ns * job.step_time_us, awake_us.get(rank, job.step_time_us))
+        for rank, run in job.runs.items()
         if run.cpu is not None and run.cpu.waited_ns is not None and run.cpu.wall_ns
-    ]
-    return min(max(shares, default=0.0), 1.0) * job.step_time_us
+    )
+    return max(waited_us, default=0.0)
+
+
+def _at_most(times: list[float], most: float | None) -> list[float]:
+    """These in proportion, where their mean is more than ``most``."""
+    found = mean(times)
+    return times if most is None or found <= most else [time * most / found for time in times]
 
 
 def _is_told(job: RuleContext, saved_us: float) -> bool:

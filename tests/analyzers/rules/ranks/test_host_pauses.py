@@ -15,7 +15,7 @@ from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, RunMetadata
 from perfscope.recording.vocabulary import GARBAGE_COLLECTION
-from perfscope.results.findings import Obtained
+from perfscope.results.findings import Obtained, Prediction
 from perfscope.results.rows import StragglerRow
 from tests.analyzers.rules.jobs import QUICK, analyze
 from tests.emulator.emulate import emulate, step_ns
@@ -145,6 +145,34 @@ def test_on_cpus_waits_for_a_core_count_in_the_steps_that_pause(tmp_path, where,
     cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=500, thread_ns=500, waited_ns=500)
     runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
     assert (host_pauses.evaluate(replace(context, runs=runs, core_us=core_us)) is not None) == found
+
+
+@pytest.mark.parametrize("each_step", [True, False])
+@pytest.mark.parametrize(("slept_ms", "found"), [(0, False), (1, False), (8, True), (20, True)])
+def test_on_cpus_a_pause_that_is_slept_is_no_wait_for_a_core(tmp_path, slept_ms, found, each_step):
+    """Of each step of 48 ms all pause for 20, and wait for a core for as long: in the pauses no longer than these are
+    without what is slept in them. 2.4 ms are 5 % of the step.
+    """
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    pausing = {rank: each.pausing_us for rank, each in context.per_step.items()}
+    cpu = CpuMetadata(steps=6, wall_ns=1000, process_ns=550, thread_ns=550, waited_ns=450)
+    runs = {rank: RunMetadata(rank=rank, cpu=cpu) for rank in context.ranks}
+    core_us = {rank: tuple(1.1 * us for us in steps) for rank, steps in pausing.items()} if each_step else {}
+    slept_us = dict.fromkeys(context.ranks, 1e3 * slept_ms)
+    waiting = replace(context, runs=runs, core_us=core_us, slept_us=slept_us)
+    assert (host_pauses.evaluate(waiting) is not None) == found
+
+
+@pytest.mark.parametrize(("part", "found"), [(0.9, False), (0.7, True)])
+def test_what_the_replay_saves_of_a_pause_is_as_much_a_wait_for_a_core_as_the_pause_is(tmp_path, part, found):
+    """Of 20 ms of pauses in a step of 48, this part is waited for a core. Without them the step takes 10 less: of these
+    1 or 3 were not waited, and 2.4 are 5 % of the step.
+    """
+    context = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path).context
+    core_us = {rank: tuple(part * us for us in each.pausing_us) for rank, each in context.per_step.items()}
+    mid = context.step_time_us - 10_000
+    saves_half = replace(context, core_us=core_us, predict=lambda _: Prediction(low=mid, mid=mid, high=mid))
+    assert (host_pauses.evaluate(replace(saves_half, may_save=None)) is not None) == found
 
 
 @pytest.mark.scale
