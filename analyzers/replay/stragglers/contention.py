@@ -5,7 +5,8 @@ one of them is then slower than its peers although it did the same work. A rank 
 CPU time, by blocking, or because its threads alone wait. One that is the last in some steps only must be late by more
 than a part of what all wait for cores: over all steps that may be as long for each, and late is who waited just then.
 Where each step's waits are recorded, they tell: in the steps in which a rank is late, its own time and its waits for a
-core are compared with those in its other steps.
+core are compared with those in its other steps. What ranks in turn have more to do tells before that: uneven work takes
+longer where cores are busy, most of it in waits for them, and is uneven all the same.
 
 Example, per step: two ranks compute for 70 and 77 ms, and wait 270 and 315 ms for a core, so that one of them is late
 by 50 ms. Of these 45 are the core's.
@@ -109,10 +110,12 @@ def _is_contention(
     usual = _usual(mine, on_cores) if row.scope != "job" else None
     if usual is not None and all(_works_longer(on_cores[rank], usual) >= row.lost_us * 1e3 for rank in mine):
         return False  # whenever it is late, it has that much more to do
-    if core_ns and (row.scope == "job" or row.share_of_steps < NOT_ALWAYS):
-        part = _part_in_late_steps(row, result, core_ns)
-        if part is not None and (row.scope == "job" or part >= OF_LATE_STEPS):
-            return part >= OF_LATE_STEPS
+    if row.scope == "job" and row.cause != "host" and _more_work(mine, result, on_cores) >= least_ns:
+        return False
+    slept = all(rank in on_cores and on_cores[rank].blocked_ns >= least_ns for rank in mine)
+    told = _told_by_steps(row, result, core_ns, slept=slept)
+    if told is not None:
+        return told
     if row.scope == "job":
         late = row.cause != "host" and not flops_vary(flops_per_step(result, result.partials))
         return late and _least(on_cores, result.partials) >= least_ns
@@ -127,12 +130,45 @@ def _is_contention(
     return all(_waits_as_others_do(on_cores[rank], usual, least_ns) for rank in mine)
 
 
+def _told_by_steps(row: StragglerRow, result: AlignedJob, core_ns: Mapping[int, Int64], *, slept: bool) -> bool | None:
+    """Do the waits of each step show that these stragglers are contention, or that they are not? None where the waits
+    are not recorded, or tell neither. ``slept``: did they sleep for as long as contention must explain?
+    """
+    if not core_ns or (row.scope != "job" and row.share_of_steps >= NOT_ALWAYS):
+        return None
+    part = _part_in_late_steps(row, result, core_ns)
+    if part is None:
+        return None
+    if row.scope == "job" or part >= OF_LATE_STEPS:
+        return part >= OF_LATE_STEPS
+    # Peers that sleep as much in other steps hide it in the means, but no wait for a core does that.
+    return False if row.cause == "host" and slept and part < 1 - OF_LATE_STEPS else None
+
+
 def _usual(mine: Collection[int], on_cores: Mapping[int, _OnCores]) -> _OnCores | None:
     """The median of the other ranks; None where that, or what one of these ranks does, is not known."""
     others = [times for rank, times in on_cores.items() if rank not in mine]
     if not others or any(rank not in on_cores for rank in mine):
         return None
     return _OnCores(*np.median([(each.ran_ns, each.waited_ns, each.blocked_ns) for each in others], axis=0).tolist())
+
+
+def _more_work(mine: Collection[int], result: AlignedJob, on_cores: Mapping[int, _OnCores]) -> float:
+    """What the rank with the most work of each step takes longer for it than these ranks do on the mean, ns per step,
+    where cores are shared as they share them. 0 where their CPU time is not known.
+
+    By FLOPs, or without shapes by the CPU time of a rank that has more to do in all steps. Example: two ranks with 10
+    and 30 GFLOP per step run for 25 and 75 ms, and wait twice as long for a core. Their mean is 20 GFLOP in 150 ms: the
+    10 that one has above it take 75.
+    """
+    if any(rank not in on_cores for rank in mine):
+        return 0.0
+    flops = flops_per_step(result, sorted(mine))
+    if not flops.all():
+        others = {rank: _usual([rank], {each: on_cores[each] for each in mine}) for rank in mine}
+        return max(_works_longer(on_cores[rank], usual) if usual else 0.0 for rank, usual in others.items())
+    taken_ns = float(np.mean([on_cores[rank].ran_ns + on_cores[rank].waited_ns for rank in mine]))
+    return taken_ns * float((flops.max(axis=0) - flops.mean(axis=0)).mean() / flops.mean())
 
 
 def _part_in_late_steps(row: StragglerRow, result: AlignedJob, core_ns: Mapping[int, Int64]) -> float | None:

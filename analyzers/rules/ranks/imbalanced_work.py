@@ -78,12 +78,15 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
 def _follows(job: RuleContext) -> tuple[bool, float]:
     """(whether by FLOPs, the correlation of compute and work over all steps of all ranks); 0 where neither is recorded.
 
-    By FLOPs where shapes are recorded: equal ones mean even work, whatever forward and backward take.
+    By FLOPs where shapes are recorded: equal ones mean even work, whatever forward and backward take. On CPUs compute
+    may follow them but for what threads wait for a core, some of it elsewhere: now one waits for longer, now another.
     """
     steps = list(job.per_step.values())
     compute = np.array([rank.compute_us for rank in steps], dtype=np.float64)
     if steps and all(rank.flops is not None for rank in steps):
-        return True, _correlation(np.array([rank.flops for rank in steps], dtype=np.float64), compute)
+        flops: Float64 = np.array([rank.flops for rank in steps], dtype=np.float64)
+        waited = np.array([job.core_us.get(rank, (0.0,) * len(job.info.steps)) for rank in job.per_step])
+        return True, max(_correlation(flops, each) for each in (compute, np.maximum(compute - waited, 0.0)))
     if steps and all(rank.forward_us is not None for rank in steps):
         forward: Float64 = np.array([rank.forward_us for rank in steps], dtype=np.float64)
         return False, _correlation(forward, compute - forward)

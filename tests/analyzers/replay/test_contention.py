@@ -105,6 +105,67 @@ def test_each_step_s_waits_tell_what_makes_ranks_late_in_turn(result: AlignedJob
     assert bool(found) is named
 
 
+WORK = {
+    "rank 1 has three times as much": ([2.0, 6.0, 2.0, 2.0], (6.0, 18.0)),
+    "others have more": ([3.0, 1.0, 1.0, 1.0], (9.0, 9.0)),
+    "all as much": ([2.0, 2.0, 2.0, 2.0], (9.0, 9.0)),
+    "rank 1 has a little more": ([2.0, 2.2, 2.0, 2.0], (9.0, 9.9)),
+    "no shapes, and rank 1 runs longer": ([0.0, 0.0, 0.0, 0.0], (6.0, 18.0)),
+    "no shapes, and all run as long": ([0.0, 0.0, 0.0, 0.0], (9.0, 9.0)),
+}
+
+
+@pytest.mark.parametrize(("work", "named"), [*zip(WORK, [True, True, False, False, True, False], strict=True)])
+def test_uneven_work_is_uneven_although_most_of_what_it_takes_is_waited_for_a_core(
+    result: AlignedJob, work: str, named: bool
+) -> None:
+    """In each step another rank is late by 5 ms, 4.5 of which it waits for a core. All wait for one twice as long as
+    they run, 27 ms in all on the mean: 5 ms would be a fifth of the work.
+    """
+    flops, (usual_ms, ran_ms) = WORK[work]
+    steps, late_ns = len(result.steps), 5_000_000
+    own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}
+    core = {rank: np.full(steps, 10_000_000) for rank in own}
+    for step in range(steps):
+        own[step % 4][step, TimeCategory.COMPUTE] = late_ns
+        core[step % 4][step] += 4_500_000
+    partials = {
+        rank: replace(partial, flops=replace(partial.flops, model=np.full_like(partial.flops.model, flops[rank])))
+        for rank, partial in result.partials.items()
+    }
+    ran = [usual_ms, ran_ms, usual_ms, usual_ms]
+    row = replace(IN_TURN, steps=tuple(result.steps.tolist()))
+    job = replace(result, totals=own, partials=partials)
+    assert bool(without_contention([row], job, on_cores(*((ms, 2 * ms) for ms in ran)), None, core)) is named
+
+
+@pytest.mark.parametrize(
+    ("cause", "slept_ms", "waited_ms", "named"),
+    [
+        ("host", 5, 0, True),
+        ("host", 5, 4, True),
+        ("host", 5, 7, False),
+        ("host", 5, 13, False),
+        ("host", 2, 0, False),
+        ("compute", 5, 0, False),
+    ],
+)
+def test_a_rank_that_sleeps_in_one_step_is_named_although_all_wait_for_cores_and_sleep_as_long(
+    result: AlignedJob, cause: str, slept_ms: int, waited_ms: int, named: bool
+) -> None:
+    """It costs 5 ms of a step on the mean, 15 in one of three, of which it waits some for a core. All wait 10 ms of
+    each for one, which explains such costs where they do not sleep.
+    """
+    own = {rank: np.zeros_like(totals) for rank, totals in result.totals.items()}
+    core = {rank: np.full(len(result.steps), 10_000_000) for rank in own}
+    own[1][0, TimeCategory.HOST if cause == "host" else TimeCategory.COMPUTE] = 15_000_000
+    core[1][0] += waited_ms * 1_000_000
+    row = replace(SOMETIMES, cause=cause, steps=(int(result.steps[0]),))
+    usual = (40.0 - 10.0 - slept_ms, 10.0)  # of 40
+    runs = on_cores(usual, usual, usual, usual)
+    assert bool(without_contention([row], replace(result, totals=own), runs, None, core)) is named
+
+
 @pytest.mark.parametrize(("ran_ms", "named"), [(8.0, False), (13.0, True)])
 def test_a_rank_with_that_much_more_to_do_is_named_whatever_it_waited(
     result: AlignedJob, ran_ms: float, named: bool

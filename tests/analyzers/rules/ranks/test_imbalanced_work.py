@@ -76,6 +76,33 @@ def test_without_shapes_forward_and_backward_times_decide(in_turn):
     assert any("the rest of compute" in row.what for row in finding.evidence)
 
 
+def waiting_for_cores(context: RuleContext, *, uneven: bool) -> RuleContext:
+    """On CPUs: rank 1 computes for 40 ms on its core in each step and the others for 10, by four times the FLOPs or by
+    as many; beside that now one waits for a core, now another.
+    """
+    ran, count = {rank: 40_000.0 if rank == 1 else 10_000.0 for rank in context.per_step}, len(context.info.steps)
+    waited = {rank: tuple(90_000.0 * ((rank + step) % 4 == 0) for step in range(count)) for rank in ran}
+    steps = {
+        rank: replace(
+            each,
+            compute_us=tuple(ran[rank] + us for us in waited[rank]),
+            flops=(1e9 * (ran[rank] if uneven else 10_000.0),) * count,
+        )
+        for rank, each in context.per_step.items()
+    }
+    return changed(context, per_step=steps, core_us=waited)
+
+
+def test_compute_that_waits_for_cores_follows_flops_without_those_waits(in_turn):
+    uneven = waiting_for_cores(in_turn.context, uneven=True)
+    finding = imbalanced_work.evaluate(uneven)
+    assert finding is not None
+    values = {row.what: row.value for row in finding.evidence}
+    assert values["correlation of model FLOPs with compute"] == pytest.approx(1.0)
+    assert imbalanced_work.evaluate(changed(uneven, core_us={})) is None
+    assert imbalanced_work.evaluate(waiting_for_cores(in_turn.context, uneven=False)) is None
+
+
 def test_equal_flops_are_equal_work_whatever_they_take(in_turn):
     assert imbalanced_work.evaluate(in_turn.context) is None
     assert straggling_rank.evaluate(in_turn.context) is not None
