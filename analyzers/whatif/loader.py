@@ -56,6 +56,8 @@ _STEPS_VARY: Final = 0.02
 """The same of a job's steps, as long as no steps show it."""
 _WAITS: Final = 0.01
 """Share of the step from which it waits for its batches."""
+_SHOWN: Final = 0.05
+"""Share of the step that waits for batches take from which they show what a step takes without them."""
 _CROWDED_BY_OTHERS: Final = 0.5
 """Share of the saving that becomes uncertain each time that the training's work takes as long as its CPU time again:
 the scheduler favours a training that sleeps over one that never does."""
@@ -135,6 +137,24 @@ def _fetching_ns(context: Context) -> dict[int, tuple[float, float]]:
     return found
 
 
+def hidden_waits_ns(context: Context, rank: int) -> float:
+    """What a training thread waits for a core per step without that this makes the step longer, at most: all of it
+    where its workers take as long for a batch as any step, and the thread hardly waits for one, as it would otherwise.
+    0 where that is not recorded.
+
+    Example: a worker takes 120 ms for a batch, and so does a step, of which the thread runs for 60 and waits 55 for a
+    core: with a core at once it would wait as long for the batch.
+    """
+    run, step_ns = context.runs.get(rank), context.result.step_ns
+    if run is None or run.cpu is None or not run.cpu.steps:
+        return 0.0
+    loading_ns = float(context.result.totals[rank][:, TimeCategory.DATALOADER].mean())
+    longest_ns = max(step_ns, context.unprofiled_ns or 0.0)
+    if loading_ns >= _SHOWN * step_ns or rank not in paced_ranks(context.runs, context.result, longest_ns):
+        return 0.0
+    return (run.cpu.waited_ns or 0) / run.cpu.steps
+
+
 def _workers(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     workers = whole_number(name, value, "a number of workers", least=0)
     rows = {row.rank: row for row in dataloader_rows(context.result, context.runs)}
@@ -196,7 +216,8 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
                 less=_FEWER.less if workers < (row.num_workers or 0) else less,
                 more=_SURE.more,
                 slower_ns=contended.most - contended.mid,
-                faster_ns=max(contended.step_ns + contended.mid, floor) - max(contended.step_ns, least),
+                faster_ns=max(contended.step_ns + contended.mid, floor)
+                - max(contended.step_ns - hidden_waits_ns(context, rank), least),
             )
         )
     return Uncertainty.worst(sure)

@@ -270,6 +270,7 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
         schedules.free_of_few_absent()
     even = WORK_OF_RANKS in settings
     question = context.for_question(schedules, tuple(schedules.ops) if even else paced, leaning, even=even)
+    paced_by_workers = frozenset(schedules.loading_step_ns)
     sent, computed, work = transfers_ns(context, schedules), {}, {}
     if not context.on_devices:
         computed, work = computed_ns(schedules), work_of_ranks(schedules)
@@ -295,7 +296,8 @@ def _replay_changed(context: Context, settings: Mapping[str, str], leaning: int)
     elif context.on_devices:
         least = least_of_devices_ns(schedules, context, sure)
     else:
-        least = least_computed_ns(computed, computed_ns(schedules), context, freed)
+        hidden = (loader.hidden_waits_ns(context, rank) for rank in paced_by_workers - schedules.loading_step_ns.keys())
+        least = least_computed_ns(computed, computed_ns(schedules), context, max([freed, *hidden]))
         least = max(least, least_run_ns(work, work_of_ranks(schedules), context))
     return ChangedStep(
         predicted,

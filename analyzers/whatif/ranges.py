@@ -210,8 +210,9 @@ def least_computed_ns(
     before: Mapping[int, float], after: Mapping[int, float], context: Context, freed_ns: float
 ) -> float:
     """The most that a rank computes per step whose computing (``computed_ns``) a change leaves as it was, or adds to; 0
-    where it takes something from all ranks'. Where the change frees cores (``freed_ns``), it need not wait for one
-    meanwhile. It is as sure as steps are alike in what they compute, however unlike their waits are.
+    where it takes something from all ranks'. Where the change frees cores (``freed_ns``), or what it waited for one was
+    hidden, it need not wait for one meanwhile. It is as sure as steps are alike in what they compute, however unlike
+    their waits are.
     """
     same = (
         before[rank] * (_running(context.runs.get(rank)) if freed_ns else 1.0) * (1 - _unlike(context, rank))

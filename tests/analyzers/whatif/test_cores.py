@@ -13,7 +13,7 @@ from perfscope.analyzers.whatif.predict import WhatIfAnswer, predict
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
 from perfscope.results.categories import TimeCategory
-from tests.generator import MS, JobSpec, LoaderSpec, ModelSpec, simulate
+from tests.generator import MS, JobSpec, LoaderSpec, ModelSpec, cpu_job, simulate
 
 THREADS = "env.OMP_NUM_THREADS"
 WORKERS = "dataloader.num_workers"
@@ -128,6 +128,35 @@ class TestWorkers:
     def test_more_workers_are_no_more_cores(self, loading: Context) -> None:
         context = computing(loading, cores=2, load_ms=8.0, train_ms=rest_ms(loading))
         assert workers(context, 4).mid_ns == pytest.approx(workers(context, 1).mid_ns, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fetch", "waits", "half"),
+    [(1.0, 0.5, True), (0.7, 0.5, False), (1.0, 0.0, False)],
+    ids=["workers take the whole step", "workers are quicker", "no thread waits for a core"],
+)
+def test_waits_for_cores_that_hide_waits_for_batches_are_in_the_range(
+    fetch: float, waits: float, half: bool, tmp_path: Path
+) -> None:
+    """One worker takes a share of the step for its batch, of half of which the training thread waits for a core and no
+    longer for the batch. With a core at once, and a second worker, the step takes half as long; how much of the wait is
+    hidden the recording does not tell.
+    """
+    simulate(cpu_job(ranks=2)).write(tmp_path)
+    context = context_of(tmp_path)
+    step_ns = context.result.step_ns
+    loader = DataLoaderMetadata(
+        num_workers=1, timed_batches=10, load_ns=10, load_cpu_ns=10, load_process_cpu_ns=10, fetched_batches=10,
+        fetch_ns=round(10 * fetch * step_ns),
+    )  # fmt: skip
+    ran, waited = (round(10 * share * step_ns) for share in (0.4, waits))
+    cpu = CpuMetadata(
+        cores="0-7", steps=10, wall_ns=round(10 * step_ns), process_ns=ran, thread_ns=ran, waited_ns=waited
+    )
+    found = workers(with_runs(context, cpu_count=8, cpu_threads=1, cpu=cpu, dataloaders=(loader,)), 2)
+    assert found.mid_ns > 0.8 * step_ns
+    assert (found.low_ns <= 0.5 * step_ns) is half
+    assert half or found.low_ns > 0.8 * step_ns
 
 
 def crowded(context: Context, *, threads: int, count: int = 2, spinning: float = 0.0, share: float = 0.5) -> Context:
