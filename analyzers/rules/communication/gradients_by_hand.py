@@ -33,6 +33,7 @@ LET_DDP: Final = (
     "loop:\n"
 ) + code("python", "model = torch.nn.parallel.DistributedDataParallel(model)")
 _ACCUMULATED: Final = "\nAll micro-batches but the last run under `with model.no_sync():`, forward and backward."
+_AT_ONCE: Final = "Reduce all gradients at once, in place of the loop of all_reduce calls:\n"
 FLAT: Final = code(
     "python",
     "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
@@ -118,7 +119,7 @@ def _how(job: RuleContext, ways: list[_Way]) -> str:
     accumulates = job.info.batches_per_step is not None and job.info.batches_per_step > 1
     texts = {"ddp": LET_DDP + (_ACCUMULATED if accumulates else ""), "flat": FLAT}
     first, *others = ways
-    lines = [texts[first.name]]
+    lines = [(_AT_ONCE if first.name == "flat" else "") + texts[first.name]]
     for other in others:
         takes = f" (predicted: {duration(other.shown.mid)} per step)" if other.shown is not None else ""
         keeps = (

@@ -71,6 +71,7 @@ def test_both_ways_are_of_the_step_without_the_profiler(tmp_path: Path) -> None:
     finding = gradients_by_hand.evaluate(case)
     assert finding is not None
     assert finding.whatif == {"gradients.reduce": "flat"}
+    assert finding.action.how.startswith("Reduce all gradients at once, in place of the loop")
     assert "Or let DDP overlap the backward (predicted: 26.0 ms per step)" in finding.action.how
 
 
