@@ -368,7 +368,9 @@ def _first_action(finding: Finding, summary: Summary) -> str:
     gain = finding.gain(summary.job.step_us)
     if gain is None or not 0.005 <= gain < math.inf:
         return what
-    bounded = predicted is None and finding.obtained is Obtained.BOUNDED
+    if predicted is not None and predicted.mid:
+        return f"{what} Predicted speedup: {predicted.speedup_of(summary.job.step_us)}."
+    bounded = finding.obtained is Obtained.BOUNDED
     return f"{what} {'Speedup: at most' if bounded else 'Predicted speedup:'} {factor(1 + gain)}."
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from perfscope.frozen import dataclass
 from perfscope.results.display import Displayed
 from perfscope.results.fields import Unit, Us, document_of
+from perfscope.text import factor
 
 
 class _Word(str, enum.Enum):
@@ -62,6 +63,9 @@ class Evidence:
     ] = ""
     ranks: tuple[int, ...] = ()
 
+
+_WIDE: Final = 10.0
+"""Times the middle of a prediction that its upper end is, from which its range is stated and not its middle."""
 
 LANGUAGES: Final = ("python", "shell", "json", "yaml")
 """Of what is fenced: each can be pasted where the sentence before it says."""
@@ -123,9 +127,25 @@ class Prediction:
         if not self.low <= self.mid <= self.high:
             raise ValueError(f"a prediction needs low <= mid <= high, got {self.low}, {self.mid}, {self.high}")
 
-    def times(self, factor: float) -> Prediction:
-        """Of a step that takes ``factor`` times as long, changed in the same way."""
-        return Prediction(low=self.low * factor, mid=self.mid * factor, high=self.high * factor)
+    def speedup_of(self, step_us: float) -> str:
+        """How many times as fast a step of ``step_us`` becomes: ``1.8x``. Of a wide range its ends: ``1.58x to 33x``,
+        or where the step may become no faster, ``up to 33x``.
+        """
+        if not self.is_wide or self.mid <= 0:
+            return factor(step_us / self.mid if self.mid else None)
+        if self.low <= 0:
+            return f"{factor(max(step_us / self.high, 1.0))} or more"
+        most = factor(step_us / self.low)
+        return f"up to {most}" if self.high >= step_us else f"{factor(step_us / self.high)} to {most}"
+
+    @property
+    def is_wide(self) -> bool:
+        """Is the highest estimate so far from the middle one that this is none to go by?"""
+        return self.high >= _WIDE * self.mid
+
+    def times(self, longer: float) -> Prediction:
+        """Of a step that takes ``longer`` times as long, changed in the same way."""
+        return Prediction(low=self.low * longer, mid=self.mid * longer, high=self.high * longer)
 
 
 Predict = Callable[[Mapping[str, str]], Prediction | None]

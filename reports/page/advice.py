@@ -167,7 +167,7 @@ def speedup_of(finding: Finding, summary: Summary) -> Speedup:
 def _prediction(finding: Finding, predicted: Prediction, summary: Summary) -> Speedup:
     step = summary.job.step_us
     how = "Measured" if finding.obtained == "measured" else "Predicted"
-    speedup = factor(step / predicted.mid)
+    speedup = predicted.speedup_of(step)
     full = (
         f"{how} speedup: {speedup}. {_per_step(predicted)} instead of {duration(step)}"
         f"{', by replay of the recorded step' if finding.obtained == 'replayed' else ''}"
@@ -177,8 +177,10 @@ def _prediction(finding: Finding, predicted: Prediction, summary: Summary) -> Sp
         full += " At the upper end of the range nothing is gained."
     if finding.obtained == "replayed" and finding.whatif:
         full += f" {accuracy_in_words(finding.whatif)}"
-    if finding.ceiling is not None and known(finding.ceiling) and factor(1 + finding.ceiling) != speedup:
-        full += f" Upper bound: {factor(1 + finding.ceiling)}."
+    # What bounds the middle alone is no bound of the range that is stated.
+    ceiling, beyond = finding.ceiling, predicted.is_wide and (1 + (finding.ceiling or 0.0)) * predicted.low < step
+    if ceiling is not None and known(ceiling) and not beyond and factor(1 + ceiling) != factor(step / predicted.mid):
+        full += f" Upper bound: {factor(1 + ceiling)}."
     full = of_recording(full) if summary.is_one_window else full
     return Speedup(f"{how.lower()} {speedup} faster", full, "prediction")
 
@@ -200,7 +202,7 @@ def plan_sentence(summary: Summary) -> str | None:
     plan = summary.plan
     if plan is None:
         return None
-    speedup = factor(summary.job.step_us / plan.predicted_step_us.mid)
+    speedup = plan.predicted_step_us.speedup_of(summary.job.step_us)
     return (
         f"All {len(plan.whatif)} settings in one replay: predicted speedup {speedup}, "
         f"{_per_step(plan.predicted_step_us)}. The speedups above overlap and do not add up."

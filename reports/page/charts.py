@@ -11,10 +11,11 @@ from perfscope.reports.figures.step import path_by_rank, shown_strips
 from perfscope.reports.page.timeline import shown_step
 from perfscope.results.attribution import named, who
 from perfscope.results.categories import BY_ID
+from perfscope.results.findings import Prediction
 from perfscope.results.rows import StepTimeline
 from perfscope.results.summary import Summary
 from perfscope.results.tables import CurvePoint, CurveRow
-from perfscope.text import duration, factor, percent, plural, rank_list, significant
+from perfscope.text import duration, percent, plural, rank_list, significant
 
 
 def strips_reading(summary: Summary) -> str:
@@ -109,7 +110,8 @@ def _reading(curve: CurveRow) -> str:
         return f"The current value, {_value(curve, curve.best)}, is as good as any."
     text += f"; current: {_value(curve, curve.current)}"
     if now is not None and best is not None and best.mid_us > 0:
-        text += f" with {duration(now.mid_us)}. Predicted speedup: {factor(now.mid_us / best.mid_us)}"
+        predicted = Prediction(low=best.low_us, mid=best.mid_us, high=best.high_us)
+        text += f" with {duration(now.mid_us)}. Predicted speedup: {predicted.speedup_of(now.mid_us)}"
     return f"{text}."
 
 

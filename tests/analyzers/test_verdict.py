@@ -287,6 +287,8 @@ def test_a_gain_is_of_the_step_that_is_predicted_without_the_profiler() -> None:
     found = judged(case, saves)
     assert found.headline == "Reduced too often."
     assert "Predicted speedup: 1.25x." in (found.first_action or "")
+    wide = dataclasses.replace(saves, predicted_step_us=Prediction(low=3_000.0, mid=10_000.0, high=120_000.0))
+    assert "Predicted speedup: 1.25x to 50x." in (judged(case, wide).first_action or "")
 
 
 def test_the_first_action_is_a_sentence_where_code_follows() -> None:

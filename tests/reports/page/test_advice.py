@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.reports import markdown, terminal
 from perfscope.reports.page import advice, tiles
 from perfscope.reports.page.advice import measure
 from perfscope.reports.page.definitions import DEFINITIONS
+from perfscope.results.findings import Prediction
+from perfscope.results.rows import Plan
 from tests.reports.examples import gpu, straggler
 
 
@@ -36,6 +39,25 @@ def test_a_card_shows_now_predicted_and_at_best_to_scale() -> None:
     assert by_kind["predicted"].width == pytest.approx(100 * predicted.mid / step)
     assert by_kind["predicted"].low == pytest.approx(100 * predicted.low / step)
     assert all(length.definition in DEFINITIONS for length in card.lengths)
+
+
+def test_a_wide_range_is_said_everywhere_and_not_its_middle() -> None:
+    """A step of 119 ms may take 2 to 100 ms: the middle of 4 is nothing to go by."""
+    first, *others = straggler().findings
+    wide = Prediction(low=2e3, mid=4e3, high=100e3)
+    finding = dataclasses.replace(first, predicted_step_us=wide, ceiling=straggler().job.step_us / 4e3 - 1)
+    plan = Plan(whatif={"rank.1": "peers", "network.bandwidth": "2x"}, predicted_step_us=wide)
+    summary = dataclasses.replace(straggler(), findings=(finding, *others), plan=plan)
+    said = wide.speedup_of(summary.job.step_us)
+    assert said == "1.19x to 60x"
+    card = advice.cards(summary)[0]
+    assert card.speedup.short == f"predicted {said} faster"
+    assert card.speedup.full.startswith(f"Predicted speedup: {said}. 4.00 ms per step (2.00 ms to 100 ms)")
+    assert "Upper bound" not in card.speedup.full
+    assert f"predicted speedup {said}," in (advice.plan_sentence(summary) or "")
+    for text in (terminal.verdict(summary), markdown.of_summary(summary)):
+        assert said in text
+        assert "30x" not in text
 
 
 def test_what_to_type_survives_a_shell() -> None:
