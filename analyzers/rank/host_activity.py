@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.intervals import Intervals
-from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
+from perfscope.analyzers.rank.kernel_classes import EMBEDDING, PRODUCTS, class_of_kernel, class_of_operator
+from perfscope.analyzers.rank.launches import GRAPH_LAUNCH, DeviceWork, blocking_calls
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
 from perfscope.analyzers.rank.pauses import by_function, find_pauses
 from perfscope.frozen import dataclass
@@ -20,6 +21,7 @@ from perfscope.recording.vocabulary import (
     EVALUATION,
     FORWARD,
     NVTX_STEP_PREFIX,
+    PIPELINE_PREFIX,
     PROFILER_STEP_PREFIX,
 )
 from perfscope.trace.distinct import distinct
@@ -81,6 +83,13 @@ _FORWARD: Final = re.compile(
     rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward|FSDP::root_pre_forward)$"
 )
 """Ranges that begin with a forward: the recorder's, and those of DistributedDataParallel, FSDP1 and FSDP2."""
+
+_ZERO_GRAD: Final = re.compile(r"^Optimizer\.zero_grad#")
+_OF_MODEL: Final = (*PRODUCTS, EMBEDDING)
+"""Classes of operators and kernels that a model runs and a loop does not."""
+_MODEL_RANGE: Final = re.compile(rf"^FSDP::|^FullyShardedDataParallel\.|^{re.escape(PIPELINE_PREFIX)}")
+"""Ranges in which a model's parameters are gathered, or its micro-batches pass a pipeline's stage."""
+
 STEP: Final = re.compile(f"{re.escape(PROFILER_STEP_PREFIX)}|{re.escape(NVTX_STEP_PREFIX)}")
 
 
@@ -108,7 +117,8 @@ class HostActivity:
     named: dict[str, Intervals]
     between: Intervals
     """From each end of the optimizer's step to the next forward; from the trace's begin to a forward that is first, to
-    its end from a step that is last.
+    its end from a step that is last. Where no range marks forwards, each stretch ends sooner: where a batch is taken, a
+    step begins, gradients are thrown away, or the model begins to compute.
     """
     threads: Int64
     """Indices of the training threads: the main one, autograd's, and those that launch device work."""
@@ -144,7 +154,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     named[COMPILING] = compiling
     short = [part.subtract(operators) for name, part in named.items() if name != EVALUATING]
     functions = by_function(trace, pauses, threads)
-    between = _between(trace, threads)
+    between = _between(trace, work, threads)
     unnamed = between.intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
     functions[BETWEEN] = unnamed.subtract(named[EVALUATING])
     unnamed = pauses.subtract(named[EVALUATING].union(*functions.values(), *short))
@@ -172,18 +182,60 @@ def _running(trace: Trace, threads: Int64) -> Int64:
     return rows[~trace.names_where(_ENGINE.match, rows)]
 
 
-def _between(trace: Trace, threads: Int64) -> Intervals:
-    """As in ``HostActivity``; nothing where no range marks forwards."""
-    forward = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=_FORWARD.match, threads=threads)])
+def _between(trace: Trace, work: DeviceWork, threads: Int64) -> Intervals:
+    """As in ``HostActivity``; nothing where neither forwards nor an optimizer's steps are marked."""
+    until = np.sort(trace.start_ns[trace.rows(Category.ANNOTATION, named=_FORWARD.match, threads=threads)])
     rows = trace.rows(Category.ANNOTATION, Category.CPU_OP, named=OPTIMIZER_RANGE.match, threads=threads)
-    stepped = np.sort(np.append(trace.ends_ns(rows), trace.start_ns[0]))
-    last = stepped[np.searchsorted(stepped, forward, side="right") - 1]
+    stepped = np.sort(trace.ends_ns(rows))
+    if len(until):
+        stepped = np.sort(np.append(stepped, trace.start_ns[0]))
+    elif len(stepped):
+        until = _ends_of_loop(trace, work, threads, stepped)
+        until = until[until >= stepped[0]]
+    if not len(until):
+        return Intervals.empty()
+    last = stepped[np.searchsorted(stepped, until, side="right") - 1]
     # Of forwards without a step between them, the first one counts.
     first = np.diff(last, prepend=last[:1] - 1) > 0
-    begin, until = last[first], forward[first]
-    if len(forward) and stepped[-1] > forward[-1]:
+    begin, until = last[first], until[first]
+    if stepped[-1] > until[-1]:
         begin, until = np.append(begin, stepped[-1]), np.append(until, -NEVER)
     return Intervals.of(begin, until)
+
+
+def _ends_of_loop(trace: Trace, work: DeviceWork, threads: Int64, stepped_ns: Int64) -> Int64:
+    """Where the loop may have ended that follows on the optimizer's step, where no range marks forwards, in time order:
+    a batch is taken, a step begins, gradients are thrown away, the model begins to compute.
+
+    Gradients that the loop throws away right after the step, before anything runs, do not end it: it goes on then.
+    """
+    ran = np.sort(trace.start_ns[trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)])
+    thrown = trace.start_ns[trace.rows(Category.ANNOTATION, named=_ZERO_GRAD.match, threads=threads)]
+    step = stepped_ns[np.maximum(np.searchsorted(stepped_ns, thrown, side="right") - 1, 0)]
+    thrown = thrown[np.searchsorted(ran, thrown) > np.searchsorted(ran, step)]
+    rows = (
+        loader_rows(trace, threads),
+        trace.rows(Category.ANNOTATION, named=STEP.match, threads=threads),
+        trace.rows(Category.ANNOTATION, named=_MODEL_RANGE.match, threads=threads),
+        trace.rows(Category.CPU_OP, named=_is_of_model, threads=threads),
+        trace.rows(Category.RUNTIME, named=GRAPH_LAUNCH.match, threads=threads),
+        _launches_of_model(trace, work),
+    )
+    return np.sort(np.concatenate((thrown, *(trace.start_ns[each] for each in rows))))
+
+
+def _is_of_model(operator: str) -> bool:
+    return AUTOGRAD.match(operator) is not None or class_of_operator(operator) in _OF_MODEL
+
+
+def _launches_of_model(trace: Trace, work: DeviceWork) -> Int64:
+    """Calls that launch kernels that only a model runs, for traces without operators."""
+    kernels = np.flatnonzero((work.launch != NONE) & (trace.category[work.row] == Category.KERNEL))
+    return work.launch[kernels[trace.names_where(_kernel_is_of_model, work.row[kernels])]]
+
+
+def _kernel_is_of_model(kernel: str) -> bool:
+    return class_of_kernel(kernel) in _OF_MODEL
 
 
 def loader_rows(trace: Trace, threads: Int64) -> Int64:

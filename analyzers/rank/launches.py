@@ -16,7 +16,9 @@ from perfscope.frozen import dataclass
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import DEVICE_WORK, NONE, Bool, Category, Int64, Trace
 
-_GRAPH_LAUNCH: Final = re.compile(r"^(cuda|hip|cu)GraphLaunch")
+GRAPH_LAUNCH: Final = re.compile(r"^(cuda|hip|cu)GraphLaunch")
+"""Calls that launch a whole graph."""
+
 _BLOCKS: Final = re.compile(
     r"^(cuda|hip)(Stream|Device|Event|Thread)Synchronize|^cu(Ctx|Stream|Event)Synchronize"
     r"|^(cuda|hip)Memcpy(2D|3D|(To|From)Symbol|DtoH|HtoD|WithStream)?(_spt|_ptsz|_ptds)?$"
@@ -173,7 +175,7 @@ def done_ns(called_ns: Int64, end_ns: Int64, time_ns: Int64) -> Int64:
 
 def graph_launches(trace: Trace) -> Int64:
     """Rows of the calls that launch a CUDA graph."""
-    return trace.rows(Category.RUNTIME, named=_GRAPH_LAUNCH.match)
+    return trace.rows(Category.RUNTIME, named=GRAPH_LAUNCH.match)
 
 
 def unlisted_graphs(trace: Trace) -> Int64:

@@ -28,9 +28,14 @@ LOGS = Job(
         replace(LOGS, item_every=1),
         replace(LOGS, recording=Recording(steps=4, run=True)),
         replace(LOGS, noise=0.01, recording=Recording(steps=6, metadata="operator")),
+        replace(LOGS, strategy="tensor", tensor=2),
+        replace(LOGS, strategy="manual", item_every=1),
     ],
-    ids=["nothing is read", "the loss is read", "recorded by perfscope run", "described by operators"],
-)
+    ids=[
+        "nothing is read", "the loss is read", "recorded by perfscope run", "described by operators",
+        "no range marks forwards", "gradients reduced by hand",
+    ],
+)  # fmt: skip
 def test_metrics_that_are_not_reduced_take_no_time(job: Job, tmp_path: Path) -> None:
     emulated = emulate(job)
     emulated.write(tmp_path)
@@ -66,9 +71,20 @@ def test_who_waits_for_a_late_rank_does_so_at_the_next_collective(tmp_path: Path
     assert found.mid_ns > 0.9 * emulated.step_ns
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "manual", "fsdp"])
-def test_the_models_own_are_none_of_them(strategy: str, tmp_path: Path) -> None:
-    emulate(replace(LOGS, metrics=0, strategy=strategy)).write(tmp_path)
+@pytest.mark.parametrize(
+    "job",
+    [
+        LOGS,
+        replace(LOGS, strategy="manual"),
+        replace(LOGS, strategy="fsdp"),
+        # Activations of 2 KiB are as small as metrics.
+        replace(LOGS, strategy="tensor", tensor=2, model=Model(blocks=2, tokens=1, width=512)),
+        replace(LOGS, strategy="pipeline", stages=2, microbatches=4),
+    ],
+    ids=["ddp", "manual", "fsdp", "tensor", "pipeline"],
+)
+def test_the_models_own_are_none_of_them(job: Job, tmp_path: Path) -> None:
+    emulate(replace(job, metrics=0)).write(tmp_path)
     with pytest.raises(CannotReplay, match="no small collectives"):
         predict(context_of(tmp_path), CHANGE)
 

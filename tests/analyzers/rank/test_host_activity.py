@@ -1,0 +1,66 @@
+"""What the loop does between the optimizer's step and the next forward, against answers by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.rank.host_activity import host_activity
+from perfscope.analyzers.rank.launches import device_work
+from perfscope.trace.trace import NEVER
+from tests.traces import AUTOGRAD, TraceBuilder
+
+
+def between(builder: TraceBuilder) -> list[tuple[int, int]]:
+    trace = builder.build()
+    found = host_activity(trace, device_work(trace)).between
+    return list(zip(found.start_ns.tolist(), found.end_ns.tolist(), strict=True))
+
+
+def stepping() -> TraceBuilder:
+    """Two iterations without a range around forwards; each metric is reduced after the optimizer's step."""
+    builder = TraceBuilder()
+    for at in (0, 1_000):
+        builder.op("aten::mm", at + 100, at + 200)
+        builder.op("autograd::engine::evaluate_function: MmBackward0", at + 300, at + 400, thread=AUTOGRAD)
+        builder.note("Optimizer.step#AdamW.step", at + 500, at + 600)
+        builder.op("aten::_foreach_add_", at + 510, at + 590)
+        builder.op("c10d::allreduce_", at + 700, at + 710)
+    return builder
+
+
+NEXT = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+ZERO_GRAD = "Optimizer.zero_grad#AdamW.zero_grad"
+
+
+@pytest.mark.parametrize(
+    ("builder", "until"),
+    [
+        pytest.param(stepping(), 1_100, id="the model computes"),
+        pytest.param(stepping().note(NEXT, 900, 950), 900, id="a batch is taken"),
+        pytest.param(stepping().note(ZERO_GRAD, 850, 860).note(NEXT, 900, 950), 850, id="gradients go"),
+        pytest.param(stepping().note(ZERO_GRAD, 620, 630).note(NEXT, 900, 950), 900, id="they went with the step"),
+        pytest.param(stepping().step(6, 980, 1_980), 980, id="a step begins"),
+        pytest.param(stepping().op("aten::embedding", 1_050, 1_060), 1_050, id="tokens are looked up"),
+        pytest.param(stepping().note("FSDP::all_gather (0)", 1_020, 1_060), 1_020, id="parameters are gathered"),
+        pytest.param(
+            stepping().op("autograd::engine::evaluate_function: A", 800, 810), 800, id="another backward goes first"
+        ),
+        pytest.param(stepping().call("cudaGraphLaunch", 1_010, 1_020), 1_010, id="a graph is launched"),
+        pytest.param(stepping().launched("ampere_sgemm_128x64", 1_015, 1_020, 1_050), 1_015, id="a product"),
+        pytest.param(stepping().note("perfscope::forward", 1_090, 1_200), 1_090, id="a forward is marked"),
+    ],
+)  # fmt: skip
+def test_the_loop_goes_on_until_what_comes_first(builder: TraceBuilder, until: int) -> None:
+    assert (600, until) in between(builder)
+
+
+def test_it_ends_with_the_trace_and_begins_with_a_step() -> None:
+    """What comes before the first step of a trace may be the rest of a forward."""
+    assert between(stepping()) == [(600, 1_100), (1_600, -NEVER)]
+    assert between(TraceBuilder().op("c10d::allreduce_", 10, 20).op("aten::mm", 100, 200)) == []
+
+
+def test_of_two_optimizers_the_last_one_ends_the_step() -> None:
+    """What is between their steps, such as the norm of the second one's gradients, may be needed."""
+    two = stepping().note("Optimizer.step#SGD.step", 720, 800)
+    assert between(two)[0] == (800, 1_100)
