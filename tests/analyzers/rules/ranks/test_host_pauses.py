@@ -84,6 +84,25 @@ def test_pauses_in_turn_are_found_where_no_straggler_has_a_finding(tmp_path):
     assert host_pauses.evaluate(replace(context, summary=clear)) is None
 
 
+def test_pauses_of_all_ranks_come_first_where_those_that_take_turns_are_fewer(tmp_path):
+    """Each rank collects garbage in its own steps, in some with another one: of these the peers' pace keeps a part."""
+    spec = replace(QUICK, ranks=4, ranks_per_host=4, steps=8)
+    first = analyze(spec, tmp_path / "healthy").context.info.steps[0]
+    turns = {0: (5, 6, 7), 1: (2, 6, 7), 2: (1, 3, 4), 3: (2, 5)}
+    pauses = [
+        Pause(pause_ns=6 * MS, ranks=(rank,), steps=tuple(first + step for step in steps))
+        for rank, steps in turns.items()
+    ]
+    planted = replace(spec, causes=tuple(pauses))
+    analyzed = analyze(planted, tmp_path / "planted")
+    (turning,) = analyzed.summary.stragglers
+    assert turning.pattern == "rotating"
+    best = analyzed.summary.findings[0]
+    assert (best.rule, best.whatif) == (host_pauses.RULE, {"host.pauses": "0"})
+    assert best.evidence[0].ranks == (0, 1, 2, 3)
+    assert best.predicted_step_us.mid == pytest.approx(simulate(spec).truth.step_time_ns / 1e3, rel=0.03)
+
+
 def test_on_cpus_pauses_of_the_training_threads_are_found(tmp_path):
     analyzed = analyze(replace(CPU_JOB, causes=(Pause(pause_ns=20 * MS),)), tmp_path)
     (finding,) = analyzed.summary.findings
