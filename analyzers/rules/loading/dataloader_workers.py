@@ -3,6 +3,7 @@
 The smallest number of workers w with batch time / w <= step without the stall. Workers that wait (for disks, for the
 network) may be more than cores; where the recording does not show that they wait, they are at most the cores per rank.
 Where training and loading together already need all cores, the finding says so and advises no workers.
+Where batches take workers as long as the step, and threads wait for cores instead of for them, it is a bound.
 Sources: PyTorch performance tuning guide; Lightning issue 18591 on why "as many as possible" is wrong.
 """
 
@@ -16,6 +17,7 @@ from typing import Final
 
 from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_ns
 from perfscope.analyzers.rules.context import RuleContext, known
+from perfscope.analyzers.rules.loading import hidden_pace
 from perfscope.analyzers.rules.loading.loader_startup import Stalls, find_stalls
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.frozen import dataclass
@@ -54,6 +56,40 @@ class _Need:
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None where loading hardly blocks, or only on a straggler, or only in a few steps."""
+    return _blocking(job) or _hidden(job)
+
+
+def _hidden(job: RuleContext) -> Finding | None:
+    """Where waits for cores hide the waits for batches: a bound, since they may as well be what takes so long."""
+    pace = hidden_pace.find(job, BUSY) if find_stalls(job) is None and not job.outpaced else None
+    if pace is None:
+        return None
+    worst = max(pace.rows, key=lambda row: row.workers_us or 0.0)
+    # In the terms of the recorded step, which the profiler may have made longer.
+    load_us = (worst.workers_us or 0.0) * (worst.num_workers or 1) * job.step_time_us / job.info.step_us
+    least_us = (1 - pace.waited) * job.step_time_us
+    need = _Need(max(ceil(load_us / least_us), 1), None, least_us)
+    recoverable = job.step_time_us - max(least_us, load_us / need.workers)
+    if need.workers <= (worst.num_workers or 0) or recoverable < SHARE * job.step_time_us:
+        return None
+    ranks = tuple(row.rank for row in pace.rows)
+    return job.finding(
+        RULE,
+        f"Workers take as long for a batch as the step takes on {_ranks(list(pace.rows), job)}; waits for cores hide "
+        "how much of it that blocks",
+        recoverable,
+        evidence=(
+            *known("time to load one batch on one worker", worst.batch_us, "us", (worst.rank,)),
+            Evidence("unprofiled step time" if job.info.unprofiled_step_us else "step time", job.info.step_us, "us"),
+            Evidence("time that training threads waited for a core, at most", pace.waited, "share", ranks),
+        ),
+        action=replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)),
+        confidence=job.confidence(),
+    )
+
+
+def _blocking(job: RuleContext) -> Finding | None:
+    """The same where recorded or unprofiled steps wait for their batches."""
     stalls, behind = find_stalls(job), None
     if stalls is not None and stalls.is_all:
         return None

@@ -97,6 +97,43 @@ def test_workers_that_take_the_whole_step_are_the_limit_though_devices_do_not_wa
     assert (finding.action.new if finding is not None else None) == new
 
 
+HIDDEN = {"batch_ms": 100, "waited_ms": 50, "loading_cpu_ms": 2, "ranks": 2, "devices": ("CPU",)}
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ({}, True),
+        ({"batch_ms": 90}, False),
+        ({"waited_ms": 5}, False),
+        ({"loading_cpu_ms": 80}, False),
+        ({"ranks": 1}, False),
+        ({"devices": ("NVIDIA A100-SXM4-80GB",)}, False),
+    ],
+    ids=["hidden", "quicker workers", "no waits", "workers that compute", "one rank of two", "on devices"],
+)
+def test_waits_for_cores_hide_that_workers_set_the_pace(other, found):
+    """A step of 100 ms, and one worker takes as long for its batch. The thread waits 1 ms for it and 50 for a core:
+    with a core at once, and two workers, the step takes 50 ms.
+    """
+    case = {**HIDDEN, **other}
+    rows = [
+        DataLoaderRow(rank=rank, wait_us=1_000, blocking_us=1_000, batch_us=1e3 * case["batch_ms"], num_workers=1)
+        for rank in range(case["ranks"])
+    ]
+    cpu = CpuMetadata(steps=1, wall_ns=100 * MS, thread_ns=45 * MS, waited_ns=case["waited_ms"] * MS)
+    loader = DataLoaderMetadata(num_workers=1, timed_batches=1, load_cpu_ns=case["loading_cpu_ms"] * MS)
+    steps = {"devices": case["devices"], "unprofiled_step_us": 100_000.0}
+    job = context(breakdown(0), breakdown(1), dataloader=tuple(rows), **steps)
+    job = replace(job, runs={rank: RunMetadata(rank=rank, cpu=cpu, dataloaders=(loader,)) for rank in range(2)})
+    finding = dataloader_workers.evaluate(job)
+    assert (finding is not None) is found
+    if finding is not None:
+        assert (finding.action.old, finding.action.new) == ("1", "2")
+        assert (finding.predicted_step_us, finding.whatif) == (None, {})
+        assert finding.ceiling == pytest.approx(100 / 50 - 1)
+
+
 def test_a_number_that_the_batches_show_is_no_more_than_that():
     def how(workers: int | None) -> str:
         row = DataLoaderRow(rank=0, wait_us=60_000, blocking_us=60_000, batch_us=80_000, num_workers=workers)
