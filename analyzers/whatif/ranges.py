@@ -124,11 +124,12 @@ def by_hosts(context: Context, measured: float, mid: float, *, of_host_work: boo
 
 
 def by_cores(context: Context, settings: Collection[str], paced: Sequence[int]) -> tuple[float, float]:
-    """(least, most) that a step may take for want of cores, ns, on CPUs; zeros where the ``settings`` change how much
-    is computed, or nothing shows it. The CPU time is that of the profiled steps: without the profiler it is less, by as
-    much as they are at least.
+    """(least, most) that a step may take where ranks share cores, ns, on CPUs; zeros where the ``settings`` change how
+    much is computed, or nothing shows it. The CPU time is that of the profiled steps: without the profiler it is less,
+    by as much as they are at least.
     """
-    if context.on_devices or not all(name.startswith(_SAME_WORK) for name in settings):
+    told = all(_tells_cpu_time(run, len(context.result.steps)) for run in context.runs.values())
+    if context.on_devices or not told or not all(name.startswith(_SAME_WORK) for name in settings):
         return 0.0, 0.0
     needed = cores_needed(context.runs, paced)
     profiler = context.profiler
@@ -249,18 +250,21 @@ def least_run_ns(before: Mapping[int, RankWork], after: Mapping[int, RankWork], 
     most = 0.0
     for rank, work in before.items():
         run = context.runs.get(rank)
-        cpu = run.cpu if run is not None else None
-        # CPU time is of all captured steps: some may have been left out, which evaluate.
-        if run is None or cpu is None or cpu.steps != steps or (run.cpu_threads or 1) > 1:
+        if run is None or run.cpu is None or not _tells_cpu_time(run, steps) or after[rank].issued < work.issued:
             continue
-        if after[rank].issued < work.issued:
-            continue
-        run_ns = cpu.thread_ns / steps
+        run_ns = run.cpu.thread_ns / steps
         if profiler is not None:
             run_ns = (run_ns - profiler.most_of_step(context.result, rank)) / (1 + profiler.work_slower)
         run_ns *= 1 - _RUN_UNLIKE
         most = max(most, run_ns - max(work.own_ns - after[rank].own_ns, 0.0) / steps)
     return most / max(context.correction, 1.0)
+
+
+def _tells_cpu_time(run: RunMetadata, steps: int) -> bool:
+    """Is the CPU time of a rank's training known, of these steps alone? It is of all captured steps: some may have been
+    left out, which evaluate. Of several threads of operators each waits for the others.
+    """
+    return run.cpu is not None and run.cpu.steps == steps and (run.cpu_threads or 1) == 1
 
 
 def _unlike(context: Context, rank: int) -> float:

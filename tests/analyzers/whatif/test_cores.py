@@ -74,8 +74,11 @@ def test_a_rank_that_slept_wants_a_core_once_it_does_not(samples: Path) -> None:
     asked = {"rank.1": "peers"}
     free = predict(context, asked)
     for cpu_ms, cores in ((30.0, 1), (30.0, 8)):
-        used = round(10 * cpu_ms * MS)
-        cpu = CpuMetadata(cores="0", steps=10, wall_ns=10 * 130 * MS, process_ns=used, thread_ns=used, waited_ns=0)
+        steps = len(context.result.steps)
+        used = round(steps * cpu_ms * MS)
+        cpu = CpuMetadata(
+            cores="0", steps=steps, wall_ns=steps * 130 * MS, process_ns=used, thread_ns=used, waited_ns=0
+        )
         runs = {
             rank: replace(run, host="a", local_world_size=3, cpu_count=cores, cpu_threads=1, cpu=cpu)
             for rank, run in context.runs.items()
