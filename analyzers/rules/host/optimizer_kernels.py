@@ -1,11 +1,11 @@
 """An optimizer of many small kernels: fires when those take much of the step.
 
 Plain loops over parameters run some ten kernels for each of them. However little a kernel computes, it takes as long as
-the shortest one, the device needs time from one to the next, and the host time to launch it; ``foreach`` and fused
-implementations pay that once for many parameters. Without them the step is replayed, else what they take is a bound:
-their arithmetic stays. Source: torch.optim, "Algorithms" (foreach, fused). Where devices wait for launches and no
-replay tells what the optimizer's cost, the rule ``launch-bound`` names the optimizer. On CPUs such an optimizer goes
-from one small operator to the next, which torch's does unless it is fused.
+the shortest one (up to what an empty one takes), the device needs time from one to the next, and the host time to
+launch it; ``foreach`` and fused implementations pay that once for many parameters. Without them the step is replayed,
+else what they take is a bound: their arithmetic stays. Source: torch.optim, "Algorithms" (foreach, fused). Where
+devices wait for launches and no replay tells what the optimizer's cost, the rule ``launch-bound`` names the optimizer.
+On CPUs such an optimizer goes from one small operator to the next, which torch's does unless it is fused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from perfscope.results.findings import Action, Confidence, Evidence, Finding
 RULE: Final = "optimizer-kernels"
 SHARE: Final = 0.05
 """Least share of the step that could be saved."""
+_EMPTY_US: Final = 5.0
+"""What a kernel that computes nothing takes on any device, at most: here it is for a bound."""
 
 
 def evaluate(job: RuleContext) -> Finding | None:
@@ -32,7 +34,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     shortest_us = min(row.min_us for row in kernels)
     between_us = min(job.typical_us("idle_dependency") / of_all, shortest_us)
-    most_us = count * (shortest_us + between_us)
+    most_us = count * (min(shortest_us, _EMPTY_US) + between_us)
     replayed = launch_bound.without_loops(job)
     if replayed is None and most_us < SHARE * job.step_time_us:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.analyzers.rank.extra.extra_work import FEW
+from perfscope.analyzers.rank.extra.extra_work import EMPTY_NS, FEW
 from perfscope.analyzers.whatif.change import CannotReplay
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.whatif import context_of
@@ -34,6 +34,20 @@ def test_all_kernels_of_an_optimizer_step_but_for_a_few_are_spared() -> None:
         (last + 13, last + 53)
     ]
     assert (work.host.start_ns.tolist(), work.host.end_ns.tolist()) == ([last + 1], [last + 41])
+
+
+def test_of_long_kernels_only_what_an_empty_one_takes_is_spared() -> None:
+    """Each follows on the one before after 1,000 and takes 30,000, as far as anyone can see all of it to compute."""
+    builder = TraceBuilder().step(1, 0, 1_000_000).launched("gemm", 10, 20, 100)
+    builder.note("Optimizer.step#AdamW.step", 200, 10_000)
+    for number in range(FEW + 2):
+        begin = 20_000 + 31_000 * number
+        builder.launched("adam", 300 + 20 * number, begin, begin + 30_000)
+    work = analyze_rank(builder.launched("gemm", 11_000, 800_000, 900_000).build()).optimizer_loops
+    first = 20_000 + 31_000 * FEW
+    assert list(zip(work.device.start_ns.tolist(), work.device.end_ns.tolist(), strict=True)) == [
+        (begin - 1_000, begin + EMPTY_NS) for begin in (first, first + 31_000)
+    ]
 
 
 ADAM = ("aten::mul_", "aten::lerp_", "aten::mul_", "aten::addcmul_")
