@@ -13,6 +13,7 @@ from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import CpuMetadata, DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Confidence, Finding, Prediction, Severity
+from perfscope.results.notes import note
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.rules.jobs import analyze, breakdown, changed, context, runs, starved
 from tests.generator import MS, JobSpec, LoaderSpec, simulate
@@ -39,6 +40,17 @@ def test_workers_of_an_iterable_dataset_each_deliver_all_of_it():
     assert "get_worker_info" in (costs(True, 80_000) or "")
     assert costs(True, 40_000) is None  # one worker
     assert costs(False, 80_000) is None
+
+
+def test_a_wait_of_the_only_step_that_may_not_have_been_hidden_may_all_be_saved():
+    """Of a step of 100 ms loading blocks 20, after 50 that are assumed to be hidden behind the step before."""
+    alone = starved(20_000, workers=None)
+    waited = note("steps", "lone_step_waits", (0,), share=0.5)
+    told, bounded = dataloader_workers.evaluate(alone), dataloader_workers.evaluate(changed(alone, notes=(waited,)))
+    assert told is not None
+    assert bounded is not None
+    assert told.ceiling == pytest.approx(100 / 80 - 1)
+    assert bounded.ceiling == pytest.approx(150 / 80 - 1)
 
 
 def test_fires_from_five_percent():
