@@ -13,7 +13,7 @@ from perfscope.analyzers.compare.compare import compare
 from perfscope.analyzers.history.steps_only import untraced_job, untraced_summary
 from perfscope.analyzers.history.stragglers import FEWEST_STEPS
 from perfscope.recording.job import Job
-from perfscope.reports.compare import terminal, words
+from perfscope.reports.compare import page, terminal, words
 from perfscope.results.budget import FAILED, PASSED
 from perfscope.results.history import History, HistoryBin, HistoryStraggler
 from perfscope.results.rows import Verdict
@@ -58,6 +58,9 @@ def test_the_stage_that_changed_is_the_cause() -> None:
     assert [name for name, row in rows.items() if row.significant] == ["dataloader"]
     assert words.because(difference) == "Each step spends 10.0 ms more loading data."
     assert "Data loading" in terminal.comparison(comparison)
+    html = page.render(comparison)
+    assert "Stages of a step" in html
+    assert "Time breakdown of a step" not in html  # there is none to draw
     assert not any("unknown" in note for note in difference.notes)
 
 
