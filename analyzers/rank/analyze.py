@@ -31,6 +31,7 @@ from perfscope.analyzers.rank.host_activity import (
 from perfscope.analyzers.rank.host_events import host_events
 from perfscope.analyzers.rank.implied.host_lanes import with_host_lanes
 from perfscope.analyzers.rank.implied.waits import with_implied_waits
+from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.lanes import ranges_by_name, rank_lanes
 from perfscope.analyzers.rank.launches import DeviceWork, device_work
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD
@@ -82,8 +83,8 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
     host = host_activity(trace, work)
     timeline, communication = time_breakdown(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
-    collectives = _collectives(trace, work, steps, host)
     attribution = attribute(trace, work, steps, flops)
+    collectives = _collectives(trace, work, steps, host, attribution)
     used = {int(index) for index in distinct(trace.device[work.row])} if len(work) else set()
     loops = operator_loops(trace, work, steps, host, attribution.operators)
     own = progress(trace, work, host, collectives, timeline, steps)
@@ -163,10 +164,13 @@ def _processes(trace: Trace) -> frozenset[int]:
     return frozenset(int(text) for text in ids if text.isdecimal())
 
 
-def _collectives(trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity) -> Collectives:
+def _collectives(
+    trace: Trace, work: DeviceWork, steps: Steps, host: HostActivity, attribution: Attribution
+) -> Collectives:
     """Communication kernels where the rank has device work, the backend's host ranges otherwise."""
     raw = on_device(trace, work) if len(work) else on_host(trace)
-    return raw.collectives(steps, host.between)
+    again = attribution.recomputing
+    return raw.collectives(steps, host.between, Intervals.of(again.start_ns, again.end_ns))
 
 
 def _tables(

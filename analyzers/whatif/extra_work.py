@@ -11,15 +11,23 @@ for late ranks move to the next collective.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from typing import Final
 
 from perfscope.analyzers.rank.extra.extra_work import FEW
 from perfscope.analyzers.rank.partial import ExtraWork, RankPartial
+from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import BadSetting, CannotReplay, Context, Setting, Uncertainty, flag, number
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.extra_work import leave_out
-from perfscope.trace.trace import Int64
+from perfscope.analyzers.whatif.schedules.ops import RankOp
+from perfscope.grouping import grouped
+from perfscope.trace.trace import NONE, Int64
+
+_OF_FORWARD: Final = ("all_reduce", "all_to_all", "reduce_scatter")
+"""Collectives of activations: in a forward nobody sends gradients."""
 
 
 def _left_out(
@@ -46,7 +54,7 @@ def _used(context: Context, rank: int) -> Int64:
     return context.result.partials[rank].steps.indices_of(context.result.steps)
 
 
-_recomputation = partial(
+_not_computed_again = partial(
     _left_out,
     attrgetter("recomputation"),
     "the recording shows no forward that runs again in the backward",
@@ -69,6 +77,45 @@ _operators = partial(
     "the recording shows no loop over many tensors between the phases of a step",
     Uncertainty(less=0.40, more=0.60),
 )
+
+
+def _recomputation(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
+    sure = _not_computed_again(schedules, context, name, value)
+    left = number(name, value, "a share", zero=True)
+    again = _sent_again(schedules, max(1 - left, 0.0))
+    for rank_op in again:
+        rank_op.gap_ns = rank_op.transfer_ns = rank_op.late_ns = rank_op.after_gap_ns = 0.0
+    for ops in schedules.ops.values():
+        for place, op in enumerate(ops):
+            if op.rank_op in again and op.kind is not OpKind.ISSUE:
+                # A mark of nothing: other changes find as many ops as were recorded.
+                ops[place] = replace(op, kind=OpKind.MARK, mark=NONE, rank_op=None, lag_ns=0.0)
+    return sure
+
+
+def _sent_again(schedules: EditableSchedules, share: float) -> set[RankOp]:
+    """What all ranks send in that share of the forwards that run again, the first ones of each step and group.
+
+    A backward needs the parameters that FSDP gathers, whether or not its forward runs again. Gathers count in groups
+    that reduce and scatter in such forwards, too: those of sequence parallelism, whose activations are sharded.
+    """
+    again = {
+        collective: rank_ops
+        for collective, rank_ops in schedules.collectives().items()
+        if all(rank_op.again for rank_op in rank_ops)
+    }
+    scattering = {collective.group for collective in again if collective.kind == "reduce_scatter"}
+    sent = grouped(
+        ((collective.step, collective.group), rank_ops)
+        for collective, rank_ops in again.items()
+        if collective.kind in _OF_FORWARD or (collective.kind == "all_gather" and collective.group in scattering)
+    )
+    return {
+        rank_op
+        for collectives in sent.values()
+        for rank_ops in collectives[: round(share * len(collectives))]
+        for rank_op in rank_ops
+    }
 
 
 def _loops(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:

@@ -83,8 +83,9 @@ class Collectives:
     host window the collective was issued (-1: outside all); ``backward``, whether autograd issued it, and
     ``after_backward``, whether the host issued it between the last of autograd's functions of the step and the
     optimizer's step (both False where the recording has none of these functions); ``between``, whether the host issued
-    it after the optimizer's step and before the next forward (False where nothing marks these). ``messages`` describe
-    those that are point to point; on the host these start when the operator that issued them starts.
+    it after the optimizer's step and before the next forward (False where nothing marks these); ``again``, whether it
+    did in a forward that runs again in the backward. ``messages`` describe those that are point to point; on the host
+    these start when the operator that issued them starts.
     """
 
     start_ns: Int64
@@ -99,6 +100,7 @@ class Collectives:
     backward: Bool
     after_backward: Bool
     between: Bool
+    again: Bool
     groups: tuple[Group, ...]
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]

@@ -51,8 +51,10 @@ class RawCollectives:
     messages: Messages = field(default_factory=Messages.none)
     on_host: bool = False
 
-    def collectives(self, steps: Steps, between: Intervals) -> Collectives:
-        """The same events in order of start, with a table for each label. ``between``: as in ``HostActivity``."""
+    def collectives(self, steps: Steps, between: Intervals, again: Intervals) -> Collectives:
+        """The same events in order of start, with a table for each label. ``between``: as in ``HostActivity``;
+        ``again``: when the host runs a forward again.
+        """
         order = np.lexsort((self.end_ns, self.start_ns))
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
@@ -79,6 +81,7 @@ class RawCollectives:
             backward=self.backward[order],
             after_backward=self.after_backward[order],
             between=between.covers(issued) & (issued != NONE),
+            again=again.covers(issued) & (issued != NONE),
             groups=groups,
             kinds=kinds,
             dtypes=dtypes,

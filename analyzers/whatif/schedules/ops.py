@@ -56,6 +56,8 @@ class RankOp:
     """Issued by autograd, as far as that is recorded."""
     after_backward: bool = False
     """Issued between the last of autograd's functions and the optimizer's step, as far as these are recorded."""
+    again: bool = False
+    """Issued in a forward that runs again in the backward."""
     after: RankOp | None = None
     """The rank op of another stream whose end it waits for as well: its ``gap_ns`` includes that."""
     after_gap_ns: float = 0.0
