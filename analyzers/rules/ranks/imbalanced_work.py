@@ -75,6 +75,15 @@ def explains(job: RuleContext, row: StragglerRow) -> bool:
     return row.pattern == "rotating" and row.cause == "compute" and _follows(job)[1] >= CORRELATED
 
 
+def flops_spread(job: RuleContext) -> float | None:
+    """Relative standard deviation of the ranks' FLOPs, without each step's mean; None where they are not known."""
+    flops = [rank.flops for rank in job.per_step.values()]
+    if not flops or any(each is None for each in flops):
+        return None
+    work: Float64 = np.array(flops, dtype=np.float64)
+    return float((work - work.mean(axis=0)).std() / work.mean()) if work.any() else None
+
+
 def _follows(job: RuleContext) -> tuple[bool, float]:
     """(whether by FLOPs, the correlation of compute and work over all steps of all ranks); 0 where neither is recorded.
 

@@ -9,6 +9,7 @@ from typing import Final
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import SAVING
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, flops_spread
 from perfscope.results.rows import StragglerRow
 from perfscope.text import count_per_step, duration
 
@@ -44,7 +45,21 @@ _IN_TURN: Final = (
 _VARYING: Final = (
     "The slowest rank changes from step to step, as it does where the work of batches varies: compare sequence lengths "
     "and experts' tokens of the ranks; pack samples to one length, or draw batches by tokens from buckets of similar "
-    "length, on all ranks. With shapes recorded, FLOPs show whether that is it."
+    "length, on all ranks."
+)
+_RECORD_SHAPES: Final = " With shapes recorded, FLOPs show whether that is it."
+
+_EQUAL_WORK: Final = (
+    "The slowest rank changes from step to step, and all ranks have the same FLOPs in each: it is not the work that "
+    "varies. "
+)
+_VARYING_CORES: Final = (
+    "Look for what else runs on the cores (top shows it), for CPU frequencies that change, and for more threads than "
+    "cores."
+)
+_VARYING_CLOCKS: Final = (
+    "Look for clocks, power caps and temperatures that change (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), and for "
+    "kernels that take longer beside communication."
 )
 
 _WHOLE_HOST: Final = (
@@ -74,8 +89,13 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
     """The remedy of one cause; of host work, by the name of what that is, if it is known."""
     run = job.runs.get(worst.rank)
     is_cpu = run is not None and run.device.type == "cpu"
+    if worst.scope == "job" and worst.cause == "compute":
+        spread = flops_spread(job)
+        if spread is not None and spread < SPREAD:
+            return _EQUAL_WORK + (_VARYING_CORES if is_cpu else _VARYING_CLOCKS)
+        return _VARYING + (_RECORD_SHAPES if spread is None else "")
     if worst.scope == "job":
-        return {"host": _IN_TURN, "compute": _VARYING}.get(worst.cause, OF_CAUSE[worst.cause])
+        return _IN_TURN if worst.cause == "host" else OF_CAUSE[worst.cause]
     if worst.scope == "host" and worst.cause != "communication":
         return _WHOLE_HOST
     if worst.scope == "stage":

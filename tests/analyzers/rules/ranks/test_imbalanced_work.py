@@ -8,6 +8,7 @@ import pytest
 
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.ranks import imbalanced_work, straggling_rank
+from perfscope.analyzers.rules.ranks.remedies import template
 from tests.analyzers.rules.jobs import QUICK, Analyzed, analyze, changed
 from tests.generator import SlowCompute
 
@@ -51,6 +52,22 @@ def test_with_more_flops_where_it_is_slow_the_work_is_uneven(in_turn):
     assert values["ranks that had the most in some step"] == 4
     assert "pack samples to one length" in finding.action.how
     assert straggling_rank.evaluate(context) is None
+
+
+def test_what_to_do_about_ranks_that_are_slow_in_turn_follows_from_their_flops(in_turn):
+    """Equal ones: it is not the work. Unknown ones: record shapes, and see."""
+    (row, *_) = in_turn.context.summary.stragglers
+    equal = {rank: replace(steps, flops=(1e12,) * 8) for rank, steps in in_turn.context.per_step.items()}
+    told = template(changed(in_turn.context, per_step=equal), row)
+    assert "not the work that varies" in told
+    assert "clocks" in told
+    assert "With shapes recorded" not in told
+    unknown = template(with_flops(in_turn.context, uneven=False), row)
+    assert "pack samples" in unknown
+    assert "With shapes recorded" in unknown
+    varying = template(with_flops(in_turn.context, uneven=True), row)
+    assert "pack samples" in varying
+    assert "With shapes recorded" not in varying
 
 
 def test_a_rank_that_never_waits_does_not_take_turns(in_turn):
