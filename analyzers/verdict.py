@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
 from perfscope.analyzers.losses import WAIT, in_words, largest, losses, waits_for, where_to_look
@@ -105,7 +105,7 @@ def verdict(summary: Summary) -> Verdict:
     are left out for them that take long.
     """
     found = _of_training(summary)
-    left_out = next((note.values for note in summary.notes if note.kind == "evaluation_left_out"), {})
+    left_out = evaluations(summary)
     share = left_out.get("share", 0.0)
     if share < LARGE:
         return found
@@ -118,6 +118,11 @@ def verdict(summary: Summary) -> Verdict:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
     headline = f"{about} Of the others: {found.headline[:1].lower()}{found.headline[1:]}"
     return replace(found, headline=headline, healthy=False, first_action=evaluate_less(left_out.get("alone", [])))
+
+
+def evaluations(summary: Summary) -> Mapping[str, Any]:
+    """Values of the note on steps that are left out for an evaluation: their numbers, share and who evaluates alone."""
+    return next((note.values for note in summary.notes if note.kind == "evaluation_left_out"), {})
 
 
 def recoverable(summary: Summary) -> float:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.history.long_steps import period_of
-from perfscope.analyzers.verdict import evaluate_less, recoverable
+from perfscope.analyzers.verdict import evaluate_less, evaluations, recoverable
 from perfscope.results.findings import Confidence
 from perfscope.results.history import STAGE_WORDS, History, HistoryStraggler, LongSteps
 from perfscope.results.rows import StragglerRow, Verdict
@@ -86,16 +86,8 @@ def _are_seen(again: LongSteps, summary: Summary) -> bool:
     """Is one of the recorded steps longer by half of what these are on average, or by as much as the shortest is?"""
     times = summary.job.step_time_us_per_step
     outliers = summary.history.outliers if summary.history is not None else ()
-    least_us = min(
-        (row.us * (1 - 1 / row.ratio) for row in outliers if row.step in again.steps), default=again.longer_us
-    )
+    least_us = min((row.longer_us for row in outliers if row.step in again.steps), default=again.longer_us)
     return bool(times) and max(times) - median(times) >= min(again.longer_us / 2, least_us)
-
-
-def _evaluations(summary: Summary) -> tuple[list[int], list[int]]:
-    """Recorded steps that are left out for an evaluation, and the ranks that evaluate alone."""
-    found = next((note.values for note in summary.notes if note.kind == "evaluation_left_out"), {})
-    return found.get("steps", []), found.get("alone", [])
 
 
 def _are_evaluations(again: LongSteps, evaluated: list[int]) -> bool:
@@ -113,9 +105,9 @@ def _with_long_steps(summary: Summary, again: LongSteps) -> Verdict:
     """
     verdict, words = summary.verdict, again.in_words()
     words = f"{words[0].upper()}{words[1:]}"
-    evaluated, alone = _evaluations(summary)
-    if _are_evaluations(again, evaluated):
-        return _with_evaluations(verdict, f"{words}. They are evaluations.", evaluate_less(alone))
+    left_out = evaluations(summary)
+    if _are_evaluations(again, left_out.get("steps", [])):
+        return _with_evaluations(verdict, f"{words}. They are evaluations.", evaluate_less(left_out.get("alone", [])))
     recorded = "with --trigger 1.5"
     if again.period is not None and again.period <= _SHORT:
         recorded = f"with --active {again.period}"

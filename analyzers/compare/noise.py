@@ -115,18 +115,25 @@ def category_changes(baseline: Summary, candidate: Summary, step: StepChange) ->
     for name in first:
         delta = second[name] - first[name]
         pair = (regular_times(baseline, samples[0], name), regular_times(candidate, samples[1], name))
-        noise = noise_of_part(pair, level, step)
+        low, high, significant = within(delta, noise_of_part(pair, level, step))
         changes.append(
             CategoryChange(
                 name=name,
                 baseline_us=first[name],
                 candidate_us=second[name],
-                low_us=delta - noise if noise is not None else None,
-                high_us=delta + noise if noise is not None else None,
-                significant=abs(delta) > noise if noise is not None else None,
+                low_us=low,
+                high_us=high,
+                significant=significant,
             )
         )
     return tuple(changes)
+
+
+def within(delta_us: float, noise_us: float | None) -> tuple[float | None, float | None, bool | None]:
+    """(low, high, significant) of a change: its range, and whether that excludes 0; None where no noise is known."""
+    if noise_us is None:
+        return None, None, None
+    return delta_us - noise_us, delta_us + noise_us, abs(delta_us) > noise_us
 
 
 def noise_of_part(pair: tuple[Float64, Float64], level: float, step: StepChange) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfscope.analyzers.compare.noise import LEVEL, noise_of_part
+from perfscope.analyzers.compare.noise import LEVEL, noise_of_part, within
 from perfscope.results.comparison import StageChange, StepChange
 from perfscope.results.history import History
 from perfscope.results.summary import Summary
@@ -32,15 +32,15 @@ def stage_changes(baseline: Summary, candidate: Summary, step: StepChange) -> tu
     for name in names:
         before, after = float(first[name].mean()), float(second[name].mean())
         noise = noise_of_part((first[name], second[name]), level, step)
-        delta = after - before
+        low, high, significant = within(after - before, noise)
         changes.append(
             StageChange(
                 name=name,
                 baseline_us=before,
                 candidate_us=after,
-                low_us=delta - noise if noise is not None else None,
-                high_us=delta + noise if noise is not None else None,
-                significant=abs(delta) > noise if noise is not None else None,
+                low_us=low,
+                high_us=high,
+                significant=significant,
             )
         )
     return tuple(changes)

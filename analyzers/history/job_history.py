@@ -216,7 +216,7 @@ def _outliers(partials: Partials, waiting: frozenset[str], found: RunStragglers 
                 stage=stage,
             )
         )
-    rows.sort(key=lambda row: (-row.us * (1 - 1 / row.ratio), row.step))
+    rows.sort(key=lambda row: (-row.longer_us, row.step))
     return tuple(rows[:MOST_OUTLIERS])
 
 

@@ -47,7 +47,7 @@ def long_steps(
     ranks that average their parameters every few steps, say. ``compared``: were ranks compared, so that a step without
     a rank is nobody's alone?
     """
-    measured = [(row, row.us * (1 - 1 / row.ratio)) for row in outliers if row.stage not in _NAMED_BEFORE]
+    measured = [(row, row.longer_us) for row in outliers if row.stage not in _NAMED_BEFORE]
     if len(measured) < FEWEST:
         return None
     chosen = [measured[at] for at in of_one_kind(range(len(measured)), [over for _, over in measured])]

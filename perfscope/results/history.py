@@ -83,6 +83,11 @@ class OutlierStep:
     ]
     stage: Annotated[str, "The stage that holds most of the excess, of that rank or of the longest step."]
 
+    @property
+    def longer_us(self) -> float:
+        """By how much it took longer than the steps around it, µs."""
+        return self.us * (1 - 1 / self.ratio)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongSteps:
