@@ -254,22 +254,22 @@ def _keep_common_steps(ranks: IdentifiedRanks) -> None:
 
 
 def _keep_recorded_devices(ranks: IdentifiedRanks) -> None:
-    """Leave out ranks whose profilers did not record their devices, in a job in which most did.
+    """Leave out ranks without device events in a job in which most have some: their devices would seem idle.
 
-    One whose file was cut before them still shows what its host does; a note tells that its devices are not known.
+    A file that was cut has its operators before its device events, so that its steps may look whole on the host.
     """
     without = [rank for rank, partial in sorted(ranks.partials.items()) if not partial.has_device_work]
     if not 0 < len(without) < len(ranks.partials) / 2:
         return
     for rank in without:
         if ranks.partials[rank].parse_report.truncated:
-            continue
-        _reject(
-            ranks,
-            rank,
-            "holds no device events while the other ranks' traces do, so its device would seem idle: record it with "
-            "ProfilerActivity.CUDA",
-        )
+            why = "the file ends early, before its device events, so its device would seem idle: copy it again"
+        else:
+            why = (
+                "holds no device events while the other ranks' traces do, so its device would seem idle: record it "
+                "with ProfilerActivity.CUDA"
+            )
+        _reject(ranks, rank, why)
 
 
 def _keep_many_steps(ranks: IdentifiedRanks) -> None:
