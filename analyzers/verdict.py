@@ -85,6 +85,10 @@ _BLIND: Final = {
         "the file ends early, before any device event",
         "Copy the file again; where the job was killed while it wrote, record again.",
     ),
+    "device_events_lost": (
+        "the file ends early, and device events are missing from every step",
+        "Copy the file again; where the job was killed while it wrote, record again.",
+    ),
     "device_events_unread": (
         "the recording has events of processes that PerfScope does not know, which may be its devices",
         "See the notes for the processes' names; record with torch.profiler (perfscope run does) or Nsight Systems.",

@@ -222,6 +222,10 @@ def _unknown(source: TraceSource, partial: RankPartial) -> str:
     )
 
 
+_CUT: Final = "the file ends early, and no step in it is whole: copy it again"
+_UNMARKED: Final = "nothing in it marks steps while the other ranks' do: record it with a profiler schedule"
+
+
 def _keep_common_steps(ranks: IdentifiedRanks) -> None:
     """Ranks that share no step number with the rest were recorded at another time: they cannot be compared."""
     marked = {
@@ -230,11 +234,8 @@ def _keep_common_steps(ranks: IdentifiedRanks) -> None:
     unmarked = [rank for rank, partial in ranks.partials.items() if not partial.steps.marked]
     if marked and unmarked:
         for rank in unmarked:
-            _reject(
-                ranks,
-                rank,
-                "nothing in it marks steps while the other ranks' do: record it with a profiler schedule",
-            )
+            cut = ranks.partials[rank].parse_report.truncated
+            _reject(ranks, rank, _CUT if cut else _UNMARKED)
     if len(marked) < 2:
         return
     votes = Counter(step for steps in marked.values() for step in steps)
@@ -254,22 +255,28 @@ def _keep_common_steps(ranks: IdentifiedRanks) -> None:
 
 
 def _keep_recorded_devices(ranks: IdentifiedRanks) -> None:
-    """Leave out ranks without device events in a job in which most have some: their devices would seem idle.
+    """Leave out ranks without device events beside ranks that have some: their devices would seem idle.
 
-    A file that was cut has its operators before its device events, so that its steps may look whole on the host.
+    A file that was cut has its operators before its device events, so its steps may look whole on the host. Whole files
+    without any are left out where more ranks have some: else the job may train on CPUs, with a few ranks on devices.
     """
     without = [rank for rank, partial in sorted(ranks.partials.items()) if not partial.has_device_work]
-    if not 0 < len(without) < len(ranks.partials) / 2:
+    cut = [rank for rank in without if ranks.partials[rank].parse_report.truncated]
+    if len(without) == len(ranks.partials):
         return
-    for rank in without:
-        if ranks.partials[rank].parse_report.truncated:
-            why = "the file ends early, before its device events, so its device would seem idle: copy it again"
-        else:
-            why = (
-                "holds no device events while the other ranks' traces do, so its device would seem idle: record it "
-                "with ProfilerActivity.CUDA"
-            )
-        _reject(ranks, rank, why)
+    for rank in cut:
+        _reject(
+            ranks, rank, "the file ends early, before its device events, so its device would seem idle: copy it again"
+        )
+    if 2 * (len(without) - len(cut)) >= len(ranks.partials):
+        return
+    for rank in sorted({*without} - {*cut}):
+        _reject(
+            ranks,
+            rank,
+            "holds no device events while the other ranks' traces do, so its device would seem idle: record it with "
+            "ProfilerActivity.CUDA",
+        )
 
 
 def _keep_many_steps(ranks: IdentifiedRanks) -> None:

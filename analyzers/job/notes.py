@@ -12,7 +12,7 @@ from perfscope.analyzers.job.unprofiled import LONG, longer_ns
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP
 from perfscope.analyzers.rank.host_activity import EVALUATING
-from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION
+from perfscope.analyzers.rank.steps import BY_OPTIMIZER, BY_REPETITION, lost_work
 from perfscope.recording.job import Job
 from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, collector_problems, ended, note
@@ -162,6 +162,13 @@ def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:
     cut = tuple(rank for rank in blind if result.partials[rank].parse_report.truncated)
     if cut:
         yield note("time_breakdown", "device_events_cut", cut)
+    lost = tuple(
+        rank
+        for rank, partial in sorted(result.partials.items())
+        if partial.has_device_work and lost_work(partial.parse_report, partial.steps)
+    )
+    if lost:
+        yield note("time_breakdown", "device_events_lost", lost)
     unread = {rank: names for rank in blind if (names := result.partials[rank].parse_report.unread_processes)}
     if unread:
         shown = sorted({name for names in unread.values() for name in names})[:_NAMED]

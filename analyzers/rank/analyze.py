@@ -40,7 +40,7 @@ from perfscope.analyzers.rank.partial import Loading, RankPartial
 from perfscope.analyzers.rank.passes import find_passes
 from perfscope.analyzers.rank.progress import progress
 from perfscope.analyzers.rank.repetition import edges_by_batches, edges_by_repetition
-from perfscope.analyzers.rank.steps import Steps, find_steps
+from perfscope.analyzers.rank.steps import Steps, find_steps, lost_work
 from perfscope.analyzers.rank.time_breakdown import time_breakdown
 from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.rank.work.compiled_times import compiled_times
@@ -81,6 +81,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         steps = find_steps(trace, work, training_threads(trace, work), edges_by_batches, edges_by_repetition)
     except ValueError as error:
         raise TraceError(f"{trace.source}: {error}; record the rank again, or leave this file out") from error
+    work = replace(work, incomplete=lost_work(trace.parse_report, steps))
     host = host_activity(trace, work)
     timeline, communication = time_breakdown(trace, work, host, int(steps.start_ns[0]), int(steps.end_ns[-1]))
     attribution = attribute(trace, work, steps, flops)

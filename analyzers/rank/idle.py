@@ -9,8 +9,9 @@
 
 In this order, the first that applies counts:
 
-- **unknown**: a CUDA graph was running whose nodes are not all recorded, or the next work was queued for so long that
-  something must have run which is not recorded: all that it can wait for on the device had ended.
+- **unknown**: the file ends early, and of every step some work is missing; a CUDA graph was running whose nodes are not
+  all recorded; or the next work was queued for so long that something must have run which is not recorded: all that it
+  can wait for on the device had ended.
 - **dependency**: the next work was queued: launched, and on the device, before the gap began. How long launches take to
   get there is what the rank's late ones take (median).
 - **dataloader**: before that launch, inside the loader's ``__next__``.
@@ -120,6 +121,8 @@ def idle_layers(
     """
     if len(work) == 0 or len(gaps) == 0:
         return []
+    if work.incomplete:
+        return [(TimeCategory.UNKNOWN, gaps)]
     opaque = _opaque(trace, work, host, gaps)
     found = _Gaps.of(trace, work, gaps.subtract(opaque))
     before = found.before_launch()

@@ -66,6 +66,8 @@ class DeviceWork:
     launch: Int64
     made_up: bool = False
     """The recorded launches are not those of a host, and left out."""
+    incomplete: bool = False
+    """Of every step some is missing: what the device did between two pieces of work is not known."""
 
     def __len__(self) -> int:
         return len(self.row)

@@ -39,7 +39,7 @@ from perfscope.analyzers.rank.launches import DeviceWork, done_ns, earlier_work_
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import NVTX_STEP_PREFIX, PROFILER_STEP_PREFIX
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Category, Int64, Trace
+from perfscope.trace.trace import NONE, Bool, Category, Int64, ParseReport, Trace
 
 Edges = Callable[[Trace, DeviceWork], Int64]
 """Times on the host between steps, the begin of the first and the end of the last included; empty: not known."""
@@ -116,6 +116,13 @@ class Steps:
         inside = step >= 0
         weights = weights if weights is None else weights[inside]
         return np.bincount(step[inside], weights=weights, minlength=len(self)).astype(np.int64)
+
+
+def lost_work(report: ParseReport, steps: Steps) -> bool:
+    """Is device work missing within the window, as in a file that ends early, has it in no order of time, and no whole
+    step?
+    """
+    return report.truncated and report.all_operators and not steps.marked
 
 
 def find_steps(

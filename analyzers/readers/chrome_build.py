@@ -210,7 +210,7 @@ class Builder:
             versions=metadata.versions,
             parse_report=self._report(
                 repaired_metadata=repaired_metadata,
-                complete_until_ns=_cut_ns(columns, rows) if truncated else None,
+                cut=_cut(columns, rows) if truncated else None,
                 unread_processes=chrome_dialects.unread_processes(columns, threads, self._process_names),
             ),
         )
@@ -254,29 +254,30 @@ class Builder:
         category[np.isin(columns["name"], steps) & (category == Category.CPU_OP)] = Category.ANNOTATION
 
     def _report(
-        self, *, repaired_metadata: bool, complete_until_ns: int | None, unread_processes: tuple[str, ...]
+        self, *, repaired_metadata: bool, cut: tuple[int, bool] | None, unread_processes: tuple[str, ...]
     ) -> ParseReport:
         if self._unread:
             kinds = ", ".join(f"{count} of phase {phase!r}" for phase, count in sorted(self._unread.items()))
             self.note(f"events of kinds that are not read: {kinds}")
-        truncated = complete_until_ns is not None
+        until_ns, all_operators = cut or (None, True)
         return ParseReport(
-            self._dropped, self._repaired + repaired_metadata, truncated, tuple(self._notes), complete_until_ns,
-            tuple(map(clean, unread_processes)),
+            self._dropped, self._repaired + repaired_metadata, cut is not None, tuple(self._notes), until_ns,
+            all_operators, tuple(map(clean, unread_processes)),
         )  # fmt: skip
 
 
-def _cut_ns(columns: Mapping[str, Any], order: Int64) -> int:
-    """When the last event in the file began, of the operators or of the devices and the calls to them: the earlier one.
-    ``order`` holds the place in the file of each row.
+def _cut(columns: Mapping[str, Any], order: Int64) -> tuple[int, bool]:
+    """(when the last event in the file began, of the operators or of the devices and the calls to them: the earlier
+    one; whether all operators are there, since devices' events come after them). ``order`` holds the place in the file
+    of each row.
     """
     category, start_ns = columns["category"], columns["start_ns"]
-    begun = [
-        int(start_ns[there[np.argmax(order[there])]])
-        for kinds in ((Category.CPU_OP,), (Category.RUNTIME, *DEVICE_WORK))
-        if len(there := np.flatnonzero(np.isin(category, kinds)))
-    ]
-    return min(begun, default=int(start_ns.max()))
+    operators, of_devices = (
+        np.flatnonzero(np.isin(category, kinds)) for kinds in ((Category.CPU_OP,), (Category.RUNTIME, *DEVICE_WORK))
+    )
+    begun = [int(start_ns[there[np.argmax(order[there])]]) for there in (operators, of_devices) if len(there)]
+    apart = len(of_devices) > 0 and order[operators].max(initial=-1) < order[of_devices].min()
+    return min(begun, default=int(start_ns.max())), bool(apart)
 
 
 def _thread_key(event: Begin | End | Metadata) -> tuple[str, str]:

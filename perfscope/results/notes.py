@@ -70,6 +70,9 @@ SENTENCES: Final[Mapping[str, str]] = {
     "doctor, run where the ranks ran, says which.",
     "device_events_cut": "The file of {ranks:ranks} ends before any GPU event, although the job has devices: the "
     "breakdown shows host threads only. Copy the file again; where the job was killed while it wrote, record again.",
+    "device_events_lost": "The file of {ranks:ranks} ends early, and device events are missing from every step: what "
+    "the devices did between the recorded ones is not known, and counts as unknown idle time. Copy the file again; "
+    "where the job was killed while it wrote, record again.",
     "device_events_unread": "No event of these processes is of a kind that PerfScope knows: {names:texts}. Where "
     "devices are among them, their work is not analyzed, and the breakdown shows host threads only.",
     "mismatch": "Group {group!r}, step {step}: {mismatch}; collectives without a counterpart are not compared.",

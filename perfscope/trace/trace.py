@@ -97,6 +97,8 @@ class ParseReport:
     complete_until_ns: int | None = None
     """Of a truncated file: events that begin later may be missing. Profilers write all operators first, and then what
     devices did, in no order of time. None where nothing is missing."""
+    all_operators: bool = True
+    """No operator is missing: in the file all of them come before what devices did, and some of that is there."""
     unread_processes: tuple[str, ...] = ()
     """Processes of which no event is of a known kind, in a file without device work: they may be devices."""
 

@@ -95,7 +95,18 @@ def test_steps_after_which_a_cut_file_lacks_work_are_left_out(
     assert again.steps.number.tolist()[-1] == 3, "a whole file has all steps"
 
 
-def test_a_step_whose_operators_launched_nothing_is_not_whole_though_later_ones_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "calls_of_all"),
+    [
+        pytest.param(0, False, id="device work has its operators' ids"),
+        pytest.param(5000, False, id="ids of device work are other numbers than those of operators"),
+        pytest.param(0, True, id="of step 2 the calls are there, and no kernel"),
+        pytest.param(5000, True, id="the same, with other numbers"),
+    ],
+)
+def test_a_step_whose_operators_launched_nothing_is_not_whole_though_later_ones_are(
+    other: int, tmp_path: Path, *, calls_of_all: bool
+) -> None:
     """Buffers of devices' work are in no order of time: the cut file has that of steps 1 and 3, and none of step 2."""
     steps = [event(f"ProfilerStep#{n}", cat="user_annotation", ts=100 * n, dur=100) for n in (1, 2, 3, 4)]
     operators, work = [], []
@@ -105,8 +116,8 @@ def test_a_step_whose_operators_launched_nothing_is_not_whole_though_later_ones_
             operators.append(event("aten::mm", ts=ts, dur=8, args={"External id": number}))
             operators.append(event("aten::empty", ts=ts, dur=2, args={"External id": 1000 + number}))
             call, kernel = launched(number, ts + 3)
-            call["args"]["External id"] = number
-            work += [call, kernel] if n in (1, 3) else []
+            call["args"]["External id"] = other + number
+            work += [call, kernel] if n in (1, 3) else [call] * calls_of_all
     text = save(tmp_path, {"traceEvents": [*steps, *operators, *work, *launched(99, 401)]}).read_text()
     cut = chrome.read(save(tmp_path, text.removesuffix("]}")))
     assert analyze_rank(cut).steps.number.tolist() == [1, 3]
