@@ -203,7 +203,8 @@ class _Builder:
         """Launches that wait until the device has begun earlier work and so taken it out of its full queue: of those in
         one stretch, between the same two collectives, the last, which is behind all they wait for; and those that wait
         so long that it is for more than the next kernel: for a collective, and so for another rank. What is launched,
-        a collective or work on a stream that is free, follows the wait.
+        a collective or work on a stream that is free, follows the wait. Where no own work begins as the wait ends, but
+        a collective has just ended, the one behind it was taken out of the queue: the wait is for that end.
         """
         begin, until = self._queue.start_ns, self._queue.end_ns
         entered, waited = begin - 1, until - begin
@@ -213,17 +214,36 @@ class _Builder:
         issued = np.searchsorted(np.sort(self._issued), entered)
         last = np.append((np.diff(self._block(until)) != 0) | (np.diff(issued) != 0), True)[: len(until)]
         long = waited > _LONG_WAIT_TIMES * np.median(waited) if len(waited) else last
-        used = (last | long) & (taken >= 0) & (self._at[following] < entered)
+        begun = np.where(taken >= 0, self._start[np.maximum(taken, 0)], NEVER)
+        ended = self._just_ended(entered, until, begun)
+        of_own = (ended == NONE) & (last | long) & (taken >= 0) & (self._at[following] < entered)
+        used = of_own | ((ended != NONE) & np.append(np.diff(ended) != 0, True)[: len(ended)])
         return HostWaits(
             entered_ns=entered[used],
             returned_ns=until[used],
-            collective=np.full(used.sum(), NONE),
-            device=np.ones(used.sum(), dtype=np.bool_),
+            collective=ended[used],
+            device=of_own[used],
             noted_ns=self._at[following[used]],
             device_end_ns=np.maximum(self._end[taken[used]], entered[used]),
             queue=np.ones(used.sum(), dtype=np.bool_),
             limit=np.zeros(used.sum(), dtype=np.bool_),
         )
+
+    def _just_ended(self, entered_ns: Int64, until_ns: Int64, begun_ns: Int64) -> Int64:
+        """The collective whose end each wait for a place in the queue was for: the last that was launched before it,
+        and ended right before it did; NONE where own work, begun at ``begun_ns``, came later, or no collective ended.
+        """
+        own = self._collectives
+        found = np.full(len(until_ns), NONE, dtype=np.int64)
+        if len(own) == 0:
+            return found
+        order = np.argsort(own.end_ns, kind="stable")
+        last = np.searchsorted(own.end_ns[order], until_ns + self._call_ns, side="right") - 1
+        which = order[np.maximum(last, 0)]
+        end_ns = np.where(last >= 0, own.end_ns[which], NEVER)
+        waited_for = (end_ns > entered_ns) & (until_ns - end_ns <= _PROMPT_NS) & (begun_ns < end_ns)
+        waited_for &= (self._issued[which] != NONE) & (self._issued[which] <= entered_ns)
+        return np.where(waited_for, which, found)
 
     def _blocking(self, waits: HostWaits) -> tuple[Int64, Bool]:
         """(moment of each blocked stretch, is it the host's)."""

@@ -20,6 +20,11 @@ FULL_QUEUE = Job(
     ranks=2, microbatches=2, bucket_mb=10, gradient_bytes=2, loader=LOADER, warmup=6,
     model=Model(blocks=3, tokens=4096, flops_per_ns=100_000.0, small_kernels=6), recording=Recording(first=21),
 )  # fmt: skip
+FULL_OF_GRADIENTS = Job(
+    ranks=2, bucket_mb=10, loader=LOADER, warmup=6, network=Network(gbps=2.0), recording=Recording(first=21),
+    model=Model(blocks=3, tokens=1024, flops_per_ns=100_000.0, small_kernels=20),
+)  # fmt: skip
+"""Hosts wait for a place in the queue until an all-reduce is taken out of it, since the one in front of it has ended."""
 FULL_BEHIND_A_PAUSE = Job(
     strategy="fsdp", version=2, in_flight=1000, ranks=2, microbatches=2, noise=0.01, gradient_bytes=2, loader=LOADER,
     model=Model(blocks=4, tokens=8192, width=512, flops_per_ns=100_000.0, small_kernels=24),
@@ -51,6 +56,7 @@ ONE_HOST_IS_SLOW = Job(
 ASKED = {
     "a full queue": (FULL_QUEUE, {"compute": "1.5x"}),
     "a queue that empties": (FULL_QUEUE, {"compute": "3x"}),
+    "a queue that is full until a collective ends": (FULL_OF_GRADIENTS, {"network.bandwidth": "10x"}),
     "a full queue behind a pause": (FULL_BEHIND_A_PAUSE, {"rank.1": "peers"}),
     "one rank reads the loss": (ONE_RANK_READS_THE_LOSS, {"network.bandwidth": "10x"}),
     "all is launched early": (ALL_IS_LAUNCHED_EARLY, {"network.bandwidth": "10x"}),
