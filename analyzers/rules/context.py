@@ -241,6 +241,12 @@ class RuleContext:
         """``exposed_transfer_us`` as a share of the step."""
         return self.share(self.exposed_transfer_us)
 
+    def exposed_of_us(self, transfer_us: float) -> float:
+        """How much exposed transfer per step there is at most of collectives that take so long: the rest is of others,
+        as of tensor parallelism beside gradients.
+        """
+        return min(self.exposed_transfer_us, transfer_us)
+
     def exposed_transfer(self) -> Evidence:
         """``exposed_transfer_us`` as evidence."""
         return Evidence("exposed transfer per step (median)", self.exposed_transfer_us, "us", self.ranks)

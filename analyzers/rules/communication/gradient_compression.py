@@ -41,7 +41,8 @@ def evaluate(job: RuleContext) -> Finding | None:
     if not (job.torch_ddp or job.reduced_by_unknown) or setting(job, "comm_hook"):
         return None
     gradients = traffic(job, "all_reduce")
-    if job.exposed_transfer_us < SHARE * job.step_time_us or not _are_large(job, gradients):
+    exposed_us = job.exposed_transfer_us if gradients is None else job.exposed_of_us(gradients.transfer_us)
+    if exposed_us < SHARE * job.step_time_us or not _are_large(job, gradients):
         return None
     dtype = "fp16" if any(name in device for device in job.info.devices for name in _NO_BF16) else "bf16"
     change = {"ddp.comm_dtype": dtype}
@@ -53,12 +54,12 @@ def evaluate(job: RuleContext) -> Finding | None:
     if prediction is not None and not job.on_devices and prediction.high > (1 - SHARE) * job.step_time_us:
         return None
     # Without their sizes, where nothing can be replayed, it is a bound: half of what is exposed.
-    saved_us = job.exposed_transfer_us / 2 if prediction is None else job.step_time_us - prediction.mid
+    saved_us = exposed_us / 2 if prediction is None else job.step_time_us - prediction.mid
     if saved_us < SHARE * job.step_time_us:
         return None
     return job.finding(
         RULE,
-        f"{job.exposed_share:.0%} of the step is exposed all-reduce of fp32 gradients; 16 bits halve the bytes",
+        f"{job.share(exposed_us):.0%} of the step is exposed all-reduce of fp32 gradients; 16 bits halve the bytes",
         saved_us,
         evidence=(
             job.exposed_transfer(),

@@ -41,18 +41,22 @@ _HELD: Final = (
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: communication is overlapped, its wrapper is recorded, or little would be saved."""
     # Without the other ranks a wait for them looks like a transfer.
-    is_open = job.on_devices and not job.runs and not job.info.missing_ranks and job.exposed_share >= EXPOSED
+    is_open = job.on_devices and not job.runs and not job.info.missing_ranks
     reduced = reductions(job) if is_open and job.hidden_share <= OVERLAPPED else None
     if reduced is None or reduced.transfer_us < LONG_US or _has_own_rule(job, reduced):
         return None
+    exposed_us = job.exposed_of_us(reduced.count * reduced.transfer_us)
+    if job.share(exposed_us) < EXPOSED:
+        return None
     prediction = job.predict(_CHANGE) if job.predict is not None else None
-    saved_us = _hidden_at_most_us(job) if prediction is None else job.step_time_us - prediction.mid
+    hidden_us = min(exposed_us, BACKWARD_SHARE * job.typical_us("compute"))
+    saved_us = hidden_us if prediction is None else job.step_time_us - prediction.mid
     if saved_us < SHARE * job.step_time_us:
         return None
     return job.finding(
         RULE,
-        f"Gradients are all-reduced after the backward, where no compute overlaps that: {job.exposed_share:.0%} of the "
-        f"step is exposed transfer",
+        f"Gradients are all-reduced after the backward, where no compute overlaps that: {job.share(exposed_us):.0%} of "
+        f"the step is exposed transfer",
         saved_us,
         evidence=(
             Evidence("all-reduces per step", reduced.count, ranks=reduced.ranks),
@@ -68,11 +72,6 @@ def evaluate(job: RuleContext) -> Finding | None:
         predicted=prediction,
         whatif=None if prediction is None else _CHANGE,
     )  # fmt: skip
-
-
-def _hidden_at_most_us(job: RuleContext) -> float:
-    """Exposed transfer that the backward could overlap, per step."""
-    return min(job.exposed_transfer_us, BACKWARD_SHARE * job.typical_us("compute"))
 
 
 def _has_own_rule(job: RuleContext, reduced: GradientReductions) -> bool:

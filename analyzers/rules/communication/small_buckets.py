@@ -46,7 +46,7 @@ def bounded(job: RuleContext, rule: str) -> Finding | None:
     return job.finding(
         rule,
         f"Gradients are reduced in {reduced.count:.0f} all-reduces per step, so small that each is mostly latency: "
-        f"{job.exposed_share:.0%} of the step is exposed transfer",
+        f"{job.share(job.exposed_of_us(reduced.count * reduced.transfer_us)):.0%} of the step is exposed transfer",
         saved_us,
         evidence=(
             job.exposed_transfer(),

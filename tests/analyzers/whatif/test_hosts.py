@@ -24,7 +24,7 @@ FULL_OF_GRADIENTS = Job(
     ranks=2, bucket_mb=10, loader=LOADER, warmup=6, network=Network(gbps=2.0), recording=Recording(first=21),
     model=Model(blocks=3, tokens=1024, flops_per_ns=100_000.0, small_kernels=20),
 )  # fmt: skip
-"""Hosts wait for a place in the queue until an all-reduce is taken out of it, since the one in front of it has ended."""
+"""Hosts wait for a place in the queue until an all-reduce is taken out of it, as the one in front of it has ended."""
 FULL_BEHIND_A_PAUSE = Job(
     strategy="fsdp", version=2, in_flight=1000, ranks=2, microbatches=2, noise=0.01, gradient_bytes=2, loader=LOADER,
     model=Model(blocks=4, tokens=8192, width=512, flops_per_ns=100_000.0, small_kernels=24),

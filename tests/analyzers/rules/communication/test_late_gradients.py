@@ -68,6 +68,7 @@ def test_one_bucket_is_to_be_several(tmp_path: Path) -> None:
         (Bare(transfer_us=300.0, overlap=False), None),
         (Bare(buckets=1, transfer_us=900.0, overlap=False), None),
         (Bare(transfer_us=60_000.0), None),
+        (Bare(transfer_us=700.0, overlap=False, ddp=True, tensor_us=6_000.0), None),
     ],
     ids=[
         "one bucket of DDP",
@@ -76,6 +77,7 @@ def test_one_bucket_is_to_be_several(tmp_path: Path) -> None:
         "little to gain",
         "little of the step",
         "hidden as far as it goes",
+        "most of what is exposed is of tensor parallelism",
     ],
 )
 def test_it_is_silent_elsewhere(job: Bare, knows: str | None, tmp_path: Path) -> None:
