@@ -360,14 +360,22 @@ def shortened(recorded: RecordedSchedules, peers: Mapping[int, Peers], by_ns: Ma
     """Schedules in which the own time of each of these ranks is so much shorter [recorded step], longer where that is
     negative, in proportion in each step.
     """
-    own = recorded.schedules.own_ns.copy()
+    targets = {}
     for rank, by in by_ns.items():
-        mine, span = peers[rank], recorded.schedules.slice_of(rank)
+        mine = peers[rank]
         line = mine.line_of(rank)
         in_step = mine.in_step_ns[line]
         left = 1 - np.divide(by, in_step, out=np.zeros(len(in_step)), where=in_step > 0)
-        target = (mine.own_ns[line] * np.maximum(left, 0.0)[mine.step]).astype(np.int64)
-        factor, more = _repaced(own[span][:, None], mine.anchors[line], target[:, None])
+        targets[rank] = mine, (mine.own_ns[line] * np.maximum(left, 0.0)[mine.step]).astype(np.int64)
+    return with_own_time(recorded, targets)
+
+
+def with_own_time(recorded: RecordedSchedules, targets: Mapping[int, tuple[Peers, Int64]]) -> Schedules:
+    """Schedules in which each of these ranks has that own time in each segment between it and its peers, ns."""
+    own = recorded.schedules.own_ns.copy()
+    for rank, (peers, target) in targets.items():
+        span = recorded.schedules.slice_of(rank)
+        factor, more = _repaced(own[span][:, None], peers.anchors[peers.line_of(rank)], target[:, None])
         own[span] = _whole(own[span] * factor[:, 0] + more[:, 0])
     return replace(recorded.schedules, own_ns=own)
 

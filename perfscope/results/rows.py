@@ -254,6 +254,11 @@ class StragglerRow:
         "``lost_us`` is then the most that it may be: what they take longer for the same work, as far as no other rank "
         "is as busy.",
     ] = True
+    within_steps: Annotated[
+        bool,
+        "Of ``scope`` ``job``: the work of ``ranks`` differs from one collective to the next, so that another of them "
+        "is the slowest each time. Over a whole step all may take about as long.",
+    ] = False
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -64,6 +64,7 @@ def _row(
         alone_us=tuple(ns / 1e3 for ns in straggler.alone_ns),
         adds_us=tuple(ns / 1e3 for ns in straggler.adds_ns),
         replayed=straggler.replayed,
+        within_steps=straggler.within_steps,
     )
 
 

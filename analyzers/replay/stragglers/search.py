@@ -99,11 +99,18 @@ class _Search:
         stragglers = Hiding(self._paced, self._causes).merged(stragglers)
         stragglers = self._merge(stragglers, Turns(self._paced).taking_turns(), "job")
         work = UnevenWork(self._paced)
-        uneven = work.ranks()
-        together = self._cost(uneven, "job", even=True) if uneven else None
-        if together is None or together.cause != CAUSES[TimeCategory.COMPUTE]:
-            return stragglers
-        return work.separated(together, stragglers)
+        together = self._evenly(work.ranks())
+        if together is not None:
+            return work.marked(work.separated(together, stragglers))
+        within = work.within_steps()
+        return work.separated_within(within, self._evenly(tuple(sorted(within))), stragglers) if within else stragglers
+
+    def _evenly(self, ranks: tuple[int, ...]) -> Straggler | None:
+        """What it costs that the compute of these ranks is not that of their mean; None where it is something else that
+        differs, or nothing.
+        """
+        together = self._cost(ranks, "job", even=True) if ranks else None
+        return together if together is not None and together.cause == CAUSES[TimeCategory.COMPUTE] else None
 
     def _merge(self, stragglers: list[Straggler], members: tuple[int, ...], scope: str) -> list[Straggler]:
         """With these ranks as one straggler, where together they cost so much more than each of them alone."""

@@ -55,6 +55,8 @@ class Straggler:
     adds_ns: tuple[float, ...] = ()
     replayed: bool = True
     """Else the recording does not show who waits for these ranks, and the cost is what they take longer."""
+    within_steps: bool = False
+    """Another of them is the slowest between each two collectives."""
 
 
 def is_a_host(ranks: tuple[int, ...], hosts: Mapping[int, str]) -> bool:

@@ -14,6 +14,12 @@ from perfscope.analyzers.replay.stragglers.own_time import compute_varies, flops
 from perfscope.analyzers.replay.stragglers.paced import PacedReplays
 from perfscope.analyzers.replay.stragglers.slow_for_work import longer_ns, slow_for_their_work, spread_evenly_ns
 from perfscope.analyzers.replay.stragglers.straggler import ALIKE, CAUSES, OWN, Straggler
+from perfscope.analyzers.replay.stragglers.within_steps import (
+    ComputeBetween,
+    all_recorded,
+    differs,
+    same_by_flops,
+)
 from perfscope.grouping import grouped
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Int64
@@ -75,6 +81,60 @@ class UnevenWork:
         if rest is not None:
             rest = _without_pauses(rest, pauses)
         return [*others, *slow, *pauses, *([rest] if rest is not None and rest.lost_ns >= self._paced.noise else ())]
+
+    def within_steps(self) -> dict[int, Peers]:
+        """Ranks whose compute differs from one collective to the next, so that another is the slowest each time, with
+        their peers; empty without any.
+        """
+        return {
+            rank: peers for peers, _ in self._paced.own if self._differs_within_steps(peers) for rank in peers.ranks
+        }
+
+    def marked(self, stragglers: list[Straggler]) -> list[Straggler]:
+        """With ranks of uneven work marked whose work differs within the steps, too."""
+        within = self.within_steps()
+        return [replace(one, within_steps=one.scope == "job" and within.keys() >= set(one.ranks)) for one in stragglers]
+
+    def separated_within(
+        self, within: Mapping[int, Peers], together: Straggler | None, stragglers: list[Straggler]
+    ) -> list[Straggler]:
+        """``stragglers``, and what it costs that the ranks ``within`` differ from one collective to the next.
+        ``together`` is what they cost at the mean of all their own time; None where something else than compute differs
+        more. Of single ranks those that are slow between most collectives stay, and those that are late by their hosts.
+        """
+        compute = CAUSES[TimeCategory.COMPUTE]
+        groups = {peers.ranks: (peers, self._compute_between(peers)) for peers in within.values()}
+        slow = {peers.ranks[line] for peers, between in groups.values() for line in between.slow()}
+        kept = [one for one in stragglers if one.cause != compute or not slow.isdisjoint(one.ranks)]
+        others = [one for one in stragglers if one in kept or not set(one.ranks).issubset(within)]
+        if together is not None and not any(set(one.ranks).intersection(within) for one in others):
+            return [*others, replace(together, within_steps=True)]
+        found = [one for peers, between in groups.values() if (one := self._evened(peers, between)) is not None]
+        return [*others, *found] if found else stragglers
+
+    def _evened(self, peers: Peers, between: ComputeBetween) -> Straggler | None:
+        """What it costs beside all else that these ranks do not compute as much as one another between collectives."""
+        saved = self._paced.saved(between.evened(self._paced.recorded, peers), peers.ranks, loading=False)
+        if saved is None:
+            return None
+        worst = max(peers.ranks, key=lambda rank: (float(self._paced.excess[rank].sum()), -rank))
+        cause = CAUSES[TimeCategory.COMPUTE]
+        return Straggler(worst, peers.ranks, "job", cause, float(saved.mean()), saved, within_steps=True)
+
+    def _differs_within_steps(self, peers: Peers) -> bool:
+        """Does the work of these ranks differ from one collective to the next? What the scheduler of a host's cores
+        makes of it does not count, nor is it known of ranks some of whose group are missing.
+        """
+        if not self._paced.on_devices or not all_recorded(self._paced.result, peers.ranks):
+            return False
+        between, used = self._compute_between(peers), self._paced.recorded.used
+        longer = differs(
+            between.compute_ns[:, used[peers.step]], between.pace, float(self._paced.steps_ns.sum())
+        )  # fmt: skip
+        return longer > 0 and not same_by_flops(self._paced.result, peers, used, longer)
+
+    def _compute_between(self, peers: Peers) -> ComputeBetween:
+        return ComputeBetween.of(self._paced.result, self._paced.recorded, peers)
 
     def _varies_by_compute(self, peers: Peers) -> bool:
         """Is compute the category that varies most between these ranks?"""

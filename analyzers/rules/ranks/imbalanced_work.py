@@ -2,12 +2,15 @@
 
 Sequences of different length, or tokens that choose one expert, make one micro-batch longer than another: forward and
 backward grow together, and the slow rank changes. With shapes the FLOPs show it; without, forward and the rest of
-compute must correlate. A rank that is slow with the same work is a straggler, not uneven work.
+compute must correlate. A rank that is slow with the same work is a straggler, not uneven work. Where another rank is
+the slowest between each two collectives, as where every layer's experts get tokens of their own, compute between these
+shows it, and whole steps need not.
 Source: arXiv 2505.05713 (forward and backward times that correlate tell uneven sequences from slow workers).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -26,14 +29,33 @@ _HARDLY: Final = 0.25
 """Part of the others' wait below which a rank hardly waits."""
 SPREAD: Final = 0.03
 """Least relative standard deviation of the work: a correlation of noise means nothing."""
+AGREES: Final = 0.2
+"""Part of a straggler's cost by which the what-if may differ that is named for it."""
+
+_OF_A_LAYER: Final = 4
+"""All-to-alls in a step that a layer with experts has: to them and back, in the forward and in the backward."""
+_MIXED: Final = ("data", "world", "unknown")
+"""Roles of groups that may exchange tokens beside what they are for."""
+
+_PLACEMENT: Final = (
+    "Experts that always get more can be placed on different ranks. If there are none, look for what else differs "
+    "between ranks from one collective to the next."
+)
+_COLLECTIVES: Final = (
+    "Work differs between ranks from one collective to the next. Compare there, on all ranks, what depends on the "
+    "data: sizes of inputs (sequence lengths, packed samples), and branches that only some ranks take."
+)
 
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no ranks are slow in turn by compute, or they are slow with the same work."""
-    row = next((row for row in job.summary.stragglers if row.lost_us >= SHARE * job.step_time_us), None)
-    if row is None or not explains(job, row):
+    costly = [row for row in job.summary.stragglers if row.lost_us >= SHARE * job.step_time_us]
+    row = next((row for row in costly if explains(job, row)), None)
+    if row is None or (row is not costly[0] and not row.within_steps):
         return None
     by_flops, correlation = _follows(job)
+    if correlation < CORRELATED:
+        return _within_steps(job, row)
     return job.finding(
         RULE,
         f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, " + _for_whom(job, row),
@@ -48,6 +70,56 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=Confidence.LOW if job.info.few_steps else Confidence.HIGH if by_flops else Confidence.MEDIUM,
         predicted=row.step_without(job.step_time_us),
+    )
+
+
+def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
+    """Of work that differs from one collective to the next: over whole steps nothing need follow it."""
+    experts = _exchanges_tokens(job)
+    return job.finding(
+        RULE,
+        f"Uneven work: ranks wait {job.share(row.lost_us):.0%} of the step, at each collective for another one",
+        row.lost_us,
+        evidence=(Evidence("straggler cost, replayed", row.lost_us, "us", row.ranks),),
+        action=Action(
+            setting="tokens of each rank's experts" if experts else "work of each rank between collectives",
+            old=None,
+            new=None,
+            how=f"{_of_experts(job)} {_PLACEMENT}" if experts else _COLLECTIVES,
+            costs="Tokens beyond an expert's capacity are dropped, and a higher weight of the balancing loss may cost "
+            "quality."
+            if experts
+            else None,
+        ),
+        confidence=Confidence.LOW if job.info.few_steps else Confidence.MEDIUM,
+        predicted=row.step_without(job.step_time_us),
+        whatif=_whatif(job, row),
+    )
+
+
+def _whatif(job: RuleContext, row: StragglerRow) -> dict[str, str]:
+    """The same as a setting, where it brings what this costs: where nothing else differs between the ranks."""
+    settings = {"ranks.work": "even"}
+    step = job.predict(settings) if job.predict is not None else None
+    if step is None or abs(job.step_time_us - step.mid - row.lost_us) > AGREES * row.lost_us:
+        return {}
+    return settings
+
+
+def _exchanges_tokens(job: RuleContext) -> bool:
+    """Do ranks send tokens to one another's experts, as far as is known? All-to-alls of what is known to be another
+    thing do not count.
+    """
+    if (job.settings("megatron").get("expert_model_parallel_size") or 1) > 1:
+        return True
+    often: Counter[str] = Counter()
+    for row in job.summary.collectives:
+        if row.kind == "all_to_all":
+            often[row.group] += row.count
+    return any(
+        group.role == "expert" or (group.role in _MIXED and "indices" not in group.role_from)
+        for group in job.summary.groups
+        if often[group.name] >= _OF_A_LAYER * len(job.info.steps)
     )
 
 
@@ -72,7 +144,9 @@ def mostly_for(job: RuleContext, row: StragglerRow) -> int | None:
 
 def explains(job: RuleContext, row: StragglerRow) -> bool:
     """Do the ranks of this straggler take turns, each slow where it has more to compute?"""
-    return row.pattern == "rotating" and row.cause == "compute" and _follows(job)[1] >= CORRELATED
+    if row.pattern != "rotating" or row.cause != "compute":
+        return False
+    return row.within_steps or _follows(job)[1] >= CORRELATED
 
 
 def flops_spread(job: RuleContext) -> float | None:
@@ -147,11 +221,16 @@ def _how(job: RuleContext) -> str:
     lines = [f"Sequences of different length: {lengths}."]
     experts = job.settings("megatron").get("expert_model_parallel_size") or 1
     if used != "megatron" or experts > 1:
-        remedy = (
-            "--moe-router-load-balancing-type aux_loss with a higher --moe-aux-loss-coeff, or "
-            "--moe-expert-capacity-factor 1.25"
-            if used == "megatron"
-            else "a higher weight of the router's load balancing loss, or a capacity factor"
-        )
-        lines.append(f"Experts that get more tokens than others: {remedy}.")
+        lines.append(_of_experts(job))
     return "\n".join(lines)
+
+
+def _of_experts(job: RuleContext) -> str:
+    """What balances the tokens of experts, in the terms of the framework in use."""
+    remedy = (
+        "--moe-router-load-balancing-type aux_loss with a higher --moe-aux-loss-coeff, or "
+        "--moe-expert-capacity-factor 1.25"
+        if job.framework == "megatron"
+        else "a higher weight of the router's load balancing loss, or a capacity factor"
+    )
+    return f"Experts that get more tokens than others: {remedy}."
