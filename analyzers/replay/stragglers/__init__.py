@@ -9,7 +9,8 @@ passes through:
 3. ``search``: replays candidates at their peers' pace (``paced``); those that save more than noise are stragglers
    (``straggler``), each with its cause (``causes``)
 4. ``hiding``, ``sets``: which of them hide each other, and what each adds; ``in_turn``: which are slow in turn, or now
-   and then; ``uneven``: which only have more work
+   and then; ``uneven``: which only have more work, ``within_steps`` also where another rank has it after
+   each collective
 5. ``rows``: how steady and how sure each is, as ``StragglerRow``
 6. ``contention``: which of these only waited for a core
 """

@@ -100,7 +100,8 @@ def _within_steps(job: RuleContext, row: StragglerRow) -> Finding:
 def _whatif(job: RuleContext, row: StragglerRow) -> dict[str, str]:
     """The same as a setting, where it brings what this costs: where nothing else differs between the ranks."""
     settings = {"ranks.work": "even"}
-    step = job.predict(settings) if job.predict is not None else None
+    others = {rank for other in job.summary.stragglers if other is not row for rank in other.members}
+    step = job.predict(settings) if job.predict is not None and not others.intersection(row.ranks) else None
     if step is None or abs(job.step_time_us - step.mid - row.lost_us) > AGREES * row.lost_us:
         return {}
     return settings
