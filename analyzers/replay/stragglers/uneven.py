@@ -17,7 +17,6 @@ from perfscope.analyzers.replay.stragglers.straggler import ALIKE, CAUSES, OWN, 
 from perfscope.analyzers.replay.stragglers.within_steps import (
     ComputeBetween,
     all_recorded,
-    differs,
     same_by_flops,
 )
 from perfscope.grouping import grouped
@@ -128,9 +127,7 @@ class UnevenWork:
         if not self._paced.on_devices or not all_recorded(self._paced.result, peers.ranks):
             return False
         between, used = self._compute_between(peers), self._paced.recorded.used
-        longer = differs(
-            between.compute_ns[:, used[peers.step]], between.pace, float(self._paced.steps_ns.sum())
-        )  # fmt: skip
+        longer = between.longer_ns(peers.step, used, float(self._paced.steps_ns.sum()))
         return longer > 0 and not same_by_flops(self._paced.result, peers, used, longer)
 
     def _compute_between(self, peers: Peers) -> ComputeBetween:

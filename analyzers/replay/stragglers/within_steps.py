@@ -3,8 +3,8 @@
 Over a whole step all of them may take about as long, as where every layer's experts get tokens of their own: no
 comparison of steps shows it, though all wait for one another at each collective. What ranks compute between the same
 two collectives does. Kernels' durations vary by some percent in all of these, so what differs counts only where it is
-far above what the quieter part of the step has. A rank that is slower in all of them is slow, and its work is no other:
-what is compared is without each rank's own pace.
+far above what the quieter part of the step has. A rank that takes longer in all of them is slow, or has a larger batch:
+what is compared is without each rank's own pace in the step.
 
 Example, compute of two ranks between five collectives: 10 30 10 10, and 10 10 10 30. Each takes 60 in all, and waits
 for the other for 20.
@@ -66,6 +66,16 @@ class ComputeBetween:
         compute = np.stack(lines)
         return cls(compute, paces(compute[:, recorded.used[peers.step]]))
 
+    def longer_ns(self, step: Int64, used: Bool, used_ns: float) -> float:
+        """What ``differs`` says of the ``used`` steps, without each rank's pace in each of them; ``step`` is the index
+        of each segment's.
+        """
+        even = self.compute_ns.astype(np.float64)
+        for number in np.flatnonzero(used).tolist():
+            mine = step == number
+            even[:, mine] /= paces(self.compute_ns[:, mine])[:, None]
+        return differs(even[:, used[step]], used_ns)
+
     def slow(self) -> dict[int, float]:
         """Lines of the ranks that take longer in most of the segments, with how many times as long."""
         return {line: float(self.pace[line]) for line in np.flatnonzero(self.pace >= _SLOWER).tolist()}
@@ -87,17 +97,17 @@ def paces(compute_ns: Int64) -> Float64:
         return np.ones(len(compute_ns))
     ratio = (compute_ns / np.maximum(mean, 1.0))[:, mean > 0]
     weight = mean[mean > 0]
-    middle = np.array([_quantile(each, weight, 0.5) for each in ratio])
+    middle = np.array([_quantile(each, weight, 0.5) or 1.0 for each in ratio])
     return np.asarray(middle / middle.mean(), dtype=np.float64)
 
 
-def differs(compute_ns: Int64, pace: Float64, used_ns: float) -> float:
-    """For how much longer the slowest rank of each segment (columns) computes than the mean of all, without each rank's
-    own ``pace``, ns in all; 0 where that is little of the steps' time ``used_ns``, one rank's, or noise.
+def differs(own: Float64, used_ns: float) -> float:
+    """For how much longer the slowest rank (lines) of each segment (columns) computes than the mean, ns in all; 0 where
+    that is little of the steps' time ``used_ns``, one rank's, or noise. ``own`` is without the ranks' pace.
 
     Noise of n kernels grows with the root of n, so deviations are compared over the root of what they are of.
     """
-    even = (compute_ns / pace[:, None])[:, compute_ns.any(axis=0)]
+    even = own[:, own.any(axis=0)]
     ranks, segments = even.shape
     if ranks < 2 or segments < _FEWEST:
         return 0.0

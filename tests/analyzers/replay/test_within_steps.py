@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import perfscope
-from perfscope.analyzers.replay.stragglers.within_steps import differs, paces
+from perfscope.analyzers.replay.stragglers.within_steps import ComputeBetween, differs, paces
 from perfscope.results.rows import StragglerRow
 from perfscope.results.summary import Summary
 from tests.generator import ExtraLayers, SlowCompute, cpu_job, simulate
@@ -32,12 +32,14 @@ class Scene:
     """Of each step, forward and backward through 8 layers: dense compute, an all-to-all, experts, an all-to-all.
 
     ``tokens`` (layer, rank) is how many times the mean the experts of a rank get; ``slow``: how many times as long all
-    takes on a rank. Each kernel takes as many times longer or shorter as ``noise`` says. ``pause`` is what the host of
-    rank 1 pauses before each step. Of ``ranks`` only those below ``recorded`` are written.
+    takes on a rank, ``longer`` the same of (step, rank). Each kernel takes as many times longer or shorter as ``noise``
+    says. ``pause`` is what the host of rank 1 pauses before each step. Of ``ranks`` only those below ``recorded`` are
+    written.
     """
 
     tokens: Callable[[int, int], float] = lambda _, __: 1.0
     slow: dict[int, float] = field(default_factory=dict)
+    longer: Callable[[int, int], float] = lambda _, __: 1.0
     noise: float = 0.0
     pause: float = 0.0
     ranks: int = RANKS
@@ -53,7 +55,7 @@ def simulated(scene: Scene) -> tuple[float, list[list[Kernel]], list[list[float]
     rng = random.Random(scene.seed)
     kernels: list[list[Kernel]] = [[] for _ in range(scene.ranks)]
     now, begins = [0.0] * scene.ranks, [[] for _ in range(scene.ranks)]  # type: list[float], list[list[float]]
-    for _ in range(STEPS):
+    for step in range(STEPS):
         for rank in range(scene.ranks):
             begins[rank].append(now[rank])
             now[rank] += 20 + (scene.pause if rank == 1 else 0.0)
@@ -62,7 +64,7 @@ def simulated(scene: Scene) -> tuple[float, list[list[Kernel]], list[list[float]
             for of_experts in (False, True):
                 for rank in range(scene.ranks):
                     length = EXPERTS * scene.tokens(layer, rank) if of_experts else DENSE
-                    length *= times * scene.slow.get(rank, 1.0)
+                    length *= times * scene.slow.get(rank, 1.0) * scene.longer(step, rank)
                     for _ in range(2):
                         end = now[rank] + length / 2 * (1 + rng.uniform(-scene.noise, scene.noise))
                         kernels[rank].append(("ampere_bf16_s16816gemm_bf16_128x128", 7, now[rank], end))
@@ -213,6 +215,14 @@ def test_pipeline_stages_with_unlike_work_are_no_peers(tmp_path: Path) -> None:
     assert not within(perfscope.analyze(tmp_path, workers=1))
 
 
+def test_batches_that_differ_are_told_by_the_step_not_by_its_parts(tmp_path: Path) -> None:
+    """In each step another rank takes 1.4 times as long for all it computes."""
+    scene = Scene(noise=0.02, longer=lambda step, rank: 1.4 if step % RANKS == rank else 1.0)
+    _, summary = analyzed(scene, tmp_path)
+    (row,) = summary.stragglers
+    assert (row.scope, row.pattern, row.within_steps) == ("job", "rotating", False)
+
+
 def between(*lines: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     return np.array(lines, dtype=np.int64) * 1000
 
@@ -221,13 +231,17 @@ def test_what_differs_by_hand() -> None:
     """Two ranks of 10 between most collectives; each has 30 once: the slower one is 10 above the mean, twice."""
     own = between([10, 30, 10, 10, 10, 10, 10, 10], [10, 10, 10, 30, 10, 10, 10, 10])
     assert paces(own) == pytest.approx([1.0, 1.0])
-    assert differs(own, paces(own), 200_000.0) == pytest.approx(20_000.0)
-    assert differs(own, paces(own), 500_000.0) == 0.0  # a twenty-fifth of the steps
-    assert differs(own[:, :4], np.ones(2), 100_000.0) == 0.0  # too few to tell
-    assert differs(own[:, [0, 1, 2, 4, 5, 6, 7, 1]], np.ones(2), 200_000.0) == 0.0  # the same rank each time
+    assert differs(own, 200_000.0) == pytest.approx(20_000.0)
+    assert differs(own, 500_000.0) == 0.0  # a twenty-fifth of the steps
+    assert differs(own[:, :4], 100_000.0) == 0.0  # too few to tell
+    assert differs(own[:, [0, 1, 2, 4, 5, 6, 7, 1]], 200_000.0) == 0.0  # the same rank each time
 
 
-def test_a_slow_rank_s_pace_is_no_difference_of_work() -> None:
-    own = between([10, 20, 30, 10, 20, 30, 10, 20], [15, 30, 45, 15, 30, 45, 15, 30])
-    assert paces(own) == pytest.approx([0.8, 1.2])
-    assert differs(own, paces(own), 225_000.0) == 0.0
+def test_a_rank_s_pace_in_a_step_is_no_difference_of_work() -> None:
+    """The second rank takes 1.5 times as long in the first step, the first one in the other."""
+    times = [10, 20, 30, 10, 20, 30, 10, 20]
+    slower = [15, 30, 45, 15, 30, 45, 15, 30]
+    assert paces(between(times, slower)) == pytest.approx([0.8, 1.2])
+    own = between(times + slower, slower + times)
+    both = ComputeBetween(own, paces(own))
+    assert both.longer_ns(np.repeat([0, 1], 8), np.ones(2, dtype=bool), 375_000.0) == 0.0
