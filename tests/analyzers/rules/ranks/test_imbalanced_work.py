@@ -145,3 +145,26 @@ def test_megatron_s_arguments_name_experts_only_where_there_are_some(in_turn):
     assert "--moe" not in imbalanced_work.evaluate(dense).action.how
     experts = changed(context, runs=in_turn.with_settings(megatron={"expert_model_parallel_size": 8}).runs)
     assert "--moe-aux-loss-coeff" in imbalanced_work.evaluate(experts).action.how
+
+
+def test_work_that_differs_from_one_collective_to_the_next_is_of_experts_where_tokens_are_exchanged(in_turn):
+    """Whole steps need not correlate with anything. All-to-alls of embedding tables are no experts'."""
+    (row, *_) = in_turn.context.summary.stragglers
+    context = changed(in_turn.context, stragglers=(replace(row, within_steps=True),))
+    finding = imbalanced_work.evaluate(context)
+    assert finding is not None
+    assert "at each collective for another one" in finding.title
+    assert "branches that only some ranks take" in finding.action.how
+    assert finding.action.costs is None
+    assert straggling_rank.evaluate(context) is None
+    collectives = context.summary.collectives
+    swapped = tuple(replace(each, kind="all_to_all", count=4 * len(context.info.steps)) for each in collectives)
+    experts = changed(context, collectives=swapped)
+    assert "capacity factor" in imbalanced_work.evaluate(experts).action.how
+    groups = tuple(
+        replace(group, role="unknown", role_from="all-to-alls of indices and values, as of embedding tables")
+        for group in context.summary.groups
+    )
+    assert "capacity factor" not in imbalanced_work.evaluate(changed(experts, groups=groups)).action.how
+    few = tuple(replace(each, count=1) for each in swapped[:1])
+    assert "capacity factor" not in imbalanced_work.evaluate(changed(context, collectives=few)).action.how
