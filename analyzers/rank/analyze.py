@@ -54,6 +54,7 @@ from perfscope.analyzers.rank.work.range_times import module_times, sync_times
 from perfscope.analyzers.rank.work.tables import RankTables
 from perfscope.errors import TraceError
 from perfscope.recording.vocabulary import DATALOADER_START, FORWARD
+from perfscope.text import rank_list
 from perfscope.trace.custom_flops import CustomFlops
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Category, Device, Int64, ParseReport, Trace
@@ -128,7 +129,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
             name for name, marks in _STRATEGY_MARKS.items() if any(text.startswith(marks) for text in trace.strings)
         ),
         versions=trace.versions,
-        parse_report=_report(trace, work),
+        parse_report=_report(trace, work, steps),
     )
 
 
@@ -142,15 +143,20 @@ def _trace_and_work(trace: Trace) -> tuple[Trace, DeviceWork]:
     return trace, work
 
 
-def _report(trace: Trace, work: DeviceWork) -> ParseReport:
+def _report(trace: Trace, work: DeviceWork, steps: Steps) -> ParseReport:
     """What the reader says, and what of the trace is not used."""
-    if not work.made_up:
-        return trace.parse_report
-    text = (
-        "calls that launch kernels come just before these, even where the device was busy until then: whatever wrote "
-        "the trace derived them from the kernels, so they are not used"
-    )
-    return replace(trace.parse_report, notes=(*trace.parse_report.notes, text))
+    report = trace.parse_report
+    if work.made_up:
+        text = (
+            "calls that launch kernels come just before these, even where the device was busy until then: whatever "
+            "wrote the trace derived them from the kernels, so they are not used"
+        )
+        report = replace(report, notes=(*report.notes, text))
+    if steps.left_out and not report.truncated:
+        which = f"{'step' if len(steps.left_out) == 1 else 'steps'} {rank_list(steps.left_out)}"
+        text = f"{which} launched kernels that are not in the recording, which ended before they ran: left out"
+        report = replace(report, notes=(*report.notes, text))
+    return report
 
 
 def _devices(trace: Trace, used: set[int]) -> tuple[Device, ...]:

@@ -1,4 +1,6 @@
-"""Which steps of a file that ends early lack work of the device.
+"""Which steps of a recording lack work of the device.
+
+A recording that ends while the device is behind its host has launches without kernels: steps with such are not whole.
 
 Profilers write what devices did in buffers, one for each thread that launches, in no order of time: where the file ends
 early, work of any step may be missing. Operators are written before it. One that launches work in another step, on the
@@ -29,20 +31,21 @@ _MISSING: Final = 0.02
 
 
 def whole_steps(trace: Trace, start_ns: Int64, end_ns: Int64) -> Bool:
-    """Of steps by their windows on the host: which are whole. All of them in a file that does not end early."""
-    cut_ns = trace.parse_report.complete_until_ns
-    if cut_ns is None or not len(start_ns):
-        return np.ones(len(start_ns), dtype=np.bool_)
-    before_cut, windows = end_ns <= cut_ns, _Windows(start_ns, end_ns)
-    work = trace.rows(*DEVICE_WORK)
-    if len(work) == 0:
-        return np.asarray(before_cut, dtype=np.bool_)
+    """Of steps by their windows on the host: which are whole. All of them where each lacks kernels, as in a recording
+    that leaves most out, and that of a whole file.
+    """
+    work, windows = trace.rows(*DEVICE_WORK), _Windows(start_ns, end_ns)
     calls = trace.rows(Category.RUNTIME)
     with_work = (trace.correlation[calls] != NONE) & np.isin(trace.correlation[calls], trace.correlation[work])
-    by_call = _launches(trace, windows, calls, with_work)
-    by_operator = _operators(trace, windows, calls[with_work], work)
+    cut_ns = trace.parse_report.complete_until_ns
+    if not len(start_ns) or not len(work):
+        return np.asarray(np.ones(len(start_ns), dtype=np.bool_) if cut_ns is None else end_ns <= cut_ns)
+    ran = _launches(trace, windows, calls, with_work).complete()
+    if cut_ns is None:
+        return ran if ran.any() else ~ran
     launched = windows.count(trace.start_ns[calls[with_work]] if with_work.any() else trace.start_ns[work])
-    whole = (launched > 0) & by_call.complete() & by_operator.complete()
+    whole = (launched > 0) & ran & _operators(trace, windows, calls[with_work], work).complete()
+    before_cut = end_ns <= cut_ns
     if trace.parse_report.all_operators:  # devices' events are in no order of time: those of a late step may be there
         before_cut |= _as_many(np.where(whole, launched, 0))
     return np.asarray(whole & before_cut, dtype=np.bool_)

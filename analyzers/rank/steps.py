@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -94,6 +95,8 @@ class Steps:
     assumed_ns: Int64
     source: str
     marked: bool
+    left_out: tuple[int, ...] = ()
+    """Numbers of steps of which device work is missing, in a recording of which other steps are whole."""
 
     def __len__(self) -> int:
         return len(self.number)
@@ -141,7 +144,8 @@ def find_steps(
     for number, start, end, source in _marks(trace, work, by_batches, unmarked):
         whole = whole_steps(trace, start, end)
         if whole.any():
-            return _windows(trace, work, number[whole], start[whole], end[whole], source)
+            steps = _windows(trace, work, number[whole], start[whole], end[whole], source)
+            return replace(steps, left_out=tuple(number[~whole].tolist()))
         found = CUT if len(number) else found
     start_ns, end_ns, assumed_ns = _extent(trace, work, threads)
     cut_ns = trace.parse_report.complete_until_ns

@@ -148,11 +148,27 @@ def test_one_corrupt_rank_of_four_costs_only_itself(traces):
 
 
 def test_a_truncated_rank_keeps_its_whole_steps(traces):
-    whole = (traces / "rank1.json.gz").read_bytes()
-    (traces / "rank1.json.gz").write_bytes(gzip.compress(gzip.decompress(whole)[: len(gzip.decompress(whole)) // 2]))
+    """Events in the order of time, as tools write them that sort: the last steps are cut off."""
+    path = traces / "rank1.json.gz"
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    text = json.dumps({**trace, "traceEvents": sorted(trace["traceEvents"], key=lambda event: event.get("ts", 0))})
+    path.write_bytes(gzip.compress(text[: len(text) * 9 // 10].encode()))
     found = summary(traces)
     assert found["job"]["ranks"] == [0, 1, 2, 3]
+    assert 2 <= len(found["job"]["steps"]) < 6
     assert any(note["about"] == "reading" and note["ranks"] == [1] for note in found["notes"])
+
+
+def test_a_rank_that_is_truncated_before_its_device_events_is_left_out(traces):
+    """Operators first, as Kineto writes them: the first half has them all, and no kernel."""
+    path = traces / "rank1.json.gz"
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text[: len(text) // 2]))
+    found = summary(traces)
+    assert found["job"]["ranks"] == [0, 2, 3]
+    (failure,) = found["job"]["failures"]
+    assert failure["rank"] == 1
+    assert "ends early, before its device events" in failure["error"]
 
 
 def test_all_ranks_corrupt(traces):

@@ -33,8 +33,6 @@ NOISE: Final = 0.02
 """Least share of the step that the replay saves: with less, something other than launches limits the step."""
 EXPLAINED: Final = 0.8
 """Share of the saving from which a straggler is what there is to say."""
-MOSTLY: Final = 0.5
-"""The same of an optimizer's loop: what else launches then shows once it is gone."""
 OPTIMIZER_SHARE: Final = 0.25
 """The optimizer is named first when it launches at least this share of all kernels."""
 FUSED: Final = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -55,9 +53,9 @@ def evaluate(job: RuleContext) -> Finding | None:
     step = job.predict(whatif) if whatif and job.predict is not None else None
     if step is not None and step.mid > (1 - NOISE) * job.step_time_us:
         return None
-    loops = without_loops(job)
-    if step is not None and _is_told(job, job.step_time_us - step.mid, loops):
+    if step is not None and _is_told(job, job.step_time_us - step.mid):
         return None
+    loops = without_loops(job)
     if not of_most:
         return None if step is None or loops is not None else _behind_others(job, longest, step, whatif)
     if step is not None and loops is not None:
@@ -112,12 +110,10 @@ def _behind_others(
     )  # fmt: skip
 
 
-def _is_told(job: RuleContext, saved_us: float, loops: tuple[Prediction, float] | None) -> bool:
-    """Is it mostly a straggler, a rank or host that launches more slowly than its peers, or an optimizer that loops
-    over parameters?
-    """
+def _is_told(job: RuleContext, saved_us: float) -> bool:
+    """Is it mostly a straggler, a rank or host that launches more slowly than its peers?"""
     worst = max((row.lost_us for row in job.summary.stragglers if row.cause == "launch"), default=0.0)
-    return worst >= EXPLAINED * saved_us or (loops is not None and loops[1] >= MOSTLY * saved_us)
+    return worst >= EXPLAINED * saved_us
 
 
 def _beside_loops(job: RuleContext, whatif: Mapping[str, str], without: Prediction) -> Prediction | None:

@@ -125,6 +125,33 @@ def test_a_step_whose_operators_launched_nothing_is_not_whole_though_later_ones_
 
 
 @pytest.mark.parametrize(
+    ("ran", "numbers", "noted"),
+    [
+        pytest.param((4, 4, 4), [1, 2, 3], None, id="all kernels are there"),
+        pytest.param((4, 4, 1), [1, 2], "step 3", id="the recording ends before the last step's have run"),
+        pytest.param((4, 3, 0), [1], "steps 2, 3", id="it ends sooner"),
+        pytest.param(
+            (2, 2, 1), [1, 2, 3], None, id="kernels of all steps are missing, as where short ones are left out"
+        ),
+    ],
+)
+def test_steps_whose_kernels_had_not_run_when_the_recording_ended_are_left_out(
+    ran: tuple[int, ...], numbers: list[int], noted: str | None, tmp_path: Path
+) -> None:
+    events = []
+    for step, kernels in enumerate(ran, 1):
+        events.append(event(f"ProfilerStep#{step}", cat="user_annotation", ts=100 * step, dur=100))
+        for at in range(4):
+            call, kernel = launched(10 * step + at, 100 * step + 20 * at)
+            events += [call, kernel] if at < kernels else [call]
+    partial = analyze_rank(chrome.read(save(tmp_path, {"traceEvents": events})))
+    assert partial.steps.number.tolist() == numbers
+    assert [
+        f"{noted} launched kernels that are not in the recording" in text for text in partial.parse_report.notes
+    ] == ([] if noted is None else [True])
+
+
+@pytest.mark.parametrize(
     ("pids", "named"), [((0,), ["H100"]), ((4242,), ["H100"]), ((0, 4242), ["H100"]), ((5, 6), [])]
 )
 def test_kernels_that_state_no_device_run_on_the_only_one_that_is_listed(
