@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final
 
 from perfscope.analyzers.job.aligned import AlignedJob
+from perfscope.analyzers.rank.time_breakdown import NOT_COMPUTE
 from perfscope.analyzers.rank.work.tables import OTHER_OPERATORS
 from perfscope.frozen import dataclass
 from perfscope.results.rows import StragglerRow
@@ -98,6 +99,7 @@ def _usual(name: str, calls: float, others: Sequence[_Operators]) -> float | Non
 
 
 def _per_step(result: AlignedJob, rank: int) -> _Operators:
+    """Those that compute: what ranks send to one another they wait for, and an inner stage sends twice as much."""
     partial = result.partials[rank]
     times, used = partial.tables.operators, partial.steps.indices_of(result.steps)
     spent = times.device_ns if partial.has_device_work else times.host_ns
@@ -105,5 +107,5 @@ def _per_step(result: AlignedJob, rank: int) -> _Operators:
     return {
         name: (calls, each)
         for name, calls, each in zip(times.names, count.tolist(), us.tolist(), strict=True)
-        if name != OTHER_OPERATORS and calls
+        if name != OTHER_OPERATORS and calls and not NOT_COMPUTE.match(name)
     }

@@ -26,7 +26,7 @@ from perfscope.trace.trace import Category, Int64, Trace
 
 COMMUNICATION_OPERATOR: Final = re.compile(r"^(c10d|_c10d_functional|c10d_functional|symm_mem)::|^record_param_comms$")
 
-_NOT_COMPUTE: Final = re.compile(rf"{COMMUNICATION_OPERATOR.pattern}|^gloo:|^autograd::engine::")
+NOT_COMPUTE: Final = re.compile(rf"{COMMUNICATION_OPERATOR.pattern}|^gloo:|^autograd::engine::")
 """Host operators that start or wait for communication, or that only wrap other operators."""
 
 
@@ -95,6 +95,6 @@ def computing_rows(trace: Trace, host: HostActivity) -> Int64:
         same_thread = trace.thread[rows][1:] == trace.thread[rows][:-1]
         holds[:-1] = same_thread & (trace.start_ns[rows][1:] < trace.ends_ns(rows)[:-1])
     namespaced = trace.names_where(lambda name: "::" in name, rows)
-    excluded = trace.names_where(_NOT_COMPUTE.match, rows)
+    excluded = trace.names_where(NOT_COMPUTE.match, rows)
     compiling = host.named[COMPILING].covers(trace.start_ns[rows])
     return rows[~excluded & ~compiling & (namespaced | ~holds)]

@@ -65,3 +65,11 @@ def test_on_devices_their_time_counts():
     slow = rank(USUAL, kernels | {"relu": 38.0})
     peers = rank(USUAL, kernels), rank(USUAL | {"Custom": 90.0}, kernels)
     assert found(*peers, slow) == SlowOperator("relu", 38_000.0, 5_000.0)
+
+
+def test_what_ranks_send_to_one_another_is_no_work_of_one():
+    """An inner stage of a pipeline sends twice as often as the outer ones."""
+    sent = {"record_param_comms": 30.0, "c10d::send": 30.0}
+    assert found(rank(USUAL), rank(USUAL), rank({**USUAL, **sent})) is None
+    slow = rank({**USUAL, **dict.fromkeys(sent, 60.0)})
+    assert found(rank({**USUAL, **sent}), rank({**USUAL, **sent}), slow) is None
