@@ -54,7 +54,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if row is None or (row is not costly[0] and not row.within_steps):
         return None
     by_flops, correlation = _follows(job)
-    if correlation < CORRELATED:
+    if correlation < CORRELATED or (row.within_steps and _exchanges_tokens(job)):
         return _within_steps(job, row)
     return job.finding(
         RULE,

@@ -168,3 +168,15 @@ def test_work_that_differs_from_one_collective_to_the_next_is_of_experts_where_t
     assert "capacity factor" not in imbalanced_work.evaluate(changed(experts, groups=groups)).action.how
     few = tuple(replace(each, count=1) for each in swapped[:1])
     assert "capacity factor" not in imbalanced_work.evaluate(changed(context, collectives=few)).action.how
+
+
+def test_tokens_that_are_exchanged_come_before_lengths_where_work_differs_within_steps(in_turn):
+    """Whole steps follow the FLOPs, which tells work, and not whether it is of sequences or of experts."""
+    context = with_flops(in_turn.context, uneven=True)
+    count = 4 * len(context.info.steps)
+    swapped = tuple(replace(each, kind="all_to_all", count=count) for each in context.summary.collectives)
+    within = tuple(replace(row, within_steps=True) for row in context.summary.stragglers)
+    whole_steps = imbalanced_work.evaluate(changed(context, collectives=swapped))
+    experts = imbalanced_work.evaluate(changed(context, collectives=swapped, stragglers=within))
+    assert whole_steps.action.how.startswith("Sequences of different length")
+    assert experts.action.how.startswith("Experts that get more tokens")
