@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.frozen import dataclass
-from perfscope.trace.medians import deviation
+from perfscope.trace.medians import SIGMA_OF_MAD
 from perfscope.trace.trace import Bool, Float64
 
 _FAR: Final = 5.0
@@ -91,7 +91,10 @@ def regular_steps(times: Float64) -> Bool:
         return np.ones(len(times), dtype=np.bool_)
     middle = float(np.median(times))
     off = times - middle
-    far = np.abs(off) > max(_FAR * deviation(times), _NEAR * abs(middle))
+    distance = np.abs(off)
+    far = distance > max(_FAR * (SIGMA_OF_MAD * float(np.median(distance))), _NEAR * abs(middle))
+    if not far.any():
+        return ~far
     odd = _lone(np.where(far, off, 0.0)) | _lone(np.where(far, -off, 0.0))
     return ~odd if _FEW * odd.sum() <= len(times) else np.ones(len(times), dtype=np.bool_)
 

@@ -29,6 +29,8 @@ _SEVERAL: Final = 2
 """Times as many buckets as the limit would make, from which several models or backwards fill them."""
 _MOST_IN_A_BUCKET: Final = 256
 """Most equal parameters in the smallest bucket: with more of them, bytes become ready almost evenly."""
+_NUMBERS: Final = np.arange(_MOST_IN_A_BUCKET, 0, -1)[:, None]
+"""Of parameters in the smallest bucket, as they are tried."""
 _HALF: Final = 0.5
 _COMPRESSES: Final = re.compile("(bf16|fp16)_compress")
 """``default_hooks``, also around other hooks (``bf16_compress_wrapper``)."""
@@ -145,11 +147,11 @@ def _equal_parameters(buckets: Sequence[int], cap: float) -> float | None:
         least[0] = first
         if (sizes[:-1] < least * (1 - _WHOLE)).any():
             continue
-        for count in range(_MOST_IN_A_BUCKET, 0, -1):
-            size = sizes.min() / count
-            number = sizes / size
-            if (np.abs(number - np.round(number)) <= _WHOLE).all() and (sizes[:-1] - size < least).all():
-                return float(size)
+        size = sizes.min() / _NUMBERS  # a line for each number
+        number = sizes / size
+        fits = (np.abs(number - np.round(number)) <= _WHOLE).all(axis=1) & (sizes[:-1] - size < least).all(axis=1)
+        if fits.any():
+            return float(size[int(np.argmax(fits)), 0])
     return None
 
 

@@ -117,13 +117,14 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
         )
     least = limits(context.runs, cap * MIB, limited_share(context.runs, recorded, known_sizes))
     ends = bucket_ends(float(sum(recorded)), *least, known_sizes)
-    if all(list(each) == bucket_bytes(ends) for each in sizes):
+    filled = bucket_bytes(ends)
+    if all(list(each) == filled for each in sizes):
         return FULL  # the recorded buckets show best what they take
     collectives: dict[tuple[int, int, int, int], Collective] = {}
     first = rounds[0]
     alone = alone_share(context, first.buckets[0].collective.group)
     for one in rounds:
-        _rebucket(schedules, context, one, ends, collectives, alone)
+        _rebucket(schedules, context, one, ends, filled, collectives, alone)
     # A wait may have ended in the next step only.
     schedules.without({bucket for one in rounds for bucket in one.buckets})
     new = [
@@ -197,10 +198,10 @@ def alone_share(context: Context, group: int) -> float:
 
 
 def _rebucket(
-    schedules: EditableSchedules, context: Context, one: Round, ends: list[float],
+    schedules: EditableSchedules, context: Context, one: Round, ends: list[float], sizes: list[int],
     collectives: dict[tuple[int, int, int, int], Collective], alone: float,
 ) -> None:  # fmt: skip
-    """Replace the buckets of one round by new ones; ``ends`` are the bytes reduced once each of them is."""
+    """Replace the buckets of one round by new ones of these ``sizes``; ``ends`` are the bytes reduced once each is."""
     step_ops = StepOps(schedules, one.rank, one.step)
     old = set(one.buckets)
     waits = step_ops.places(OpKind.WAIT, old)
@@ -210,14 +211,15 @@ def _rebucket(
     backward = BACKWARD_SHARE / context.result.partials[one.rank].microbatches(one.step)
     added: list[tuple[float, ScheduleOp]] = []
     moments = ready_at(np.array(ends), total, ready, backward).tolist()
-    sizes = bucket_bytes(ends)
     transfers = context.transfers_among_ns(one.buckets, sizes)
     # What delayed one recorded bucket does not delay each of the new ones.
     gap_ns = median(bucket.gap_ns for bucket in one.buckets)
     buckets = []
     for index, (size, at) in enumerate(zip(sizes, moments, strict=True)):
-        new = replace(model.collective, bytes=size)
-        collective = collectives.setdefault((one.step, new.group, one.backward, index), new)
+        key = (one.step, model.collective.group, one.backward, index)
+        if key not in collectives:
+            collectives[key] = replace(model.collective, bytes=size)
+        collective = collectives[key]
         buckets.append(RankOp(one.rank, collective, model.lane, gap_ns, alone * transfers[index]))
         added.append((at, ScheduleOp.of(OpKind.ISSUE, buckets[-1], one.step)))
     waits_at = float(step_ops.progress_ns[waits[-1]]) if waits else _unrecorded_wait(step_ops, one, ready)

@@ -230,4 +230,4 @@ def launched_anew(parts: Sequence[HostPart | None], before: Float64, after: Floa
     every[:, :HOST_ROWS] -= host[place]
     every[:, OF_DEVICE_ROWS:] = np.maximum(after[place, :OWN_ROWS] - every[:, OF_DEVICE_ROWS:], 0.0)
     bounds = np.searchsorted(place, np.arange(len(after) + 1))
-    return [replace(HostPart.none(), launches=every[bounds[at] : bounds[at + 1]]) for at in range(len(after))]
+    return [HostPart(np.zeros(HOST_ROWS), every[bounds[at] : bounds[at + 1]]) for at in range(len(after))]

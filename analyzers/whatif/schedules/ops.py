@@ -133,6 +133,12 @@ class ScheduleOp:
             before.host, behind.host = self.host.divided(left_ns, host_ns)
         return before, behind
 
+    def with_time(self, own_ns: Float64, host: HostPart | None) -> ScheduleOp:
+        """The same op with other time before it. Millions are made: ``replace`` takes several times as long."""
+        return ScheduleOp(
+            self.kind, own_ns, self.lag_ns, self.rank_op, self.mark, self.hold_ns, self.doubtful, self.step, host
+        )
+
     @property
     def issued(self) -> RankOp | None:
         """The rank op that it issues; None where it does something else."""
@@ -174,7 +180,7 @@ def waits_on_device(op: ScheduleOp) -> ScheduleOp:
 
 def behind(first: ScheduleOp, op: ScheduleOp) -> ScheduleOp:
     """``op`` with the time before ``first`` in front of its own."""
-    joined = replace(op, own_ns=first.own_ns + op.own_ns)
-    if first.host is not None or op.host is not None:
-        joined.host = (first.host or HostPart.none()).then(op.host or HostPart.none(), op.own_ns)
-    return joined
+    host = op.host
+    if first.host is not None or host is not None:
+        host = (first.host or HostPart.none()).then(host or HostPart.none(), op.own_ns)
+    return op.with_time(first.own_ns + op.own_ns, host)

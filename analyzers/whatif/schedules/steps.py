@@ -126,7 +126,8 @@ class StepOps:
         if self._schedules.hosts:
             launched = launched_anew([op.host for op in self.ops], self._rows, passed)
             for op, host, rows in zip(new, launched, own, strict=True):
-                op.host = replace(host, own_ns=rows[OWN_ROWS:])
+                host.own_ns = rows[OWN_ROWS:]
+                op.host = host
         written = [_timed(op, time) for (_, op), time in zip(items, new, strict=False)]
         for (_, before), op in zip(items, written, strict=True):
             if id(before) in issued_here:
@@ -165,4 +166,4 @@ def _timed(op: ScheduleOp, time: ScheduleOp) -> ScheduleOp:
     host = time.host
     if host is not None and op.host is not None:
         host = replace(host, lag_ns=op.host.lag_ns, waited_ns=op.host.waited_ns)
-    return replace(op, own_ns=time.own_ns, host=host)
+    return op.with_time(time.own_ns, host)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,23 +183,31 @@ QUESTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def recordings() -> Iterator[dict[str, Context]]:
-    """Every recorded job once."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, spec in enumerate(dict.fromkeys(map(repr, (q.recorded for q in QUESTIONS.values())))):
-            job = next(q.recorded for q in QUESTIONS.values() if repr(q.recorded) == spec)
-            place = Path(folder, str(number))
+class Recordings:
+    """Every recorded job once, made when it is first asked for: a process that runs few of the tests makes few."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Context] = {}
+
+    def of(self, job: JobSpec) -> Context:
+        key = repr(job)
+        if key not in self._made:
+            place = self._folder / str(len(self._made))
             simulate(job).write(place)
-            found[spec] = context_of(place)
-        yield found
+            self._made[key] = context_of(place, workers=1)
+        return self._made[key]
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
+    return Recordings(tmp_path_factory.mktemp("recordings"))
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_the_prediction_comes_true(recordings: dict[str, Context], name: str) -> None:
+def test_the_prediction_comes_true(recordings: Recordings, name: str) -> None:
     question = QUESTIONS[name]
-    found = predict(recordings[repr(question.recorded)], question.settings)
+    found = predict(recordings.of(question.recorded), question.settings)
     truth = simulate(question.changed).truth.step_time_ns
     assert found.error == pytest.approx(0.0, abs=1e-6)
     assert found.mid_ns == pytest.approx(truth, rel=question.within)
@@ -210,11 +216,9 @@ def test_the_prediction_comes_true(recordings: dict[str, Context], name: str) ->
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_whether_a_change_may_save_a_share_is_what_its_prediction_says(
-    recordings: dict[str, Context], name: str
-) -> None:
+def test_whether_a_change_may_save_a_share_is_what_its_prediction_says(recordings: Recordings, name: str) -> None:
     question = QUESTIONS[name]
-    context = recordings[repr(question.recorded)]
+    context = recordings.of(question.recorded)
     prediction = Predictor(context)(question.settings)
     assert prediction is not None
     saved = 1 - 1e3 * prediction.mid / context.result.step_ns
@@ -225,9 +229,9 @@ def test_whether_a_change_may_save_a_share_is_what_its_prediction_says(
 
 
 def test_a_change_that_cannot_be_replayed_may_save_anything_and_has_no_prediction(
-    recordings: dict[str, Context],
+    recordings: Recordings,
 ) -> None:
-    rules, change = Predictor(next(iter(recordings.values()))), {"rank.99": "peers"}
+    rules, change = Predictor(recordings.of(DDP)), {"rank.99": "peers"}
     assert rules.may_save(change, 0.9)
     assert rules(change) is None
 
@@ -279,9 +283,9 @@ def test_the_latency_of_one_group_is_that_of_others_on_the_same_links(tmp_path: 
     assert not found.assumed
 
 
-def test_the_best_bucket_is_ranked_first(recordings: dict[str, Context]) -> None:
+def test_the_best_bucket_is_ranked_first(recordings: Recordings) -> None:
     sizes = ("5", "25", "50", "100", "200")
-    found = sweep(recordings[repr(DDP)], {}, "ddp.bucket_cap_mb", sizes)
+    found = sweep(recordings.of(DDP), {}, "ddp.bucket_cap_mb", sizes)
     truths = [simulate(bucketed(DDP, int(size))).truth.step_time_ns for size in sizes]
     best = min(zip(found, truths, strict=True), key=lambda pair: pair[0].mid_ns)
     assert best[1] <= 1.02 * min(truths)
@@ -296,10 +300,10 @@ def test_the_best_bucket_is_ranked_first(recordings: dict[str, Context]) -> None
     ],
 )
 def test_what_cannot_be_replayed_is_refused_with_the_reason(
-    recordings: dict[str, Context], settings: dict[str, str], why: str
+    recordings: Recordings, settings: dict[str, str], why: str
 ) -> None:
     with pytest.raises(CannotReplay, match=why):
-        predict(recordings[repr(DDP)], settings)
+        predict(recordings.of(DDP), settings)
 
 
 @pytest.mark.parametrize(
@@ -308,9 +312,9 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(
      {"dataloader.num_workers": "-1"}, {"zero.stage": "4"}, {"ranks.work": "mine"},
      {"rank.1": "peers", "ranks.work": "even"}],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_named(recordings: dict[str, Context], settings: dict[str, str]) -> None:
+def test_settings_that_make_no_sense_are_named(recordings: Recordings, settings: dict[str, str]) -> None:
     with pytest.raises(BadSetting, match=next(iter(settings)).split(".")[0]):
-        predict(recordings[repr(DDP)], settings)
+        predict(recordings.of(DDP), settings)
 
 
 def test_from_a_folder(tmp_path: Path) -> None:
