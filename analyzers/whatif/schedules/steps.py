@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from perfscope.analyzers.rank.host_lane import HostTime
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
-from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, launched_anew
+from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, OWN_ROWS, HostPart, launched_anew
 from perfscope.analyzers.whatif.schedules.ops import RankOp, ScheduleOp, behind
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.trace import Float64
@@ -122,13 +121,12 @@ class StepOps:
         # What was left after the last op comes before the next step's first.
         passed = np.maximum.accumulate(np.vstack([*(rows for rows, _ in items), self._rows[-1]]))
         own = np.diff(passed, axis=0, prepend=0.0)
-        new = [ScheduleOp(OpKind.MARK, rows[:OWN_ROWS]) for rows in own]
+        hosts: Sequence[HostPart | None] = [None] * len(own)
         if self._schedules.hosts:
-            launched = launched_anew([op.host for op in self.ops], self._rows, passed)
-            for op, host, rows in zip(new, launched, own, strict=True):
+            hosts = launched = launched_anew([op.host for op in self.ops], self._rows, passed)
+            for host, rows in zip(launched, own, strict=True):
                 host.own_ns = rows[OWN_ROWS:]
-                op.host = host
-        written = [_timed(op, time) for (_, op), time in zip(items, new, strict=False)]
+        written = [_timed(op, rows, host) for (_, op), rows, host in zip(items, own, hosts, strict=False)]
         for (_, before), op in zip(items, written, strict=True):
             if id(before) in issued_here:
                 op.spend(self._schedules.issuing_ns(before))
@@ -136,7 +134,8 @@ class StepOps:
         ops[slice(*self._bounds)] = written
         following = self._bounds[0] + len(written)
         if own[-1].any() and following < len(ops):
-            ops[following] = behind(new[-1], ops[following])
+            rest = ScheduleOp(OpKind.MARK, own[-1, :OWN_ROWS], host=hosts[-1])
+            ops[following] = behind(rest, ops[following])
 
     def _rows_at(self, progress_ns: Float64) -> Float64:
         """Own time passed at each moment of the progress (lines), by category (columns): linear between the ops."""
@@ -161,9 +160,8 @@ def _belongs(rank_op: RankOp | None, step: int) -> bool:
     return rank_op is not None and rank_op.collective.step == step
 
 
-def _timed(op: ScheduleOp, time: ScheduleOp) -> ScheduleOp:
-    """``op`` with the time before ``time``."""
-    host = time.host
+def _timed(op: ScheduleOp, rows: Float64, host: HostPart | None) -> ScheduleOp:
+    """``op`` with other time before it: ``rows`` of its own, and what ``host``, made for it alone, does."""
     if host is not None and op.host is not None:
-        host = replace(host, lag_ns=op.host.lag_ns, waited_ns=op.host.waited_ns)
-    return op.with_time(time.own_ns, host)
+        host.lag_ns, host.waited_ns = op.host.lag_ns, op.host.waited_ns
+    return op.with_time(rows[:OWN_ROWS], host)

@@ -60,17 +60,17 @@ def test_a_schedule_that_cannot_be_written_down_is_bounded_only(tmp_path_factory
     assert row.whatif == {}  # perfscope whatif would refuse it
 
 
-@pytest.mark.parametrize(("microbatches", "schedule"), [(8, "1f1b"), (8, "gpipe"), (64, "1f1b")])
+@pytest.mark.parametrize(("microbatches", "schedule"), [(8, "1f1b"), (8, "gpipe"), (36, "1f1b")])
 def test_says_more_where_the_replay_saves_some_per_cent(
     microbatches: int, schedule: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A bubble of 1/9 becomes 1/17 with twice as many; 1/65 cannot become smaller by 3 % of the step."""
+    """A bubble of 1/9 becomes 1/17 with twice as many; 1/37 cannot become smaller by 3 % of the step."""
     spec = pipeline(
         model=ModelSpec(layers=8, tokens=8192), ranks=2, pipeline=2, microbatches=microbatches,
         schedule=PipelineSpec(schedule=schedule), end_sync=True, steps=2,
     )  # fmt: skip
     row = found(analyzed(spec, tmp_path_factory))
-    if microbatches == 64:
+    if microbatches == 36:
         assert row is None
         return
     assert row is not None
