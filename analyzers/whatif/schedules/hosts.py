@@ -213,15 +213,12 @@ def launched_anew(parts: Sequence[HostPart | None], before: Float64, after: Floa
     ``before`` and ``after`` have for each old and each new op (lines) what has passed there: device rows, then host
     rows. A piece comes before the first new op that lies behind its start.
     """
-    pieces = [np.zeros((0, OF_DEVICE_ROWS + OWN_ROWS))]
-    for number, part in enumerate(parts):
-        if part is not None and len(part.launches):
-            piece = part.launches.copy()
-            begun = before[number - 1, OWN_ROWS:] if number else 0.0
-            piece[:, :HOST_ROWS] += begun
-            piece[:, OF_DEVICE_ROWS:] = before[number, :OWN_ROWS] - piece[:, OF_DEVICE_ROWS:]
-            pieces.append(piece)
-    every = np.concatenate(pieces)
+    nothing = np.zeros((0, OF_DEVICE_ROWS + OWN_ROWS))
+    pieces = [nothing if part is None else part.launches for part in parts]
+    every = np.concatenate([nothing, *pieces])
+    number = np.repeat(np.arange(len(parts)), [len(of_part) for of_part in pieces])
+    every[:, :HOST_ROWS] += np.vstack((np.zeros(HOST_ROWS), before[:-1, OWN_ROWS:]))[number]
+    every[:, OF_DEVICE_ROWS:] = before[number, :OWN_ROWS] - every[:, OF_DEVICE_ROWS:]
     starts, ends = every[:, OF_DEVICE_ROWS:].sum(axis=1), after[:, :OWN_ROWS].sum(axis=1)
     place = np.minimum(np.searchsorted(ends, starts + 0.5, side="left"), len(after) - 1)
     order = np.argsort(place, kind="stable")
