@@ -136,8 +136,13 @@ def record(
 
 def record_ranks(folder: Path, ranks: int, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Recording:
     """``record`` so many processes of a script, each a rank, without a launcher of torch's."""
-    command = (sys.executable, str(SCRIPTS / "ranks.py"), str(ranks), script, *arguments)
-    return record(folder, *command, options=options, environment={"MASTER_PORT": str(free_port())})
+    port = {"MASTER_PORT": str(free_port())}
+    return record(folder, *of_ranks(ranks, script, *arguments), options=options, environment=port)
+
+
+def of_ranks(ranks: int, script: str, *arguments: str) -> tuple[str, ...]:
+    """A command that starts them; ``MASTER_PORT`` is to say where they meet."""
+    return sys.executable, str(SCRIPTS / "ranks.py"), str(ranks), script, *arguments
 
 
 Started = TypeVar("Started", bound="Running")
@@ -149,14 +154,16 @@ class Running:
     As a context it leaves no process behind.
     """
 
-    def __init__(self, folder: Path, *command: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *command: str, options: tuple[str, ...] = (), environment: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
             [*PERFSCOPE, "run", "--output", str(folder), *options, "--", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
             start_new_session=True,
         )
 

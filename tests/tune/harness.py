@@ -15,7 +15,8 @@ from perfscope.collectors.launch.run import Launch, child_environment
 from perfscope.collectors.overrides.overrides import Overrides
 from perfscope.recording.metadata import load_run
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, run_file
-from tests.waiting import PATIENCE_S
+from tests.collectors.harness import of_ranks
+from tests.waiting import PATIENCE_S, free_port
 
 JOB = Path(__file__).parent / "scripts" / "job.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -36,12 +37,13 @@ def trained(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Each rank's losses and last parameters, and what rank 0 reports as applied."""
     config = CollectorConfig(output=str(folder), package_root=package_root(), mode="steps", sample_every=0.0)
-    command = job("--steps", steps, "--losses", folder, *arguments)
+    options = map(str, ("--steps", steps, "--losses", folder, *arguments))
+    command = of_ranks(2, str(JOB), *options)  # sooner than torchrun, which imports torch to start them
     Launch(config, command).prepare()
     overrides.save(folder / BOOTSTRAP_FOLDER)
     result = subprocess.run(
         command,
-        env=child_environment(environment(), folder / BOOTSTRAP_FOLDER),
+        env=child_environment({**environment(), "MASTER_PORT": str(free_port())}, folder / BOOTSTRAP_FOLDER),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

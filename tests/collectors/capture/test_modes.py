@@ -24,7 +24,8 @@ from perfscope.recording.history import unpack
 from perfscope.recording.metadata import CaptureMetadata
 from perfscope.recording.paths import BOOTSTRAP_FOLDER, steps_file
 from perfscope.results.history import OTHER
-from tests.collectors.harness import SCRIPTS, Recording, Running, needs_torch, record
+from tests.collectors.harness import SCRIPTS, Recording, Running, needs_torch, of_ranks, record
+from tests.waiting import free_port
 
 pytestmark = [pytest.mark.training, needs_torch]
 
@@ -35,17 +36,25 @@ STAGES = {"dataloader", "forward", "backward", "optimizer", OTHER}
 
 def paced(folder: Path, *arguments: str, options: tuple[str, ...], ranks: int = 2) -> Recording:
     """``scripts/paced.py`` under ``perfscope run``."""
-    start = TORCHRUN if ranks > 1 else (sys.executable,)
-    return record(folder, *start, PACED, *arguments, options=("--no-sampler", *options))
+    command, port = started(ranks)
+    return record(folder, *command, *arguments, options=("--no-sampler", *options), environment=port)
+
+
+def started(ranks: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(the command, its environment)."""
+    if ranks == 1:
+        return (sys.executable, PACED), {}
+    return of_ranks(ranks, PACED), {"MASTER_PORT": str(free_port())}
 
 
 class Paced(Running):
     """``scripts/paced.py`` until it is asked to stop."""
 
     def __init__(self, folder: Path, *options: str, arguments: tuple[str, ...] = (), ranks: int = 1) -> None:
-        start = TORCHRUN if ranks > 1 else (sys.executable,)
+        command, port = started(ranks)
         until = ("--ms", "20", "--until", str(self.stop_file(folder)))
-        super().__init__(folder, *start, PACED, *until, *arguments, options=("--no-sampler", *options))
+        options = ("--no-sampler", *options)
+        super().__init__(folder, *command, *until, *arguments, options=options, environment=port)
         assert self.process.stdout is not None
         self.pids = {}
         for _ in range(ranks):

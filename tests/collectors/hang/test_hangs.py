@@ -19,22 +19,21 @@ import pytest
 from perfscope import analyze
 from perfscope.recording.paths import flight_file, stacks_file
 from perfscope.reports.page import page
-from tests.collectors.harness import PERFSCOPE, SCRIPTS, kill_all, needs_torch, record
-from tests.waiting import until
+from tests.collectors.harness import PERFSCOPE, SCRIPTS, kill_all, needs_torch, of_ranks, record
+from tests.waiting import free_port, until
 
 pytestmark = [pytest.mark.training, needs_torch]
 
 HANGS = SCRIPTS / "hangs.py"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--master-port", "0", "--rdzv-backend", "c10d")
 
 
 @contextmanager
 def stuck(folder: Path, kind: str, ranks: int, steps: int = 3) -> Iterator[Path]:
     """The recording of a training that stands still after ``steps``, while it does; killed afterwards."""
-    command = [*TORCHRUN, "--rdzv-endpoint", "localhost:0", "--nproc-per-node", str(ranks), str(HANGS), kind]
+    command = of_ranks(ranks, str(HANGS), kind)
     process = subprocess.Popen(
         [*PERFSCOPE, "run", "-o", str(folder), "--hang-timeout", "3", "--no-sampler", "--", *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
