@@ -12,6 +12,7 @@ from typing import Final
 
 from perfscope.analyzers.job.apart import Read, jobs_apart, share_time
 from perfscope.analyzers.job.assumed_groups import with_assumed_groups
+from perfscope.analyzers.job.step_numbers import numbered_alike
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.execution.outcome import Outcome
 from perfscope.frozen import dataclass
@@ -71,6 +72,7 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
     for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
         _place(source, partial, ranks, alone=len(read) == 1)
     _keep_recorded_devices(ranks)
+    ranks.partials = numbered_alike(ranks.partials)
     _keep_common_steps(ranks)
     _keep_many_steps(ranks)
     ranks.left_out -= ranks.partials.keys()

@@ -6,8 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from perfscope.analyzers.rank.collectives.communication import device_communication
+from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT
+from perfscope.analyzers.rank.collectives.communication import device_communication, kind_of, kind_of_kernel
 from perfscope.analyzers.rank.host_activity import loader_rows, training_threads
+from perfscope.analyzers.rank.kernel_classes import OPTIMIZER, class_of_kernel
 from perfscope.analyzers.rank.launches import DeviceWork, blocking_calls
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Category, Int32, Int64, Trace
@@ -22,8 +24,11 @@ _TIMES: Final = 3
 _KERNELS: Final = 10
 """Least number of kernels in a step: a benchmark that repeats one operator has no steps."""
 
-_TRIED: Final = 40
+_TRIED: Final = 200
 """Periods tried at most."""
+
+_OFTEN: Final = 32
+"""How often the rarest kernel of a step is launched in it, at most: once in each micro-batch, say."""
 
 
 def edges_by_batches(trace: Trace, work: DeviceWork, stepped_ns: Int64) -> tuple[int, Int64]:
@@ -66,15 +71,18 @@ def edges_by_repetition(trace: Trace, work: DeviceWork) -> Int64:
     """Times on the host between the steps, their begin and their end included; empty where no repetition is plain.
 
     Between two steps the host takes longest to the next launch: to load a batch, say. That time belongs to the step
-    that it leads to. Ranks that communicate are left out: their steps could be numbered differently.
+    that it leads to. Ranks that communicate must all begin their steps at the same place of the loop, whatever their
+    hosts do: which kernels are launched tells it.
     """
     nothing = np.empty(0, dtype=np.int64)
     launched = np.flatnonzero((trace.category[work.row] == Category.KERNEL) & (work.launch != NONE))
-    if len(launched) < _TIMES * _KERNELS or device_communication(trace, work).any():
+    if len(launched) < _TIMES * _KERNELS:
         return nothing
     called = trace.start_ns[work.launch[launched]]
     order = np.argsort(called, kind="stable")
-    period = _period(trace.name[work.row[launched[order]]])
+    kernel = trace.name[work.row[launched[order]]]
+    communicates = bool(device_communication(trace, work).any())
+    period = _period(kernel)
     if period is None:
         return nothing
     called, returned = called[order], trace.ends_ns(work.launch[launched])[order]
@@ -83,15 +91,54 @@ def edges_by_repetition(trace: Trace, work: DeviceWork) -> Int64:
     usual = np.median(pause[: whole * period].reshape(whole, period), axis=0)
     # Before the first launch the host may have done anything.
     before = np.concatenate(([called[0] - usual[0]], returned))
+    first: int | None = int(usual.argmax())
+    if communicates:
+        first = _first_of_all_ranks(trace, kernel[:period], alike=not _send_to_one_another(trace, work.row[launched]))
     # Kernels of one graph are launched together: no step begins between them.
-    return distinct(before[int(usual.argmax()) :: period].astype(np.int64))
+    return nothing if first is None else distinct(before[first::period].astype(np.int64))
+
+
+def _send_to_one_another(trace: Trace, kernels: Int64) -> bool:
+    """Do kernels send from one rank to another, other than those that are recorded to be all-to-alls?"""
+    sent = kernels[trace.names_where(lambda name: kind_of_kernel(name) in POINT_TO_POINT, kernels)]
+    arguments = trace.collectives
+    known = arguments.row[[kind_of(trace.strings[kind]) not in POINT_TO_POINT for kind in arguments.kind.tolist()]]
+    return not np.isin(sent, known).all()
+
+
+def _first_of_all_ranks(trace: Trace, kernel: Int32, *, alike: bool) -> int | None:
+    """Which of the launches of one step, from any place of it on, is the first on every rank: the one behind the
+    optimizer's, else, where all launch the same (``alike``; stages of a pipeline do not), the kernel of which there are
+    fewest; None where several places are like that.
+    """
+    kinds = {name: class_of_kernel(trace.strings[name]) for name in distinct(kernel).tolist()}
+    of_optimizer = np.isin(kernel, [name for name, kind in kinds.items() if kind == OPTIMIZER])
+    last = _before_longest_stretch(np.flatnonzero(of_optimizer), len(kernel))
+    if last is not None or not alike:
+        return None if last is None else (last + 1) % len(kernel)
+    names, count = np.unique(kernel, return_counts=True)
+    fewest = min(zip(count.tolist(), (trace.strings[name] for name in names.tolist()), names.tolist(), strict=True))[2]
+    # As seen backwards, the stretch is in front of it.
+    behind = _before_longest_stretch(len(kernel) - 1 - np.flatnonzero(kernel == fewest)[::-1], len(kernel))
+    return None if behind is None else len(kernel) - 1 - behind
+
+
+def _before_longest_stretch(places: Int64, period: int) -> int | None:
+    """The place behind which, in the cycle, most follow until the next one; None without any, or where that is so of
+    several.
+    """
+    if len(places) == 0:
+        return None
+    until_next = np.diff(places, append=places[0] + period)
+    longest = np.flatnonzero(until_next == until_next.max())
+    return int(places[longest[0]]) if len(longest) == 1 else None
 
 
 def _period(kernel: Int32) -> int | None:
-    """After how many launches the kernels repeat; None where they do not."""
+    """After how many launches the kernels repeat; None where they do not, or sooner than steps do."""
     for period in _candidates(kernel):
         if (kernel[period:] == kernel[:-period]).mean() >= _SAME:
-            return period
+            return period if period >= _KERNELS else None
     return None
 
 
@@ -102,7 +149,8 @@ def _candidates(kernel: Int32) -> list[int]:
     for name in distinct[np.argsort(count, kind="stable")]:
         place = np.flatnonzero(kernel == name)
         # A kernel may be launched several times in a step.
-        found.update(int(np.median(place[times:] - place[:-times])) for times in range(1, 5) if len(place) > times + 1)
+        times = range(1, min(_OFTEN, len(place) - 2) + 1)
+        found.update(int(np.median(place[often:] - place[:-often])) for often in times)
         if len(found) >= _TRIED:
             break
-    return sorted(period for period in found if _KERNELS <= period <= len(kernel) // _TIMES)
+    return sorted(period for period in found if 1 <= period <= len(kernel) // _TIMES)

@@ -90,8 +90,49 @@ def test_kernels_of_one_graph_are_of_one_step():
     assert (np.diff(steps.start_ns)[1:] == 10_000).all()
 
 
-def test_ranks_that_communicate_are_one_window():
-    assert not steps_of(loop(*[[*TRAINING, NCCL]] * 4)).marked
+REDUCED = ["embed", *LAYERS * 3, "loss", *LAYERS[::-1] * 2, NCCL, *LAYERS[::-1], NCCL, *["fused_adam"] * 2, "norm"]
+SENT = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@pytest.mark.parametrize("paused", [0, 7, 30])
+@pytest.mark.parametrize(
+    ("kernels", "first"),
+    [
+        pytest.param(REDUCED, "norm", id="behind the optimizer"),
+        pytest.param([name for name in REDUCED if "adam" not in name], "embed", id="the one kernel of its name"),
+        pytest.param([SENT if name == NCCL else name for name in REDUCED], "norm", id="a stage of a pipeline"),
+    ],
+)
+def test_ranks_that_communicate_begin_their_steps_with_the_same_kernel(paused: int, kernels: list[str], first: str):
+    """Wherever the host of a rank pauses for longest in its loop."""
+    turned = kernels[paused:] + kernels[:paused]
+    trace = loop(*[turned] * 5).build()
+    steps = analyze_rank(trace).steps
+    assert steps.source == BY_REPETITION
+    assert len(steps) >= 3
+    launched = trace.rows(Category.KERNEL)
+    called = np.sort(trace.start_ns[trace.rows(Category.RUNTIME)])
+    following = launched[np.searchsorted(called, steps.host_start_ns)]
+    assert {trace.name_of(int(row)) for row in following} == {first}
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        pytest.param(
+            [name for name in REDUCED if "adam" not in name] + [SENT], id="stages that launch different kernels"
+        ),
+        pytest.param([NCCL, *"aabbb", NCCL, *"bbaaa"], id="two places alike"),
+    ],
+)
+def test_ranks_that_communicate_are_one_window_where_no_kernel_is_known_to_be_first_on_all(kernels: list[str]):
+    assert not steps_of(loop(*[kernels] * 5)).marked
+
+
+def test_a_kernel_that_is_launched_in_each_micro_batch_shows_steps_of_many():
+    batch = ["embed", *LAYERS * 3, SENT]
+    steps = steps_of(loop(*[[*batch * 16, *["fused_adam"] * 20]] * 4))
+    assert len(steps) == 4
 
 
 @pytest.mark.scale
