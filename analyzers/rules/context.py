@@ -26,6 +26,12 @@ _NVIDIA: Final = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID")
 _AMD: Final = re.compile(r"AMD|Instinct|Radeon")
 """Makers in the names of devices, as drivers write them."""
 
+_CLOCKS: Final = "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER"
+_CLOCKS_OF_AMD: Final = "amd-smi metric --clock --power --temperature; rocm-smi --showclocks --showpower --showtemp"
+_LINKS: Final = "nvidia-smi topo -m"
+_LINKS_OF_AMD: Final = "amd-smi topology or rocm-smi --showtopo"
+"""Commands that show clocks and what holds them down, and how devices are connected."""
+
 SAME_SHARE: Final = 0.02
 """Shares of the step that differ by less are the same to a reader."""
 
@@ -150,9 +156,21 @@ class RuleContext:
         devices = self.info.devices
         if not devices:
             return "CUDA graphs" if "nccl" in (self.info.backend or "") else None
-        if all(_AMD.search(name) for name in devices):
+        if self.on_amd:
             return "HIP graphs"
         return "CUDA graphs" if all(_NVIDIA.search(name) for name in devices) else None
+
+    @property
+    def on_amd(self) -> bool:
+        """Are all devices AMD's? Their tools have other names."""
+        return bool(self.info.devices) and all(_AMD.search(name) for name in self.info.devices)
+
+    @property
+    def device_commands(self) -> dict[str, str]:
+        """What to type to see ``clocks`` and ``links`` of the job's devices, for advice to be formatted with."""
+        if self.on_amd:
+            return {"clocks": _CLOCKS_OF_AMD, "links": _LINKS_OF_AMD}
+        return {"clocks": _CLOCKS, "links": _LINKS}
 
     @property
     def torch_ddp(self) -> bool:

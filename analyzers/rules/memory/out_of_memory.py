@@ -107,9 +107,10 @@ def _action(job: RuleContext, row: OutOfMemoryRow, held: list[HolderRow]) -> Act
     if row.cause == "fragmentation" and not expandable:
         return Action(setting=EXPANDABLE, old=None, new="expandable_segments:True", how=SET_EXPANDABLE)
     if row.cause == "others":
+        tools = "amd-smi process or rocm-smi --showpids" if job.on_amd else "nvidia-smi, rocm-smi"
         return Action(
             setting="", old=None, new=None,
-            how="Look who else uses the device (nvidia-smi, rocm-smi): other processes, several ranks on one device, "
+            how=f"Look who else uses the device ({tools}): other processes, several ranks on one device, "
             "the buffers of communicators, or libraries that allocate without torch.",
         )  # fmt: skip
     if row.cause == "request":

@@ -20,8 +20,8 @@ _SLOWED_BY_THREADS: Final = ("host", "compute", "launch")
 """Causes that other threads of the process may be behind: those of a slow loader load."""
 
 OF_CAUSE: Final = {
-    "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device (nvidia-smi -q -d "
-    "PERFORMANCE,CLOCK,POWER), then the amount of work (sequence lengths, experts).",
+    "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device ({clocks}), "
+    "then the amount of work (sequence lengths, experts).",
     "dataloader": "Check the storage and the samples of {who}, which waits for its batches longer than its peers; use "
     "more DataLoader workers, or spread expensive samples evenly over the ranks.",
     "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
@@ -31,7 +31,7 @@ OF_CAUSE: Final = {
     "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
     "where its peers do not.",
     "copy": "Check pinned memory and the PCIe link of {who}: its host-device copies take longer than its peers'.",
-    "communication": "Compare links and network adapters of {who} with the others' (nvidia-smi topo -m, ibstat, "
+    "communication": "Compare links and network adapters of {who} with the others' ({links}, ibstat, "
     "ethtool -S), and its place in the network: the same transfers take longer on it.",
 }
 
@@ -58,12 +58,12 @@ _VARYING_CORES: Final = (
     "cores."
 )
 _VARYING_CLOCKS: Final = (
-    "Look for clocks, power caps and temperatures that change (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), and for "
+    "Look for clocks, power caps and temperatures that change ({clocks}), and for "
     "kernels that take longer beside communication."
 )
 
 _WHOLE_HOST: Final = (
-    "Compare clocks, power caps and temperature of {who} with other hosts' (nvidia-smi -q -d PERFORMANCE,CLOCK,POWER), "
+    "Compare clocks, power caps and temperature of {who} with other hosts' ({clocks}), "
     "its CPU governor, and other processes there: all its ranks are equally slow, so the cause is the machine, not one "
     "process. Run without it to confirm."
 )

@@ -261,14 +261,19 @@ def _setting(row: StragglerRow) -> str:
 
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     if len(set(worst.causes)) > 1 and worst.scope not in ("job", "host", "stage"):
-        causes = _by_cause(worst).items()
-        lines = [OF_CAUSE[cause].format(who=ranks_in_words(ranks), where=_ANYWHERE) for cause, ranks in causes]
+        commands = job.device_commands
+        lines = [
+            OF_CAUSE[cause].format(who=ranks_in_words(ranks), where=_ANYWHERE, **commands)
+            for cause, ranks in _by_cause(worst).items()
+        ]
         alone = job.share(max(worst.alone_us))
         who = ranks_in_words(worst.ranks)
         return "\n".join((f"Change all of {who}: the best of them alone saves {alone:.0%} of the step.", *lines))
     who = _setting(worst)
     name = _pauses_in(job, worst)
-    usual = in_operator(job, worst, who) or template(job, worst, name).format(who=who, where=_where(name))
+    usual = in_operator(job, worst, who) or template(job, worst, name).format(
+        who=who, where=_where(name), **job.device_commands
+    )
     return "\n".join((*waits_for_cores(job, worst, who), usual))
 
 

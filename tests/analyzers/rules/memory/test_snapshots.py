@@ -11,7 +11,7 @@ from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.memory import fragmentation, memory_growth, out_of_memory
 from perfscope.results.memory.snapshots import GrowthRow, HolderRow, MemorySnapshots, OutOfMemoryRow, SnapshotRow
 from perfscope.results.rows import MemoryRow
-from tests.analyzers.rules.jobs import GIB, MIB, breakdown, context
+from tests.analyzers.rules.jobs import GIB, MIB, breakdown, changed, context
 
 PLACE: dict[str, Any] = {
     "rank": 0, "device": 0, "phase": "forward", "module": "gpt.py:88", "function": "run", "file": "train.py", "line": 9
@@ -64,6 +64,12 @@ def test_the_cause_decides_what_to_change(job: RuleContext, title: str, how: str
     assert title in finding.title
     assert how in finding.action.how
     assert finding.evidence[0].value == 2 * GIB
+
+
+def test_who_else_uses_an_amd_device_is_shown_by_its_own_tools() -> None:
+    finding = out_of_memory.evaluate(changed(failed("others"), devices=("AMD Instinct MI300X",)))
+    assert finding is not None
+    assert "(amd-smi process or rocm-smi --showpids)" in finding.action.how
 
 
 def test_what_grew_is_the_cause_where_it_is_large() -> None:

@@ -351,3 +351,29 @@ def test_a_rank_that_waited_for_one_batch_may_gain_nothing_at_its_peers_pace(
     assert (finding.predicted_step_us.high == 100_000.0) == doubtful
     assert ("only the last one" in finding.action.how) == doubtful
     assert (finding.confidence is Confidence.LOW) == doubtful
+
+
+@pytest.mark.parametrize(
+    ("devices", "clocks", "links"),
+    [
+        (("NVIDIA H100 80GB HBM3",), "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER", "nvidia-smi topo -m"),
+        ((), "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER", "nvidia-smi topo -m"),
+        (("AMD Instinct MI300X",), "amd-smi metric --clock --power", "amd-smi topology or rocm-smi --showtopo"),
+    ],
+)
+def test_commands_are_those_of_the_devices_maker(devices, clocks, links):
+    """A slow device, one whose links are slow, a slow host, and ranks that are slow in turn with equal work."""
+    pair = StragglerRow(
+        rank=0, cause="compute", lost_us=30_000.0, confidence="high", ranks=(0, 1), scope="ranks",
+        causes=("compute", "communication"), alone_us=(1_000.0, 1_000.0), adds_us=(15_000.0, 15_000.0),
+    )  # fmt: skip
+    turns = replace(SLOW, scope="job", ranks=(0, 1))
+    equal = {rank: replace(steps(0.0), flops=(1e9,) * 8) for rank in (0, 1)}
+    rows = {SLOW: (clocks,), replace(SLOW, cause="communication"): (links,), pair: (clocks, links)}
+    rows |= {replace(SLOW, scope="host", host="node1"): (clocks,), turns: (clocks,)}
+    for row, said in rows.items():
+        found = context(breakdown(0), breakdown(1), stragglers=(row,), per_step=equal, devices=devices)
+        finding = straggling_rank.evaluate(found)
+        assert finding is not None
+        assert all(command in finding.action.how for command in said)
+        assert ("nvidia" in finding.action.how) == ("nvidia" in clocks)
