@@ -19,6 +19,7 @@ from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.ranks import straggling_rank
+from perfscope.analyzers.rules.ranks.pauses import pause_together
 from perfscope.results.findings import Action, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
@@ -57,13 +58,15 @@ def evaluate(job: RuleContext) -> Finding | None:
         rank for rank, each in job.per_step.items() if max(each.pausing_us) >= SHARE * job.step_time_us
     )
     name, look = named_host(job.summary), where_to_look("idle_host", job.summary)
+    together = pause_together(job, ranks)
+    fewer = "or do them in fewer steps" if together else "do them in fewer steps, or at the same step on all ranks"
     if name == LOADER_STARTING and find_stalls(job) is not None:
         return None
     if name == COMPILING and recompilation.evaluate(job) is not None:
         return None
     return job.finding(
         RULE,
-        _title(job, ranks, name, saved_us),
+        _title(job, ranks, name, saved_us, together=together),
         saved_us,
         evidence=(
             Evidence(
@@ -79,8 +82,8 @@ def evaluate(job: RuleContext) -> Finding | None:
             old=None,
             new=None,
             how=f"{look[0].upper()}{look[1:]}. {_own_loader(job, name)}Preprocessing, saving and logging in the loop "
-            "pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, do "
-            "them in fewer steps, or at the same step on all ranks.",
+            "pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, "
+            f"{fewer}.",
         ),
         confidence=job.confidence(),
         # Without steps nothing says that a pause comes again in each: what it costs is a bound.
@@ -89,19 +92,21 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
-def _title(job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float) -> str:
+def _title(job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float, *, together: bool) -> str:
     """What pauses, and what the step takes less without: less than devices are idle where these are behind their hosts,
-    and more where ranks pause in turn, for each of which all wait.
+    and more where ranks pause in turn, for each of which all wait, or together, now one for longest and now another.
     """
     between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
     where = f", mostly in {name}" if name else ""
     saved = job.share(saved_us)
     idle = job.share(mean(row.idle_host_us for row in job.summary.time_breakdown if row.rank in ranks))
-    if saved - idle >= SAME_SHARE and len(ranks) > 1:
+    more = saved - idle >= SAME_SHARE and len(ranks) > 1
+    if more and not together:
         who = ranks_in_words(ranks).capitalize()
         return f"{who} pause in turn ({between}{where}); without these pauses the step takes {saved:.0%} less"
     who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
-    less = f"; without its pauses the step takes {saved:.0%} less" if idle - saved >= SAME_SHARE else ""
+    differs = more or idle - saved >= SAME_SHARE
+    less = f"; without its pauses the step takes {saved:.0%} less" if differs else ""
     return f"{idle if less else saved:.0%} of the step is {between}{who}{where}{less}"
 
 

@@ -10,6 +10,7 @@ from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import SAVING
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.rules.ranks.imbalanced_work import SPREAD, flops_spread
+from perfscope.analyzers.rules.ranks.pauses import pause_together
 from perfscope.results.rows import StragglerRow
 from perfscope.text import count_per_step, duration
 
@@ -40,6 +41,11 @@ _IN_TURN: Final = (
     "process starts it by its own count of objects: call gc.disable() before the loop and gc.collect() on all ranks at "
     "the same step, every 500 steps for example. If it is off already, look for other work that is not synchronized "
     "(logging, checkpoints, evaluation)."
+)
+
+_TOGETHER: Final = (
+    "All of {who} pause in the same steps, now one for longer and now another, and each time the others wait. Look at "
+    "what they do {where}: do it in DataLoader workers or a thread, or in fewer steps."
 )
 
 _VARYING: Final = (
@@ -94,8 +100,10 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
         if spread is not None and spread < SPREAD:
             return _EQUAL_WORK + (_VARYING_CORES if is_cpu else _VARYING_CLOCKS)
         return _VARYING + (_RECORD_SHAPES if spread is None else "")
+    if worst.scope == "job" and worst.cause == "host":
+        return _TOGETHER if pause_together(job, worst.ranks) else _IN_TURN
     if worst.scope == "job":
-        return _IN_TURN if worst.cause == "host" else OF_CAUSE[worst.cause]
+        return OF_CAUSE[worst.cause]
     if worst.scope == "host" and worst.cause != "communication":
         return _WHOLE_HOST
     if worst.scope == "stage":

@@ -79,9 +79,31 @@ def test_pauses_in_turn_are_found_where_no_straggler_has_a_finding(tmp_path):
     summary = replace(context.summary, stragglers=(turns, other))
     finding = host_pauses.evaluate(replace(context, summary=summary))
     assert finding.title.startswith("Ranks 0-5 pause in turn (host time between operators")
+    assert "at the same step on all ranks" in finding.action.how
     assert finding.predicted_step_us.mid == pytest.approx(simulate(spec).truth.step_time_ns / 1e3, rel=0.03)
     clear = replace(context.summary, stragglers=(turns,))
     assert host_pauses.evaluate(replace(context, summary=clear)) is None
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_ranks_that_all_pause_in_the_same_steps_take_no_turns(tmp_path, every):
+    """In each step, or in every other one, all pause for 2 ms, and one of them for 1 ms longer, each time another one:
+    what the devices are idle for on the mean is less than what the step loses by that.
+    """
+    pauses = [Pause(pause_ns=2 * MS, steps=tuple(range(0, 64, every)))]
+    pauses += [
+        Pause(pause_ns=MS, ranks=(rank,), steps=tuple(range(every * rank, 64, every * QUICK.ranks)))
+        for rank in range(QUICK.ranks)
+    ]
+    context = analyze(replace(QUICK, steps=8, causes=tuple(pauses)), tmp_path).context
+    finding = host_pauses.evaluate(context)
+    assert finding.predicted_step_us.mid == pytest.approx(simulate(QUICK).truth.step_time_ns / 1e3, rel=0.03)
+    idle = sum(row.idle_host_us for row in context.summary.time_breakdown) / 4 / context.step_time_us
+    saved = 1 - finding.predicted_step_us.mid / context.step_time_us
+    assert saved - idle >= 0.02
+    assert finding.title.startswith(f"{idle:.0%} of the step is host time between operators")
+    assert finding.title.endswith(f"; without its pauses the step takes {saved:.0%} less")
+    assert "at the same step on all ranks" not in finding.action.how
 
 
 def test_pauses_of_all_ranks_come_first_where_those_that_take_turns_are_fewer(tmp_path):

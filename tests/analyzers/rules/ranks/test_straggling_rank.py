@@ -353,6 +353,21 @@ def test_a_rank_that_waited_for_one_batch_may_gain_nothing_at_its_peers_pace(
     assert (finding.confidence is Confidence.LOW) == doubtful
 
 
+def test_ranks_that_pause_in_the_same_steps_are_not_told_of_pauses_one_after_another():
+    """Each of both pauses for 30 ms in every step and for 10 more in every other one, or only for these 10."""
+    turns = replace(PAUSES, scope="job", pattern="rotating", ranks=(0, 1))
+    said = []
+    for always in (0.0, 30_000.0):
+        longer = {0: (always, always + 10_000.0) * 4, 1: (always + 10_000.0, always) * 4}
+        each = {rank: replace(steps(0.0), pausing_us=us) for rank, us in longer.items()}
+        finding = straggling_rank.evaluate(context(breakdown(0), breakdown(1), stragglers=(turns,), per_step=each))
+        assert finding is not None
+        said.append(finding.action.how)
+    assert said[0].startswith("One rank after another pauses")
+    assert said[1].startswith("All of ranks 0, 1 pause in the same steps, now one for longer and now another")
+    assert "garbage" not in said[1]
+
+
 @pytest.mark.parametrize(
     ("devices", "clocks", "links"),
     [

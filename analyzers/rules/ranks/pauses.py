@@ -1,0 +1,26 @@
+"""Whether ranks pause together or in turn: what all do in the same steps is no turn, whoever takes longest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+
+from perfscope.analyzers.rules.context import RuleContext
+from perfscope.trace.trace import Float64
+
+_AS_LONG: Final = 0.5
+"""Part of the longest pause of a step from which another rank pauses in it, too."""
+_TOGETHER: Final = 0.5
+"""Share of the ranks above which they pause together, not in turn: the mean over the steps, by their longest pauses."""
+
+
+def pause_together(job: RuleContext, ranks: Collection[int]) -> bool:
+    """Do most of these ranks pause in the same steps? Not where it is not known when they pause."""
+    pauses: Float64 = np.array([job.per_step[rank].pausing_us for rank in ranks if rank in job.per_step])
+    if len(pauses) < 2 or not pauses.any():
+        return False
+    longest = pauses.max(axis=0)
+    pausing = (pauses >= _AS_LONG * longest).mean(axis=0)
+    return float(np.average(pausing, weights=longest)) > _TOGETHER
