@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from perfscope.results.comparison import SettingChange, StageChange, StepChange
+from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
 
 _NAMES_OF_GROUPS: Final = {"group", "replicate_group"}
@@ -16,6 +17,11 @@ _NAMES_OF_GROUPS: Final = {"group", "replicate_group"}
 _ALWAYS: Final = ("threads", "precision", "optimizer")
 """Groups that every recording of today has: where one is absent, an earlier version made the recording."""
 
+
+_SHOWN_BY_COLLECTIVES: Final = {
+    "ddp": "data", "zero1": "shard", "zero2": "shard", "zero3": "shard", "fsdp": "shard",
+}  # fmt: skip
+"""Wrapper -> what its collectives show where it is not recorded itself."""
 
 FOLLOWS: Final = {
     "ddp.bucket_bytes",
@@ -40,7 +46,7 @@ def setting_changes(baseline: Summary, candidate: Summary) -> tuple[SettingChang
         first, second = described(baseline), described(candidate)
         for name in {**first, **second}:
             old, new = first.get(name), second.get(name)
-            if old != new:
+            if old != new and not (name == "strategy" and _may_be_same_strategy(baseline.job, candidate.job)):
                 kind = "job" if name in FOLLOWS else about
                 changes.append(SettingChange(about=kind, name=name, baseline=old, candidate=new))
     return tuple(changes)
@@ -89,6 +95,18 @@ def _job(summary: Summary) -> dict[str, str]:
     }
     facts.update({f"model {name}": value for name, value in (job.model or {}).items()})
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in facts.items() if value}
+
+
+def _may_be_same_strategy(*both: JobInfo) -> bool:
+    """Does one of two jobs show only that gradients are reduced or sharded, and not by what, as the other does?"""
+    if all(_is_known(job) for job in both):
+        return False
+    first, second = ({_SHOWN_BY_COLLECTIVES.get(name, name) for name in job.strategies} for job in both)
+    return first == second
+
+
+def _is_known(job: JobInfo) -> bool:
+    return job.shows_wrappers or not set(_SHOWN_BY_COLLECTIVES.values()) & set(job.strategies)
 
 
 def _options(command: tuple[str, ...]) -> dict[str, str]:

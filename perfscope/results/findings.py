@@ -154,6 +154,8 @@ Predict = Callable[[Mapping[str, str]], Prediction | None]
 
 STRAGGLING_RANK: Final = "straggling-rank"
 """Rule of findings about stragglers."""
+GRADIENTS_BY_HAND: Final = "gradients-by-hand"
+"""Rule of findings about gradients that a loop reduces one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

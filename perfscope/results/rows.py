@@ -108,6 +108,13 @@ class JobInfo:
         return (self.strategy,) if isinstance(self.strategy, str) else self.strategy
 
     @property
+    def shows_wrappers(self) -> bool:
+        """Would the recording name what wraps the model? ``perfscope run`` does; in traces of other tools a wrapper may
+        have no range, as DDP has none in those of Nsight Systems.
+        """
+        return bool(self.settings)
+
+    @property
     def rank_count(self) -> int:
         """Ranks of the job; those of the recording where the job's are not known."""
         return self.world_size or len(self.ranks)

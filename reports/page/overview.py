@@ -11,6 +11,7 @@ from typing import Final
 from perfscope.frozen import dataclass
 from perfscope.reports.page import hang
 from perfscope.reports.page.run_history import drift
+from perfscope.results.findings import GRADIENTS_BY_HAND
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
 from perfscope.text import ABSENT, byte_size, count, duration, factor, known, percent, plural, rank_list
@@ -35,12 +36,13 @@ _STRATEGIES = {
     "tensor": "tensor parallel",
     "context": "context parallel",
     "expert": "expert parallel",
-    "data": "data parallel by hand",
-    "shard": "sharding by hand",
+    "data": "data parallel",
+    "shard": "sharding",
     "single": "single process",
     "unknown": "",
 }
-
+_BY_HAND = ("data", "shard")
+"""Shown by collectives: the user's own, if nothing wraps the model."""
 
 _SHARDING = {"fsdp", "zero3", "tensor", "pipeline"}
 
@@ -59,7 +61,7 @@ def identity(summary: Summary) -> tuple[str, ...]:
     """The job in a few words: model, strategy, ranks, devices, versions, when."""
     job = summary.job
     return tuple(
-        part for part in (_model(job), strategy(job), _world(job), _devices(job), _torch(job), _when(job)) if part
+        part for part in (_model(job), strategy(summary), _world(job), _devices(job), _torch(job), _when(job)) if part
     )
 
 
@@ -77,7 +79,7 @@ def facts(summary: Summary) -> tuple[Fact, ...]:
         Fact("Started", _when(job)),
         Fact("Model", _model(job)),
         Fact("Parameters", _parameters(job)),
-        Fact("Strategy", strategy(job)),
+        Fact("Strategy", strategy(summary)),
         Fact("Batch per rank", " × ".join(str(length) for length in job.batch_shape or ())),
         Fact("Ranks", _world(job)),
         Fact("Hosts", ", ".join(job.hosts)),
@@ -91,10 +93,16 @@ def facts(summary: Summary) -> tuple[Fact, ...]:
     return tuple(fact for fact in lines if fact.value and fact.value != ABSENT)
 
 
-def strategy(job: JobInfo) -> str:
+def strategy(summary: Summary) -> str:
     """The parallel strategy in words: ``DDP``, ``FSDP + tensor parallel``."""
-    named = job.strategies
-    return " + ".join(_STRATEGIES.get(name, name) for name in named)
+    own = _reduces_by_hand(summary)
+    named = summary.job.strategies
+    return " + ".join(_STRATEGIES.get(name, name) + (" by hand" if own and name in _BY_HAND else "") for name in named)
+
+
+def _reduces_by_hand(summary: Summary) -> bool:
+    """Is it known that no wrapper reduces the gradients: a wrapper would be recorded, or a loop over them is seen?"""
+    return summary.job.shows_wrappers or any(finding.rule == GRADIENTS_BY_HAND for finding in summary.findings)
 
 
 def certainty(summary: Summary) -> str:

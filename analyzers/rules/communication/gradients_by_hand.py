@@ -14,10 +14,10 @@ from perfscope.analyzers.rules.communication.reductions import GradientReduction
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.whatif.by_hand import MANY
 from perfscope.frozen import dataclass
-from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction, code
+from perfscope.results.findings import GRADIENTS_BY_HAND, Action, Confidence, Evidence, Finding, Prediction, code
 from perfscope.text import duration
 
-RULE: Final = "gradients-by-hand"
+RULE: Final = GRADIENTS_BY_HAND
 SHARE: Final = 0.05
 """Share of the step that must be saved."""
 OVERLAPPED: Final = 0.1

@@ -108,6 +108,29 @@ def test_a_change_without_advice_is_predicted_where_it_can_be_replayed() -> None
     assert prediction_checks(baseline, candidate, step, changed, lambda settings: None) == ()
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "recorded", "differ"),
+    [
+        ("ddp", "data", False, False),
+        ("ddp", "data", True, True),
+        (("ddp", "tensor"), ("data", "tensor"), False, False),
+        (("ddp", "tensor"), "data", False, True),
+        ("fsdp", "shard", False, False),
+        ("ddp", "shard", False, True),
+        ("ddp", "fsdp", False, True),
+    ],
+)
+def test_a_wrapper_that_one_side_does_not_show_is_no_other_strategy(one, other, recorded, differ) -> None:
+    """``perfscope run`` records wrappers, and so their absence."""
+    threads = {"threads": {"intra_op": 8}}
+    first, second = _after(85.0, strategy=one, settings=threads), _after(
+        85.0, strategy=other, settings=threads if recorded else {}
+    )  # fmt: skip
+    for baseline, candidate in ((first, second), (second, first)):
+        names = {change.name for change in setting_changes(baseline, candidate)}
+        assert ("strategy" in names) == differ
+
+
 def _recorded(folder: Path, workers: int) -> float:
     """A recording of a generated job whose batches take 5 ms each to load; its true step time, µs."""
     spec = JobSpec(

@@ -28,6 +28,28 @@ def test_since_counts_the_steps_that_were_delayed() -> None:
     assert overview.since(healthy()) == ""
 
 
+@pytest.mark.parametrize(
+    ("strategy", "settings", "rule", "said"),
+    [
+        ("data", {}, "straggling-rank", "data parallel"),
+        ("data", {"threads": {"intra_op": 8}}, "straggling-rank", "data parallel by hand"),
+        ("data", {}, "gradients-by-hand", "data parallel by hand"),
+        (("data", "tensor"), {}, "straggling-rank", "data parallel + tensor parallel"),
+        ("shard", {}, "straggling-rank", "sharding"),
+        ("shard", {"threads": {"intra_op": 8}}, "straggling-rank", "sharding by hand"),
+        ("ddp", {"threads": {"intra_op": 8}}, "straggling-rank", "DDP"),
+    ],
+)  # fmt: skip
+def test_gradients_are_reduced_by_hand_only_where_that_is_known(strategy, settings, rule, said) -> None:
+    """Traces of other tools need not show a wrapper; a loop over single gradients shows that there is none."""
+    summary = straggler()
+    job = dataclasses.replace(summary.job, strategy=strategy, settings=settings)
+    finding = dataclasses.replace(summary.findings[0], rule=rule)
+    summary = dataclasses.replace(summary, job=job, findings=(finding,))
+    assert overview.strategy(summary) == said
+    assert said in overview.identity(summary)
+
+
 def test_throughput_counts_every_ranks_batches_outside_the_recording() -> None:
     summary = starved()
     ranks = summary.job.world_size or 0
