@@ -79,8 +79,9 @@ _UNSIZED: Final = (
 
 _ALL_RANKS: Final = "record all ranks to tell waiting from transfers"
 _NAME_PEERS: Final = (
-    "who waits for whom is not recorded, so waiting cannot be told from transfers: traces of PyTorch 2.5 or newer name "
-    "the ranks that take part in a collective, and both ends of a message"
+    "who waits for whom is not recorded, so waiting cannot be told from transfers. Record with torch.profiler "
+    "(perfscope run does): since PyTorch 2.5 its traces name the ranks that take part in a collective, and both ends "
+    "of a message"
 )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from perfscope.analyzers.job.pipelines.table import inherent_bubble_share
 from perfscope.analyzers.losses import WAIT, in_words, largest, losses, waits_for, where_to_look
+from perfscope.analyzers.rank.steps import UNMARKED
 from perfscope.results.findings import Action, Finding, Obtained, Severity, plain
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
@@ -67,6 +68,12 @@ _FUSE: Final = (
 _LOOK_AT_KERNELS: Final = (
     "No fix is known: look at what takes long in the kernels' table and at its share of the peak; larger batches and "
     "fused kernels raise it."
+)
+
+_MARK: Final = (
+    "Mark the steps, 5 or more of all ranks, to see the rest: with perfscope run (--with nsys under Nsight Systems), "
+    "with prof.step() under a torch.profiler schedule, or with a range around each step that is called step and its "
+    'number (torch.cuda.nvtx.range(f"step {step}") under Nsight Systems, torch.profiler.record_function).'
 )
 
 _UNKNOWN_PEAK: Final = "; how near the devices come to their peak is not known"
@@ -298,7 +305,7 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
             headline=f"No bottleneck in what was recorded ({', '.join(missing)}): {busy}.",
             healthy=False,
             unsure=True,
-            first_action="Record 5 steps or more of all ranks to see the rest.",
+            first_action=_MARK if _is_unmarked(summary) else "Record 5 steps or more of all ranks to see the rest.",
         )
     unknown = "" if mfu is not None or "CPU" in summary.job.devices else _UNKNOWN_PEAK
     headline = f"No bottleneck found: {busy}{unknown}."
@@ -346,9 +353,15 @@ def _slowest_alone(summary: Summary) -> str | None:
 def _missing(summary: Summary) -> list[str]:
     """In words, what a recording must have to show that a job is healthy, and this one lacks."""
     job = summary.job
-    few = [plural(len(job.steps), "step") if job.steps else "no marked steps"] if job.few_steps else []
+    none = "nothing marks the steps" if _is_unmarked(summary) else "no whole step"
+    few = [plural(len(job.steps), "step") if job.steps else none] if job.few_steps else []
     absent = [f"{ranks_in_words(job.ranks)} of {job.world_size:,}"] if job.missing_ranks else []
     return [*few, *absent]
+
+
+def _is_unmarked(summary: Summary) -> bool:
+    """Does nothing in the recording tell where a step begins? More steps are of no use then."""
+    return not summary.job.steps and summary.job.steps_from == UNMARKED
 
 
 def _is_lower_bound(summary: Summary) -> bool:

@@ -13,7 +13,8 @@ from perfscope.text import plural, rank_list, ranks_in_words
 
 SENTENCES: Final[Mapping[str, str]] = {
     "no_steps": "No steps were found ({steps_from}): the whole recording is analyzed as one window, and advice "
-    "that needs steps is withheld. Record with perfscope run, or call prof.step() under a torch.profiler schedule.",
+    "that needs steps is withheld. Record with perfscope run, call prof.step() under a torch.profiler schedule, or put "
+    "a range around each step that is called step and its number (NVTX under Nsight Systems, record_function).",
     "few_steps": "Only {count:step} recorded: confidence is low. Record more with perfscope run --active 8.",
     "lone_step_waits": "Before the first kernel of the only recorded step the host of {ranks:ranks} waited for a "
     "batch, for {share:.0%} of the step. That counts as hidden behind the step before, which is not recorded; if it "
@@ -110,7 +111,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "pipeline_not_compared": "Ranks of a pipeline do different work, and what they waited was not recorded, so they "
     "are not compared.",
     "pipeline_unknown": "The job has a pipeline, but which rank holds which stage is not recorded, so its bubbles "
-    "are not known. Record all ranks, with messages that name their peers (torch 2.5 or newer).",
+    "are not known. Record all ranks with torch.profiler (perfscope run does), whose messages name their peers since "
+    "torch 2.5.",
     "microbatches_unknown": "How many micro-batches the pipeline has is not known from the recorded ranks, so its "
     "bubble is not compared with the ideal one. Record a rank of the first and one of the last stage.",
     "bubbles_are_bounds": "Not all ranks that exchange messages are in the recording: the bubbles of their "

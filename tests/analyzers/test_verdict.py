@@ -10,6 +10,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.job.pipelines.table import ideal_bubble_share
 from perfscope.analyzers.losses import launches_few
+from perfscope.analyzers.rank.steps import CUT, UNMARKED
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.analyzers.verdict import verdict
@@ -93,6 +94,34 @@ def test_a_large_loss_without_a_rule_says_so_and_where_to_look(category: str) ->
     assert verdict.headline.startswith("97% of the step is ")
     assert verdict.first_action is not None
     assert verdict.first_action.startswith("No fix is known: look at ")
+
+
+def test_waits_that_cannot_be_told_ask_for_traces_that_name_the_ranks() -> None:
+    """Nsight Systems records neither the ranks of a collective nor both ends of a message, of whatever torch."""
+    rows = tuple(
+        dataclasses.replace(breakdown(rank, exposed_comm_transfer=37_000), wait_is_bound=True) for rank in (0, 1)
+    )
+    verdict = judged(context(*rows))
+    assert verdict.headline.startswith("37% of the step is communication, which may be waiting for other ranks")
+    assert verdict.first_action is not None
+    assert "Record with torch.profiler (perfscope run does): since PyTorch 2.5 its traces name" in verdict.first_action
+
+
+def test_steps_that_nothing_marks_are_to_be_marked() -> None:
+    """As in a report of Nsight Systems over 16 equal steps: more of them would not help."""
+    rows = breakdown(0), breakdown(1)
+    found = judged(context(*rows, steps=(), steps_from=UNMARKED))
+    assert found.headline.startswith("No bottleneck in what was recorded (nothing marks the steps): ")
+    assert found.first_action is not None
+    assert found.first_action.startswith("Mark the steps, 5 or more of all ranks")
+    assert "torch.cuda.nvtx.range" in found.first_action
+    assert "prof.step()" in found.first_action
+    cut = judged(context(*rows, steps=(), steps_from=CUT))
+    assert "(no whole step)" in cut.headline
+    assert cut.first_action == "Record 5 steps or more of all ranks to see the rest."
+    text = note("steps", "no_steps", steps_from=UNMARKED).text
+    assert "prof.step()" in text
+    assert "NVTX" in text
 
 
 def test_host_time_that_has_a_name_is_named() -> None:

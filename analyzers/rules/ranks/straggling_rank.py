@@ -65,8 +65,8 @@ _ONE_BATCH: Final = (
 
 _UNPAIRED: Final = (
     "The recording does not show which ranks the messages of the pipeline go to, so nothing shows how long the others "
-    "wait for these: at most for as long as these take longer than others for the same work. Record with torch "
-    "2.5 or newer, whose traces name the ranks at both ends."
+    "wait for these: at most for as long as these take longer than others for the same work. Record with "
+    "torch.profiler (perfscope run does), whose traces name the ranks at both ends since torch 2.5."
 )
 
 _OF_ITS_HOST: Final = (
