@@ -152,14 +152,19 @@ def _verdict(predicted: Prediction | None, step: StepChange) -> str:
     """Is the measured step time in the predicted range, widened by the noise?"""
     if predicted is None or step.noise_us is None or step.verdict == "unknown" or step.confirmed is False:
         return "not judged"
+    is_same = step.verdict == "same"
+    if is_same and (step.uncertain or step.unprofiled_differ):
+        return "not judged"
     noise = step.noise_us
     effect = step.baseline_mean_us - predicted.mid
     if predicted.low - noise <= step.candidate_mean_us <= predicted.high + noise:
         # A wide range alone does not confirm an effect that is within noise.
-        return "as predicted" if step.verdict != "same" or abs(effect) <= noise else "no effect"
+        return "as predicted" if not is_same or abs(effect) <= noise else "no effect"
+    if is_same:
+        return "no effect"
     if step.candidate_mean_us < predicted.low:
         return "faster than predicted"
-    return {"slower": "slower than baseline", "same": "no effect"}.get(step.verdict, "slower than predicted")
+    return "slower than baseline" if step.verdict == "slower" and effect > 0 else "slower than predicted"
 
 
 def _others(changed: tuple[SettingChange, ...], advised: Mapping[str, str]) -> Iterator[str]:

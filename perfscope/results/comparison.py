@@ -20,6 +20,12 @@ from perfscope.results.findings import Prediction
 
 SCHEMA: Final = "perfscope.comparison/1"
 
+_SUSPECT: Final = 0.05
+"""p-value below which a change that is not significant is called not certain, instead of within noise."""
+
+_LARGE: Final = 0.1
+"""Share of the step from which a change is not called noise, however much the steps vary."""
+
 BETWEEN_RANKS: Final = "between_ranks"
 """Category besides the ten of the time breakdown: the job's step time minus the mean of its ranks' steps. With it the
 categories add up to the job's step time."""
@@ -98,6 +104,23 @@ class StepChange(TimeChange):
         Us | None, "Median of the steps that were not profiled; None where these are what is compared, without a trace."
     ] = None
     candidate_unprofiled_us: Us | None = None
+
+    @property
+    def uncertain(self) -> bool:
+        """Is there more than noise often shows, but less than it takes to be sure? Between 95 % and 99 % confidence; or
+        a large change between steps that vary so much that it could not have been significant.
+        """
+        if self.p is None or self.confirmed is not None or abs(self.delta_us) <= self.floor_us:
+            return False
+        return self.p < _SUSPECT or abs(self.delta_us) >= _LARGE * self.baseline_us
+
+    @property
+    def unprofiled_differ(self) -> bool:
+        """Did the steps that were not profiled change by much, while nothing says whether the recorded ones did?"""
+        before, after = self.baseline_unprofiled_us, self.candidate_unprofiled_us
+        if self.confirmed is not None or not before or not after:
+            return False
+        return abs(after - before) >= max(_LARGE * before, self.floor_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +240,7 @@ class PredictionCheck:
         "``as predicted``, ``faster than predicted``, ``slower than predicted``, ``slower than baseline``, ``no "
         "effect`` or ``not judged``.",
     ]
-    realised: Annotated[float | None, "Measured saving / predicted saving; 1: exactly the prediction."]
+    realised: Annotated[float | None, "Measured change / predicted change of the step time; 1: exactly the prediction."]
     also_changed: Annotated[
         tuple[str, ...], "Other settings that changed at the same time, and may have an effect of their own."
     ]

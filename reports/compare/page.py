@@ -43,7 +43,7 @@ MORE_DEFINITIONS: Final[dict[str, tuple[str, str]]] = {
             "step of all devices together. Mixed: neither."
         ),
     ),
-    "realised": ("Realised", "Measured saving / predicted saving of the step time."),
+    "realised": ("Realised", "Measured change / predicted change of the step time."),
 }
 """Definitions that only this page needs."""
 
@@ -94,7 +94,7 @@ def _part(comparison: Comparison, difference: Difference, suffix: str) -> dict[s
         "because": words.because(difference),
         "changed": words.changed(difference),
         "certainty": words.certainty(difference),
-        "predictions": [(check, words.prediction(check)) for check in difference.predictions],
+        "predictions": [(check, words.prediction(check, difference.step)) for check in difference.predictions],
         "tiles": pictures.tiles(difference),
         "deltas": pictures.deltas(difference),
         "breakdown": breakdown_table(difference, suffix),

@@ -30,12 +30,6 @@ MOST_CAUSES: Final = 3
 _NOTABLE: Final = 0.1
 """Share of the change from which a category that moved against it is named."""
 
-_SUSPECT: Final = 0.05
-"""p-value below which a change that is not significant is called not certain, instead of within noise."""
-
-_LARGE: Final = 0.1
-"""Share of the step from which a change is not called noise, however much the steps vary."""
-
 _UNLIKE: Final = 0.005
 """Share of the step by which the means of all steps must differ from those of the regular ones to be named."""
 
@@ -128,7 +122,7 @@ def headline(comparison: Comparison, difference: Difference) -> str:
         return f"Within noise: the step time of {label} {_changed(difference)}, but unprofiled steps do not confirm it."
     if step.verdict == "same" and (unprofiled := _unprofiled(step)):
         return f"Not certain: the recorded steps of {label} show no difference, but {unprofiled}."
-    if step.verdict == "same" and uncertain(step):
+    if step.verdict == "same" and step.uncertain:
         return (
             f"Not certain: the step time of {label} {_changed(difference)} ({signed(step.delta_us)}, between "
             f"{signed(step.low_us)} and {signed(step.high_us)})."
@@ -146,24 +140,12 @@ def headline(comparison: Comparison, difference: Difference) -> str:
 
 def _unprofiled(step: StepChange) -> str:
     """How the steps that were not profiled changed, where that is much: profiling may hide it. Else empty."""
-    before, after = step.baseline_unprofiled_us, step.candidate_unprofiled_us
-    if (
-        step.confirmed is not None
-        or not before
-        or not after
-        or abs(after - before) < max(_LARGE * before, step.floor_us)
-    ):
+    if not step.unprofiled_differ:
         return ""
-    return f"unprofiled steps changed from {duration(before)} to {duration(after)}"
-
-
-def uncertain(step: StepChange) -> bool:
-    """Is there more than noise often shows, but less than it takes to be sure? Between 95 % and 99 % confidence; or a
-    large change between steps that vary so much that it could not have been significant.
-    """
-    if step.p is None or step.confirmed is not None or abs(step.delta_us) <= step.floor_us:
-        return False
-    return step.p < _SUSPECT or abs(step.delta_us) >= _LARGE * step.baseline_us
+    return (
+        f"unprofiled steps changed from {duration(step.baseline_unprofiled_us)} to "
+        f"{duration(step.candidate_unprofiled_us)}"
+    )
 
 
 def _changed(difference: Difference) -> str:
@@ -220,7 +202,7 @@ def _by_stages(difference: Difference) -> str:
 
 def _whatever_the_step(difference: Difference) -> str:
     """How a sentence about parts begins where the step time did not change significantly."""
-    return "Certain is that each step" if uncertain(difference.step) else "Each step nevertheless"
+    return "Certain is that each step" if difference.step.uncertain else "Each step nevertheless"
 
 
 def _against(difference: Difference) -> CategoryChange | None:
@@ -292,7 +274,7 @@ def sentences(difference: Difference) -> list[tuple[str, str]]:
     led = [
         ("Why", because(difference)),
         ("Changed", changed(difference)),
-        *(("Predicted", prediction(check)) for check in difference.predictions),
+        *(("Predicted", prediction(check, difference.step)) for check in difference.predictions),
         *(("Note", note) for note in difference.notes),
     ]
     return [(lead, text) for lead, text in led if text]
@@ -304,7 +286,7 @@ def checked(check: Check) -> str:
     return f"{plural(total, 'check')} passed" if check.passed else f"{len(check.failed)} of {total} checks failed"
 
 
-def prediction(check: PredictionCheck) -> str:
+def prediction(check: PredictionCheck, step: StepChange) -> str:
     """The predicted and the measured effect of a change."""
     change = ", ".join(
         f"{name} {check.baseline[name]} → {check.candidate[name]}"
@@ -317,9 +299,10 @@ def prediction(check: PredictionCheck) -> str:
         bound = f"; the predicted upper bound was {factor(1 + check.ceiling)}" if known(check.ceiling) else ""
         return f"{change}: {measured}{bound}; {verdict}."
     low, mid, high = (duration(us) for us in (check.predicted_us.low, check.predicted_us.mid, check.predicted_us.high))
-    realised = (
-        f"; {percent(check.realised)} of the predicted saving" if known(check.realised) and check.realised > 0 else ""
-    )
+    realised = ""
+    if known(check.realised) and check.realised > 0 and check.verdict != "not judged":
+        effect = "slowdown" if check.predicted_us.mid > step.baseline_mean_us else "saving"
+        realised = f"; {percent(check.realised)} of the predicted {effect}"
     others = f". Also changed: {', '.join(check.also_changed[:3])}" if check.also_changed else ""
     return f"{change}: predicted {mid} ({low} to {high}), {measured}: {verdict}{realised}{others}."
 

@@ -14,6 +14,7 @@ from perfscope.analyzers.compare.noise import step_change
 from perfscope.analyzers.compare.settings import cautions, setting_changes
 from perfscope.recording import metadata, paths
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata, StepsMetadata
+from perfscope.reports.compare import words
 from perfscope.results.comparison import PredictionCheck
 from perfscope.results.findings import Prediction
 from perfscope.results.rows import DataLoaderRow
@@ -71,6 +72,37 @@ def test_the_outcome_is_judged_by_range_and_noise(mean_ms: float, verdict: str) 
     assert (check.baseline, check.candidate) == ({"dataloader.num_workers": "0"}, {"dataloader.num_workers": "2"})
     assert check.realised == pytest.approx((120 - mean_ms) / (120 - 85))
     assert check.also_changed == ()
+
+
+@pytest.mark.parametrize(
+    ("mean_ms", "verdict", "words_"),
+    [
+        (160.0, "as predicted", "; 89% of the predicted slowdown."),
+        (180.0, "slower than predicted", "; 133% of the predicted slowdown."),
+        (120.5, "no effect", "; 1.1% of the predicted slowdown."),
+    ],
+)
+def test_a_predicted_slowdown_is_called_one(mean_ms: float, verdict: str, words_: str) -> None:
+    slower = Prediction(low=155_000.0, mid=165_000.0, high=170_000.0)
+    baseline = _before()
+    baseline = replace(baseline, findings=(replace(baseline.findings[0], predicted_step_us=slower),))
+    candidate = _after(mean_ms)
+    step = step_change(baseline, candidate)
+    (check,) = prediction_checks(baseline, candidate, step, setting_changes(baseline, candidate))
+    assert check.verdict == verdict
+    assert words.prediction(check, step).endswith(f"{verdict}{words_}")
+
+
+def test_a_prediction_is_not_judged_by_a_change_that_is_not_certain() -> None:
+    """Every fourth step takes longer: of 120 ms the mean became 135, or 105, and steps vary by more than that."""
+    for times in ((100, 100, 100, 240) * 2, (80, 80, 80, 180) * 2):
+        baseline = _before()
+        candidate = replace(_after(85.0), job=job(2, tuple(float(each) for each in times)))
+        step = step_change(baseline, candidate)
+        assert (step.verdict, step.uncertain) == ("same", True)
+        (check,) = prediction_checks(baseline, candidate, step, setting_changes(baseline, candidate))
+        assert check.verdict == "not judged"
+        assert words.prediction(check, step).endswith(": cannot be judged.")
 
 
 def test_what_was_not_changed_was_not_tried() -> None:
