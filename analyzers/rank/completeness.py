@@ -34,7 +34,7 @@ def whole_steps(trace: Trace, start_ns: Int64, end_ns: Int64) -> Bool:
     """Of steps by their windows on the host: which are whole. All of them where each lacks kernels, as in a recording
     that leaves most out, and that of a whole file.
     """
-    work, windows = trace.rows(*DEVICE_WORK), _Windows(start_ns, end_ns)
+    work, windows = trace.rows(*DEVICE_WORK), _HostWindows(start_ns, end_ns)
     calls = trace.rows(Category.RUNTIME)
     with_work = (trace.correlation[calls] != NONE) & np.isin(trace.correlation[calls], trace.correlation[work])
     cut_ns = trace.parse_report.complete_until_ns
@@ -58,7 +58,7 @@ def _as_many(launched: Int64) -> Bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Windows:
+class _HostWindows:
     """Steps on the host, in order, ns."""
 
     start_ns: Int64
@@ -75,7 +75,7 @@ class _Windows:
 
 
 @dataclass(frozen=True, eq=False)
-class _Counted:
+class _LaunchCounts:
     """By step: how many calls that launch work there are, and of how many the work is in the file."""
 
     expected: Int64
@@ -86,15 +86,15 @@ class _Counted:
         return np.asarray(self.expected - self.there <= _MISSING * self.expected, dtype=np.bool_)
 
 
-def _launches(trace: Trace, windows: _Windows, calls: Int64, with_work: Bool) -> _Counted:
+def _launches(trace: Trace, windows: _HostWindows, calls: Int64, with_work: Bool) -> _LaunchCounts:
     """Calls that launch a kernel: each does."""
     launches = trace.names_where(_LAUNCH.match, calls)
-    return _Counted(
+    return _LaunchCounts(
         windows.count(trace.start_ns[calls[launches]]), windows.count(trace.start_ns[calls[launches & with_work]])
     )
 
 
-def _operators(trace: Trace, windows: _Windows, calls: Int64, work: Int64) -> _Counted:
+def _operators(trace: Trace, windows: _HostWindows, calls: Int64, work: Int64) -> _LaunchCounts:
     """Operators that always launch work. ``calls`` are those whose ``work`` is in the file."""
     rows = trace.rows(Category.CPU_OP)
     rows = rows[trace.external_id[rows] != NONE]
@@ -108,7 +108,7 @@ def _operators(trace: Trace, windows: _Windows, calls: Int64, work: Int64) -> _C
     ran, launched = (np.bincount(cell[which], minlength=np.prod(shape)).reshape(shape) for which in (..., launches))
     always = np.asarray(((launched >= _ALWAYS * ran) & (ran >= _CALLS)).any(axis=1), dtype=np.bool_)
     always |= _products(trace, names, always)[:, None] & (ran >= _CALLS).any(axis=1)
-    return _Counted(*(np.where(always[:, None], count, 0).sum(axis=(0, 2)) for count in (ran, launched)))
+    return _LaunchCounts(*(np.where(always[:, None], count, 0).sum(axis=(0, 2)) for count in (ran, launched)))
 
 
 def _products(trace: Trace, names: Int64, always: Bool) -> Bool:

@@ -64,10 +64,21 @@ def test_kernels_alone_are_one_window_and_their_idle_time_is_unknown(name: str, 
     assert not summary.verdict.healthy
 
 
-@pytest.mark.parametrize("name", [RESNET_DDP, VIDEO])
-def test_without_operators_the_device_s_figures_are_the_sheet_s(name: str, tmp_path: Path) -> None:
-    summary, path = analyzed(name, tmp_path, cuts.without_operators)
+def test_without_operators_the_device_s_figures_are_the_sheet_s(tmp_path: Path) -> None:
+    summary, path = analyzed(VIDEO, tmp_path, cuts.without_operators)
     check_device(summary, 0, of_chrome(path))
+    assert not summary.stragglers
+    assert not summary.verdict.healthy
+
+
+def test_without_operators_a_rank_that_communicates_has_the_steps_of_its_kernels(tmp_path: Path) -> None:
+    summary, _ = analyzed(RESNET_DDP, tmp_path, cuts.without_operators)
+    known = whole(RESNET_DDP)
+    assert "steps_by_repetition" in {note.kind for note in summary.notes}
+    assert len(summary.job.steps) == len(known.job.steps) == 3
+    assert summary.job.step_time_us == pytest.approx(known.job.step_time_us, rel=0.01)
+    assert summary.time_breakdown[0].compute_us == pytest.approx(known.time_breakdown[0].compute_us, rel=0.01)
+    assert summary.time_breakdown[0].comm_us == pytest.approx(known.time_breakdown[0].comm_us, rel=0.01)
     assert not summary.stragglers
     assert not summary.verdict.healthy
 
