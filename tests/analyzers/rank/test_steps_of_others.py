@@ -161,3 +161,18 @@ def test_kernels_that_state_no_device_run_on_the_only_one_that_is_listed(
     kernels = [event(**{**KERNEL, "pid": pid}, ts=10 * at) for at, pid in enumerate(pids, 1)]
     path = save(tmp_path, {"deviceProperties": [{"id": 0, "name": "H100"}], "traceEvents": [event(), *kernels]})
     assert [device.name for device in analyze_rank(chrome.read(path)).devices] == named
+
+
+def test_the_last_step_is_no_longer_than_others_where_each_begins_while_the_one_before_it_runs(tmp_path: Path) -> None:
+    """The next batch is prepared on a stream of its own, beside the last work of the step before."""
+    events = []
+    for step in (1, 2, 3, 4):
+        begin = 100 * step
+        events.append(event(f"ProfilerStep#{step}", cat="user_annotation", ts=begin, dur=100))
+        for at, (stream, starts, takes) in enumerate(((20, 2, 6), (7, 50, 90))):
+            ids = {"correlation": 10 * step + at}
+            events.append(event(**CALLED, ts=begin + 1 + at, args=ids))
+            args = {**ids, "device": 0, "stream": stream}
+            events.append(event(**{**KERNEL, "tid": stream, "dur": takes}, ts=begin + starts, args=args))
+    steps = analyze_rank(chrome.read(save(tmp_path, {"traceEvents": events}))).steps
+    assert (steps.end_ns - steps.start_ns)[1:].tolist() == [100_000] * 3
