@@ -309,9 +309,10 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
         )
     unknown = "" if mfu is not None or "CPU" in summary.job.devices else _UNKNOWN_PEAK
     headline = f"No bottleneck found: {busy}{unknown}."
-    long = next((note for note in summary.notes if note.kind in ("long_step", "long_steps")), None)
-    if long is None:
-        return Verdict(headline=headline, healthy=True, first_action=None)
+    long = next((note for note in summary.notes if note.kind.startswith(("long_step", "long_steps"))), None)
+    if long is None or long.kind.endswith("_of_more_work"):
+        text = headline if long is None else f"{headline} {long.text}"
+        return Verdict(headline=text, healthy=True, first_action=None)
     look = "See what these steps do in the timeline, and whether they have to do it as often."
     return Verdict(headline=f"{headline} {long.text}", healthy=False, first_action=look)
 

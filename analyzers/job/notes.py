@@ -18,6 +18,7 @@ from perfscope.results.categories import TimeCategory
 from perfscope.results.notes import Note, collector_problems, ended, note
 from perfscope.results.rows import FEW_STEPS, JobInfo
 from perfscope.results.time_breakdown import TimeBreakdown
+from perfscope.trace.trace import Bool
 
 BY_BACKWARD: Final = ("backward", "gradients")
 """What steps were found by (``StepsMetadata.detected_by``) where each is a backward pass."""
@@ -30,6 +31,8 @@ HIDDEN_SHARE: Final = 0.05
 hidden.
 """
 
+BY_WORK: Final = 0.5
+"""Part of what a step takes longer that its FLOPs explain, from which it has more to compute."""
 FEW_ARE_LONG: Final = 0.25
 """Share of the steps that are long at most, for them to be an exception."""
 LONG_SHARE: Final = 0.05
@@ -128,10 +131,19 @@ def _about_long_steps(result: AlignedJob) -> Iterator[Note]:
         return
     over = np.mean([longer_ns(totals, long) for totals in result.totals.values()], axis=0)
     kind = "long_step" if long.sum() == 1 else "long_steps"
-    yield note(
-        "steps", kind, steps=result.steps[long].tolist(), times=float(took[long].mean() / usual), share=share,
-        category=TimeCategory(int(over.argmax())).phrase,
-    )  # fmt: skip
+    steps, times, work = result.steps[long].tolist(), float(took[long].mean() / usual), _times_the_flops(result, long)
+    if work - 1 >= BY_WORK * (times - 1):
+        yield note("steps", f"{kind}_of_more_work", steps=steps, times=times, work=work)
+        return
+    category = TimeCategory(int(over.argmax())).phrase
+    yield note("steps", kind, steps=steps, times=times, share=share, category=category)
+
+
+def _times_the_flops(result: AlignedJob, long: Bool) -> float:
+    """How many times as many FLOPs as the others these of the used steps have, over all ranks; 0 where not known."""
+    known = [(partial.flops.model.sum(axis=0), partial.steps) for partial in result.partials.values()]
+    flops = np.sum([model[steps.indices_of(result.steps)] for model, steps in known], axis=0)
+    return float(flops[long].mean() / flops[~long].mean()) if flops.all() else 0.0
 
 
 def _about_ranks(job: Job, info: JobInfo) -> Iterator[Note]:

@@ -27,6 +27,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
     "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
     "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
+    "long_step_of_more_work": "Step {steps:list} takes {times:.1f} times as long as the others, and has {work:.1f} "
+    "times their FLOPs: longer sequences, more micro-batches, or an evaluation.",
+    "long_steps_of_more_work": "Steps {steps:list} take {times:.1f} times as long as the others, and have {work:.1f} "
+    "times their FLOPs: longer sequences, more micro-batches, or an evaluation.",
     "evaluation_used": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, as most "
     "steps do: their times include it.",
     "evaluation_left_out": "The model is evaluated (evaluation mode, no gradients) in steps {steps:list}, which "

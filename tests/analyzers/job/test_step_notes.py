@@ -50,8 +50,10 @@ def test_a_first_wait_that_counts_as_hidden_is_told(
         assert "the host of rank 0 waited for a batch" in told[kind]
 
 
-def write_steps(folder: Path, takes_us: list[int], first: int = 0) -> None:
-    """A trace of one rank whose device computes all through steps that take so long, numbered from ``first`` on."""
+def write_steps(folder: Path, takes_us: list[int], first: int = 0, rows: list[int] | None = None) -> None:
+    """A trace of one rank whose device computes all through steps that take so long, numbered from ``first`` on;
+    ``rows`` are those of the matrix that each multiplies, where that is recorded.
+    """
     events, now = [], 0
     for step, takes in enumerate(takes_us, first):
         for cat, name, ts, dur, args in (
@@ -59,9 +61,26 @@ def write_steps(folder: Path, takes_us: list[int], first: int = 0) -> None:
             ("cuda_runtime", "cudaLaunchKernel", now + 5, 5, {"correlation": step + 1}),
             ("kernel", "gemm", now + 10, takes - 1, {"correlation": step + 1, "stream": 7, "device": 0}),
         ):
+            if rows is not None and cat != "user_annotation":
+                args["External id"] = step + 1
             tid = 7 if cat == "kernel" else 1
             events.append(
                 {"ph": "X", "cat": cat, "name": name, "pid": tid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+            )
+        if rows is not None:
+            shapes = {"Input Dims": [[rows[step - first], 64], [64, 64]], "Input type": ["float", "float"]}
+            args = {"External id": step + 1, **shapes}
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "cpu_op",
+                    "name": "aten::mm",
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": now + 4,
+                    "dur": 8,
+                    "args": args,
+                }
             )
         now += takes
     device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
@@ -112,3 +131,15 @@ def test_few_steps_that_take_far_longer_are_told(
         assert told[kind].text.startswith("Step 3 takes 3.0 times" if len(long) == 1 else "Steps 3, 7 take 3.0 times")
         assert told[kind].text in summary.verdict.headline
         assert not summary.verdict.healthy
+
+
+@pytest.mark.parametrize(("rows", "more"), [(300, True), (220, True), (150, False)])
+def test_few_long_steps_that_have_more_to_compute_are_told_so(rows: int, more: bool, tmp_path: Path) -> None:
+    """A step of three times the time: by as many FLOPs, by most of them, or by hardly any more."""
+    write_steps(tmp_path, [1_000] * 4 + [3_000] + [1_000] * 5, rows=[100] * 4 + [rows] + [100] * 5)
+    summary = perfscope.analyze(tmp_path)
+    (note,) = (note for note in summary.notes if note.kind.startswith("long_step"))
+    assert (note.kind == "long_step_of_more_work") is more
+    assert (f"{rows / 100:.1f} times their FLOPs" in note.text) is more
+    assert note.text in summary.verdict.headline
+    assert summary.verdict.healthy is more
