@@ -78,6 +78,11 @@ _NAMED_HOST: Final = {
 }
 """Host work that annotations or Python calls name."""
 
+_COMPILED_CODE: Final = re.compile(
+    r"^(autograd::engine::evaluate_function: )?(CompiledFunction|Torch-Compiled Region|## Call CompiledFxGraph)"
+)
+"""Operators around whole graphs of compiled code, forward and backward: what these run has operators and calls of its
+own."""
 _ENGINE: Final = re.compile("^autograd::engine::")
 _FORWARD: Final = re.compile(
     rf"^(?:{re.escape(FORWARD)}|{re.escape(DDP_FORWARD)}|FullyShardedDataParallel\.forward|FSDP::root_pre_forward)$"
@@ -138,7 +143,7 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     compiling = Intervals.of_rows(
         trace, trace.rows(Category.CPU_OP, Category.ANNOTATION, named=_COMPILING.search, threads=threads)
     )
-    operators = operators.subtract(compiling)
+    operators = operators.subtract(compiling).subtract(_pauses_of_compiled(trace, threads))
     busy = operators if len(work) else Intervals.of_rows(trace, _running(trace, threads)).subtract(compiling)
     pauses = find_pauses(busy.union(loading))
     if len(trace.rows(Category.CPU_OP, threads=threads)) == 0 and len(operators):
@@ -174,6 +179,15 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
         between=between,
         threads=threads,
     )
+
+
+def _pauses_of_compiled(trace: Trace, threads: Int64) -> Intervals:
+    """Pauses within the code that ``torch.compile`` makes: ranges around it hold Python, also between two kernels."""
+    rows = trace.rows(Category.CPU_OP, Category.RUNTIME, threads=threads)
+    compiled = trace.names_where(_COMPILED_CODE.match, rows)
+    if not compiled.any():
+        return Intervals.empty()
+    return find_pauses(Intervals.of_rows(trace, rows[~compiled])).intersect(Intervals.of_rows(trace, rows[compiled]))
 
 
 def _running(trace: Trace, threads: Int64) -> Int64:

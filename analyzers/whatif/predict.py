@@ -43,7 +43,7 @@ from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
 from perfscope.results.display import Displayed
 from perfscope.results.findings import Prediction
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import WHOLE_GRAPH, Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
@@ -74,6 +74,11 @@ _SENDING: Final = 1
 
 _ROUNDED: Final = 1 + 1e-6
 """What saves just enough may be rounded either way."""
+
+OPAQUE: Final = 0.5
+"""Share of the devices' time in CUDA graphs without recorded kernels, from which a replay does not know the step."""
+_OUTSIDE_GRAPHS: Final = ("dataloader.", "host.")
+"""What settings of what hosts do beside their graphs begin with."""
 
 _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
@@ -152,6 +157,27 @@ def predict(context: Context, settings: Mapping[str, str], middle: ChangedStep |
     return replace(answer, low_ns=low, high_ns=high)
 
 
+def _refuse_opaque(context: Context, settings: Mapping[str, str]) -> None:
+    """Raise CannotReplay where a setting changes what happens in CUDA graphs that are recorded as one kernel each."""
+    inside = [name for name in settings if name == "host.launch" or not name.startswith(_OUTSIDE_GRAPHS)]
+    if not inside:
+        return
+    graphs_ns = all_ns = 0
+    for partial in context.result.partials.values():
+        kernels = partial.tables.kernels
+        graphs_ns += sum(
+            int(ns)
+            for name, ns in zip(kernels.names, kernels.total_ns.sum(axis=1), strict=True)
+            if name.startswith(WHOLE_GRAPH)
+        )
+        all_ns += int(kernels.total_ns.sum())
+    if graphs_ns > OPAQUE * all_ns:
+        raise CannotReplay(
+            f"{inside[0]}: CUDA graphs take {graphs_ns / all_ns:.0%} of the devices' time, and what happens in them is "
+            "not recorded; record with nsys profile --cuda-graph-trace=node"
+        )
+
+
 def _for_settings(context: Context, settings: Mapping[str, str]) -> Context:
     """With hosts beside their devices, where all settings allow that."""
     return context.beside_hosts if all(setting_named(name).with_hosts for name in settings) else context
@@ -160,6 +186,7 @@ def _for_settings(context: Context, settings: Mapping[str, str]) -> Context:
 def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep | None = None) -> WhatIfAnswer:
     """With one cost of the profiler. Raises as ``predict`` does."""
     measured = context.result.step_ns
+    _refuse_opaque(context, settings)
     if not context.unchanged.complete:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
     steps = context.recorded.steps_ns(context.unchanged)

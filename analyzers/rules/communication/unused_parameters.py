@@ -21,14 +21,10 @@ WALK: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
 
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: no search, or the device has enough queued work."""
-    if not job.torch_ddp or setting(job, "static_graph") is True:
-        return None
-    walk_us = sum(row.host_us_per_step for row in job.summary.operators if row.name == WALK)
-    # A device with queued work does not wait; without a device the step does.
-    waiting_us = job.typical_us("idle_launch") + job.typical_us("idle_host")
-    lost_us = min(walk_us, waiting_us) if job.on_devices else walk_us
+    lost_us = lost_in_search_us(job)
     if lost_us < SHARE * job.step_time_us:
         return None
+    walk_us, waiting_us = _walk_us(job), _waiting_us(job)
     unused = setting(job, "unused_parameter_size")
     none_unused = unused == 0
     how = (
@@ -56,3 +52,21 @@ def evaluate(job: RuleContext) -> Finding | None:
         ),
         confidence=job.confidence(Confidence.MEDIUM if isinstance(unused, int) else Confidence.LOW),
     )
+
+
+def lost_in_search_us(job: RuleContext) -> float:
+    """What the search costs a step at most; 0 without any. A device with queued work does not wait for it; without a
+    device the step does.
+    """
+    if not job.torch_ddp or setting(job, "static_graph") is True:
+        return 0.0
+    return min(_walk_us(job), _waiting_us(job)) if job.on_devices else _walk_us(job)
+
+
+def _walk_us(job: RuleContext) -> float:
+    return sum(row.host_us_per_step for row in job.summary.operators if row.name == WALK)
+
+
+def _waiting_us(job: RuleContext) -> float:
+    """Idle time of the device that its host causes: behind a synchronization it waits for the search as well."""
+    return sum(job.typical_us(category) for category in ("idle_launch", "idle_host", "idle_sync"))

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from perfscope.analyzers.losses import launches_few
+from perfscope.analyzers.rules.communication.unused_parameters import lost_in_search_us
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.host.debug_settings import launches_block
 from perfscope.analyzers.rules.typed import call, in_accelerate, training_arguments
@@ -111,9 +112,11 @@ def _behind_others(
 
 
 def _is_told(job: RuleContext, saved_us: float) -> bool:
-    """Is it mostly a straggler, a rank or host that launches more slowly than its peers?"""
+    """Is it mostly a straggler, a rank or host that launches more slowly than its peers, or DDP's search for unused
+    parameters? Graphs and compiled code leave that as it is.
+    """
     worst = max((row.lost_us for row in job.summary.stragglers if row.cause == "launch"), default=0.0)
-    return worst >= EXPLAINED * saved_us
+    return worst >= EXPLAINED * saved_us or lost_in_search_us(job) >= EXPLAINED * saved_us
 
 
 def _beside_loops(job: RuleContext, whatif: Mapping[str, str], without: Prediction) -> Prediction | None:

@@ -64,3 +64,22 @@ def test_of_two_optimizers_the_last_one_ends_the_step() -> None:
     """What is between their steps, such as the norm of the second one's gradients, may be needed."""
     two = stepping().note("Optimizer.step#SGD.step", 720, 800)
     assert between(two)[0] == (800, 1_100)
+
+
+@pytest.mark.parametrize(
+    ("around", "pauses"),
+    [
+        ("## Call CompiledFxGraph fabc ##", [(100_001, 900_000)]),
+        ("Torch-Compiled Region: 0/0", [(100_001, 900_000)]),
+        ("autograd::engine::evaluate_function: CompiledFunctionBackward", [(100_001, 900_000)]),
+        ("aten::bincount", []),  # an operator that works on the host
+    ],
+)
+def test_a_host_pauses_within_compiled_code_too(around: str, pauses: list[tuple[int, int]]) -> None:
+    """0.8 ms between two launches in one range, ns."""
+    builder = TraceBuilder().op(around, 90_000, 1_000_000)
+    builder.launched("triton_fused", 100_000, 120_000, 150_000).launched("triton_fused", 900_000, 920_000, 950_000)
+    trace = builder.build()
+    found = host_activity(trace, device_work(trace))
+    assert list(zip(found.pauses.start_ns.tolist(), found.pauses.end_ns.tolist(), strict=True)) == pauses
+    assert found.operators.measure() == 910_000 - sum(end - begin for begin, end in pauses)

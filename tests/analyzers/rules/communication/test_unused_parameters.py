@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers.rules.communication import unused_parameters
 from perfscope.analyzers.rules.context import RuleContext
+from perfscope.analyzers.rules.host import launch_bound
 from perfscope.recording.metadata import DeviceMetadata, RunMetadata
+from perfscope.results.findings import Prediction
 from perfscope.results.tables import OperatorRow
 from tests.analyzers.rules.jobs import breakdown, context
 
 
-def case(walk_us: float, idle_us: float, settings: dict[str, Any] | None = None, **ddp: Any) -> RuleContext:
-    """Steps of 100 ms in which the device waits ``idle_us`` for its host."""
+def case(
+    walk_us: float, idle_us: float, settings: dict[str, Any] | None = None, sync_us: float = 0.0, **ddp: Any
+) -> RuleContext:
+    """Steps of 100 ms in which the device waits ``idle_us`` for its host, and ``sync_us`` behind synchronizations."""
     walk = OperatorRow(
         name=unused_parameters.WALK, operator_class="other", count_per_step=1.0, device_us_per_step=0.0,
         host_us_per_step=walk_us, kernels_per_step=0.0, flops_per_step=None, tflops=None,
@@ -22,7 +27,7 @@ def case(walk_us: float, idle_us: float, settings: dict[str, Any] | None = None,
     )  # fmt: skip
     recorded = {"ddp": {"find_unused_parameters": True, "static_graph": False, **ddp}, **(settings or {})}
     runs = {0: RunMetadata(settings=recorded, device=DeviceMetadata(type="cuda"))}
-    return context(breakdown(0, idle_launch=idle_us), runs=runs, operators=(walk,))
+    return context(breakdown(0, idle_launch=idle_us, idle_sync=sync_us), runs=runs, operators=(walk,))
 
 
 def test_a_graph_that_does_not_change_is_walked_once() -> None:
@@ -54,3 +59,21 @@ def test_silent_where_the_device_is_busy_meanwhile_or_the_graph_is_static() -> N
     assert unused_parameters.evaluate(case(6_000.0, 1_900.0)) is None
     assert unused_parameters.evaluate(case(1_900.0, 8_000.0)) is None
     assert unused_parameters.evaluate(case(6_000.0, 8_000.0, static_graph=True)) is None
+
+
+def test_a_device_that_waits_for_the_search_behind_a_synchronization_waits_for_it_as_well() -> None:
+    finding = unused_parameters.evaluate(case(6_000.0, 2_500.0, sync_us=3_000.0))
+    assert finding is not None
+    assert finding.ceiling == pytest.approx(100 / 94.5 - 1)
+
+
+@pytest.mark.parametrize(("walk_us", "launch_bound_too"), [(29_000.0, False), (3_000.0, True)])
+def test_graphs_are_no_remedy_for_a_search_that_is_most_of_what_launches_cost(
+    walk_us: float, launch_bound_too: bool
+) -> None:
+    """Without any launch or operator of the host the step takes 30 ms less."""
+    searched = case(walk_us, 35_000.0)
+    less = Prediction(low=60_000.0, mid=70_000.0, high=80_000.0)
+    replayed = dataclasses.replace(searched, predict=lambda _: less)
+    assert (launch_bound.evaluate(replayed) is not None) is launch_bound_too
+    assert unused_parameters.evaluate(replayed) is not None
