@@ -135,8 +135,11 @@ def _about_long_steps(result: AlignedJob) -> Iterator[Note]:
     if work - 1 >= BY_WORK * (times - 1):
         yield note("steps", f"{kind}_of_more_work", steps=steps, times=times, work=work)
         return
-    category = TimeCategory(int(over.argmax())).phrase
-    yield note("steps", kind, steps=steps, times=times, share=share, category=category)
+    category = TimeCategory(int(over.argmax()))
+    if category is TimeCategory.DATALOADER:
+        yield note("steps", f"{kind}_of_loading", steps=steps, times=times, share=share)
+        return
+    yield note("steps", kind, steps=steps, times=times, share=share, category=category.phrase)
 
 
 def _times_the_flops(result: AlignedJob, long: Bool) -> float:

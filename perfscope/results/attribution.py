@@ -40,11 +40,26 @@ def attributed_ranks(stragglers: Sequence[StragglerRow]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*slowest, *(rank for row in stragglers for rank in row.ranks))))
 
 
+_BY_RANKS: Final = "host of "
+"""What the name of a host begins with that is not recorded, and called by its ranks."""
+
+
+def host_in_words(name: str) -> str:
+    """A host inside a sentence: ``host node-3``, ``host of ranks 0-7``."""
+    return name if name.startswith(_BY_RANKS) else f"host {name}"
+
+
+def _ranks_of_host(row: StragglerRow, ranks: str) -> str:
+    if row.host.startswith(_BY_RANKS):
+        return row.host
+    return f"{host_in_words(row.host) if row.host else 'one host'} ({ranks})"
+
+
 def who(row: StragglerRow) -> str:
     """The straggler inside a sentence: a rank, or which ranks of what."""
     ranks = ranks_in_words(row.ranks)
     return {
-        "host": f"host {row.host} ({ranks})" if row.host else f"one host ({ranks})",
+        "host": _ranks_of_host(row, ranks),
         "stage": f"one pipeline stage ({ranks})",
         "ranks": ranks,
         "job": f"{ranks} in turn",

@@ -27,6 +27,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
     "long_steps": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the recorded time, "
     "most of it {category}. Evaluating, saving a checkpoint or compiling in a step does that.",
+    "long_step_of_loading": "Step {steps:list} takes {times:.1f} times as long as the others: {share:.0%} of the "
+    "recorded time, most of it in waiting for a batch that took longer to load.",
+    "long_steps_of_loading": "Steps {steps:list} take {times:.1f} times as long as the others: {share:.0%} of the "
+    "recorded time, most of it in waiting for batches that took longer to load.",
     "long_step_of_more_work": "Step {steps:list} takes {times:.1f} times as long as the others, and has {work:.1f} "
     "times their FLOPs: longer sequences, more micro-batches, or an evaluation.",
     "long_steps_of_more_work": "Steps {steps:list} take {times:.1f} times as long as the others, and have {work:.1f} "

@@ -68,11 +68,26 @@ _VARYING_CLOCKS: Final = (
     "kernels that take longer beside communication."
 )
 
+_MACHINE: Final = (
+    "all its ranks are equally slow, so the cause is the machine, not one process. Run without it to confirm."
+)
 _WHOLE_HOST: Final = (
     "Compare clocks, power caps and temperature of {who} with other hosts' ({clocks}), "
-    "its CPU governor, and other processes there: all its ranks are equally slow, so the cause is the machine, not one "
-    "process. Run without it to confirm."
+    f"its CPU governor, and other processes there: {_MACHINE}"
 )
+_CORES_OF_HOST: Final = (
+    "Compare the CPUs of {who} with other hosts': governor and frequency, NUMA binding, other processes there (top), "
+    f"and what its loop reads from disks or the network: {_MACHINE}"
+)
+_OF_WHOLE_HOST: Final = {
+    "dataloader": "Compare what {who} reads its samples from with other hosts' (mount, local disk, network), and the "
+    f"cores that its DataLoader workers have, other processes there included: {_MACHINE}",
+    "copy": "Compare the PCIe links of {who} with other hosts' (width and generation), its NUMA binding and pinned "
+    f"memory: {_MACHINE}",
+    "communication": OF_CAUSE["communication"],
+    **dict.fromkeys(("host", "launch", "sync"), _CORES_OF_HOST),
+}
+"""Cause -> what to look at where all ranks of a host have it; of compute ``_WHOLE_HOST``."""
 
 _WHOLE_STAGE: Final = (
     "Compare clocks of the devices and efficiency of the kernels of this pipeline stage ({who}) with another stage's: "
@@ -104,8 +119,8 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
         return _TOGETHER if pause_together(job, worst.ranks) else _IN_TURN
     if worst.scope == "job":
         return OF_CAUSE[worst.cause]
-    if worst.scope == "host" and worst.cause != "communication":
-        return _WHOLE_HOST
+    if worst.scope == "host":
+        return _OF_WHOLE_HOST.get(worst.cause, _WHOLE_HOST)
     if worst.scope == "stage":
         return _WHOLE_STAGE
     if pauses_in == SAVING:

@@ -20,7 +20,7 @@ from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import imbalanced_work
 from perfscope.analyzers.rules.ranks.remedies import OF_CAUSE, in_operator, slow_operator, template, waits_for_cores
 from perfscope.grouping import grouped
-from perfscope.results.attribution import CAUSE_PHRASES, subject
+from perfscope.results.attribution import CAUSE_PHRASES, host_in_words, subject
 from perfscope.results.findings import STRAGGLING_RANK, Action, Confidence, Evidence, Finding
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
@@ -256,7 +256,9 @@ def _setting(row: StragglerRow) -> str:
     if row.scope in ("ranks", "stage", "job"):
         return ranks_in_words(row.ranks)
     where = f" on {row.host}" if row.host else ""
-    return f"rank {row.rank}{where}" if row.scope == "rank" else f"host {row.host}".rstrip()
+    if row.scope == "rank":
+        return f"rank {row.rank}{where}"
+    return host_in_words(row.host) if row.host else "host"
 
 
 def _remedy(job: RuleContext, worst: StragglerRow) -> str:

@@ -143,3 +143,26 @@ def test_few_long_steps_that_have_more_to_compute_are_told_so(rows: int, more: b
     assert (f"{rows / 100:.1f} times their FLOPs" in note.text) is more
     assert note.text in summary.verdict.headline
     assert summary.verdict.healthy is more
+
+
+def test_a_long_step_that_waits_for_its_batch_is_told_so(tmp_path: Path) -> None:
+    """Ten steps of 1 ms, of which one has 2 ms in the loader before it."""
+    events, now = [], 0
+    for step in range(10):
+        waits = 2_000 if step == 4 else 10
+        for cat, name, ts, dur, args in (
+            ("user_annotation", f"ProfilerStep#{step}", now, waits + 990, {}),
+            ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", now, waits, {}),
+            ("cuda_runtime", "cudaLaunchKernel", now + waits + 1, 5, {"correlation": step + 1}),
+            ("kernel", "gemm", now + waits + 10, 975, {"correlation": step + 1, "stream": 7, "device": 0}),
+        ):
+            tid = 7 if cat == "kernel" else 1
+            events.append(
+                {"ph": "X", "cat": cat, "name": name, "pid": tid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+            )
+        now += waits + 990
+    device = {"id": 0, "name": "NVIDIA A100-SXM4-80GB"}
+    (tmp_path / "trace.json").write_text(json.dumps({"deviceProperties": [device], "traceEvents": events}))
+    (note,) = (note for note in perfscope.analyze(tmp_path).notes if note.kind.startswith("long_step"))
+    assert note.kind == "long_step_of_loading"
+    assert "waiting for a batch that took longer to load" in note.text

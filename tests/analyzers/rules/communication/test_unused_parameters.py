@@ -13,7 +13,7 @@ from perfscope.analyzers.rules.host import launch_bound
 from perfscope.recording.metadata import DeviceMetadata, RunMetadata
 from perfscope.results.findings import Prediction
 from perfscope.results.tables import OperatorRow
-from tests.analyzers.rules.jobs import breakdown, context
+from tests.analyzers.rules.jobs import breakdown, changed, context, kernel
 
 
 def case(
@@ -72,7 +72,8 @@ def test_graphs_are_no_remedy_for_a_search_that_is_most_of_what_launches_cost(
     walk_us: float, launch_bound_too: bool
 ) -> None:
     """Without any launch or operator of the host the step takes 30 ms less."""
-    searched = case(walk_us, 35_000.0)
+    kernels = (kernel("small", 9_000.0, count_per_step=900.0),)
+    searched = changed(case(walk_us, 35_000.0), kernels=kernels)
     less = Prediction(low=60_000.0, mid=70_000.0, high=80_000.0)
     replayed = dataclasses.replace(searched, predict=lambda _: less)
     assert (launch_bound.evaluate(replayed) is not None) is launch_bound_too

@@ -392,3 +392,30 @@ def test_commands_are_those_of_the_devices_maker(devices, clocks, links):
         assert finding is not None
         assert all(command in finding.action.how for command in said)
         assert ("nvidia" in finding.action.how) == ("nvidia" in clocks)
+
+
+@pytest.mark.parametrize(
+    ("cause", "looks_at"),
+    [
+        ("compute", "clocks, power caps and temperature"),
+        ("dataloader", "what host node1 reads its samples from"),
+        ("host", "the CPUs of host node1"),
+        ("launch", "the CPUs of host node1"),
+        ("copy", "the PCIe links of host node1"),
+        ("communication", "links and network adapters of host node1"),
+    ],
+)
+def test_what_to_look_at_on_a_whole_host_is_what_its_ranks_are_slow_in(cause: str, looks_at: str) -> None:
+    row = replace(SLOW, scope="host", host="node1", cause=cause, ranks=(0, 1))
+    finding = straggling_rank.evaluate(context(*(breakdown(rank) for rank in range(4)), stragglers=(row,)))
+    assert finding is not None
+    assert looks_at in finding.action.how
+    assert ("temperature" in finding.action.how) is (cause == "compute")
+
+
+def test_a_host_without_a_name_is_called_by_its_ranks_once() -> None:
+    row = replace(SLOW, scope="host", host="host of ranks 0-1", ranks=(0, 1))
+    finding = straggling_rank.evaluate(context(*(breakdown(rank) for rank in range(4)), stragglers=(row,)))
+    assert finding is not None
+    assert finding.title.startswith("Host of ranks 0-1 is a straggler")
+    assert finding.action.setting == "host of ranks 0-1"
