@@ -33,6 +33,9 @@ from perfscope.trace.trace import NONE, Bool, Int64
 _BESIDE: Final = frozenset({"ddp", "pipeline", "single"})
 """Recorded strategies beside which others may be written by hand: those that shard gather and reduce by themselves."""
 
+_OF_MODELS: Final = frozenset({"context", "expert", "tensor"})
+"""Roles of groups that divide a model or its input beside a wrapper that shards."""
+
 _ROLES: Final = ("context", "data", "expert", "shard", "tensor")
 """Roles of groups that are names of strategies."""
 
@@ -71,9 +74,18 @@ def job_strategies(
     if strategies <= _BESIDE and world_size != 1:
         shown = _shown(result, runs, groups)
         strategies |= shown - {"data", "shard"} if "ddp" in strategies else shown
+    elif world_size != 1:
+        strategies |= _described(result) & _OF_MODELS
     if not strategies and world_size == 1:
         strategies = {"single"}
     return tuple(sorted(strategies))
+
+
+def _described(result: AlignedJob) -> set[str]:
+    """Roles that the descriptions of used groups of several ranks state, as those of a mesh's dimensions do."""
+    instances = result.matched.instances
+    used = [number for number in distinct(instances.group).tolist() if group_size(instances, number) != 1]
+    return {role_by_description(instances.groups[number].description) or "" for number in used}
 
 
 def _shown(result: AlignedJob, runs: Mapping[int, RunMetadata], groups: tuple[GroupRow, ...]) -> set[str]:

@@ -154,7 +154,10 @@ def _report(trace: Trace, work: DeviceWork, steps: Steps) -> ParseReport:
         report = replace(report, notes=(*report.notes, text))
     if steps.left_out and not report.truncated:
         which = f"{'step' if len(steps.left_out) == 1 else 'steps'} {rank_list(steps.left_out)}"
-        text = f"{which} launched kernels that are not in the recording, which ended before they ran: left out"
+        text = (
+            f"{which} launched kernels that are not in the recording (it ended before they ran, or lost them), so they "
+            "are left out"
+        )
         report = replace(report, notes=(*report.notes, text))
     return report
 

@@ -159,3 +159,23 @@ def test_metrics_do_not_decide_what_a_group_is_for() -> None:
     computing(*ranks, compute=[(600, 900)])
     result = align_job({rank.number: analyze_rank(rank.builder.build()) for rank in ranks})
     assert [row.role for row in group_rows(result)] == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "description", "named_too"),
+    [
+        ("fsdp", "mesh_tp", ("tensor",)),
+        ("fsdp", "mesh_cp", ("context",)),
+        ("fsdp", "mesh_dp", ()),
+        ("zero3", "TENSOR_MODEL_PARALLEL_GROUP", ("tensor",)),
+        ("fsdp", "default_pg", ()),
+    ],
+)
+def test_beside_a_wrapper_that_shards_descriptions_name_what_divides_the_model(
+    recorded: str, description: str, named_too: tuple[str, ...]
+) -> None:
+    ranks = [Rank(rank, 2, {"0": (0, 1)}, {"0": description}, steps=2) for rank in (0, 1)]
+    for rank in ranks:
+        rank.builder.launched("gemm", 55, 1_000, 500_000)
+        rank.kernel("allreduce", "0", 500_000, 540_000, 1000, step=0, launch=57)
+    assert named(ranks, (recorded,)) == tuple(sorted((recorded, *named_too)))
