@@ -211,7 +211,7 @@ def _missing(summary: Summary, width: int) -> list[str]:
     for text in damage[:FINDINGS_SHOWN]:
         lines += _wrapped(text, width, indent=2)
     if len(damage) > FINDINGS_SHOWN:
-        lines.append(f"… and {plural(len(damage) - FINDINGS_SHOWN, 'more file')} not read to the end.")
+        lines.append(f"… and {plural(len(damage) - FINDINGS_SHOWN, 'more note')} on reading the traces.")
     if summary.job.exit_code:
         lines += _wrapped(ended(summary.job.exit_code).text, width, indent=2)
     if summary.notes:

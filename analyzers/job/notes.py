@@ -130,16 +130,18 @@ def _about_long_steps(result: AlignedJob) -> Iterator[Note]:
     if share < LONG_SHARE:
         return
     over = np.mean([longer_ns(totals, long) for totals in result.totals.values()], axis=0)
-    kind = "long_step" if long.sum() == 1 else "long_steps"
+    category = TimeCategory(int(over.argmax()))
+    one = long.sum() == 1
     steps, times, work = result.steps[long].tolist(), float(took[long].mean() / usual), _times_the_flops(result, long)
     if work - 1 >= BY_WORK * (times - 1):
-        yield note("steps", f"{kind}_of_more_work", steps=steps, times=times, work=work)
-        return
-    category = TimeCategory(int(over.argmax()))
-    if category is TimeCategory.DATALOADER:
-        yield note("steps", f"{kind}_of_loading", steps=steps, times=times, share=share)
-        return
-    yield note("steps", kind, steps=steps, times=times, share=share, category=category.phrase)
+        kind = "long_step_of_more_work" if one else "long_steps_of_more_work"
+        yield note("steps", kind, steps=steps, times=times, work=work)
+    elif category is TimeCategory.DATALOADER:
+        kind = "long_step_of_loading" if one else "long_steps_of_loading"
+        yield note("steps", kind, steps=steps, times=times, share=share)
+    else:
+        kind = "long_step" if one else "long_steps"
+        yield note("steps", kind, steps=steps, times=times, share=share, category=category.phrase)
 
 
 def _times_the_flops(result: AlignedJob, long: Bool) -> float:
@@ -158,6 +160,8 @@ def _about_ranks(job: Job, info: JobInfo) -> Iterator[Note]:
 
 
 def _about_reading(result: AlignedJob) -> Iterator[Note]:
+    """What was not read, or is not used; once where it is the same of several ranks."""
+    alike: dict[tuple[str, ...], list[int]] = {}
     for rank, partial in sorted(result.partials.items()):
         report = partial.parse_report
         problems = []
@@ -169,7 +173,13 @@ def _about_reading(result: AlignedJob) -> Iterator[Note]:
             problems.append(f"{report.repaired_events} events of invalid JSON were repaired")
         problems += report.notes
         if problems:
-            yield note("reading", "reading", (rank,), rank=rank, source=partial.source, problems=problems)
+            alike.setdefault(tuple(problems), []).append(rank)
+    for same, ranks in alike.items():
+        source = result.partials[ranks[0]].source
+        if len(ranks) == 1:
+            yield note("reading", "reading", ranks, rank=ranks[0], source=source, problems=list(same))
+        else:
+            yield note("reading", "reading_alike", ranks, source=source, more=len(ranks) - 1, problems=list(same))
 
 
 def _about_devices(job: Job, result: AlignedJob) -> Iterator[Note]:

@@ -73,6 +73,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "groups_assumed": "No trace states which ranks take part in a collective. Ranks on which the collectives of one "
     "stream end at the same time are taken for a group: {groups} groups of {count} ranks in all.",
     "reading": "Rank {rank} ({source}): {problems:texts}.",
+    "reading_alike": "Each of {ranks:ranks} ({source} and {more} more): {problems:texts}.",
     "no_device_events": "The trace has no GPU events, although the job has devices: the breakdown shows host "
     "threads only. Your own profiling needs ProfilerActivity.CUDA. perfscope run records with it: there CUPTI, which "
     "traces kernels for one profiler at a time (nsys, ncu, DCGM), was in use, missing or not permitted; perfscope "

@@ -89,3 +89,16 @@ def test_what_limits_a_job_is_not_known_where_device_events_of_every_step_are_mi
     assert row.idle_unknown_us > 0
     assert "not known: the file ends early" in summary.verdict.headline
     assert summary.verdict.unsure
+
+
+def test_what_is_the_same_of_several_traces_is_noted_once(tmp_path: Path) -> None:
+    """On two of three ranks the last step's kernels had not run when the recording ended."""
+    for rank in range(3):
+        document = json.loads(trained(rank, device=True))
+        if rank:
+            kept = [event for event in document["traceEvents"] if event["cat"] != "kernel" or event["ts"] < 200]
+            document["traceEvents"] = kept
+        save(tmp_path, document, f"rank{rank}.json")
+    (note,) = (note for note in perfscope.analyze(tmp_path, executor=Serial()).notes if note.about == "reading")
+    assert (note.kind, note.ranks) == ("reading_alike", (1, 2))
+    assert note.text.startswith(f"Each of ranks 1, 2 ({tmp_path / 'rank1.json'} and 1 more): step 2 launched kernels")
