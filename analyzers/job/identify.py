@@ -39,6 +39,8 @@ class IdentifiedRanks:
     """Where each of them was read."""
     failures: list[Failure] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    by_file_name: dict[int, str] = field(default_factory=dict)
+    """Names of files of which nothing else tells their rank."""
     left_out: set[int] = field(default_factory=set)
     """Ranks of this job whose traces are among the failures."""
     apart: list[list[Read]] = field(default_factory=list)
@@ -71,6 +73,7 @@ def identify(job: Job, outcomes: list[Outcome[TraceSource, RankPartial]]) -> Ide
         _reject_job(other, read, ranks)
     for source, partial in _of_one_capture(_of_one_world(read, ranks), ranks):
         _place(source, partial, ranks, alone=len(read) == 1)
+    _note_file_names(ranks)
     _keep_recorded_devices(ranks)
     ranks.partials = numbered_alike(ranks.partials)
     _keep_common_steps(ranks)
@@ -194,7 +197,7 @@ def _place(source: TraceSource, partial: RankPartial, ranks: IdentifiedRanks, *,
         return
     # The names that PerfScope gives to its own files are no guess.
     if partial.rank is None and source.named_rank is not None and not rank_and_capture_of_trace_file(source.path):
-        ranks.notes.append(note("ranks", "rank_by_file_name", (rank,), rank=rank, file=source.path.name))
+        ranks.by_file_name.setdefault(rank, source.path.name)
     if partial.rank is not None and source.named_rank not in (None, partial.rank):
         ranks.notes.append(
             note("ranks", "file_of_another_rank", (partial.rank,), rank=partial.rank, file=source.path.name)
@@ -209,6 +212,17 @@ def _place(source: TraceSource, partial: RankPartial, ranks: IdentifiedRanks, *,
         return
     ranks.partials[rank] = partial
     ranks.sources[rank] = source
+
+
+def _note_file_names(ranks: IdentifiedRanks) -> None:
+    """One note, of however many ranks names of files alone tell which they are."""
+    numbers = sorted(ranks.by_file_name)
+    if len(numbers) == 1:
+        (rank,) = numbers
+        ranks.notes.append(note("ranks", "rank_by_file_name", numbers, rank=rank, file=ranks.by_file_name[rank]))
+    elif numbers:
+        file, more = ranks.by_file_name[numbers[0]], len(numbers) - 1
+        ranks.notes.append(note("ranks", "ranks_by_file_names", numbers, file=file, more=more))
 
 
 def _unknown(source: TraceSource, partial: RankPartial) -> str:

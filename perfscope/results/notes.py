@@ -57,6 +57,8 @@ SENTENCES: Final[Mapping[str, str]] = {
     "slow rank may be among them.",
     "rank_unknown": "The trace does not state its rank; it is shown as rank 0.",
     "rank_by_file_name": "The number of rank {rank} is known only from its file's name ({file}).",
+    "ranks_by_file_names": "The numbers of {ranks:ranks} are known only from their files' names "
+    "({file} and {more} more).",
     "file_of_another_rank": "{file} holds rank {rank}, although its name has another number.",
     "ranks_by_process_id": "Nothing in the report states the ranks of its processes, so they are numbered by "
     "process id, which may differ from the job's numbers: {order}. Let each process emit an NVTX mark, such as "

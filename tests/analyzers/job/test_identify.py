@@ -99,3 +99,14 @@ def test_folders_of_hosts_with_local_ranks_are_one_job(tmp_path: Path) -> None:
     summary = perfscope.analyze(tmp_path, executor=Serial())
     assert summary.job.ranks == (0, 1, 2, 3)
     assert summary.stragglers[0].rank == 3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ranks_that_only_their_files_names_tell_are_noted_once(count: int, tmp_path: Path) -> None:
+    for rank in range(count):
+        save(tmp_path, json.dumps(process(7 + rank, 1000)), f"rank{rank}.json")
+    summary = perfscope.analyze(tmp_path, executor=Serial())
+    (note,) = (note for note in summary.notes if "file_name" in note.kind)
+    assert note.ranks == tuple(range(count))
+    names = "rank0.json" if count == 1 else "rank0.json and 2 more"
+    assert f"({names})" in note.text
