@@ -293,7 +293,8 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
         assumed[place] = max(0, min(opening[place], free, start[place] + late) - begin[place])
     begin += assumed
     begin = np.maximum.accumulate(begin)
-    closed -= _overlap_ns(launched, begin, end, followed)
+    if source == BY_REPETITION:  # these begin anywhere, as while the work of the step before goes on
+        closed -= _overlap_ns(launched, begin, end, followed)
     stop = np.where(followed, np.append(begin[1:], _NEVER), np.maximum(closed, begin))
     used &= stop > begin
     return Steps(number[used], start[used], until[used], begin[used], stop[used], assumed[used], source, marked=True)
@@ -301,7 +302,7 @@ def _windows(trace: Trace, work: DeviceWork, number: Int64, start: Int64, end: I
 
 def _overlap_ns(launched: _Launched, begin_ns: Int64, end_ns: Int64, followed: Bool) -> int:
     """For how long the work of most steps goes on when the next one has begun, as where the next batch is prepared on
-    another stream: the last step's window, which no other follows, would be longer by that.
+    another stream: the window of the last one, which no other follows, would be longer by that.
     """
     before = np.flatnonzero(followed)
     if len(before) == 0:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.rank.analyze import analyze_rank
-from perfscope.analyzers.rank.steps import CUT, MARKED, Steps
+from perfscope.analyzers.rank.steps import BY_REPETITION, CUT, MARKED, Steps
 from perfscope.analyzers.readers import chrome
 from perfscope.trace.trace import Category, ParseReport
 from tests.analyzers.readers.helpers import event, save
@@ -164,15 +164,17 @@ def test_kernels_that_state_no_device_run_on_the_only_one_that_is_listed(
 
 
 def test_the_last_step_is_no_longer_than_others_where_each_begins_while_the_one_before_it_runs(tmp_path: Path) -> None:
-    """The next batch is prepared on a stream of its own, beside the last work of the step before."""
+    """The next batch is prepared on a stream of its own, beside the last work of the step before. No marks."""
     events = []
-    for step in (1, 2, 3, 4):
-        begin = 100 * step
-        events.append(event(f"ProfilerStep#{step}", cat="user_annotation", ts=begin, dur=100))
-        for at, (stream, starts, takes) in enumerate(((20, 2, 6), (7, 50, 90))):
-            ids = {"correlation": 10 * step + at}
+    for step in range(5):
+        begin = 100 * step + 100
+        for at in range(10):
+            stream, starts, takes = (20, 2, 6) if at == 0 else (7, 40 + 10 * at, 10)
+            ids = {"correlation": 10 * step + at + 1}
             events.append(event(**CALLED, ts=begin + 1 + at, args=ids))
             args = {**ids, "device": 0, "stream": stream}
-            events.append(event(**{**KERNEL, "tid": stream, "dur": takes}, ts=begin + starts, args=args))
+            work = {**KERNEL, "name": f"kernel{at}", "tid": stream, "dur": takes}
+            events.append(event(**work, ts=begin + starts, args=args))
     steps = analyze_rank(chrome.read(save(tmp_path, {"traceEvents": events}))).steps
-    assert (steps.end_ns - steps.start_ns)[1:].tolist() == [100_000] * 3
+    assert steps.source == BY_REPETITION
+    assert (steps.end_ns - steps.start_ns)[1:].tolist() == [100_000] * (len(steps) - 1)

@@ -62,6 +62,8 @@ def test_backward_passes_without_steps_may_be_steps(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         document = json.loads(path.read_bytes())
         kept = [e for e in document["traceEvents"] if not e.get("name", "").startswith(("ProfilerStep#", "Optimizer."))]
+        for number, each in enumerate(kept):  # no kernels that repeat show steps either
+            each["name"] += f"_{number}" * (each.get("cat") == "kernel")
         path.write_text(json.dumps({**document, "traceEvents": kept}))
     with pytest.raises(CannotReplay, match="no steps were found"):
         predict(context_of(tmp_path), {"ddp.no_sync": "true"})
