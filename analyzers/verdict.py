@@ -309,7 +309,7 @@ def _without_limit(summary: Summary, busy: str, compute: float, category: str) -
         )
     unknown = "" if mfu is not None or "CPU" in summary.job.devices else _UNKNOWN_PEAK
     headline = f"No bottleneck found: {busy}{unknown}."
-    long = next((note for note in summary.notes if note.kind.startswith(("long_step", "long_steps"))), None)
+    long = next((note for note in summary.notes if note.kind.startswith("long_step")), None)
     if long is None or long.kind.endswith("_of_more_work"):
         text = headline if long is None else f"{headline} {long.text}"
         return Verdict(headline=text, healthy=True, first_action=None)
