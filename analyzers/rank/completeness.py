@@ -34,12 +34,11 @@ def whole_steps(trace: Trace, start_ns: Int64, end_ns: Int64) -> Bool:
     """Of steps by their windows on the host: which are whole. All of them where each lacks kernels, as in a recording
     that leaves most out, and that of a whole file.
     """
-    work, windows = trace.rows(*DEVICE_WORK), _HostWindows(start_ns, end_ns)
-    calls = trace.rows(Category.RUNTIME)
-    with_work = (trace.correlation[calls] != NONE) & np.isin(trace.correlation[calls], trace.correlation[work])
-    cut_ns = trace.parse_report.complete_until_ns
+    work, cut_ns = trace.rows(*DEVICE_WORK), trace.parse_report.complete_until_ns
     if not len(start_ns) or not len(work):
         return np.asarray(np.ones(len(start_ns), dtype=np.bool_) if cut_ns is None else end_ns <= cut_ns)
+    windows, calls = _HostWindows(start_ns, end_ns), trace.rows(Category.RUNTIME)
+    with_work = (trace.correlation[calls] != NONE) & np.isin(trace.correlation[calls], trace.correlation[work])
     ran = _launches(trace, windows, calls, with_work).complete()
     if cut_ns is None:
         return ran if ran.any() else ~ran

@@ -32,7 +32,7 @@ from perfscope.analyzers.whatif.unprofiled import ProfilerCost, profiler_costs
 from perfscope.errors import UnusableInput
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import RunMetadata
-from perfscope.trace.trace import Int64
+from perfscope.trace.trace import WHOLE_GRAPH, Int64
 
 _AS_LONG: Final = 0.01
 """Share of a step that decides nothing: ranks without whose waits it is no more than that shorter set no pace."""
@@ -170,6 +170,17 @@ class Context:
         """
         measured = self.result.step_ns if self.profiler is None else self.profiler.step_ns
         return measured / self.recorded.step_time_ns(self.replayed_unchanged)
+
+    @functools.cached_property
+    def opaque_share(self) -> float:
+        """Share of the devices' time in CUDA graphs that are recorded as one kernel each."""
+        graphs_ns = all_ns = 0
+        for partial in self.result.partials.values():
+            kernels = partial.tables.kernels
+            opaque = [name.startswith(WHOLE_GRAPH) for name in kernels.names]
+            graphs_ns += int(kernels.total_ns[opaque].sum())
+            all_ns += int(kernels.total_ns.sum())
+        return graphs_ns / all_ns if all_ns else 0.0
 
     @functools.cached_property
     def peers(self) -> Mapping[int, Peers]:

@@ -43,7 +43,7 @@ from perfscope.errors import did_you_mean
 from perfscope.frozen import dataclass
 from perfscope.results.display import Displayed
 from perfscope.results.findings import Prediction
-from perfscope.trace.trace import WHOLE_GRAPH, Int64
+from perfscope.trace.trace import Int64
 
 SETTINGS: Final[tuple[Setting, ...]] = (
     *ddp.SETTINGS,
@@ -147,7 +147,9 @@ def predict(context: Context, settings: Mapping[str, str], middle: ChangedStep |
 
     Raises BadSetting for a name or value that is not understood, CannotReplay where the recording does not allow it.
     """
-    context = _for_settings(context, settings)
+    beside = _for_settings(context, settings)
+    _refuse_opaque(context, settings)
+    context = beside
     answer = _predict(context, settings, middle)
     others = [_predict(each, settings) for each in context.with_other_costs]
     if not others:
@@ -160,21 +162,10 @@ def predict(context: Context, settings: Mapping[str, str], middle: ChangedStep |
 def _refuse_opaque(context: Context, settings: Mapping[str, str]) -> None:
     """Raise CannotReplay where a setting changes what happens in CUDA graphs that are recorded as one kernel each."""
     inside = [name for name in settings if name == "host.launch" or not name.startswith(_OUTSIDE_GRAPHS)]
-    if not inside:
-        return
-    graphs_ns = all_ns = 0
-    for partial in context.result.partials.values():
-        kernels = partial.tables.kernels
-        graphs_ns += sum(
-            int(ns)
-            for name, ns in zip(kernels.names, kernels.total_ns.sum(axis=1), strict=True)
-            if name.startswith(WHOLE_GRAPH)
-        )
-        all_ns += int(kernels.total_ns.sum())
-    if graphs_ns > OPAQUE * all_ns:
+    if inside and context.opaque_share > OPAQUE:
         raise CannotReplay(
-            f"{inside[0]}: CUDA graphs take {graphs_ns / all_ns:.0%} of the devices' time, and what happens in them is "
-            "not recorded; record with nsys profile --cuda-graph-trace=node"
+            f"{inside[0]}: CUDA graphs take {context.opaque_share:.0%} of the devices' time, and what happens in them "
+            "is not recorded; record with nsys profile --cuda-graph-trace=node"
         )
 
 
@@ -186,7 +177,6 @@ def _for_settings(context: Context, settings: Mapping[str, str]) -> Context:
 def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep | None = None) -> WhatIfAnswer:
     """With one cost of the profiler. Raises as ``predict`` does."""
     measured = context.result.step_ns
-    _refuse_opaque(context, settings)
     if not context.unchanged.complete:
         raise CannotReplay("the recorded steps cannot be replayed: collectives of different ranks do not fit together")
     steps = context.recorded.steps_ns(context.unchanged)
