@@ -25,6 +25,7 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.job.hosts import find_hosts
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT, UNKNOWN_GROUP, WORLD, Collectives, Group
 from perfscope.analyzers.rank.partial import RankPartial
 from perfscope.frozen import dataclass
@@ -59,14 +60,16 @@ def with_assumed_groups(
     if not all(_is_assumed(group) for group in groups) or not _names_agree(partials):
         return None  # of a part of the ranks, perhaps
     streams = {rank: _streams(partials[rank]) for rank in ranks}
-    found = _apart(streams) if len(ranks) == size else None
+    clocks = _Clocks(find_hosts(partials, {}, size).names, {rank: _messages(partials[rank]) for rank in ranks})
+    found = _apart(streams, clocks) if len(ranks) == size else None
     if found is None:
         if sizes or not _is_one(streams):
             return None
         return {rank: _of_all(partial, size) for rank, partial in partials.items()}, 1
     assigned = {rank: _assigned(rank, streams[rank], found) for rank in ranks}
     count = len({members for of_slot in found.values() for members in of_slot})
-    return {rank: _of_groups(partials[rank], assigned[rank], len(ranks)) for rank in ranks}, count
+    messages = _across(found.values(), ranks)
+    return {rank: _of_groups(partials[rank], assigned[rank], messages[rank], len(ranks)) for rank in ranks}, count
 
 
 def _groups(partial: RankPartial) -> list[Group]:
@@ -85,21 +88,69 @@ def _names_agree(partials: Mapping[int, RankPartial]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Stream:
-    """One rank's collectives on one stream, but for messages: kinds, starts and ends by the number of the step."""
+    """One rank's collectives on one stream, or its messages: kinds, starts and ends by the number of the step."""
 
     number: int
     kinds: dict[int, tuple[str, ...]]
     start_ns: dict[int, Int64]
     end_ns: dict[int, Int64]
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was issued in any step."""
+        return not any(map(len, self.kinds.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Clocks:
+    """What shows how far ranks' clocks are apart: the ``hosts`` of ranks, each of which has one clock, and the
+    ``messages`` of each rank.
+    """
+
+    hosts: Mapping[int, str]
+    messages: Mapping[int, _Stream]
+
+    def show_apart(self, clusters: Sequence[tuple[int, ...]], owners: Mapping[int, _Stream]) -> bool:
+        """Do the clusters' collectives, ``owners``, end at different times by one clock?"""
+        return any(
+            self._by_host(one, other, owners) or self._by_messages(one, other, owners)
+            for one, other in combinations(clusters, 2)
+        )
+
+    def _by_host(self, one: tuple[int, ...], other: tuple[int, ...], owners: Mapping[int, _Stream]) -> bool:
+        of_one = {self.hosts[rank]: rank for rank in one if rank in self.hosts}
+        of_other = {self.hosts[rank]: rank for rank in other if rank in self.hosts}
+        return any(
+            abs(_later_ns(owners[of_one[host]], owners[of_other[host]])) > _ALL_NS
+            for host in of_one.keys() & of_other.keys()
+        )
+
+    def _by_messages(self, one: tuple[int, ...], other: tuple[int, ...], owners: Mapping[int, _Stream]) -> bool:
+        return any(
+            not self.messages[first].is_empty
+            and _together(self.messages[first], self.messages[second], _CLOSE_NS[-1])
+            and abs(_later_ns(self.messages[first], self.messages[second]) - _later_ns(owners[first], owners[second]))
+            > _ALL_NS
+            for first, second in zip(one, other, strict=True)
+        )
+
 
 def _streams(partial: RankPartial) -> list[_Stream]:
-    """In the order of their first use."""
+    """All but messages, in the order of the streams' first use."""
     own = partial.collectives
-    among_all = np.array([kind not in POINT_TO_POINT for kind in own.kinds] or [False], dtype=np.bool_)
-    rows = np.flatnonzero((own.step >= 0) & among_all[own.kind])
+    rows = _rows(own, of_messages=False)
     stream = own.stream[rows] if not own.on_host else np.zeros(len(rows), dtype=np.int64)  # threads take turns
     return [_stream(own, partial, number, rows[stream == number]) for number in dict.fromkeys(stream.tolist())]
+
+
+def _messages(partial: RankPartial) -> _Stream:
+    """The messages, of whatever stream."""
+    return _stream(partial.collectives, partial, 0, _rows(partial.collectives, of_messages=True))
+
+
+def _rows(own: Collectives, *, of_messages: bool) -> Int64:
+    is_message = np.array([kind in POINT_TO_POINT for kind in own.kinds] or [False], dtype=np.bool_)
+    return np.flatnonzero((own.step >= 0) & (is_message[own.kind] == of_messages))
 
 
 def _stream(own: Collectives, partial: RankPartial, number: int, rows: Int64) -> _Stream:
@@ -112,7 +163,9 @@ def _stream(own: Collectives, partial: RankPartial, number: int, rows: Int64) ->
 
 
 def _is_one(streams: Mapping[int, Sequence[_Stream]]) -> bool:
-    """Do all collectives end together on all ranks?"""
+    """Do all collectives end together on all ranks? Messages alone show nothing else."""
+    if not any(streams.values()):
+        return True
     whole = [_merged(of_rank) for of_rank in streams.values()]
     return all(_together(whole[0], each, _ALL_NS) for each in whole[1:])
 
@@ -127,10 +180,12 @@ def _merged(streams: Sequence[_Stream]) -> _Stream:
     )
 
 
-def _apart(streams: Mapping[int, Sequence[_Stream]]) -> dict[_Slot, list[tuple[int, ...]]] | None:
+def _apart(streams: Mapping[int, Sequence[_Stream]], clocks: _Clocks) -> dict[_Slot, list[tuple[int, ...]]] | None:
     """The groups of ranks that share the communicator of each slot; None where they are not of one size, or nothing
     shows that they are apart: ranks of one host end together more closely than those of several, too. Two slots that
-    make a mesh show it, or that a rank of one group has ended before one of another began.
+    make a mesh show it, or that a rank of one group has ended before one of another began, or that some ranks carry
+    what others do not, as the stages of a pipeline, or clocks: groups of ranks of one host end at different times, or
+    the messages between ranks of two groups end together where their collectives do not.
     """
     slots: dict[_Slot, dict[int, _Stream]] = defaultdict(dict)
     for rank, of_rank in streams.items():
@@ -140,8 +195,11 @@ def _apart(streams: Mapping[int, Sequence[_Stream]]) -> dict[_Slot, list[tuple[i
     apart = {slot: clusters for slot, clusters in found.items() if clusters is not None}
     if len(apart) < len(found):
         return None
+    unlike = any(len(owners) < len(streams) for owners in slots.values())
     mesh = any(_cross(*pair) for pair in combinations(apart.values(), 2))
-    return apart if mesh or any(_missed(clusters, slots[slot]) for slot, clusters in apart.items()) else None
+    each = [(clusters, slots[slot]) for slot, clusters in apart.items()]
+    shown = unlike or mesh or any(_missed(*one) or clocks.show_apart(*one) for one in each)
+    return apart if shown or not _is_one(streams) else None
 
 
 def _clusters(owners: Mapping[int, _Stream]) -> list[tuple[int, ...]] | None:
@@ -167,6 +225,13 @@ def _cross(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]]) 
 def _missed(clusters: Sequence[tuple[int, ...]], owners: Mapping[int, _Stream]) -> bool:
     """Has a rank of one of these groups ended, now and then, before one of another began?"""
     return any(_ended_before(owners[one[0]], owners[other[0]]) for one, other in permutations(clusters, 2))
+
+
+def _later_ns(first: _Stream, other: _Stream) -> float:
+    """How much later the other one's collectives end, median; 0 where the two issue nothing alike."""
+    alike = [step for step in first.kinds if first.kinds[step] == other.kinds.get(step) and len(first.kinds[step])]
+    later = [other.end_ns[step] - first.end_ns[step] for step in alike]
+    return float(np.median(np.concatenate(later))) if later else 0.0
 
 
 def _ended_before(first: _Stream, other: _Stream) -> bool:
@@ -220,10 +285,30 @@ def _of_all(partial: RankPartial, size: int) -> RankPartial:
     return replace(partial, world_size=size, collectives=replace(partial.collectives, groups=groups))
 
 
-def _of_groups(partial: RankPartial, assigned: Mapping[int, tuple[int, ...]], size: int) -> RankPartial:
-    """Each stream's collectives in the group of its own; messages, and what else there is, in that of all ranks."""
+def _across(found: Collection[Sequence[tuple[int, ...]]], ranks: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Rank -> those that it exchanges messages with: the ranks with the same place in their groups, which are as many
+    for all, as the stages of one pipeline have the same place among the ranks that share a stage; else all.
+
+    Example: 0 and 1, 2 and 3, 4 and 5 reduce gradients together; 0, 2 and 4 are one pipeline, 1, 3 and 5 another.
+    """
+    places: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+    for members in {group for of_slot in found for group in of_slot}:
+        for place, rank in enumerate(members):
+            places[rank].add((members[1] - members[0], place))  # groups of one kind hold every n-th rank
+    alike: defaultdict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for rank in ranks:
+        alike[tuple(sorted(places[rank]))].append(rank)
+    sizes = {len(each) for each in alike.values()}
+    whole = [tuple(ranks)] if len(sizes) > 1 or sizes == {1} else [tuple(each) for each in alike.values()]
+    return {rank: members for members in whole for rank in members}
+
+
+def _of_groups(
+    partial: RankPartial, assigned: Mapping[int, tuple[int, ...]], messages: tuple[int, ...], size: int
+) -> RankPartial:
+    """Each stream's collectives in the group of its own; messages in that of the ranks ``messages``."""
     own, world = partial.collectives, tuple(range(size))
-    members = [assigned.get(stream, world) for stream in own.stream.tolist()]
+    members = [assigned.get(stream, messages) for stream in own.stream.tolist()]
     every = list(dict.fromkeys(members))
     groups = tuple(Group(name=WORLD if each == world else "ranks", ranks=each, size=len(each)) for each in every)
     group = np.array([every.index(each) for each in members], dtype=np.int32)

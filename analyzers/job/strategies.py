@@ -23,7 +23,7 @@ from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
 from perfscope.analyzers.job.collectives.of_loop import exchanges_between_steps
 from perfscope.analyzers.job.collectives.table import group_size
-from perfscope.analyzers.job.pipelines.stages import ring_groups
+from perfscope.analyzers.job.pipelines.messages import ring_groups
 from perfscope.analyzers.job.tables.groups import in_turn, waits_of
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.tables import GroupRow, Pipeline

@@ -9,6 +9,8 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
+import numpy as np
+
 from perfscope.analyzers.job.rank_steps import collecting, pausing
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -16,6 +18,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.pace import Pace, late_by
 from perfscope.analyzers.replay.stragglers.own_time import HostBound
+from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,
@@ -48,11 +51,15 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
     ops = schedules.ops
     if rank not in ops:
         raise CannotReplay(f"rank {rank} is not in the recording, which has {ranks_in_words(ops)}")
-    if rank not in context.peers:
+    stage = context.slow_stage_of(rank)
+    if stage is None and rank not in context.peers:
         raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so it has no peers")
     if context.even:
         raise BadSetting(f"{name}={value}: {WORK_OF_RANKS}=even has all ranks at one pace; leave one of them out")
-    _take_pace(schedules, context, rank)
+    if stage is not None:
+        _take_pace_of_stages(schedules, context, rank, stage)
+    else:
+        _take_pace(schedules, context, rank)
     schedules.loading_step_ns.pop(rank, None)  # that of the peers stays
     return Uncertainty(less=0.15, more=0.05)
 
@@ -78,6 +85,26 @@ def _take_pace(schedules: EditableSchedules, context: Context, rank: int) -> Non
         bound = HostBound.of(context.result, context.recorded)
         steps_ns = context.recorded.steps_ns(context.replayed_unchanged)
         schedules.at_least(rank, bound.least_ns(() if context.even else context.paced, steps_ns))
+
+
+def _take_pace_of_stages(schedules: EditableSchedules, context: Context, rank: int, slow: SlowStage) -> None:
+    """A rank of a slow pipeline stage takes the pace of the stages that do the same work."""
+    schedules.steps_alike, schedules.settling = False, 0
+    ops = schedules.ops[rank]
+    if schedules.hosts:
+        paused = float(slow.left[slow.row]) if slow.row is TimeCategory.HOST else slow.host
+        for op in ops:
+            op.scale_device(slow.compute)
+            if op.host is not None:
+                op.host.scale_rows((HostTime.OPERATORS, HostTime.OTHER), slow.host)
+                op.host.scale_rows((HostTime.COLLECTION, HostTime.PAUSES), paused)
+        return
+    recorded = context.recorded.schedules
+    span = recorded.slice_of(rank)
+    left = at_other_stages_pace(context.result, context.recorded, [slow], with_hosts=False).own_ns[span]
+    share = np.divide(left, recorded.own_ns[span], out=np.ones(len(ops)), where=recorded.own_ns[span] > 0)
+    for op, of_op in zip(ops, share.tolist(), strict=True):
+        op.scale_device(of_op)
 
 
 def _set_pace(schedules: EditableSchedules, rank: int, pace: Pace) -> None:

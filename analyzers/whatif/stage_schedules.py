@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.job.pipelines.messages import PipelineMessages, pipeline_messages
 from perfscope.analyzers.job.pipelines.schedule import find_schedule
-from perfscope.analyzers.job.pipelines.stages import PipelineMessages, pipeline_messages, place
+from perfscope.analyzers.job.pipelines.stages import place
 from perfscope.analyzers.rank.collectives.collectives import POINT_TO_POINT
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.whatif.change import CannotReplay, Context

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks
-from perfscope.analyzers.job.pipelines.stages import PipelineMessages, by_rank_and_step
+from perfscope.analyzers.job.pipelines.messages import PipelineMessages, by_rank_and_step
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory

@@ -17,13 +17,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.pipelines.stages import (
-    PipelineMessages,
-    Placement,
-    StepMessages,
-    by_rank_and_step,
-    ranks_of,
-)
+from perfscope.analyzers.job.pipelines.messages import PipelineMessages, StepMessages, by_rank_and_step
+from perfscope.analyzers.job.pipelines.stages import Placement, ranks_of
 from perfscope.analyzers.rank.partial import FORWARD, WEIGHTS, Passes
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
@@ -89,7 +84,7 @@ def find_schedule(
         lambda: _by_settings(runs),
         lambda: _by_messages(read_links(result, messages, placement.stage_of), placement.degree),
     )
-    for source in sources:
+    for source in sources if messages.directed else sources[:-1]:
         if not schedule.whole:
             schedule = schedule.completed(source())
     return schedule

@@ -1,9 +1,4 @@
-"""The messages that the ranks of a pipeline exchange, and which stage each rank holds.
-
-Activations pass one way, gradients the other. Sends and recvs serve other ends too (attention over a ring of ranks). A
-group that its maker calls a pipeline's is one; where none is called so, every group with messages that is neither
-called anything else nor exchanges in rings. In a ring every rank sends before its first message of a step has come, for
-which all but the first stage of a pipeline wait.
+"""Which stage of the pipeline each rank holds.
 
 In every step the first thing that a later stage does is to receive its first micro-batch from the stage before it; the
 first stage sends before it receives anything. Ranks that exchange no messages have no stage::
@@ -19,177 +14,14 @@ recording, neighbours that follow one another in their group's list of ranks hav
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
-from weakref import WeakKeyDictionary
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
 
 from perfscope.analyzers.job.aligned import AlignedJob
-from perfscope.analyzers.job.collectives.group_roles import role_by_description
-from perfscope.analyzers.job.collectives.matched import MatchedCollectives
+from perfscope.analyzers.job.pipelines.messages import PipelineMessages, by_rank_and_step, pipeline_messages
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Bool, Int64
-
-
-@dataclass(frozen=True, eq=False)
-class PipelineMessages:
-    """Messages of the used steps as each rank recorded its end of them: parallel arrays, by rank, step, start and order
-    of issue.
-
-    ``step`` is the job's step number; ``line`` the line of ``AlignedJob.matched``, several messages of which one kernel
-    may carry; times are on the rank's own clock. ``peer`` is the rank at the other end, recorded or not (NONE: not
-    known from the recording, nor from the times of kernels).
-    """
-
-    rank: Int64
-    step: Int64
-    line: Int64
-    start_ns: Int64
-    end_ns: Int64
-    peer: Int64
-    sends: Bool
-    bytes: Int64
-    peer_known: Bool
-    """The recording names the peer, or the only message of its kernel shows it."""
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-
-def pipeline_messages(result: AlignedJob) -> PipelineMessages:
-    """The messages of the used steps in groups that serve a pipeline."""
-    messages, rings = _messages(result), ring_groups(result)
-    if not rings:
-        return messages
-    instances = result.matched.instances
-    kept = ~np.isin(instances.group[result.matched.instance[messages.line]], list(rings))
-    return PipelineMessages(**{name: column[kept] for name, column in vars(messages).items()})
-
-
-def ring_groups(result: AlignedJob) -> frozenset[int]:
-    """Groups in which every rank sends before anything has come to it, in most steps; none where ranges name
-    a pipeline's stages, or the group's maker does.
-    """
-    if any((partial.passes.stage != NONE).any() for partial in result.partials.values()):
-        return frozenset()
-    messages = _messages(result)
-    instances = result.matched.instances
-    group = instances.group[result.matched.instance[messages.line]]
-    ahead: dict[int, dict[int, list[bool]]] = {}
-    for own in by_rank_and_step(messages):
-        for number in distinct(group[own.rows]).tolist():
-            mine = group[own.rows] == number
-            sends, start, end = (each[own.rows][mine] for each in (messages.sends, messages.start_ns, messages.end_ns))
-            both = bool(sends.any() and not sends.all())
-            first = both and bool(start[sends][0] < end[~sends][0])
-            ahead.setdefault(number, {}).setdefault(own.rank, []).append(first)
-    return frozenset(
-        number
-        for number, ranks in ahead.items()
-        if len(ranks) > 1
-        and role_by_description(instances.groups[number].description) != "pipeline"
-        and all(2 * sum(steps) > len(steps) for steps in ranks.values())
-    )
-
-
-_KNOWN: Final[WeakKeyDictionary[AlignedJob, PipelineMessages]] = WeakKeyDictionary()
-"""A dozen analyses ask for the same messages of a job."""
-
-
-def _messages(result: AlignedJob) -> PipelineMessages:
-    known = _KNOWN.get(result)
-    if known is None:
-        serves = _pipeline_groups(result.matched)
-        # Without a group that serves one, a single rank shows that there are none.
-        ranks = sorted(result.partials)[: None if serves.any() else 1]
-        columns = [_of_rank(result, rank, serves) for rank in ranks]
-        known = PipelineMessages(**{name: np.concatenate([each[name] for each in columns]) for name in columns[0]})
-        _KNOWN[result] = known
-    return known
-
-
-def _pipeline_groups(matched: MatchedCollectives) -> Bool:
-    """Which of the groups serve a pipeline."""
-    instances = matched.instances
-    exchange = instances.is_kind(("send_recv",))
-    roles = [role_by_description(group.description) for group in instances.groups]
-    used = np.bincount(instances.group[exchange], minlength=len(roles) or 1) > 0
-    named = np.array([role == "pipeline" for role in roles] or [False], dtype=np.bool_)
-    if (named & used).any():
-        return named
-    open_ = np.array([role in (None, "unknown") for role in roles] or [False], dtype=np.bool_)
-    size = np.array([len(group.ranks) for group in instances.groups] or [0], dtype=np.int64)
-    whole = instances.participants == size[instances.group] if len(instances) else exchange
-    partly = np.bincount(instances.group[exchange & ~whole], minlength=len(size)) > 0
-    return open_ & used & (partly | (size <= 2))
-
-
-def _of_rank(result: AlignedJob, rank: int, serves: Bool) -> dict[str, NDArray[Any]]:
-    matched, partial = result.matched, result.partials[rank]
-    own, messages = partial.collectives, partial.collectives.messages
-    lines = matched.lines_of(rank)
-    line_of = np.full(len(own), NONE, dtype=np.int64)
-    line_of[matched.index[lines]] = lines
-    line = line_of[messages.collective]
-    kept = np.flatnonzero(line != NONE)
-    kept = kept[serves[matched.instances.group[matched.instance[line[kept]]]]] if len(kept) else kept
-    start = own.start_ns[messages.collective[kept]]
-    step = matched.instances.step[matched.instance[line[kept]]]
-    order = np.lexsort((start, step))
-    kept, line, start, step = kept[order], line[kept[order]], start[order], step[order]
-    sends, peer = messages.sends[kept], messages.peer[kept]
-    silent = peer == NONE
-    peer = peer.copy()
-    peer[silent] = _inferred_peers(matched, rank, matched.instance[line[silent]], sends[silent])
-    alone = np.bincount(line, minlength=1)[line] == 1
-    return {
-        "rank": np.full(len(kept), rank, dtype=np.int64), "step": step, "line": line, "start_ns": start,
-        "end_ns": own.end_ns[messages.collective[kept]], "peer": peer, "sends": sends,
-        "bytes": messages.bytes[kept], "peer_known": ~silent | (alone & (peer != NONE)),
-    }  # fmt: skip
-
-
-def _inferred_peers(matched: MatchedCollectives, rank: int, instance: Int64, sends: Bool) -> Int64:
-    """The peers of messages that do not name them: as matching paired them; where it paired the kernel only by a
-    message the other way, the one rank that shares the exchange.
-    """
-    sent = matched.messages
-    peer = np.full(len(instance), NONE, dtype=np.int64)
-    for way, here, there in ((True, sent.source, sent.destination), (False, sent.destination, sent.source)):
-        mine = np.flatnonzero(here == rank)
-        mine = mine[np.argsort(sent.instance[mine], kind="stable")]
-        place = np.searchsorted(sent.instance[mine], instance)
-        known = (place < len(mine)) & (sends == way)
-        known[known] &= sent.instance[mine[place[known]]] == instance[known]
-        peer[known] = there[mine[place[known]]]
-    two = (peer == NONE) & (matched.instances.participants[instance] == 2)
-    for index in np.flatnonzero(two).tolist():
-        first, behind = np.searchsorted(matched.instance, [instance[index], instance[index] + 1])
-        (peer[index],) = (other for other in matched.rank[first:behind].tolist() if other != rank)
-    return peer
-
-
-@dataclass(frozen=True, eq=False)
-class StepMessages:
-    """One rank's messages of one step, in order."""
-
-    rank: int
-    step: int
-    rows: slice
-
-
-def by_rank_and_step(messages: PipelineMessages) -> Iterator[StepMessages]:
-    """The messages of each rank and step."""
-    if len(messages) == 0:
-        return
-    changes = (np.diff(messages.rank) != 0) | (np.diff(messages.step) != 0)
-    edges = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(messages)]))
-    for first, behind in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        yield StepMessages(int(messages.rank[first]), int(messages.step[first]), slice(first, behind))
+from perfscope.trace.trace import NONE
 
 
 @dataclass(frozen=True)
@@ -206,8 +38,8 @@ class Placement:
 
 def stages(result: AlignedJob) -> dict[int, int]:
     """Recorded rank -> stage, 0 the first; empty where the job has no pipeline, or the order of ranks is not known."""
-    placement = place(result, pipeline_messages(result))
-    return {rank: stage for rank, stage in placement.stage_of.items() if rank in result.partials}
+    placed = place(result, pipeline_messages(result)).stage_of
+    return {rank: stage for rank, stage in placed.items() if rank in result.partials}
 
 
 def ranks_of(stage_of: Mapping[int, int]) -> dict[int, tuple[int, ...]]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.bubbles import Bubbles, find_bubbles
+from perfscope.analyzers.job.pipelines.messages import PipelineMessages, pipeline_messages
 from perfscope.analyzers.job.pipelines.schedule import PipelineSchedule, find_schedule
-from perfscope.analyzers.job.pipelines.stages import PipelineMessages, pipeline_messages, place, ranks_of
+from perfscope.analyzers.job.pipelines.stages import place, ranks_of
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.partial import BACKWARD, FORWARD, WEIGHTS
 from perfscope.recording.metadata import RunMetadata

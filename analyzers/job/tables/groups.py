@@ -13,7 +13,7 @@ from perfscope.analyzers.job.collectives.group_roles import EARLY, GroupTraffic,
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.job.collectives.of_loop import collectives_of_loop, exchanges_between_steps
 from perfscope.analyzers.job.collectives.table import group_size, instance_transfer_ns
-from perfscope.analyzers.job.pipelines.stages import ring_groups
+from perfscope.analyzers.job.pipelines.messages import ring_groups
 from perfscope.analyzers.rank.collectives.collectives import UNKNOWN_GROUP, Group
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory

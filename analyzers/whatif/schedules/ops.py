@@ -102,6 +102,12 @@ class ScheduleOp:
         if self.host is not None:
             self.host.scale(category, factor)
 
+    def scale_device(self, factor: float) -> None:
+        """All of the device's own time before it takes ``factor`` times as long."""
+        self.own_ns = self.own_ns * factor
+        if self.host is not None:
+            self.host.launches[:, OF_DEVICE_ROWS:] *= factor
+
     def add(self, category: TimeCategory, ns: float) -> None:
         """There is that much more of the device's own time before it."""
         self.own_ns[category] += ns

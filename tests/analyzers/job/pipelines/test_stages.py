@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.job.aligned import AlignedJob, align_job
-from perfscope.analyzers.job.pipelines.stages import pipeline_messages, place, ranks_of, stages
+from perfscope.analyzers.job.pipelines.messages import pipeline_messages
+from perfscope.analyzers.job.pipelines.stages import place, ranks_of, stages
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.trace.trace import Category
 from tests.analyzers.job.collectives.matching_jobs import Rank

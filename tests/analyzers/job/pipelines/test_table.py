@@ -11,7 +11,8 @@ import pytest
 import perfscope
 from perfscope.analyzers.job.aligned import align_job
 from perfscope.analyzers.job.pipelines.bubbles import find_bubbles
-from perfscope.analyzers.job.pipelines.stages import pipeline_messages, place
+from perfscope.analyzers.job.pipelines.messages import pipeline_messages
+from perfscope.analyzers.job.pipelines.stages import place
 from perfscope.analyzers.job.pipelines.table import find_pipeline, ideal_bubble_share
 from perfscope.analyzers.rank.analyze import analyze_rank
 from perfscope.analyzers.rank.partial import BACKWARD, FORWARD, WEIGHTS

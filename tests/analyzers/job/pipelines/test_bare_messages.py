@@ -1,0 +1,74 @@
+"""Pipelines in recordings that name neither groups nor the ways of messages, as reports of nsys do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import perfscope
+from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
+
+BARE = Recording(steps=6, metadata="none", described=False, shapes=False)
+
+
+def pipeline(ranks: int, stages: int, *, seed: int, hosts: int = 4, microbatches: int = 4) -> Job:
+    return Job(
+        seed=seed, strategy="pipeline", ranks=ranks, ranks_per_host=hosts, stages=stages, microbatches=microbatches,
+        noise=0.03, model=Model(blocks=8, tokens=32768, width=512), recording=BARE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("job", "slow"),
+    [
+        (pipeline(4, 4, seed=1, microbatches=8), (1,)),
+        (pipeline(4, 4, seed=3, microbatches=8), (0,)),
+        (pipeline(2, 2, seed=6), (1,)),
+        (pipeline(8, 4, seed=4), (2,)),
+        (pipeline(8, 4, seed=5), (2, 3)),
+        (pipeline(8, 2, seed=9), (7,)),
+        (pipeline(16, 4, seed=8, hosts=8), (6,)),
+    ],
+    ids=lambda value: f"{value.ranks} ranks, {value.stages} stages" if isinstance(value, Job) else str(value),
+)
+def test_a_slow_stage_or_a_rank_of_one_costs_what_is_saved_without_it(
+    job: Job, slow: tuple[int, ...], tmp_path: Path
+) -> None:
+    emulation = emulate(replace(job, causes=(Cause("slow compute", 1.4, ranks=slow),)))
+    emulation.write(tmp_path)
+    summary = perfscope.analyze(tmp_path)
+    (row,) = summary.stragglers
+    assert (row.ranks, row.cause) == (slow, "compute")
+    assert row.lost_us == pytest.approx((emulation.step_ns - step_ns(job)) / 1e3, rel=0.05)
+    assert summary.pipeline is not None
+    assert [stage.ranks for stage in summary.pipeline.stages] == [
+        tuple(rank for rank in range(job.ranks) if job.stage_of(rank) == stage) for stage in range(job.stages)
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(4, 4), (8, 2), (8, 4)])
+def test_bubbles_are_no_stragglers(ranks: int, stages: int, tmp_path: Path) -> None:
+    """Stages on hosts of their own, too, where nothing but messages says how far the hosts' clocks are apart."""
+    job = pipeline(ranks, stages, seed=11)
+    for name in ("bare", "named"):
+        (tmp_path / name).mkdir()
+    emulate(replace(job, recording=replace(BARE, clock_ns=3_000_000))).write(tmp_path / "bare")
+    emulate(replace(job, recording=Recording(steps=6))).write(tmp_path / "named")
+    bare, named = perfscope.analyze(tmp_path / "bare"), perfscope.analyze(tmp_path / "named")
+    assert not bare.stragglers
+    assert "pipeline" in bare.job.strategies
+    assert bare.pipeline is not None
+    assert named.pipeline is not None
+    assert bare.pipeline.bubble_share == pytest.approx(named.pipeline.bubble_share, abs=0.02)
+
+
+def test_a_rank_alone_in_its_stage_takes_the_pace_of_the_other_stages(tmp_path: Path) -> None:
+    job = replace(pipeline(4, 4, seed=2), causes=(Cause("slow compute", 1.4, ranks=(2,)),))
+    emulate(job).write(tmp_path)
+    summary = perfscope.analyze(tmp_path)
+    finding = next(one for one in summary.findings if one.rule == "straggling-rank")
+    assert finding.predicted_step_us is not None
+    answer = perfscope.whatif(tmp_path, {"rank.2": "peers"})
+    assert answer.mid_ns / 1e3 == pytest.approx(finding.predicted_step_us.mid, rel=1e-3)
