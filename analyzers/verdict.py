@@ -21,7 +21,7 @@ from perfscope.results.findings import Action, Finding, Obtained, Severity, plai
 from perfscope.results.rows import Verdict
 from perfscope.results.summary import Summary
 from perfscope.results.tables import Pipeline
-from perfscope.text import byte_size, factor, percent, plural, ranks_in_words
+from perfscope.text import byte_size, factor, lower_first, percent, plural, ranks_in_words
 from perfscope.trace.trace import WHOLE_GRAPH
 
 LARGE: Final = 0.20
@@ -127,7 +127,7 @@ def verdict(summary: Summary) -> Verdict:
     is_most = share >= EVALUATES or (added >= NAMED and added >= (1 - share) * recoverable(summary))
     if not is_most or often < _OFTEN:
         return replace(found, headline=f"{found.headline} {about}", healthy=False)
-    headline = f"{about} Of the others: {found.headline[:1].lower()}{found.headline[1:]}"
+    headline = f"{about} Of the others: {lower_first(found.headline)}"
     return replace(found, headline=headline, healthy=False, first_action=evaluate_less(left_out.get("alone", [])))
 
 

@@ -134,6 +134,12 @@ def plural(number: int, noun: str, many: str = "") -> str:
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"
 
 
+def lower_first(sentence: str) -> str:
+    """A sentence that goes on after a colon; a first word with capitals of its own (DDP, NCCL) keeps them."""
+    word = sentence.partition(" ")[0]
+    return sentence if word[1:] != word[1:].lower() else sentence[:1].lower() + sentence[1:]
+
+
 def rank_list(ranks: Iterable[int], limit: int = 8) -> str:
     """Ranks, or steps, in ranges: ``0-3, 7``, at an even distance ``0-56 by 8``; beyond ``limit`` ranges the rest is
     counted: ``0, 2, 3, 5 and 12 more``.

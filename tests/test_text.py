@@ -137,6 +137,20 @@ def test_count_per_step(value: float, written: str) -> None:
     assert text.count_per_step(value) == written
 
 
+@pytest.mark.parametrize(
+    ("sentence", "written"),
+    [
+        ("Rank 0 is a straggler.", "rank 0 is a straggler."),
+        ("DDP sends buffers.", "DDP sends buffers."),
+        ("PyTorch does.", "PyTorch does."),
+        ("41% of the step.", "41% of the step."),
+        ("", ""),
+    ],
+)
+def test_lower_first_keeps_names(sentence: str, written: str) -> None:
+    assert text.lower_first(sentence) == written
+
+
 def test_plural_adds_an_s_unless_another_form_is_given() -> None:
     assert [text.plural(number, "rank") for number in (1, 8)] == ["1 rank", "8 ranks"]
 

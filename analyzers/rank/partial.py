@@ -216,6 +216,8 @@ class RankPartial:
     bucket_copies: ExtraWork
     buffer_copies: ExtraWork
     gather_copies: ExtraWork
+    gradient_bytes: tuple[int, ...]
+    """Of each gradient in the order in which they are ready, of all backwards of a step; empty where not recorded."""
     flops: RankFlops
     tables: RankTables
     lanes: RankLanes

@@ -8,7 +8,7 @@ is torch's default; since torch 2.5 it is ``bucket_cap_mb`` where that is set.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -87,11 +87,17 @@ def _version(text: str) -> tuple[int, ...]:
     return (int(numbers[1]), int(numbers[2])) if numbers else _ONE_LIMIT
 
 
-def parameter_bytes(runs: Mapping[int, RunMetadata], buckets: Sequence[int]) -> tuple[list[float], bool] | None:
+def parameter_bytes(
+    runs: Mapping[int, RunMetadata], buckets: Sequence[int], traced: Iterable[Sequence[int]] = ()
+) -> tuple[list[float], bool] | None:
     """Bytes of each parameter's gradient in the order in which they become ready, and whether these were recorded; None
-    where they are not known. ``buckets`` are the recorded ones, in order.
+    where they are not known. ``buckets`` are the recorded ones, in order; ``traced`` are gradients' bytes as ranks'
+    traces show them.
     """
     total = sum(buckets)
+    for sizes in traced:
+        if sizes and abs(sent_share(runs, total) * sum(sizes) - total) <= _SAME * total:
+            return [size * total / sum(sizes) for size in sizes], True
     for run in runs.values():
         if run.model is not None and run.model.trainable_sizes:
             sizes = run.model.trainable_sizes[::-1]

@@ -107,7 +107,7 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     if len({sum(recorded) for recorded in sizes}) > 1:
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
     recorded = min(sizes)
-    parameters = parameter_bytes(context.runs, recorded)
+    parameters = parameter_bytes(context.runs, recorded, _traced_gradients(context, rounds))
     known_sizes = None if parameters is None else parameters[0]
     would = fewer_by_limit(context.runs, recorded, known_sizes)
     if would is not None:
@@ -137,13 +137,24 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     known = parameters is not None and parameters[1]
-    share = 0.15 if known else 0.25
     # Where parameters' sizes are not known, each bucket may be one of them, which no limit divides.
     spared = 1.0 if parameters is None and len(ends) > len(recorded) else 0.0
+    share = 0.15 if known else 0.25
     # What was taken for a parameter may be several smaller ones, which fill more buckets.
     most = len(ends) if known else len(bucket_ends(float(sum(recorded)), *least, None))
     slower_ns = max(most - len(ends), 0) * _each_bucket_ns(schedules, context, first)
-    return Uncertainty(less=share, more=share, either_ns=transfers, spared=spared, slower_ns=slower_ns)
+    return Uncertainty(less=max(share, spared), more=share, either_ns=transfers, spared=spared, slower_ns=slower_ns)
+
+
+def _traced_gradients(context: Context, rounds: Sequence[Round]) -> list[Sequence[int]]:
+    """Bytes of one backward's gradients, in the order in which they are ready, as the ranks' traces show them."""
+    found: list[Sequence[int]] = []
+    for one in rounds[:: len(context.result.steps)]:
+        partial = context.result.partials[one.rank]
+        parts = partial.microbatches(one.step)
+        sizes = partial.gradient_bytes
+        found.append(sizes[len(sizes) - len(sizes) // parts :] if len(sizes) % parts == 0 else ())
+    return found
 
 
 def _of_each_backward(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Round]:

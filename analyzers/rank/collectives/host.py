@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -20,8 +19,9 @@ import numpy as np
 from perfscope.analyzers.rank.collectives import raw
 from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
-from perfscope.analyzers.rank.collectives.communication import DTYPE_BYTES, dtype_of, host_communication_rows, kind_of
+from perfscope.analyzers.rank.collectives.communication import host_communication_rows, kind_of
 from perfscope.analyzers.rank.nesting import Nested
+from perfscope.analyzers.rank.work.tensors import input_tensors
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import COLLECTIVE_PREFIX
 from perfscope.trace.trace import NONE, Category, Int64, Trace
@@ -63,7 +63,7 @@ class IssuedCollective:
 def on_host(trace: Trace) -> raw.RawCollectives:
     """The collectives that a rank's backend carries out on the host."""
     rows = host_communication_rows(trace)
-    tensors = [_tensors(trace, row) for row in rows.tolist()]
+    tensors = [input_tensors(trace, row) for row in rows.tolist()]
     events = [
         BackendRange(int(trace.start_ns[row]), int(trace.thread[row]), kind_of(trace.name_of(row)), size)
         for row, (_, size) in zip(rows.tolist(), tensors, strict=True)
@@ -116,31 +116,6 @@ def _alone(event: BackendRange, group: Group) -> IssuedCollective:
 
 def _column(values: Sequence[int]) -> Int64:
     return np.array(values, dtype=np.int64)
-
-
-def _tensors(trace: Trace, row: int) -> tuple[str | None, int]:
-    """Type and bytes of all input tensors of a host range; None and NONE where shapes were not recorded."""
-    if trace.shapes[row] == NONE or trace.types[row] == NONE:
-        return None, NONE
-    shapes, types = (json.loads(trace.strings[index]) for index in (trace.shapes[row], trace.types[row]))
-    tensors = [shape for shape in _leaves(shapes) if shape]
-    dtype = next((known for text in _texts(types) if (known := dtype_of(text))), None)
-    if dtype is None or not tensors:
-        return dtype, NONE
-    return dtype, sum(prod(shape) for shape in tensors) * DTYPE_BYTES[dtype]
-
-
-def _leaves(shapes: list[object]) -> list[list[int]]:
-    """Innermost lists of integers of nested ``Input Dims``."""
-    if all(isinstance(item, int) for item in shapes):
-        return [shapes]  # type: ignore[list-item]  # just checked
-    return [leaf for item in shapes if isinstance(item, list) for leaf in _leaves(item)]
-
-
-def _texts(types: list[object]) -> list[str]:
-    return [
-        text for item in types for text in (_texts(item) if isinstance(item, list) else [item]) if isinstance(text, str)
-    ]
 
 
 def _issued_collectives(trace: Trace, rows: Int64, events: Sequence[BackendRange]) -> list[IssuedCollective | None]:

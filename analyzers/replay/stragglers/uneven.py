@@ -59,8 +59,8 @@ class UnevenWork:
             flops = flops_per_step(self._paced.result, peers.ranks)
             compute = peers.rows_ns[:, self._paced.recorded.used, TimeCategory.COMPUTE]
             by_flops = compute_varies(flops, compute) or flops_differ(flops, compute)
-            # Of several that are slow together, as those of a host, none is the slowest of most steps. One long step, as
-            # a first one, in which hosts do something else, says nothing of the work.
+            # Of several that are slow together, as those of a host, none is the slowest of most steps. What hosts do in
+            # one long step, as in a first one, says nothing of the work.
             ratio, alone = max(steadiness(own), steadiness(compute)), often.max() > _MOST_STEPS * own.shape[1]
             if not by_flops and (ratio >= _SURELY_STEADY or (ratio >= _STEADY and alone) or of_one_rank(own)):
                 continue

@@ -59,20 +59,25 @@ class _Way:
 def evaluate(job: RuleContext) -> Finding | None:
     """The finding, or None: something else reduces the gradients, in few all-reduces, or little would be saved."""
     reduced = reductions(job)
-    if reduced is None or reduced.count < MANY or _WRAPPED & set(job.info.strategies) or job.hidden_share > OVERLAPPED:
+    if reduced is None or _WRAPPED & set(job.info.strategies) or job.hidden_share > OVERLAPPED:
         return None
+    # Of the same group the loop may reduce a loss or metrics.
+    count = reduced.count - job.loop_collectives.get("all_reduce", 0.0)
+    if count < MANY:
+        return None
+    exposed_us = job.exposed_of_us(count * reduced.transfer_us)
     rows = job.summary.time_breakdown
-    ways = _replayed(job) or _bounded(job, reduced)
+    ways = _replayed(job) or _bounded(reduced, count, exposed_us)
     best = ways[0]
     if best.saved_us < SHARE * job.step_time_us:
         return None
     return job.finding(
         RULE,
-        f"{reduced.count:.0f} all-reduces of single gradients follow the backward, one by one: they take "
-        f"{job.share(job.exposed_transfer_us):.0%} of the step",
+        f"{count:.0f} all-reduces of single gradients follow the backward, one by one: they take "
+        f"{job.share(exposed_us):.0%} of the step",
         best.saved_us,
         evidence=(
-            Evidence("all-reduces per step", reduced.count, ranks=job.ranks),
+            Evidence("all-reduces per step", count, ranks=job.ranks),
             *known("gradient bytes per step", reduced.bytes, "bytes", job.ranks),
             *known("latency of one all-reduce, fitted", reduced.alpha_us, "us", job.ranks),
             job.exposed_transfer(),
@@ -108,10 +113,10 @@ def _replayed(job: RuleContext) -> list[_Way]:
     return ways
 
 
-def _bounded(job: RuleContext, reduced: GradientReductions) -> list[_Way]:
+def _bounded(reduced: GradientReductions, count: float, exposed_us: float) -> list[_Way]:
     """What overlapping all of them would save, and what the latencies of all but one are."""
-    latencies_us = (reduced.count - 1) * (reduced.alpha_us or 0.0)
-    return [_Way("ddp", job.exposed_transfer_us), _Way("flat", min(latencies_us, job.exposed_transfer_us))]
+    latencies_us = (count - 1) * (reduced.alpha_us or 0.0)
+    return [_Way("ddp", exposed_us), _Way("flat", min(latencies_us, exposed_us))]
 
 
 def _how(job: RuleContext, ways: list[_Way]) -> str:

@@ -19,8 +19,8 @@ from perfscope.analyzers.rules.context import SAME_SHARE, RuleContext
 from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.ranks import straggling_rank
-from perfscope.analyzers.rules.ranks.pauses import pause_together
-from perfscope.results.findings import Action, Evidence, Finding
+from perfscope.analyzers.rules.ranks.pauses import pause_together, pausing_steps
+from perfscope.results.findings import Action, Evidence, Finding, Prediction
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
 
@@ -66,7 +66,7 @@ def evaluate(job: RuleContext) -> Finding | None:
         return None
     return job.finding(
         RULE,
-        _title(job, ranks, name, saved_us, together=together),
+        _title(job, ranks, name, saved_us, _less(job, prediction), together=together),
         saved_us,
         evidence=(
             Evidence(
@@ -92,9 +92,17 @@ def evaluate(job: RuleContext) -> Finding | None:
     )
 
 
-def _title(job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float, *, together: bool) -> str:
-    """What pauses, and what the step takes less without: less than devices are idle where these are behind their hosts,
-    and more where ranks pause in turn, for each of which all wait, or together, now one for longest and now another.
+def _less(job: RuleContext, prediction: Prediction) -> float:
+    """By which share the step is shorter without its pauses: that without the profiler, where it is known."""
+    return 1 - job.without_profiler(prediction, _CHANGE)[0].mid / job.info.step_us
+
+
+def _title(
+    job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float, shorter: float, *, together: bool
+) -> str:
+    """What pauses, in few steps or in most, and what the step takes less without: less than devices are idle where
+    these are behind their hosts, and more where ranks pause in turn, for each of which all wait, or together, now one
+    for longest and now another.
     """
     between = "host time between operators" if job.summary.operators else "host time without a call to the devices"
     where = f", mostly in {name}" if name else ""
@@ -103,11 +111,13 @@ def _title(job: RuleContext, ranks: tuple[int, ...], name: str, saved_us: float,
     more = saved - idle >= SAME_SHARE and len(ranks) > 1
     if more and not together:
         who = ranks_in_words(ranks).capitalize()
-        return f"{who} pause in turn ({between}{where}); without these pauses the step takes {saved:.0%} less"
+        return f"{who} pause in turn ({between}{where}); without these pauses the step takes {shorter:.0%} less"
     who = "" if len(ranks) == len(job.ranks) else f" of {ranks_in_words(ranks)}"
     differs = more or idle - saved >= SAME_SHARE
-    less = f"; without its pauses the step takes {saved:.0%} less" if differs else ""
-    return f"{idle if less else saved:.0%} of the step is {between}{who}{where}{less}"
+    less = f"; without its pauses the step takes {shorter:.0%} less" if differs else ""
+    few, steps = pausing_steps(job, ranks), len(job.info.steps)
+    of, often = ("the step", "") if few is None else ("the time", f", in {few} of {steps} steps")
+    return f"{idle if less else saved:.0%} of {of} is {between}{who}{where}{often}{less}"
 
 
 def _own_loader(job: RuleContext, name: str) -> str:

@@ -17,6 +17,9 @@ from perfscope.text import count_per_step, duration
 WAITS: Final = 0.5
 """Part of a straggler's cost from which its longer wait for a core is what to look at first."""
 
+THREADS: Final = 0.25
+"""Part of it from which the work of other threads of the process may be behind it."""
+
 _SLOWED_BY_THREADS: Final = ("host", "compute", "launch")
 """Causes that other threads of the process may be behind: those of a slow loader load."""
 
@@ -176,7 +179,7 @@ def waits_for_cores(job: RuleContext, worst: StragglerRow, who: str) -> tuple[st
     )
     said = []
     by_threads = worst.cause in _SLOWED_BY_THREADS
-    of_own_threads = by_threads and beside_us >= WAITS * waits_us > 0
+    of_own_threads = by_threads and beside_us >= WAITS * waits_us > 0 and beside_us >= THREADS * worst.lost_us
     if of_own_threads or (by_threads and beside_us >= WAITS * worst.lost_us):
         said.append(
             f"Look at what other threads of {who} do (checkpoints, prefetching, logging): they compute for "

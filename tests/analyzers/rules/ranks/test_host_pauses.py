@@ -256,3 +256,12 @@ def test_a_pause_before_the_first_launch_of_a_recording_counts(tmp_path, steps):
     summary = perfscope.analyze(tmp_path)
     assert summary.findings[0].rule == host_pauses.RULE
     assert summary.findings[0].predicted_step_us.mid == pytest.approx(10_000, rel=0.05)
+
+
+def test_pauses_of_few_steps_say_so(tmp_path):
+    """A checkpoint in 1 of 8 steps is no work of each."""
+    first = analyze(replace(QUICK, steps=8), tmp_path / "healthy").context.info.steps[0]
+    planted = replace(QUICK, steps=8, causes=(Pause(pause_ns=40 * MS, steps=(first + 3,)),))
+    finding = host_pauses.evaluate(analyze(planted, tmp_path / "planted").context)
+    assert " of the time is host time between operators" in finding.title
+    assert finding.title.endswith(", in 1 of 8 steps")
