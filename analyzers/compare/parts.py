@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import median
-from typing import Final
+from statistics import median_high, median_low
+from typing import Final, Literal
 
 import numpy as np
 
@@ -122,6 +122,9 @@ def _collective(
     )
 
 
+_Middle = Literal["lower", "higher"]
+
+
 def rank_changes(baseline: Summary, candidate: Summary, step: StepChange) -> tuple[RankChange, ...]:
     """Ranks in both recordings; a rank whose own time changed differently from its peers' stands out."""
     first = {row.rank: row for row in baseline.time_breakdown}
@@ -129,9 +132,9 @@ def rank_changes(baseline: Summary, candidate: Summary, step: StepChange) -> tup
     if not both:
         return ()
     own = [(_own_us(old), _own_us(new)) for old, new in both]
-    typical = median(new - old for old, new in own)
+    typical, middle = _typical([new - old for old, new in own])
     apart = [new - old - typical for old, new in own]
-    pairs = list(zip(*(_beside_peers(rows) for rows in zip(*both, strict=True)), strict=True))
+    pairs = list(zip(*(_beside_peers(rows, middle) for rows in zip(*both, strict=True)), strict=True))
     significant = significant_parts(pairs, apart, [max(each) for each in own], step)
     changes = []
     for (old, new), differs, is_significant in zip(both, apart, significant, strict=True):
@@ -149,14 +152,23 @@ def rank_changes(baseline: Summary, candidate: Summary, step: StepChange) -> tup
     return tuple(changes)
 
 
-def _beside_peers(rows: Sequence[TimeBreakdown]) -> list[Float64]:
+def _typical(changes: Sequence[float]) -> tuple[float, _Middle]:
+    """(the median change, which of the two middle ones it is): of as many ranks that changed as did not, the smaller.
+
+    Example: of 0, 0, 1 and 2.5 it is 0, and not 0.5, from which all ranks would differ.
+    """
+    low, high = median_low(changes), median_high(changes)
+    return (low, "lower") if abs(low) <= abs(high) else (high, "higher")
+
+
+def _beside_peers(rows: Sequence[TimeBreakdown], middle: _Middle) -> list[Float64]:
     """Each rank's own time in each step minus the ranks' median, which removes what all ranks share; empty where the
     times of steps are not known.
     """
     if len({len(row.own_us_per_step) for row in rows}) > 1:
         return [np.zeros(0) for _ in rows]
     own = np.array([row.own_us_per_step for row in rows])
-    return list(own - np.median(own, axis=0))
+    return list(own - np.quantile(own, 0.5, axis=0, method=middle))
 
 
 def _own_us(row: TimeBreakdown) -> float:

@@ -73,9 +73,12 @@ def _telling(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> Iterator[tu
 
 def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
     shares, left_ns = _asleep(result, rank, run)
-    host = float(result.totals[rank][:, TimeCategory.HOST].mean())
-    if left_ns > 0 and host > 0:
-        shares[TimeCategory.HOST] = min(left_ns / host, 1.0)
+    # Between operators, then in those that call Python, as a function of autograd's may.
+    for category in (TimeCategory.HOST, TimeCategory.COMPUTE):
+        spent = float(result.totals[rank][:, category].mean())
+        if left_ns > 0 and spent > 0:
+            shares[category] = min(left_ns / spent, 1.0)
+        left_ns -= spent
     return shares
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from perfscope.analyzers.job.unprofiled import LongStepShare
 from perfscope.analyzers.replay.engine import replay
@@ -82,6 +84,10 @@ _OUTSIDE_GRAPHS: Final = ("dataloader.", "host.")
 
 _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
+_OF_LOADING: Final = ("dataloader.", _OF_RANK)
+"""What those begin with that may end waits for batches."""
+_WAITED_NS: Final[WeakKeyDictionary[Context, float]] = WeakKeyDictionary()
+"""``_waits_in_any_case_ns``: every question about a job takes them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,6 +201,7 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
         if context.profiler.whole:
             error = max(error, abs(replayed / context.profiler.step_ns - 1))
     changed = middle or _replay_changed(context, settings, 0)
+    changed = replace(changed, step_ns=changed.step_ns + _waits_in_any_case_ns(context, settings))
     of_ranks = any(name.startswith(_OF_RANK) for name in settings)
     needed, contended = (min(ns, measured) for ns in by_cores(context, settings, _paced(settings)))
     mid = max(changed.step_ns * context.correction, needed)
@@ -220,6 +227,20 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
         times, measured = _as_often(context.long_step_share, changed.steps_ns, mid), _whole(context.long_step_share)
         low, mid, high = times * low, times * mid, times * high
     return WhatIfAnswer(settings, measured, replayed, low, mid, high, error, assumed, profiled)
+
+
+def _waits_in_any_case_ns(context: Context, settings: Mapping[str, str]) -> float:
+    """Waits for loader workers, per step, that replays leave out though nothing changes: they take workers to deliver
+    at their pace, and the recorded steps waited for more than that, as where an epoch begins. Settings that are about
+    loading, or about a rank that may load slowly, end them; others do not.
+    """
+    if any(name.startswith(_OF_LOADING) for name in settings):
+        return 0.0
+    if context not in _WAITED_NS:
+        held = any(len(found) for found in context.recorded.deliveries.values())
+        left_ns = _replay_changed(context, {}, 0).step_ns if held else math.inf
+        _WAITED_NS[context] = max(context.recorded.step_time_ns(context.replayed_unchanged) - left_ns, 0.0)
+    return _WAITED_NS[context]
 
 
 def _paced(settings: Iterable[str]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from perfscope.analyzers.rules.host import garbage_collection, recompilation
 from perfscope.analyzers.rules.loading.loader_startup import find_stalls
 from perfscope.analyzers.rules.ranks import straggling_rank
 from perfscope.analyzers.rules.ranks.pauses import pause_together, pausing_steps
-from perfscope.results.findings import Action, Evidence, Finding, Prediction
+from perfscope.results.findings import Action, Confidence, Evidence, Finding, Prediction
 from perfscope.results.rows import StragglerRow
 from perfscope.text import ranks_in_words
 
@@ -54,6 +54,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     waited_us = _waited_us(job) * min(saved_us / longest_us, 1.0)
     if saved_us - waited_us < SHARE * job.step_time_us:
         return None
+    lone = pausing_steps(job, job.ranks) == 1
     ranks = tuple(rank for rank, us in pauses.items() if us >= PAUSING * job.step_time_us) or tuple(
         rank for rank, each in job.per_step.items() if max(each.pausing_us) >= SHARE * job.step_time_us
     )
@@ -85,10 +86,10 @@ def evaluate(job: RuleContext) -> Finding | None:
             "pause the host, as does Python's garbage collector: move them into DataLoader workers or a thread, "
             f"{fewer}.",
         ),
-        confidence=job.confidence(),
-        # Without steps nothing says that a pause comes again in each: what it costs is a bound.
-        predicted=prediction if job.steps else None,
-        whatif=_CHANGE if job.steps else None,
+        confidence=Confidence.LOW if lone else job.confidence(),
+        # Without steps, or by one of them, nothing says that a pause comes again: what it costs is a bound.
+        predicted=prediction if job.steps and not lone else None,
+        whatif=_CHANGE if job.steps and not lone else None,
     )
 
 

@@ -110,6 +110,13 @@ def test_a_launch_bound_host_shows_as_launch_bound_time(analyzed: Analyzed) -> N
     assert difference.step.delta_us == pytest.approx(truth, rel=0.05)
 
 
+def test_half_of_the_ranks_stand_out_and_not_those_that_did_not_change(analyzed: Analyzed) -> None:
+    """Of changes of 0, 0, 1 and 2 the median is 0.5, from which all four differ."""
+    causes = (SlowCompute(ranks=(1,), factor=1.3), SlowCompute(ranks=(3,), factor=1.8))
+    difference, _ = _compared(analyzed, STEADY, replace(STEADY, seed=1, causes=causes))
+    assert [rank.rank for rank in difference.ranks if rank.stands_out] == [1, 3]
+
+
 def test_one_slow_rank_stands_out(analyzed: Analyzed) -> None:
     slow = SlowCompute(ranks=(2,), factor=1.3)
     difference, truth = _compared(analyzed, STEADY, replace(STEADY, seed=1, causes=(slow,)))

@@ -65,3 +65,9 @@ def test_more_workers_are_advised_for_what_they_end(tmp_path: Path) -> None:
 def test_more_workers_are_not_advised_for_what_starting_costs(tmp_path: Path) -> None:
     found = findings(analyze(write(tmp_path / "t", epoch=((30, 30), (0, 0), (0, 0), (0, 0))), workers=1))
     assert list(found) == ["loader-stalls"]
+
+
+def test_what_does_not_change_takes_as_long_as_it_did(tmp_path: Path) -> None:
+    """Workers deliver a batch in 15 ms each once they have started; that they start is no part of their pace."""
+    context = context_of(write(tmp_path / "t", epoch=((30, 30), (0, 20), (0, 20), (0, 20))))
+    assert predict(context, {"compute": "1x"}).mid_ns == pytest.approx(context.result.step_ns, rel=1e-3)
