@@ -42,6 +42,8 @@ MORE_WORK: Final = 0.05
 _EXPLAINED: Final = 0.5
 """Part of what it computes for longer, at least, that its further work must be: it is slow by the rest."""
 
+_FEW_STEPS: Final = 0.2
+"""Share of the steps up to which a rank may have waited for its batches by chance, where all load as slowly."""
 _ALSO: Final = 0.25
 """Of a rank's pauses in its loop: where its peers pause there for as long, they may wait for the same."""
 
@@ -57,10 +59,10 @@ _AS_LONG: Final = (
     "waits for."
 )
 
-_ONE_BATCH: Final = (
-    "It waited for one batch, and how fast the loaders of the other ranks are is not known. If they are all as slow, "
-    "this rank's batch was only the last one, and at its peers' pace nothing is gained: more workers on all ranks help "
-    "then. Record more steps, or with perfscope run, which times batches."
+_FEW_BATCHES: Final = (
+    "It waited in few steps, and how fast the loaders of the other ranks are is not known. If they are all as slow, "
+    "this rank was only the last one, and at its peers' pace nothing is gained: more workers on all ranks help then. "
+    "Record more steps, or with perfscope run, which times batches."
 )
 
 _UNPAIRED: Final = (
@@ -123,7 +125,8 @@ def told(job: RuleContext) -> StragglerRow | None:
     if not mine:
         return None
     worst = mine[0]
-    following = mine[1].lost_us if len(mine) > 1 else 0.0
+    # What ranks cost in turn was told apart from what this one does: it is no other straggler.
+    following = max((row.lost_us for row in mine[1:] if row.scope != "job"), default=0.0)
     if worst.lost_us < SHARE * job.step_time_us:
         return None
     much = worst.lost_us >= BEYOND_NOISE * job.step_time_us
@@ -159,12 +162,13 @@ def _doubts(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
         return (_UNPAIRED,)
     if _may_wait_as_long(job, worst):
         return (_AS_LONG,)
-    return (_ONE_BATCH,) if _waited_for_one_batch(job, worst) else ()
+    return (_FEW_BATCHES,) if _waited_in_few_steps(job, worst) else ()
 
 
-def _waited_for_one_batch(job: RuleContext, worst: StragglerRow) -> bool:
-    """Did a rank wait for its loader's workers in one step only, where it is not known how fast the others' are?"""
-    if worst.cause != "dataloader" or worst.scope != "rank" or len(worst.steps) != 1:
+def _waited_in_few_steps(job: RuleContext, worst: StragglerRow) -> bool:
+    """Did a rank wait for its loader's workers in few steps, where it is not known how fast the others' are?"""
+    few = max(1.0, _FEW_STEPS * len(job.info.steps))
+    if worst.cause != "dataloader" or worst.scope != "rank" or len(worst.steps) > few:
         return False
     rows = {row.rank: row for row in job.summary.dataloader}
     if worst.rank not in rows or rows[worst.rank].num_workers == 0:

@@ -113,6 +113,37 @@ def test_a_rank_that_costs_more_than_noise_in_all_steps_takes_no_turns():
     assert straggling_rank.evaluate(often) is None
 
 
+def test_uneven_work_of_all_is_no_other_straggler() -> None:
+    """What all ranks cost in turn was told apart from what this one does."""
+    asked = late(10_000, next_us=4_000)
+    slow, other = asked.summary.stragglers
+    in_turn = replace(other, scope="job", pattern="rotating", ranks=(0, 1, 2, 3))
+    finding = straggling_rank.evaluate(changed(asked, stragglers=(slow, in_turn)))
+    assert finding is not None
+    assert finding.title.startswith(f"Rank {slow.rank} is a straggler")
+
+
+@pytest.mark.parametrize(("waits", "doubtful"), [((4, 9), True), ((4, 6, 9), False)])
+def test_a_rank_that_waited_in_few_of_many_steps_may_be_as_quick_as_the_others(
+    waits: tuple[int, ...], doubtful: bool
+) -> None:
+    """In 2 of 12 steps it may be by chance that this rank's batch came last; in 3 it is not."""
+    late = StragglerRow(
+        rank=0, cause="dataloader", lost_us=30_000.0, confidence="medium", ranks=(0,), steps=waits, share_of_steps=0.2
+    )
+    waited_us = (30_000.0, 100.0, 100.0)
+    rows = [breakdown(rank, idle_dataloader=us if rank == 0 else 0.0) for rank, us in enumerate(waited_us)]
+    loading = tuple(
+        DataLoaderRow(rank=rank, wait_us=us, blocking_us=us, batch_us=None, num_workers=4)
+        for rank, us in enumerate(waited_us)
+    )
+    asked = context(*rows, stragglers=(late,), dataloader=loading)
+    info = replace(asked.summary.job, steps=tuple(range(12)))
+    finding = straggling_rank.evaluate(replace(asked, summary=replace(asked.summary, job=info)))
+    assert finding is not None
+    assert (finding.confidence is Confidence.LOW) == doubtful
+
+
 def test_a_cost_that_was_not_replayed_is_the_most_that_it_may_be():
     asked = late(25_000)
     (slow,) = asked.summary.stragglers
