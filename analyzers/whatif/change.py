@@ -24,7 +24,6 @@ from perfscope.analyzers.replay.pace import Pace, pace_of
 from perfscope.analyzers.replay.peers import Peers, find_peers
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.replay.step_time import is_trusted
-from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, slow_stages
 from perfscope.analyzers.whatif.latency import Latencies, Latency
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp
@@ -188,17 +187,6 @@ class Context:
         """Rank -> the ranks that do the same work, itself among them; only ranks that have peers."""
         return {rank: group for group in find_peers(self.result, self.recorded) for rank in group.ranks}
 
-    @functools.cached_property
-    def slow_stages(self) -> Sequence[SlowStage]:
-        """Pipeline stages that are slower than others for the same work."""
-        return slow_stages(self.result, ())
-
-    def slow_stage_of(self, rank: int) -> SlowStage | None:
-        """The slow stage all of whose ranks, this one among them, are to take their peers' pace: ranks of one stage are
-        each other's peers, so those of other stages are what all of them are compared with.
-        """
-        return next((each for each in self.slow_stages if rank in each.ranks and {*each.ranks} <= {*self.paced}), None)
-
     def for_question(
         self, schedules: EditableSchedules, paced: tuple[int, ...], leaning: int = 0, *, even: bool = False
     ) -> Context:
@@ -211,8 +199,6 @@ class Context:
             peers = {rank: groups[group] for rank, group in peers.items()}
         other = replace(self, paced=paced, even=even, leaning=leaning, unsure={}, own_ns_of=own_ns_of)
         other.__dict__["peers"] = peers
-        if paced:
-            other.__dict__["slow_stages"] = self.slow_stages
         other.__dict__["unchanged"] = self.unchanged
         other.__dict__["profiler"] = self.profiler
         other.__dict__["latencies"] = self.latencies

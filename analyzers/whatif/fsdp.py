@@ -11,6 +11,7 @@ argument of that name does: there the next unit's gather comes before a unit com
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, takewhile
 from typing import Final
 
@@ -108,10 +109,14 @@ def _issue_ahead(
 ) -> Uncertainty:
     """Gathers are issued before the unit ``ahead`` before their own computes; ``backward``: only those of backwards.
 
-    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next. Its limit
-    makes the host wait where it then gathers, for units that were freed as much earlier as more of them are gathered.
+    The backward's first is not: while the forward computes, FSDP does not know that the backward comes next; where the
+    last unit stayed, its backward comes before that gather. FSDP's limit makes the host wait where it then gathers, for
+    units that were freed as much earlier as more of them are gathered.
     """
-    chosen = {key: [each for each in passes if each.backward >= backward] for key, passes in gathers.passes.items()}
+    chosen = {
+        key: [each for each in _with_stayed(passes) if each.backward >= backward]
+        for key, passes in gathers.passes.items()
+    }
     if all(len(each.gathers) < 2 for passes in chosen.values() for each in passes):
         raise CannotReplay(f"{name}: no gathers of parameters follow one another in a recorded step")
     passed: dict[Collective, int] = {}
@@ -140,6 +145,17 @@ def _issue_ahead(
         forget_unfreed(ops)
     keep_host_pace(schedules, context)
     return Uncertainty(less=0.30, more=0.10)
+
+
+def _with_stayed(passes: Sequence[GatherPass]) -> list[GatherPass]:
+    """The passes, those of backwards with the forward's last gather, where that unit stayed and is gathered once."""
+    found: list[GatherPass] = []
+    forward: GatherPass | None = None
+    for each in passes:
+        stayed = each.backward and forward is not None and len(each.gathers) < len(forward.gathers)
+        found.append(replace(each, gathers=(forward.gathers[-1], *each.gathers)) if stayed and forward else each)
+        forward = None if each.backward else each
+    return found
 
 
 def _limit_earlier(schedules: EditableSchedules, gathers: Gathers, ahead: int, *, backward: bool) -> None:

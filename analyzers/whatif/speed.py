@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.rank_steps import collecting, pausing
 from perfscope.analyzers.job.utilisation import blind_ranks
 from perfscope.analyzers.rank.host_lane import HostTime
@@ -18,7 +20,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.replay.engine import OpKind
 from perfscope.analyzers.replay.pace import Pace, late_by
 from perfscope.analyzers.replay.stragglers.own_time import HostBound
-from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace
+from perfscope.analyzers.replay.stragglers.slow_stages import SlowStage, at_other_stages_pace, slow_stages
 from perfscope.analyzers.whatif.change import (
     BadSetting,
     CannotReplay,
@@ -51,7 +53,7 @@ def _rank_at_peers_pace(schedules: EditableSchedules, context: Context, name: st
     ops = schedules.ops
     if rank not in ops:
         raise CannotReplay(f"rank {rank} is not in the recording, which has {ranks_in_words(ops)}")
-    stage = context.slow_stage_of(rank)
+    stage = _slow_stage_of(context, rank)
     if stage is None and rank not in context.peers:
         raise CannotReplay(f"no other recorded rank does the same work as rank {rank}, so it has no peers")
     if context.even:
@@ -85,6 +87,20 @@ def _take_pace(schedules: EditableSchedules, context: Context, rank: int) -> Non
         bound = HostBound.of(context.result, context.recorded)
         steps_ns = context.recorded.steps_ns(context.replayed_unchanged)
         schedules.at_least(rank, bound.least_ns(() if context.even else context.paced, steps_ns))
+
+
+_SLOW_STAGES: Final[WeakKeyDictionary[AlignedJob, list[SlowStage]]] = WeakKeyDictionary()
+"""Each rank of a stage asks for them."""
+
+
+def _slow_stage_of(context: Context, rank: int) -> SlowStage | None:
+    """The slow stage all of whose ranks, this one among them, are to take their peers' pace. Ranks of one stage are
+    each other's peers: all of them are compared with those of other stages.
+    """
+    if context.result not in _SLOW_STAGES:
+        _SLOW_STAGES[context.result] = slow_stages(context.result, ())
+    found = (each for each in _SLOW_STAGES[context.result] if rank in each.ranks)
+    return next((each for each in found if set(each.ranks).issubset(context.paced)), None)
 
 
 def _take_pace_of_stages(schedules: EditableSchedules, context: Context, rank: int, slow: SlowStage) -> None:

@@ -22,13 +22,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.blocks import Blocks, where
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
 from perfscope.analyzers.job.collectives.matched import EXCHANGE, MatchedCollectives
@@ -36,6 +35,9 @@ from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE, Bool, Int64
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.job.aligned import AlignedJob
 
 _IDLE: Final = 0.5
 """Before a rank has received anything it has worked for less than this share of what the sender has."""

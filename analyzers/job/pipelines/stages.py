@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.pipelines.messages import PipelineMessages, by_rank_and_step, pipeline_messages
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.trace.distinct import distinct
 from perfscope.trace.trace import NONE
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.job.aligned import AlignedJob
 
 
 @dataclass(frozen=True)

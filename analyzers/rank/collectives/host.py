@@ -20,8 +20,8 @@ from perfscope.analyzers.rank.collectives import raw
 from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import host_communication_rows, kind_of
+from perfscope.analyzers.rank.collectives.tensors import input_tensors
 from perfscope.analyzers.rank.nesting import Nested
-from perfscope.analyzers.rank.work.tensors import input_tensors
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import COLLECTIVE_PREFIX
 from perfscope.trace.trace import NONE, Category, Int64, Trace

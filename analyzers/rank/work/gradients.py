@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from perfscope.analyzers.rank.collectives.tensors import input_tensors
 from perfscope.analyzers.rank.steps import Steps
-from perfscope.analyzers.rank.work.tensors import input_tensors
 from perfscope.grouping import grouped
 from perfscope.trace.trace import NONE, Category, Trace
 

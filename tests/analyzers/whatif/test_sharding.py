@@ -15,7 +15,13 @@ from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.sharding_recorded import fluctuation_ns
 from perfscope.analyzers.whatif.whatif import context_of
 from perfscope.recording.metadata import ModelMetadata, RunMetadata
-from tests.analyzers.whatif.fsdp_variants import gathers_late, keeps_parameters, waits_for_reductions
+from tests.analyzers.whatif.fsdp_variants import (
+    gathers_late,
+    gathers_late_but_the_last,
+    keeps_parameters,
+    keeps_the_last,
+    waits_for_reductions,
+)
 from tests.emulator.changes import apply
 from tests.emulator.emulate import emulate, step_ns
 from tests.emulator.spec import Cause, Job, Recording
@@ -134,6 +140,12 @@ def test_gathering_one_layer_ahead(tmp_path: Path) -> None:
     found = predict(recorded(tmp_path, SPEC, gathers_late), {"fsdp.prefetch": "1"})
     assert found.mid_ns == pytest.approx(truth(SPEC), rel=0.05)
     assert found.mid_ns < 0.9 * found.measured_ns
+
+
+def test_gathering_ahead_of_a_last_layer_that_stayed(tmp_path: Path) -> None:
+    """The backward's first gather comes before the last layer's backward, not behind its reduction."""
+    found = predict(recorded(tmp_path, SPEC, gathers_late_but_the_last), {"fsdp.prefetch": "1"})
+    assert found.mid_ns == pytest.approx(truth(SPEC, keeps_the_last), rel=0.01)
 
 
 def test_keeping_parameters_for_the_backward(tmp_path: Path) -> None:
