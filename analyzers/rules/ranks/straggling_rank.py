@@ -42,6 +42,16 @@ MORE_WORK: Final = 0.05
 _EXPLAINED: Final = 0.5
 """Part of what it computes for longer, at least, that its further work must be: it is slow by the rest."""
 
+_ALSO_LATE: Final = 0.25
+"""Part of a straggler's cost from which another cause on the same rank is told, too."""
+_SHOWN_AS: Final = {
+    "compute": "compute_us",
+    "host": "idle_host_us",
+    "launch": "idle_launch_us",
+    "dataloader": "idle_dataloader_us",
+}
+"""Causes that are told beside another one, and where the time breakdown shows them."""
+
 _FEW_STEPS: Final = 0.2
 """Share of the steps up to which a rank may have waited for its batches by chance, where all load as slowly."""
 _ALSO: Final = 0.25
@@ -237,8 +247,26 @@ def _causes(job: RuleContext, row: StragglerRow) -> str:
     if len(set(row.causes)) < 2:
         name, operator = _pauses_in(job, row), slow_operator(job, row)
         more = f", mostly in {host_work(name)}" if name else _in_operator(operator)
-        return f"{CAUSE_PHRASES[row.cause]}{more}"
+        also = _also(job, row)
+        return f"{CAUSE_PHRASES[row.cause]}{more}{f'; and {CAUSE_PHRASES[also]}' if also else ''}"
     return ", ".join(f"{ranks_in_words(ranks)}: {CAUSE_PHRASES[cause]}" for cause, ranks in _by_cause(row).items())
+
+
+def _also(job: RuleContext, row: StragglerRow) -> str:
+    """Another cause on the same rank, by what its device computes, or idles for its host, longer than the others';
+    empty where that is little beside what the rank costs, or the ranks' work differs.
+    """
+    rows = job.summary.time_breakdown
+    mine, others = ([each for each in rows if (each.rank == row.rank) == own] for own in (True, False))
+    if row.scope != "rank" or not job.on_devices or not mine or not others or "pipeline" in job.info.strategies:
+        return ""
+    over = {
+        cause: getattr(mine[0], name) - median(getattr(each, name) for each in others)
+        for cause, name in _SHOWN_AS.items()
+        if (cause == "compute") != (row.cause == "compute")
+    }
+    most = max(over, key=over.__getitem__)
+    return most if over[most] >= max(_ALSO_LATE * row.lost_us, SHARE * job.step_time_us) else ""
 
 
 def _in_operator(operator: SlowOperator | None) -> str:
@@ -280,7 +308,9 @@ def _remedy(job: RuleContext, worst: StragglerRow) -> str:
     usual = in_operator(job, worst, who) or template(job, worst, name).format(
         who=who, where=_where(name), **job.device_commands
     )
-    return "\n".join((*waits_for_cores(job, worst, who), usual))
+    also = _also(job, worst)
+    other = (OF_CAUSE[also].format(who=who, where=_ANYWHERE, **job.device_commands),) if also else ()
+    return "\n".join((*waits_for_cores(job, worst, who), usual, *other))
 
 
 def _not_recorded(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.analyze import analyze
 from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.job.slow_operators import SlowOperator
 from perfscope.analyzers.rank.host_activity import BETWEEN, SAVING
@@ -17,6 +19,7 @@ from perfscope.recording.metadata import CpuMetadata, DeviceMetadata, RunMetadat
 from perfscope.results.findings import Confidence, Finding, Prediction
 from perfscope.results.rows import DataLoaderRow, StragglerRow
 from tests.analyzers.rules.jobs import breakdown, changed, context
+from tests.emulator import Cause, Job, Model, Recording, emulate, step_ns
 
 PAUSES = StragglerRow(rank=0, cause="host", lost_us=20_000.0, confidence="high", ranks=(0,))
 SLOW = StragglerRow(rank=1, cause="compute", lost_us=15_000.0, confidence="high", ranks=(1,))
@@ -450,3 +453,17 @@ def test_a_host_without_a_name_is_called_by_its_ranks_once() -> None:
     assert finding is not None
     assert finding.title.startswith("Host of ranks 0-1 is a straggler")
     assert finding.action.setting == "host of ranks 0-1"
+
+
+@pytest.mark.parametrize(("factor", "also"), [(1.25, True), (1.0, False)])
+def test_a_second_cause_on_the_same_rank_is_told(factor: float, also: bool, tmp_path: Path) -> None:
+    """Rank 1 pauses for a third of the step; where its device is slow as well, removing the pause alone is not all."""
+    model = Model(blocks=4, tokens=16384, width=512)
+    job = Job(strategy="ddp", ranks=4, model=model, item_every=1, recording=Recording(steps=6))
+    pause = Cause("pause", 0.33 * step_ns(job), (1,), how="log")
+    slow = (Cause("slow compute", factor, ranks=(1,)),) if factor > 1 else ()
+    emulate(replace(job, causes=(pause, *slow))).write(tmp_path)
+    finding = next(one for one in analyze(tmp_path).findings if one.rule == straggling_rank.RULE)
+    assert finding.title.startswith("Rank 1 is a straggler (Python work outside operators")
+    assert ("; and slower compute)" in finding.title) == also
+    assert ("clocks, power and throttle reasons" in finding.action.how) == also
