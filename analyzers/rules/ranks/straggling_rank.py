@@ -207,14 +207,13 @@ def _may_wait_as_long(job: RuleContext, worst: StragglerRow) -> bool:
 
 
 def _whatif(job: RuleContext, worst: StragglerRow) -> dict[str, str]:
-    """The same as settings, where the cost was replayed with these ranks at their peers' pace.
-
-    For a stage it was not: all its ranks are slow. And a host's ranks that are not in the recording have no setting.
+    """The same as settings, where the cost was replayed with these ranks at their peers' pace: of a stage that is slow
+    as a whole these are the others. A host's ranks that are not in the recording have no setting.
     """
     if worst.scope == "host" and job.info.missing_ranks:
         return {}
     settings = {f"rank.{rank}": "peers" for rank in worst.ranks}
-    step = job.predict(settings) if job.predict is not None and worst.scope in ("rank", "ranks", "host") else None
+    step = job.predict(settings) if job.predict is not None and worst.scope != "job" else None
     if step is None:
         return {}
     saved_us = job.step_time_us - step.mid

@@ -72,3 +72,15 @@ def test_a_rank_alone_in_its_stage_takes_the_pace_of_the_other_stages(tmp_path: 
     assert finding.predicted_step_us is not None
     answer = perfscope.whatif(tmp_path, {"rank.2": "peers"})
     assert answer.mid_ns / 1e3 == pytest.approx(finding.predicted_step_us.mid, rel=1e-3)
+
+
+def test_a_slow_stage_of_several_ranks_is_asked_about_by_all_of_them(tmp_path: Path) -> None:
+    job = replace(pipeline(8, 4, seed=5), causes=(Cause("slow compute", 1.4, ranks=(2, 3)),))
+    emulate(job).write(tmp_path)
+    finding = next(one for one in perfscope.analyze(tmp_path).findings if one.rule == "straggling-rank")
+    assert finding.whatif == {"rank.2": "peers", "rank.3": "peers"}
+    assert finding.predicted_step_us is not None
+    answer = perfscope.whatif(tmp_path, finding.whatif)
+    assert answer.mid_ns / 1e3 == pytest.approx(finding.predicted_step_us.mid, rel=1e-3)
+    # One of two is no slower than the other.
+    assert perfscope.whatif(tmp_path, {"rank.2": "peers"}).mid_ns == pytest.approx(answer.measured_ns, rel=0.02)
