@@ -21,6 +21,8 @@ from perfscope.text import duration
 
 NOTICEABLE: Final = 0.05
 """Share of the step from which a rank's excess, or data loading, is in the verdict."""
+_SHOWN: Final = 0.005
+"""The same where nothing else is to be said: of a job without a data loader not that it takes 0 %."""
 
 _NO_TRACE: Final = "No trace was recorded, only step times"
 
@@ -138,7 +140,8 @@ def _headline(history: History, slowest: RankHistory) -> str:
     if slowest.outlier_steps:
         around = "those around it" if slowest.outlier_steps == 1 else "those around them"
         return f"{step}; {slowest.outlier_steps:,} of them took at least 1.5 times as long as {around}."
-    return f"{step}; data loading takes {share:.0%}, and no step is an outlier."
+    loading = f"data loading takes {share:.0%}, and " if share >= _SHOWN else ""
+    return f"{step}; {loading}no step is an outlier."
 
 
 def _first_action(job: Job, slowest: RankHistory) -> str | None:
