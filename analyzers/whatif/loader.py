@@ -188,7 +188,7 @@ def _workers(schedules: EditableSchedules, context: Context, name: str, value: s
         sampler = row.sampler_us * 1e3 / context.correction
         schedules.at_least(rank, load / workers if workers else 0.0)
         taking = _taking_ns(context, row) * batches[rank] if workers else load
-        kept = _starting_steps(context, rank) if workers and row.num_workers else frozenset[int]()
+        kept = starting_steps(context, rank) if workers and row.num_workers else frozenset[int]()
         need = needs.get(rank)
         if need is None:
             _set_loading(schedules, context, rank, taking + sampler, load + sampler, batches[rank], kept)
@@ -343,7 +343,7 @@ def _loading_ns(op: ScheduleOp) -> float:
     return float(op.own_ns[TimeCategory.DATALOADER] if op.host is None else op.host.own_ns[HostTime.LOADER])
 
 
-def _starting_steps(context: Context, rank: int) -> frozenset[int]:
+def starting_steps(context: Context, rank: int) -> frozenset[int]:
     """Steps of a rank that take the first batch of workers that start."""
     partial = context.result.partials[rank]
     start_ns = partial.loading.start_ns

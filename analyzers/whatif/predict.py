@@ -86,6 +86,7 @@ _OF_RANK: Final = "rank."
 """What settings of one rank begin with."""
 _OF_LOADING: Final = ("dataloader.", _OF_RANK)
 """What those begin with that may end waits for batches."""
+_OF_PAUSES: Final = ("host.pauses", "host.gc")
 _WAITED_NS: Final[WeakKeyDictionary[Context, float]] = WeakKeyDictionary()
 """``_waits_in_any_case_ns``: every question about a job takes them."""
 
@@ -232,9 +233,11 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
 def _waits_in_any_case_ns(context: Context, settings: Mapping[str, str]) -> float:
     """Waits for loader workers, per step, that replays leave out though nothing changes: they take workers to deliver
     at their pace, and the recorded steps waited for more than that, as where an epoch begins. Settings that are about
-    loading, or about a rank that may load slowly, end them; others do not.
+    loading, or about a rank that may load slowly, end them; others do not. Nor do those about pauses, in which workers
+    idle, where it is that workers start.
     """
-    if any(name.startswith(_OF_LOADING) for name in settings):
+    starts = any(loader.starting_steps(context, rank) for rank in context.result.partials)
+    if any(name.startswith(_OF_LOADING) or (name in _OF_PAUSES and not starts) for name in settings):
         return 0.0
     if context not in _WAITED_NS:
         held = any(len(found) for found in context.recorded.deliveries.values())
