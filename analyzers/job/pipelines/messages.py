@@ -7,9 +7,9 @@ which all but the first stage of a pipeline wait.
 
 Reports of nsys do not say which way a message passes. Both of its kernels end together, so that it is known which two
 ranks exchange it. In each step the first message of a rank is the first micro-batch from the stage before; the first
-stage alone has computed that micro-batch before::
+stage alone has computed that micro-batch since its last message of the step before::
 
-    rank 0   compute ── message to 1          has worked before it ends: the first stage
+    rank 0   compute ── message to 1          has worked more before it ends: the first stage
     rank 1   (waits)    message from 0, compute ── message to 2
     rank 2                                       (waits) message from 1 …
 
@@ -39,8 +39,10 @@ from perfscope.trace.trace import NONE, Bool, Int64
 if TYPE_CHECKING:
     from perfscope.analyzers.job.aligned import AlignedJob
 
-_IDLE: Final = 0.5
-"""Before a rank has received anything it has worked for less than this share of what the sender has."""
+_IDLE: Final = 0.8
+"""Before a rank receives its first message it works for less than this share of what the sender does: both step their
+optimizers, and the sender also computes its last backward and its first forward.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +176,14 @@ def _first_givers(result: AlignedJob, exchanged: Mapping[int, Int64]) -> dict[in
 
 
 def _first_messages(result: AlignedJob, rank: int, lines: Int64) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(step, (the rank at the other end of its first message, what this one had computed before that ended))."""
+    """(step, (the rank at the other end of its first message, what this one computed from the end of the message before
+    to that of this one)). A device may begin a step, as its host marks it, with work of the step before.
+    """
     matched = result.matched
     step, first = np.unique(matched.instances.step[matched.instance[lines]], return_index=True)
-    begin = result.windows[rank][0][np.searchsorted(result.steps, step)]
-    end = result.partials[rank].collectives.end_ns[matched.index[lines[first]]]
+    ends = result.partials[rank].collectives.end_ns[matched.index[lines]]
+    begin = np.where(first > 0, ends[first - 1], result.windows[rank][0][np.searchsorted(result.steps, step)])
+    end = ends[first]
     worked = result.timelines[rank].where(TimeCategory.COMPUTE).within(begin, np.maximum(begin, end))
     return zip(
         step.tolist(), zip(_other_end(matched, lines[first]).tolist(), worked.tolist(), strict=True), strict=True

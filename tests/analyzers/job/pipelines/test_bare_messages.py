@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,3 +86,58 @@ def test_a_slow_stage_of_several_ranks_is_asked_about_by_all_of_them(tmp_path: P
     assert answer.mid_ns / 1e3 == pytest.approx(finding.predicted_step_us.mid, rel=1e-3)
     # One of two is no slower than the other.
     assert perfscope.whatif(tmp_path, {"rank.2": "peers"}).mid_ns == pytest.approx(answer.measured_ns, rel=0.02)
+
+
+def test_a_device_that_is_behind_its_host_is_not_the_first_stage(tmp_path: Path) -> None:
+    """Rank 1 receives what rank 0 computes. Its host marks a step while its device has 40 ms of the one before to do,
+    more than rank 0 computes before it sends.
+    """
+    for rank in (0, 1):
+        events: list[dict[str, Any]] = []
+        for step in range(4):
+            write_step(events, rank, step)
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
+    pipeline = perfscope.analyze(tmp_path).pipeline
+    assert pipeline is not None
+    assert [stage.ranks for stage in pipeline.stages] == [(0,), (1,)]
+
+
+def write_step(events: list[dict[str, Any]], rank: int, step: int) -> None:
+    """Two micro-batches: forward 10 ms, backward 20, optimizer 2; a message takes 1. Of kernels: launch, start, end."""
+    begin, send, recv = 100 * step, "ncclDevKernel_SendRecv(Args)", "ncclDevKernel_SendRecv(Args) "
+    if rank == 0:
+        mark, end = begin, begin + 95
+        kernels = [
+            ("gemm", 0, 0, 10), (send, 1, 10, 11), ("gemm", 2, 11, 21), (send, 3, 21, 43), (recv, 4, 22, 42),
+            ("gemm", 5, 43, 63), (recv, 6, 63, 74), ("gemm", 7, 74, 94), ("adam", 8, 94, 95),
+        ]  # fmt: skip
+    else:
+        mark, end = begin - 60, begin + 40
+        # The first recv runs from when it is launched, beside the work of the step before.
+        kernels = [
+            (recv, -59, -56, 11), ("gemm", -58, 11, 41), (send, -57, 41, 42), (recv, -56, 42, 43),
+            ("gemm", -55, 43, 73), (send, -54, 73, 74), ("adam", -53, 74, 75),
+        ]  # fmt: skip
+
+    def add(category: str, name: str, tid: int, start: float, end: float, **args: object) -> None:
+        events.append(
+            {"ph": "X", "cat": category, "name": name, "pid": tid, "tid": tid, "ts": start * 1e3, "args": args,
+             "dur": (end - start) * 1e3}
+        )  # fmt: skip
+
+    add("user_annotation", f"ProfilerStep#{step}", 1, mark, end)
+    for number, (name, launch, start, stop) in enumerate(kernels):
+        correlation = 100 * step + number + 1
+        at = begin + launch
+        add("cuda_runtime", "cudaLaunchKernel", 1, at, at + 0.01, correlation=correlation)
+        stream = {send: 20, recv: 24}.get(name, 7)
+        add(
+            "kernel",
+            name.strip(),
+            stream,
+            begin + start,
+            begin + stop,
+            correlation=correlation,
+            device=0,
+            stream=stream,
+        )
