@@ -60,8 +60,7 @@ def with_assumed_groups(
     if not all(_is_assumed(group) for group in groups) or not _names_agree(partials):
         return None  # of a part of the ranks, perhaps
     streams = {rank: _streams(partials[rank]) for rank in ranks}
-    clocks = _Clocks(find_hosts(partials, {}, size).names, {rank: _messages(partials[rank]) for rank in ranks})
-    found = _apart(streams, clocks) if len(ranks) == size else None
+    found = _apart(streams, _Clocks.of(partials, size)) if len(ranks) == size else None
     if found is None:
         if sizes or not _is_one(streams):
             return None
@@ -109,6 +108,12 @@ class _Clocks:
 
     hosts: Mapping[int, str]
     messages: Mapping[int, _Stream]
+
+    @classmethod
+    def of(cls, partials: Mapping[int, RankPartial], size: int) -> _Clocks:
+        """Those of a job of so many ranks."""
+        messages = {rank: _messages(partial) for rank, partial in partials.items()}
+        return cls(find_hosts(partials, {}, size).names, messages)
 
     def show_apart(self, clusters: Sequence[tuple[int, ...]], owners: Mapping[int, _Stream]) -> bool:
         """Do the clusters' collectives, ``owners``, end at different times by one clock?"""
@@ -228,13 +233,23 @@ def _missed(clusters: Sequence[tuple[int, ...]], owners: Mapping[int, _Stream]) 
 
 def _later_ns(first: _Stream, other: _Stream) -> float:
     """How much later the other one's collectives end, median; 0 where the two issue nothing alike."""
-    alike = [step for step in first.kinds if first.kinds[step] == other.kinds.get(step) and len(first.kinds[step])]
-    later = [other.end_ns[step] - first.end_ns[step] for step in alike]
-    return float(np.median(np.concatenate(later))) if later else 0.0
+    later = _later_each_ns(first, other, _alike(first, other))
+    return float(np.median(later)) if len(later) else 0.0
+
+
+def _later_each_ns(first: _Stream, other: _Stream, steps: Sequence[int]) -> Int64:
+    """The same of each collective of these steps, in which the two issue the same."""
+    later = [other.end_ns[step] - first.end_ns[step] for step in steps]
+    return np.concatenate([np.empty(0, dtype=np.int64), *later])
+
+
+def _alike(first: _Stream, other: _Stream) -> list[int]:
+    """The steps in which the two issue the same."""
+    return [step for step in first.kinds if first.kinds[step] == other.kinds.get(step)]
 
 
 def _ended_before(first: _Stream, other: _Stream) -> bool:
-    steps = [step for step in first.kinds if first.kinds[step] == other.kinds.get(step)]
+    steps = _alike(first, other)
     if not any(len(first.kinds[step]) for step in steps):
         return False
     end, theirs = (np.concatenate([each.end_ns[step] for step in steps]) for each in (first, other))
@@ -255,11 +270,10 @@ def _slots(streams: Sequence[_Stream]) -> dict[_Slot, _Stream]:
 
 def _together(first: _Stream, other: _Stream, apart_ns: int) -> bool:
     """Do the two issue the same in most steps, and does it end at the same time?"""
-    common = sorted(first.kinds.keys() & other.kinds.keys())
-    alike = [step for step in common if first.kinds[step] == other.kinds[step]]
-    if not alike or len(alike) < _ALIKE * len(common):
+    alike = _alike(first, other)
+    if not alike or len(alike) < _ALIKE * len(first.kinds.keys() & other.kinds.keys()):
         return False
-    apart = np.concatenate([other.end_ns[step] - first.end_ns[step] for step in alike])
+    apart = _later_each_ns(first, other, alike)
     if len(apart) == 0:
         return True  # messages only
     return bool(np.mean(np.abs(apart - np.median(apart)) <= apart_ns) >= _MOST)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -95,14 +96,10 @@ def parameter_bytes(
     traces show them.
     """
     total = sum(buckets)
-    for sizes in traced:
-        if sizes and abs(sent_share(runs, total) * sum(sizes) - total) <= _SAME * total:
+    of_models = (run.model.trainable_sizes[::-1] for run in runs.values() if run.model is not None)
+    for sizes in filter(None, chain(traced, of_models)):
+        if abs(sent_share(runs, total) * sum(sizes) - total) <= _SAME * total:
             return [size * total / sum(sizes) for size in sizes], True
-    for run in runs.values():
-        if run.model is not None and run.model.trainable_sizes:
-            sizes = run.model.trainable_sizes[::-1]
-            if abs(sent_share(runs, total) * sum(sizes) - total) <= _SAME * total:
-                return [size * total / sum(sizes) for size in sizes], True
     known = bucket_cap(runs)
     cap = sent_share(runs, total) * (DEFAULT_CAP if known is None else known) * MIB
     size = _equal_parameters(buckets, cap)

@@ -347,8 +347,6 @@ class Uncertainty:
     either_ns: float = 0.0
     slower_ns: float = 0.0
     faster_ns: float = 0.0
-    spared: float = 0.0
-    """Share of what a change for the worse costs that it may not cost; where ``less`` is larger, that."""
 
     @classmethod
     def worst(cls, several: Iterable[Uncertainty]) -> Uncertainty:

@@ -137,13 +137,13 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     if len(first.buckets) == 1:  # it does not show when its gradients became ready
         return Uncertainty(less=0.50, more=0.25, either_ns=transfers)
     known = parameters is not None and parameters[1]
-    # Where parameters' sizes are not known, each bucket may be one of them, which no limit divides.
-    spared = 1.0 if parameters is None and len(ends) > len(recorded) else 0.0
     share = 0.15 if known else 0.25
+    # Where parameters' sizes are not known, each bucket may be one of them, which no limit divides.
+    less = 1.0 if parameters is None and len(ends) > len(recorded) else share
     # What was taken for a parameter may be several smaller ones, which fill more buckets.
     most = len(ends) if known else len(bucket_ends(float(sum(recorded)), *least, None))
     slower_ns = max(most - len(ends), 0) * _each_bucket_ns(schedules, context, first)
-    return Uncertainty(less=max(share, spared), more=share, either_ns=transfers, spared=spared, slower_ns=slower_ns)
+    return Uncertainty(less=less, more=share, either_ns=transfers, slower_ns=slower_ns)
 
 
 def _traced_gradients(context: Context, rounds: Sequence[Round]) -> list[Sequence[int]]:

@@ -230,14 +230,21 @@ def _predict(context: Context, settings: Mapping[str, str], middle: ChangedStep 
     return WhatIfAnswer(settings, measured, replayed, low, mid, high, error, assumed, profiled)
 
 
+def _may_end_waits(context: Context, name: str) -> bool:
+    """May this setting end waits for loader workers? Without pauses, in which these idle, they wait no longer, unless
+    it is for workers that start.
+    """
+    if name in _OF_PAUSES:
+        return not any(loader.starting_steps(context, rank) for rank in context.result.partials)
+    return name.startswith(_OF_LOADING)
+
+
 def _waits_in_any_case_ns(context: Context, settings: Mapping[str, str]) -> float:
     """Waits for loader workers, per step, that replays leave out though nothing changes: they take workers to deliver
     at their pace, and the recorded steps waited for more than that, as where an epoch begins. Settings that are about
-    loading, or about a rank that may load slowly, end them; others do not. Nor do those about pauses, in which workers
-    idle, where it is that workers start.
+    loading, or about a rank that may load slowly, end them; others do not.
     """
-    starts = any(loader.starting_steps(context, rank) for rank in context.result.partials)
-    if any(name.startswith(_OF_LOADING) or (name in _OF_PAUSES and not starts) for name in settings):
+    if any(_may_end_waits(context, name) for name in settings):
         return 0.0
     if context not in _WAITED_NS:
         held = any(len(found) for found in context.recorded.deliveries.values())

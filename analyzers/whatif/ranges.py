@@ -142,7 +142,7 @@ def range_around(measured: float, mid: float, shares: tuple[float, float], sure:
     saving = abs(measured - mid)
     below, above = (sure.either_ns + share * mid for share in shares)
     # What makes a step longer makes it no shorter.
-    less = (sure.less if mid <= measured else min(max(sure.less, sure.spared), 1.0)) * saving
+    less = (sure.less if mid <= measured else min(sure.less, 1.0)) * saving
     more = sure.more * saving
     toward_slower, toward_faster = (less, more) if mid <= measured else (more, less)
     return max(mid - (toward_faster + below + sure.faster_ns), 0.0), mid + (toward_slower + above + sure.slower_ns)

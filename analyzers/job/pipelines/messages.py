@@ -75,8 +75,6 @@ class PipelineMessages:
 def pipeline_messages(result: AlignedJob) -> PipelineMessages:
     """The messages of the used steps in groups that serve a pipeline."""
     messages, rings = _messages(result), ring_groups(result)
-    if len(messages) == 0:
-        return _undirected(result)
     if not rings:
         return messages
     instances = result.matched.instances
@@ -123,25 +121,18 @@ def _messages(result: AlignedJob) -> PipelineMessages:
         columns = [_of_rank(result, rank, serves) for rank in ranks]
         merged: dict[str, Any] = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
         known = PipelineMessages(**merged)
-        _KNOWN[result] = known
+        known = _KNOWN[result] = known if len(known) else _undirected(result)
     return known
-
-
-_UNDIRECTED: Final[WeakKeyDictionary[AlignedJob, PipelineMessages]] = WeakKeyDictionary()
 
 
 def _undirected(result: AlignedJob) -> PipelineMessages:
     """The same where no message says which way it passes, and ranks follow one another by their first ones; none where
     any does, or they do not.
     """
-    known = _UNDIRECTED.get(result)
-    if known is None:
-        exchanged = _two_way_lines(result)
-        givers = _first_givers(result, exchanged)
-        first = [rank for rank, giver in givers.items() if giver == NONE]
-        ranks = sorted(givers) if first else []
-        known = _UNDIRECTED[result] = _merged([_ways_by_order(result, rank, exchanged[rank], givers) for rank in ranks])
-    return known
+    exchanged = _two_way_lines(result)
+    givers = _first_givers(result, exchanged)
+    ranks = sorted(givers) if NONE in givers.values() else []
+    return _merged([_ways_by_order(result, rank, exchanged[rank], givers) for rank in ranks])
 
 
 def _two_way_lines(result: AlignedJob) -> dict[int, Int64]:

@@ -27,7 +27,7 @@ def pausing_steps(job: RuleContext, ranks: Collection[int]) -> int | None:
 
     Example: a checkpoint of 60 ms in 2 of 12 steps beside pauses of 0.1 ms in all.
     """
-    pauses: Float64 = np.array([job.per_step[rank].pausing_us for rank in ranks if rank in job.per_step])
+    pauses = _pauses_us(job, ranks)
     if not pauses.any():
         return None
     longest = np.sort(pauses.max(axis=0))[::-1]
@@ -37,9 +37,14 @@ def pausing_steps(job: RuleContext, ranks: Collection[int]) -> int | None:
 
 def pause_together(job: RuleContext, ranks: Collection[int]) -> bool:
     """Do most of these ranks pause in the same steps? Not where it is not known when they pause."""
-    pauses: Float64 = np.array([job.per_step[rank].pausing_us for rank in ranks if rank in job.per_step])
+    pauses = _pauses_us(job, ranks)
     if len(pauses) < 2 or not pauses.any():
         return False
     longest = pauses.max(axis=0)
     pausing = (pauses >= _AS_LONG * longest).mean(axis=0)
     return float(np.average(pausing, weights=longest)) > _TOGETHER
+
+
+def _pauses_us(job: RuleContext, ranks: Collection[int]) -> Float64:
+    """Pauses of these ranks (lines) in each step, µs; empty where it is not known when they pause."""
+    return np.array([job.per_step[rank].pausing_us for rank in ranks if rank in job.per_step])

@@ -178,7 +178,7 @@ def _doubts(job: RuleContext, worst: StragglerRow) -> tuple[str, ...]:
 def _waited_in_few_steps(job: RuleContext, worst: StragglerRow) -> bool:
     """Did a rank wait for its loader's workers in few steps, where it is not known how fast the others' are?"""
     few = max(1.0, _FEW_STEPS * len(job.info.steps))
-    if worst.cause != "dataloader" or worst.scope != "rank" or len(worst.steps) > few:
+    if worst.cause != "dataloader" or worst.scope != "rank" or not 0 < len(worst.steps) <= few:
         return False
     rows = {row.rank: row for row in job.summary.dataloader}
     if worst.rank not in rows or rows[worst.rank].num_workers == 0:
