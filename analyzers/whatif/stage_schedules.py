@@ -30,6 +30,9 @@ from perfscope.trace.trace import NONE, Float64
 _APART: Final = 0.05
 """Computation between two messages is a pass from this share of the mean pass on."""
 
+_LONGER: Final = 3.0
+"""Passes that are told by their own time take so many times as long as what is between other messages."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -63,6 +66,11 @@ class Piece:
     def rows_ns(self) -> Float64:
         """All of its own time by category, then its host's, where that is beside the device."""
         return np.asarray(np.add.reduce([_rows(op) for op in (*self.ops, self.tail)]))
+
+    @property
+    def own_ns(self) -> float:
+        """All of its own time."""
+        return float(self.rows_ns[:OWN_ROWS].sum())
 
     @property
     def work_ns(self) -> float:
@@ -173,15 +181,15 @@ def taken_apart(
             sections[step] = sections.get(step, (at, at))[0], at
     works = [turn.passes for turn in listed if isinstance(turn, Work)]
     inner = works[opens : len(works) - closes]
-    steps: list[StageStep] = []
+    insides: dict[int, list[ScheduleOp]] = {}
     between: list[Piece] = []
     begun: list[ScheduleOp] = []
     end = 0
     for step, (first, last) in sorted(sections.items()):
-        before, inside, behind = _marks_outside(ops[first : last + 1])
-        between.append(Piece([*begun, *ops[end:first], *before], inside[0]))
-        steps.append(_step(layout, inside, step, inner, f"{name}: step {step} of rank {rank}"))
+        before, insides[step], behind = _marks_outside(ops[first : last + 1])
+        between.append(Piece([*begun, *ops[end:first], *before], insides[step][0]))
         begun, end = behind, last + 1
+    steps = _steps(layout, insides, inner, f"{name}: rank {rank}")
     between.append(Piece([*begun, *ops[end:]], time_alone(np.zeros(OWN_ROWS + HOST_ROWS), ops[-1].host)))
     groups = _of_every_pass(steps)
     for number, step_ in enumerate(steps):
@@ -259,8 +267,8 @@ def _issued_when_waited_for(ops: list[ScheduleOp], layout: Layout, steps: Set[in
     return ordered
 
 
-def _step(layout: Layout, ops: list[ScheduleOp], number: int, works: list[str], what: str) -> StageStep:
-    """Divide what is between the messages of one step into passes and the exchanges' own time."""
+def _pieces(layout: Layout, ops: list[ScheduleOp]) -> list[Piece]:
+    """What is between the messages of one step."""
     pieces: list[Piece] = []
     held: list[ScheduleOp] = []
     for op in ops[1:]:
@@ -269,18 +277,73 @@ def _step(layout: Layout, ops: list[ScheduleOp], number: int, works: list[str], 
             held = []
         else:
             held.append(op)
-    least = _APART * sum(piece.work_ns for piece in pieces) / max(len(works), 1)
-    passes = [piece for piece in pieces if piece.work_ns > least or any(op.rank_op is not None for op in piece.ops)]
-    if len(passes) != len(works):
-        raise CannotReplay(f"{what} has {len(passes)} passes between messages, but its schedule needs {len(works)}")
-    by_kind = grouped(zip(works, passes, strict=True))
+    return pieces
+
+
+def _places_of_passes(steps: list[list[Piece]], wanted: int) -> list[list[int]]:
+    """Places of the passes among the pieces of each step. Told by what each computes; where that gives another number
+    than ``wanted`` in some step, as on hosts whose passes mostly run Python or sleep, by what is usual.
+    """
+    each = [_by_computation(pieces, wanted) for pieces in steps]
+    return each if all(len(places) == wanted for places in each) else _by_usual_length(steps, wanted) or each
+
+
+def _by_computation(pieces: list[Piece], wanted: int) -> list[int]:
+    least = _APART * sum(piece.work_ns for piece in pieces) / max(wanted, 1)
+    return [
+        place
+        for place, piece in enumerate(pieces)
+        if piece.work_ns > least or any(op.rank_op is not None for op in piece.ops)
+    ]
+
+
+def _by_usual_length(steps: list[list[Piece]], wanted: int) -> list[list[int]] | None:
+    """The longest after each message that is followed by a pass, in the median over the steps: all steps issue the same
+    messages, though not each waits for all of them. None where passes are not plainly longer than what is no pass.
+    """
+    longest = [_longest_between_issues(pieces) for pieces in steps]
+    if len({len(one) for one in longest}) != 1 or len(longest[0]) < wanted:
+        return None
+    usual = np.median([[pieces[place].own_ns for place in one] for pieces, one in zip(steps, longest, strict=True)], 0)
+    order = np.argsort(-usual, kind="stable")
+    if len(usual) > wanted and usual[order[wanted - 1]] < _LONGER * usual[order[wanted]]:
+        return None
+    chosen = sorted(order[:wanted].tolist())
+    return [[one[number] for number in chosen] for one in longest]
+
+
+def _longest_between_issues(pieces: list[Piece]) -> list[int]:
+    """Place of the longest of the pieces that end with each message's issue or come after the one before it."""
+    places: list[list[int]] = [[]]
+    for at, piece in enumerate(pieces):
+        places[-1].append(at)
+        if piece.tail.kind is OpKind.ISSUE:
+            places.append([])
+    return [max(some, key=lambda at: pieces[at].own_ns) for some in places if some]
+
+
+def _steps(layout: Layout, insides: Mapping[int, list[ScheduleOp]], works: list[str], what: str) -> list[StageStep]:
+    """All steps of a rank, each divided at its messages; ``insides``: step -> its ops from the first message on."""
+    every = [_pieces(layout, ops) for ops in insides.values()]
+    places = _places_of_passes(every, len(works))
+    if found := next((len(one) for one in places if len(one) != len(works)), None):
+        raise CannotReplay(f"{what} has {found} passes between messages, but its schedule needs {len(works)}")
+    return [
+        _step(pieces, those, ops[0].host, number, works)
+        for (number, ops), pieces, those in zip(insides.items(), every, places, strict=True)
+    ]
+
+
+def _step(pieces: list[Piece], places: list[int], host: HostPart | None, number: int, works: list[str]) -> StageStep:
+    """Divide what is between the messages of one step into passes, at ``places``, and the exchanges' own time."""
+    by_kind = grouped(zip(works, (pieces[place] for place in places), strict=True))
     exchanges: list[list[Piece]] = [[]]
-    for piece in pieces:
-        if piece in passes:
+    for at, piece in enumerate(pieces):
+        if at in places:
             exchanges.append([])
         else:
             exchanges[-1].append(piece)
-    return StageStep(number, by_kind, _exchanges(exchanges, ops[0].host))
+    return StageStep(number, by_kind, _exchanges(exchanges, host))
 
 
 def _exchanges(every: list[list[Piece]], host: HostPart | None) -> Exchanges:

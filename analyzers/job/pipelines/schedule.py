@@ -25,7 +25,7 @@ from perfscope.grouping import grouped
 from perfscope.recording.metadata import RunMetadata
 from perfscope.results.categories import TimeCategory
 from perfscope.trace.distinct import distinct
-from perfscope.trace.trace import NONE, Int64
+from perfscope.trace.trace import NONE, Bool, Int64
 
 UNKNOWN: Final = "unknown"
 
@@ -43,6 +43,11 @@ _LONGER: Final = 1.7
 _APART: Final = 0.05
 """Computation between two messages, as a share of its mean between messages of that step, from which they do not belong
 together: on a host, sending is an operator too, and passes of one kind may differ twentyfold there."""
+
+_APART_IN_ALL: Final = 0.2
+"""The same on CPUs of all its own time, where passes may mostly run Python or sleep, and sending takes some of that."""
+
+_OWN: Final = (TimeCategory.COMPUTE, TimeCategory.SYNC, TimeCategory.LAUNCH, TimeCategory.HOST)
 
 _RANKS: Final = 4
 _STEPS: Final = 4
@@ -245,7 +250,7 @@ def read_links(result: AlignedJob, messages: PipelineMessages, stage_of: Mapping
     recorded = ranks_of({rank: stage for rank, stage in stage_of.items() if rank in result.partials})
     examined = {rank for ranks in recorded.values() for rank in ranks[:_RANKS]}
     steps = set(result.steps[:_STEPS].tolist())
-    done = _computed_ns(result, messages, examined)
+    done = _done(result, messages, examined)
     passed: list[tuple[tuple[int, int], int]] = []
     held: list[tuple[int, int]] = []
     sent: list[tuple[int, int]] = []
@@ -306,23 +311,41 @@ class _Turns:
         return tuple(np.diff(at, prepend=since).tolist())
 
 
-def _turns(messages: PipelineMessages, own: StepMessages, done: Int64, stage_of: Mapping[int, int]) -> _Turns:
-    done_ns = done[own.rows]
+def _turns(messages: PipelineMessages, own: StepMessages, done: _Done, stage_of: Mapping[int, int]) -> _Turns:
+    done_ns = done.computed_ns[own.rows]
     between = np.diff(done_ns)
-    apart = between > _APART * (done_ns[-1] - done_ns[0]) / max(len(between), 1)
+    apart = _longer_than(_APART, between) | _longer_than(_APART_IN_ALL, np.diff(done.own_ns[own.rows]))
     other = np.array([stage_of.get(peer, NONE) for peer in messages.peer[own.rows].tolist()], dtype=np.int64)
     turn = np.concatenate(([0], np.cumsum(apart))).astype(np.int64)
     return _Turns(turn, other, messages.sends[own.rows].astype(np.int64), done_ns)
 
 
-def _computed_ns(result: AlignedJob, messages: PipelineMessages, ranks: Iterable[int]) -> Int64:
-    """What these ranks had computed in the step when each of their messages began, ns; 0 for the others'."""
-    done = np.zeros(len(messages), dtype=np.int64)
+def _longer_than(share: float, between: Int64) -> Bool:
+    """Which of these lengths are more than this share of their mean?"""
+    return np.asarray(between > share * between.sum() / max(len(between), 1))
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What each message's rank had done in the step when it began, ns: computed, and in all on its own account (0
+    beside a device, whose host may be far ahead); 0 for ranks that are not examined.
+    """
+
+    computed_ns: Int64
+    own_ns: Int64
+
+
+def _done(result: AlignedJob, messages: PipelineMessages, ranks: Iterable[int]) -> _Done:
+    done = _Done(np.zeros(len(messages), dtype=np.int64), np.zeros(len(messages), dtype=np.int64))
     for rank in ranks:
         mine = np.flatnonzero(messages.rank == rank)
-        compute = result.timelines[rank].where(TimeCategory.COMPUTE)
         begin = result.windows[rank][0][np.searchsorted(result.steps, messages.step[mine])]
-        done[mine] = compute.before(messages.start_ns[mine]) - compute.before(begin)
+        of = [(done.computed_ns, (TimeCategory.COMPUTE,))]
+        if not result.partials[rank].has_device_work:
+            of.append((done.own_ns, _OWN))
+        for column, categories in of:
+            time = result.timelines[rank].where(*categories)
+            column[mine] = time.before(messages.start_ns[mine]) - time.before(begin)
     return done
 
 

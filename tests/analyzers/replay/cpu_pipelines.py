@@ -1,7 +1,8 @@
-"""A 1F1B pipeline on CPUs over gloo, a stage on each rank, as torch.profiler with this recorder's ranges records it.
+"""A 1F1B or GPipe pipeline on CPUs over gloo, a stage on each rank, as perfscope run records it.
 
-A simulator of its own, of a few lines: every stage goes through its passes in 1F1B's order, and a pass begins when the
-stage is free and its input has come. The first stage computes no gradient of its input, the last one has the loss.
+A simulator of its own, of a few lines: every stage goes through its passes in the schedule's order, and a pass begins
+when the stage is free and its input has come. The first stage computes no gradient of its input, the last one has the
+loss.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class CpuPipeline:
     """In an operator of each forward, split evenly over the micro-batches."""
     host: Extra = none
     """Between operators, before the optimizer."""
+    forward: float = 1.0
+    """What the operators of a forward take, as a share of the same of a backward."""
+    all_forwards_first: bool = False
+    ranges: bool = True
+    """Are the passes named?"""
     head: float = 1.0
     """The last stage's products are so many times as large."""
     seed: int = 0
@@ -61,7 +67,7 @@ class CpuPipeline:
             (folder / f"rank{rank}.json").write_text(json.dumps(trace))
 
     def _orders(self, stage: int) -> Iterator[tuple[str, int]]:
-        ahead = min(self.stages - stage, self.batches)
+        ahead = self.batches if self.all_forwards_first else min(self.stages - stage, self.batches)
         yield from (("forward", batch) for batch in range(ahead))
         for batch in range(self.batches):
             yield "backward", batch
@@ -104,11 +110,13 @@ class CpuPipeline:
         began, size = now, self.head if stage == self.stages - 1 else 1.0
         now += self.python * (1 + rng.gauss(0, self.noise))
         if phase == "forward":
-            now = self._operator(stage, "aten::addmm", now, self.product * size, rng, size)
-            now = self._operator(stage, "Work", now, self.product + self.operator(stage, step) / self.batches, rng)
+            product = self.product * self.forward
+            now = self._operator(stage, "aten::addmm", now, product * size, rng, size)
+            now = self._operator(stage, "Work", now, product + self.operator(stage, step) / self.batches, rng)
         for _ in range(0 if phase == "forward" else 1 + (stage > 0)):
             now = self._operator(stage, "aten::mm", now, self.product * size, rng, size)
-        self._event(stage, "user_annotation", f"perfscope::pipeline#{phase}|{stage}|{batch}", began, now)
+        if self.ranges:
+            self._event(stage, "user_annotation", f"perfscope::pipeline#{phase}|{stage}|{batch}", began, now)
         return now
 
     def _operator(self, rank: int, name: str, now: float, takes: float, rng: random.Random, size: float = 1.0) -> float:

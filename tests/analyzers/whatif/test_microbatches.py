@@ -230,6 +230,20 @@ def test_on_cpus_python_takes_as_long_for_each_pass(tmp_path: Path, product: flo
     assert (found.mid_ns > found.measured_ns) == (true_ns > found.measured_ns) or product > python
 
 
+@pytest.mark.parametrize("all_forwards_first", [False, True])
+def test_passes_that_mostly_run_python(tmp_path: Path, all_forwards_first: bool) -> None:
+    """Their forwards compute a thirtieth of what the backwards do, so that computation alone does not tell them."""
+    recorded = CpuPipeline(
+        product=4000.0, forward=0.016, python=4000.0, ranges=False, all_forwards_first=all_forwards_first
+    )
+    recorded.write(tmp_path / "recorded")
+    other = replace(recorded, product=recorded.product / 2, batches=8)
+    other.write(tmp_path / "other")
+    context = context_of(tmp_path / "recorded")
+    found = predict(context, {"pipeline.microbatches": "8"})
+    assert found.mid_ns == pytest.approx(1e3 * other.took / other.steps, rel=0.055)
+
+
 def test_what_a_schedule_written_anew_leaves_out_is_part_of_the_prediction() -> None:
     assert _as_long(40.0, 32.0) == 1.25
     assert _as_long(40.0, 41.0) == 1.0  # nothing is left out
