@@ -24,6 +24,10 @@ _COMMUNICATION: Final = [TimeCategory.COMM_WAIT, TimeCategory.COMM_TRANSFER]
 _COMPUTED: Final = 0.5
 """Share of transfers that is CPU time from which threads make them slow."""
 
+_WOKEN: Final = 0.5
+"""Share of a thread's waits for a core that comes at the end of communication, where it is woken: its communication then
+takes longer than it is blocked. Nothing records how much of it; a thread that computes is put off as well."""
+
 AsleepShares = dict[TimeCategory, float]
 """Category -> the share of its time in a rank's steps that is slept, 0 to 1. Categories without any are left out, but
 for loading where the training process does it: 0 where it computes."""
@@ -43,7 +47,7 @@ def slept_between_ns(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> dic
     """
     slept = {}
     for rank, run in _telling(result, runs):
-        _, left_ns = _asleep(result, rank, run)
+        _, left_ns = _asleep(result, rank, run, likely=False)
         totals = result.totals[rank]
         unused_ns = max(run.cpu.wall_ns - float(totals.sum()), 0.0) / len(totals) if run.cpu is not None else 0.0
         slept[rank] = min(left_ns - unused_ns, float(totals[:, TimeCategory.HOST].mean()))
@@ -72,7 +76,7 @@ def _telling(result: AlignedJob, runs: Mapping[int, RunMetadata]) -> Iterator[tu
 
 
 def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
-    shares, left_ns = _asleep(result, rank, run)
+    shares, left_ns = _asleep(result, rank, run, likely=True)
     # Between operators, then in those that call Python, as a function of autograd's may.
     for category in (TimeCategory.HOST, TimeCategory.COMPUTE):
         spent = float(result.totals[rank][:, category].mean())
@@ -82,13 +86,17 @@ def _shares(result: AlignedJob, rank: int, run: RunMetadata) -> AsleepShares:
     return shares
 
 
-def _asleep(result: AlignedJob, rank: int, run: RunMetadata) -> tuple[AsleepShares, float]:
-    """The share of loading, and what is slept per step of captures elsewhere than in it and in communication."""
+def _asleep(result: AlignedJob, rank: int, run: RunMetadata, *, likely: bool) -> tuple[AsleepShares, float]:
+    """The share of loading, and what is slept per step of captures elsewhere than in it and in communication: what is
+    ``likely``, else at least.
+    """
     cpu, loader = run.cpu, run.dataloaders[0] if run.dataloaders else None
     if cpu is None or cpu.waited_ns is None:
         return {}, 0.0
     spent = result.totals[rank].mean(axis=0)
     left_ns = cpu.blocked_ns - float(spent[_COMMUNICATION].sum())
+    if likely and cpu.steps:
+        left_ns += _WOKEN * cpu.waited_ns / cpu.steps
     shares: AsleepShares = {}
     loading = float(spent[TimeCategory.DATALOADER])
     if loader is not None and loader.num_workers:

@@ -32,6 +32,7 @@ from perfscope.analyzers.replay.engine import ReplayResult, replay
 from perfscope.analyzers.replay.schedules import RecordedSchedules
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.hosts import HOST_ROWS, HostPart
+from perfscope.analyzers.whatif.schedules.ops import ScheduleOp
 from perfscope.analyzers.whatif.schedules.recorded import editable_schedules
 from perfscope.frozen import dataclass
 from perfscope.results.categories import TimeCategory
@@ -349,9 +350,10 @@ def _shorten(rows: Float64, by_ns: Float64) -> None:
 def _lengthen(schedules: EditableSchedules, asleep: Mapping[int, AsleepShares], slower: float) -> None:
     """Make what is asleep 1 + ``slower`` times as long."""
     for rank, shares in asleep.items() if slower else ():
-        for op in schedules.ops[rank]:
-            for category, share in shares.items():
-                op.own_ns[category] *= 1 + share * slower
+        ops = schedules.ops[rank]
+        for category, share in shares.items():
+            for op, slept in zip(ops, _slept(ops, category, share).tolist(), strict=True):
+                op.own_ns[category] *= 1 + slept * slower
 
 
 def _quicken(schedules: EditableSchedules, asleep: Mapping[int, AsleepShares], slower: float) -> None:
@@ -360,6 +362,20 @@ def _quicken(schedules: EditableSchedules, asleep: Mapping[int, AsleepShares], s
         shares = asleep.get(rank, {})
         # Workers load beside the training thread; a loader without any is known by its share.
         rows = [*_ON_HOST, *({TimeCategory.DATALOADER} & shares.keys())]
-        kept = np.array([shares.get(TimeCategory(row), 0.0) for row in rows])
-        for op in ops:
+        slept = [_slept(ops, TimeCategory(row), shares.get(TimeCategory(row), 0.0)) for row in rows]
+        for op, kept in zip(ops, np.stack(slept, axis=1), strict=True):
             op.own_ns[rows] *= kept + (1 - kept) / (1 + slower)
+
+
+def _slept(ops: Sequence[ScheduleOp], category: TimeCategory, share: float) -> Float64:
+    """The share of each op's time in ``category`` that is slept, if ``share`` of all is. Threads sleep for long at a
+    time: what the ops take longer than some length, but for loading, which sleeps a little for each sample.
+    """
+    own = np.array([float(op.own_ns[category]) for op in ops])
+    if category == TimeCategory.DATALOADER or not share or not own.any():
+        return np.full(len(own), share)
+    longest = np.sort(own)[::-1]
+    above = np.cumsum(longest) - np.arange(1, len(own) + 1) * longest  # more than each of them, in all
+    count = int(np.searchsorted(above, share * own.sum(), side="right"))  # so many are slept in
+    length = (longest[:count].sum() - share * own.sum()) / count
+    return np.divide(np.maximum(own - length, 0.0), own, out=np.zeros_like(own), where=own > 0)
