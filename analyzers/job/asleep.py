@@ -25,8 +25,8 @@ _COMPUTED: Final = 0.5
 """Share of transfers that is CPU time from which threads make them slow."""
 
 _WOKEN: Final = 0.5
-"""Share of a thread's waits for a core that comes at the end of communication, where it is woken: its communication then
-takes longer than it is blocked. Nothing records how much of it; a thread that computes is put off as well."""
+"""Share of a thread's waits for a core that comes at the end of communication, where it is woken: its communication
+then takes longer than it is blocked. Nothing records how much of it; a thread that computes is put off as well."""
 
 AsleepShares = dict[TimeCategory, float]
 """Category -> the share of its time in a rank's steps that is slept, 0 to 1. Categories without any are left out, but
