@@ -36,6 +36,8 @@ AS_SLOW: Final = 1.25
 """Up to this ratio of their batches' times loaders are equally slow."""
 _MUCH_LONGER: Final = 2.0
 """From this ratio of the waits for batches on, one loader is slower than the others."""
+ALIKE: Final = 0.02
+"""Step times closer than this are equal within noise."""
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
 
@@ -117,7 +119,7 @@ def _blocking(job: RuleContext) -> Finding | None:
     worst = max(waiting, key=lambda row: usual.fetching_us[row.rank])
     stall_us = median(usual.fetching_us[row.rank] for row in waiting) if behind is None else behind.stall_us
     without_us = job.step_time_us - stall_us if behind is None else behind.without_us
-    need = _need(job, worst, without_us, usual.starting_us)
+    need = _enough(job, _need(job, worst, without_us, usual.starting_us))
     # Where the cores are the limit, the stall ends when loading costs nothing.
     recoverable = job.step_time_us - (need.step_us if need and not need.crowded else without_us)
     if need is None and behind is None:
@@ -274,10 +276,33 @@ def _need(job: RuleContext, row: DataLoaderRow, without_us: float, starting_us: 
     return _Need(workers, cores, step_us, demand, crowded and workers > (row.num_workers or 0))
 
 
+def _enough(job: RuleContext, need: _Need | None) -> _Need | None:
+    """With the smallest number of workers after which more of them bring nothing, replayed. Ranks wait for one
+    another's batches as well, so that a step can be shorter than the one that misses only its own wait.
+    """
+    if need is None or need.crowded:
+        return need
+    most = 2 * need.workers if need.demand is not None or need.cores is None else max(need.cores, need.workers)
+    now_us, least_us = _replayed_us(job, need.workers), _replayed_us(job, most)
+    if now_us is None or least_us is None or now_us <= (1 + ALIKE) * least_us:
+        return need
+    for workers in range(need.workers + 1, most + 1):
+        step_us = _replayed_us(job, workers)
+        if step_us is not None and step_us <= (1 + ALIKE) * least_us:
+            return replace(need, workers=workers, step_us=min(need.step_us, step_us))
+    return need
+
+
+def _replayed_us(job: RuleContext, workers: int) -> float | None:
+    """The step with so many workers; None where it cannot be replayed."""
+    step = job.predict({"dataloader.num_workers": str(workers)}) if job.predict is not None else None
+    return None if step is None else step.mid
+
+
 def _expected_us(job: RuleContext, workers: int, least_us: float) -> float:
     """The step with so many workers, replayed where possible: they take cores from the training."""
-    step = job.predict({"dataloader.num_workers": str(workers)}) if job.predict is not None else None
-    return max(least_us, step.mid) if step is not None else least_us
+    replayed_us = _replayed_us(job, workers)
+    return least_us if replayed_us is None else max(least_us, replayed_us)
 
 
 def _evidence(

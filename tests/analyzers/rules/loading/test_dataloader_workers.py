@@ -30,6 +30,19 @@ def test_recommends_the_smallest_number_that_keeps_up():
     assert finding.confidence is Confidence.HIGH
 
 
+@pytest.mark.parametrize(("steps_ms", "workers"), [((50, 21, 20, 20, 20), "6"), ((20.3, 20, 20, 20, 20), "4")])
+def test_the_replay_decides_how_many_are_enough(steps_ms, workers):
+    """Ranks wait for one another's batches as well, so that a step may be shorter than without its own wait alone."""
+    by_workers = {str(4 + more): Prediction(low=0, mid=ms * 1e3, high=1e6) for more, ms in enumerate(steps_ms)}
+    job = changed(
+        starved(80_000), predict=lambda asked: by_workers.get(asked["dataloader.num_workers"], by_workers["8"])
+    )
+    finding = dataloader_workers.evaluate(job)
+    assert finding is not None
+    assert finding.action.new == workers
+    assert finding.whatif == {"dataloader.num_workers": workers}
+
+
 def test_workers_of_an_iterable_dataset_each_deliver_all_of_it():
     def costs(iterable: bool, load_us: int) -> str | None:
         loader = DataLoaderMetadata(num_workers=0, iterable=iterable)
