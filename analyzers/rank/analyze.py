@@ -69,6 +69,9 @@ _OF_DEVICES: Final = re.compile(
 _NEW_GRADIENTS: Final = re.compile(r"^Optimizer\.(step|zero_grad)#")
 """Where gradients that were summed up so far are used, or thrown away."""
 
+_OF_WHOLE_MODELS: Final = ("FullyShardedDataParallel.forward", "FSDP::root_pre_forward")
+"""Ranges that FSDP1 and FSDP2 record once in a forward of the whole model."""
+
 _STRATEGY_MARKS: Final = {
     "ddp": (DDP_FORWARD,),
     "fsdp": ("FullyShardedDataParallel.", "FSDP::"),
@@ -206,9 +209,10 @@ def _tables(
 
 def _forwards(trace: Trace, host: HostActivity, steps: Steps) -> Int64:
     evaluating = host.named[EVALUATING]
-    for name in (DDP_FORWARD, FORWARD):
-        begun = trace.start_ns[trace.rows(Category.ANNOTATION, named=name.__eq__, threads=host.threads)]
-        if len(begun):
+    for name in (DDP_FORWARD, FORWARD, *_OF_WHOLE_MODELS):
+        # FSDP1 records the forward of every unit, within that of the whole model.
+        whole = Intervals.of_rows(trace, trace.rows(Category.ANNOTATION, named=name.__eq__, threads=host.threads))
+        if len(begun := whole.start_ns):
             return steps.count(steps.of_host_time(begun[~evaluating.covers(begun)]))
     return np.zeros(len(steps), dtype=np.int64)
 
