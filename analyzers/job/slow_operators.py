@@ -21,10 +21,18 @@ _APART: Final = 2.0
 there is more work, all are slower alike."""
 
 
+_SCOPES_OF: Final = {"compute": ("rank", "job"), "launch": ("rank",), "sync": ("rank",)}
+"""Cause -> scopes of stragglers whose operators are compared."""
+
+
+_Operators = Mapping[str, tuple[float, float]]
+"""Name -> (calls, µs) per used step."""
+
+
 @dataclass(frozen=True)
 class SlowOperator:
     """An operator's time per step on a rank and on the others (median), µs: on devices its kernels', else its own on
-    the host.
+    the host; both 0 where only how often it is called tells.
     """
 
     name: str
@@ -41,9 +49,13 @@ class SlowOperator:
 
 
 def slow_operators(result: AlignedJob, stragglers: Collection[StragglerRow]) -> dict[int, SlowOperator]:
-    """Straggler that computes longer -> the operator that this is. Without those where it is none above all."""
+    """Straggler that computes longer, or whose host launches or waits for its device for longer -> the operator that
+    this is. Without those where it is none above all.
+    """
     found = {
-        row.rank: _slowest(result, row) for row in stragglers if row.cause == "compute" and row.scope in ("rank", "job")
+        row.rank: _slowest(result, row) if row.cause == "compute" else _called_more_often(result, row)
+        for row in stragglers
+        if row.scope in _SCOPES_OF.get(row.cause, ())
     }
     return {rank: operator for rank, operator in found.items() if operator is not None}
 
@@ -54,8 +66,37 @@ def _slowest(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
     return _slower(row, mine, others) or _of_its_own(row, mine, others)
 
 
-_Operators = Mapping[str, tuple[float, float]]
-"""Name -> (calls, µs) per used step."""
+def _called_more_often(result: AlignedJob, row: StragglerRow) -> SlowOperator | None:
+    """What a host launches more often than the others' do; where it waits for its device, what it waits in more often:
+    each of these waits is short where the one before has left nothing to wait for.
+    """
+    mine = _per_step(result, row.rank, of_host=True)
+    others = [_per_step(result, rank, of_host=True) for rank in result.partials if rank not in row.members]
+    if not others:
+        return None
+    if row.cause != "sync":
+        return _of_its_own(row, mine, others)
+    usual = _usual_of(mine, others)
+    waiting = set(result.partials[row.rank].tables.syncs.operators) & mine.keys()
+    more = {name: mine[name][0] - usual[name][0] for name in waiting if mine[name][0] > _APART * usual[name][0]}
+    if not more or not _mostly_alike(mine, usual):
+        return None
+    name = max(sorted(more), key=more.__getitem__)
+    return SlowOperator(name, 0.0, 0.0, mine[name][0], usual[name][0])
+
+
+def _usual_of(mine: _Operators, others: Sequence[_Operators]) -> _Operators:
+    """The median of the others, for every operator that any rank calls."""
+    names = {name for each in (mine, *others) for name in each}
+    every = {name: [each.get(name, (0.0, 0.0)) for each in others] for name in names}
+    return {name: (median(calls for calls, _ in each), median(us for _, us in each)) for name, each in every.items()}
+
+
+def _mostly_alike(mine: _Operators, usual: _Operators) -> bool:
+    """Does the rank call most operators as often as the others? With more samples it calls all of them more often."""
+    calls = sum(calls for calls, _ in usual.values())
+    alike = sum(often for name, (often, _) in usual.items() if mine.get(name, (0.0, 0.0))[0] == often)
+    return alike >= _ABOVE_ALL * calls
 
 
 def _of_its_own(row: StragglerRow, mine: _Operators, others: Sequence[_Operators]) -> SlowOperator | None:
@@ -64,12 +105,9 @@ def _of_its_own(row: StragglerRow, mine: _Operators, others: Sequence[_Operators
     """
     if not others:
         return None
-    names = {name for each in (mine, *others) for name in each}
-    usual = {name: tuple(median(each.get(name, (0.0, 0.0))[at] for each in others) for at in (0, 1)) for name in names}
-    calls = sum(calls for calls, _ in usual.values())
-    alike = sum(usual[name][0] for name in names if mine.get(name, (0.0, 0.0))[0] == usual[name][0])
+    usual = _usual_of(mine, others)
     over = {name: mine[name][1] - usual[name][1] for name in mine if mine[name][0] > usual[name][0]}
-    if not over or alike < _ABOVE_ALL * calls or sum(over.values()) < _ABOVE_ALL * row.lost_us:
+    if not over or not _mostly_alike(mine, usual) or sum(over.values()) < _ABOVE_ALL * row.lost_us:
         return None
     name = max(sorted(over), key=lambda name: over[name])
     return SlowOperator(name, mine[name][1], usual[name][1], mine[name][0], usual[name][0])
@@ -98,11 +136,11 @@ def _usual(name: str, calls: float, others: Sequence[_Operators]) -> float | Non
     return median(alike) if alike else None
 
 
-def _per_step(result: AlignedJob, rank: int) -> _Operators:
+def _per_step(result: AlignedJob, rank: int, *, of_host: bool = False) -> _Operators:
     """Those that compute: what ranks send to one another they wait for, and an inner stage sends twice as much."""
     partial = result.partials[rank]
     times, used = partial.tables.operators, partial.steps.indices_of(result.steps)
-    spent = times.device_ns if partial.has_device_work else times.host_ns
+    spent = times.device_ns if partial.has_device_work and not of_host else times.host_ns
     count, us = times.count[:, used].sum(axis=1) / len(used), spent[:, used].sum(axis=1) / len(used) / 1e3
     return {
         name: (calls, each)

@@ -378,4 +378,4 @@ def _slept(ops: Sequence[ScheduleOp], category: TimeCategory, share: float) -> F
     above = np.cumsum(longest) - np.arange(1, len(own) + 1) * longest  # more than each of them, in all
     count = int(np.searchsorted(above, share * own.sum(), side="right"))  # so many are slept in
     length = (longest[:count].sum() - share * own.sum()) / count
-    return np.divide(np.maximum(own - length, 0.0), own, out=np.zeros_like(own), where=own > 0)
+    return np.asarray(np.divide(np.maximum(own - length, 0.0), own, out=np.zeros_like(own), where=own > 0))

@@ -21,9 +21,9 @@ class Cause:
     """One thing that is wrong. What ``value`` means depends on ``kind``:
 
     ``slow compute``, ``slow host``, ``slow loader``: times as long; ``pause``: ns that the host does something else
-    (``how``: ``gc``, ``checkpoint``, ``log``) in every ``every``-th step, ``offset`` steps later; ``sync``: the loss is
-    read in every step, after the forward; ``slow link``: bytes take times as long on every link, latency the root of
-    that.
+    (``how``: ``gc``, ``checkpoint``, ``log``) in every ``every``-th step, ``offset`` steps later; ``sync``: so many
+    values are read in every step, after the forward; ``slow link``: bytes take times as long on every link, latency
+    the root of that.
     """
 
     kind: str

@@ -105,9 +105,10 @@ class Script:
         with rank.operator("aten::cross_entropy_loss"):
             rank.spend(job.cpu.operator_ns)
             yield from rank.kernel(_CROSS_ENTROPY, 8_000, "loss")
-        if job.struck("sync", rank.number):
-            yield from rank.item()
-            rank.spend(20_000)
+        for cause in job.struck("sync", rank.number):
+            for _ in range(int(cause.value)):
+                yield from rank.item()
+                rank.spend(20_000)
 
     def _backward(self) -> Waits:
         rank, job = self.rank, self.rank.job

@@ -340,7 +340,7 @@ def _done(result: AlignedJob, messages: PipelineMessages, ranks: Iterable[int]) 
     for rank in ranks:
         mine = np.flatnonzero(messages.rank == rank)
         begin = result.windows[rank][0][np.searchsorted(result.steps, messages.step[mine])]
-        of = [(done.computed_ns, (TimeCategory.COMPUTE,))]
+        of: list[tuple[Int64, tuple[TimeCategory, ...]]] = [(done.computed_ns, (TimeCategory.COMPUTE,))]
         if not result.partials[rank].has_device_work:
             of.append((done.own_ns, _OWN))
         for column, categories in of:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,9 @@ _SLOW_HOST: Final = 1.25
 
 _OF_OPERATORS: Final = 0.25
 """Part of what a host does for longer, at least, that is operators where it launches slowly."""
+
+_MORE_OFTEN: Final = 2.0
+"""From this ratio of synchronizations to their peers' on, ranks synchronize where those do not."""
 
 _BY_CHANCE: Final = (0.0, 0.0, 14.0, 3.2, 1.8)
 """Of so many and one more draws of a normal distribution the largest is farther above the others than this many times
@@ -50,12 +54,26 @@ class Causes:
             # Devices of ranks that wait for others do not wait for launches, however slow their hosts are.
             total[TimeCategory.LAUNCH] = min(total[TimeCategory.LAUNCH], busier_ns - max(total[TimeCategory.HOST], 0.0))
         most = TimeCategory(int(OWN[np.argmax(total[OWN])]))
-        if most is TimeCategory.SYNC and busier_ns >= total[most] / 2:
+        if most is TimeCategory.SYNC and busier_ns >= total[most] / 2 and not self._synchronizes_more(ranks):
             busier = self.busier_at(ranks)
             most = TimeCategory.LAUNCH if busier is None else _by_host(busier)
         elif most is TimeCategory.LAUNCH and self._pause(ranks):
             most = TimeCategory.HOST
         return CAUSES[most]
+
+    def _synchronizes_more(self, ranks: Sequence[int]) -> bool:
+        """Do the hosts of these ranks wait for their devices much more often than their peers'?"""
+
+        def often(rank: int) -> float:
+            partial = self._paced.result.partials[rank]
+            used = partial.steps.indices_of(self._paced.result.steps)
+            return float(partial.tables.syncs.count[:, used].sum(axis=0).mean())
+
+        peers = {rank: self._paced.peers[rank] for rank in ranks}
+        return all(
+            often(rank) > _MORE_OFTEN * max(median(often(own.ranks[line]) for line in own.others(rank, ranks)), 1.0)
+            for rank, own in peers.items()
+        )
 
     def _slower_in(self, rank: int) -> Bool:
         """The recorded steps that are used and in which a rank is slower than its peers; all that are used where it is

@@ -134,8 +134,8 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
 
 
 def slow_operator(job: RuleContext, worst: StragglerRow) -> SlowOperator | None:
-    """The operator in which a rank computes longer than its peers, where it is one above all."""
-    return job.slow_operators.get(worst.rank) if worst.cause == "compute" and worst.scope == "rank" else None
+    """The operator in which a rank is busy for longer than its peers, where it is one above all."""
+    return job.slow_operators.get(worst.rank) if worst.scope == "rank" else None
 
 
 def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
@@ -145,8 +145,9 @@ def in_operator(job: RuleContext, worst: StragglerRow, who: str) -> str:
         return ""
     if operator.is_own_work:
         often = count_per_step(operator.calls)
-        times = f"{often} {'time' if often == '1' else 'times'} per step ({duration(operator.own_us)})"
-        others = f"{count_per_step(operator.others_calls)} ({duration(operator.others_us)})"
+        times, others = f"{often} {'time' if often == '1' else 'times'} per step", count_per_step(operator.others_calls)
+        if operator.own_us:
+            times, others = f"{times} ({duration(operator.own_us)})", f"{others} ({duration(operator.others_us)})"
         return (
             f"{who[0].upper()}{who[1:]} calls {operator.name} {times}, its peers {others}, and most other operators as "
             "often as they do: it does work that is not its part of the batch. Do that (metrics, evaluation, logging, "

@@ -369,6 +369,11 @@ def _operator(job: RuleContext, worst: StragglerRow, mine: tuple[int, ...]) -> t
     operator = slow_operator(job, worst)
     if operator is None:
         return ()
+    if not operator.own_us:
+        return (
+            Evidence(f"its calls of {operator.name} per step", operator.calls, ranks=mine),
+            Evidence(f"the others' calls of {operator.name} per step", operator.others_calls),
+        )
     return (
         Evidence(f"its time in {operator.name}", operator.own_us, "us", mine),
         Evidence(f"the others' time in {operator.name}", operator.others_us, "us"),

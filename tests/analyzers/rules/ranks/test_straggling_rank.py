@@ -467,3 +467,13 @@ def test_a_second_cause_on_the_same_rank_is_told(factor: float, also: bool, tmp_
     assert finding.title.startswith("Rank 1 is a straggler (Python work outside operators")
     assert ("; and slower compute)" in finding.title) == also
     assert ("clocks, power and throttle reasons" in finding.action.how) == also
+
+
+def test_a_rank_that_alone_reads_many_values_is_told_as_such(tmp_path: Path) -> None:
+    """All read the loss, and rank 0 so many values more that its host takes longer for them: no slow machine."""
+    model = Model(blocks=4, tokens=16384, width=512)
+    job = Job(strategy="ddp", ranks=4, model=model, item_every=1, recording=Recording(steps=6))
+    emulate(replace(job, causes=(Cause("sync", 60.0, ranks=(0,)),))).write(tmp_path)
+    finding = next(one for one in analyze(tmp_path).findings if one.rule == straggling_rank.RULE)
+    assert finding.title.startswith("Rank 0 is a straggler (host synchronization, mostly in aten::_local_scalar_dense")
+    assert "calls aten::_local_scalar_dense 61 times per step, its peers 1," in finding.action.how
