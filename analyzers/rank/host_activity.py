@@ -11,7 +11,7 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.kernel_classes import EMBEDDING, PRODUCTS, class_of_kernel, class_of_operator
 from perfscope.analyzers.rank.launches import GRAPH_LAUNCH, DeviceWork, blocking_calls
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, DDP_FORWARD, LOOP, OPTIMIZER_RANGE, by_phase
-from perfscope.analyzers.rank.pauses import by_function, find_pauses
+from perfscope.analyzers.rank.pauses import by_function, by_range, find_pauses
 from perfscope.frozen import dataclass
 from perfscope.recording.vocabulary import (
     DATALOADER,
@@ -159,6 +159,9 @@ def host_activity(trace: Trace, work: DeviceWork) -> HostActivity:
     named[COMPILING] = compiling
     short = [part.subtract(operators) for name, part in named.items() if name != EVALUATING]
     functions = by_function(trace, pauses, threads)
+    known = Intervals.empty().union(*functions.values(), *named.values())
+    for name, part in by_range(trace, pauses.subtract(known), threads).items():
+        functions[name] = functions.get(name, Intervals.empty()).union(part)
     between = _between(trace, work, threads)
     unnamed = between.intersect(pauses).subtract(Intervals.empty().union(*functions.values()))
     functions[BETWEEN] = unnamed.subtract(named[EVALUATING])

@@ -1,4 +1,4 @@
-"""When the host does something else than to go from one operator to the next, and which Python function that is."""
+"""When the host does something else than to go from one operator to the next, and which function or range that is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAUSE_NS: Final = 500_000
 of these stretches are shorter than 0.15 ms."""
 
 _NAMES: Final = 8
-"""Functions that are named, those with the longest pauses."""
+"""Functions, and ranges, that are named, those with the longest pauses."""
 _FUNCTION: Final = re.compile(r"\.py\(\d+\): ")
 """Python functions as torch.profiler writes them (``with_stack``). Built-in functions and modules do not match."""
 _WITHIN: Final = 0.1
@@ -30,9 +30,29 @@ def find_pauses(busy: Intervals) -> Intervals:
     return Intervals.of(begin[long], end[long])
 
 
+_OF_FRAMEWORKS: Final = re.compile(
+    r"^(perfscope::|megatron::|ProfilerStep#|Optimizer\.|DistributedDataParallel|FullyShardedDataParallel|FSDP::"
+    r"|nn\.Module: |nccl:|gloo:|enumerate\(DataLoader\)|## |Torch-Compiled|CompiledFunction|autograd::)"
+)
+"""Ranges that no script has named."""
+_IDLE: Final = 0.8
+"""Share of a range that pauses take at least where they are what it is about."""
+
+
 def by_function(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
     """The pauses of each Python function: the innermost that lasts for the whole pause. Empty without stacks."""
-    rows = trace.rows(Category.PYTHON, named=_FUNCTION.search, threads=threads)
+    return _innermost(trace, trace.rows(Category.PYTHON, named=_FUNCTION.search, threads=threads), pauses)
+
+
+def by_range(trace: Trace, pauses: Intervals, threads: Int64) -> dict[str, Intervals]:
+    """The pauses of each range that a script has named, for itself and not for a phase in which the host goes on."""
+    rows = trace.rows(Category.ANNOTATION, named=lambda name: not _OF_FRAMEWORKS.match(name), threads=threads)
+    idle = pauses.within(trace.start_ns[rows], trace.ends_ns(rows))
+    return _innermost(trace, rows[idle >= _IDLE * trace.duration_ns[rows]], pauses)
+
+
+def _innermost(trace: Trace, rows: Int64, pauses: Intervals) -> dict[str, Intervals]:
+    """Name -> the pauses for whose whole length its events last, of several the shortest; those with the most."""
     rows = rows[trace.duration_ns[rows] >= (1 - 2 * _WITHIN) * PAUSE_NS]
     found: defaultdict[str, list[int]] = defaultdict(list)
     for index in range(len(pauses) if len(rows) else 0):

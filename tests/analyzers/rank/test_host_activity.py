@@ -83,3 +83,21 @@ def test_a_host_pauses_within_compiled_code_too(around: str, pauses: list[tuple[
     found = host_activity(trace, device_work(trace))
     assert list(zip(found.pauses.start_ns.tolist(), found.pauses.end_ns.tolist(), strict=True)) == pauses
     assert found.operators.measure() == 910_000 - sum(end - begin for begin, end in pauses)
+
+
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        (("tokenize_batch", 90_000, 990_000), "tokenize_batch"),
+        (("iteration", 0, 1_900_000), "the loop between optimizer and forward"),
+        (("perfscope::gather", 90_000, 990_000), "the loop between optimizer and forward"),
+    ],
+    ids=["a script's own range", "of a whole step", "a recorder's"],
+)
+def test_a_pause_has_the_name_of_the_range_that_is_there_for_it(named: tuple[str, int, int], name: str) -> None:
+    builder = TraceBuilder().note("Optimizer.step#SGD.step", 1_000, 80_000).op("aten::add_", 2_000, 90_000)
+    builder.note(*named).note("perfscope::forward", 1_000_000, 1_900_000).op("aten::mm", 1_000_000, 1_800_000)
+    trace = builder.build()
+    found = {name: part.measure() for name, part in host_activity(trace, device_work(trace)).named.items()}
+    assert max(found, key=found.__getitem__) == name
+    assert found[name] == 910_000
