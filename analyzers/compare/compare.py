@@ -108,6 +108,7 @@ def _difference(
     categories = category_changes(baseline, candidate, step)
     causes, significant = causes_of(step, categories)
     stages = stage_changes(baseline, candidate, step)
+    checked = prediction_checks(baseline, candidate, step, changed, _predictor(first))
     return Difference(
         baseline=0,
         candidate=index,
@@ -122,9 +123,9 @@ def _difference(
         operators=operator_changes(baseline, candidate, step),
         ranks=rank_changes(baseline, candidate, step),
         findings=finding_changes(baseline, candidate),
-        predictions=prediction_checks(baseline, candidate, step, changed, _predictor(first)),
+        predictions=checked,
         settings=changed,
-        notes=tuple(cautions(baseline, candidate, step, changed, stages)),
+        notes=tuple(cautions(baseline, candidate, step, changed, stages, checked)),
         stages=stages,
     )
 

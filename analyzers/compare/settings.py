@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from perfscope.results.comparison import SettingChange, StageChange, StepChange
+from perfscope.results.comparison import PredictionCheck, SettingChange, StageChange, StepChange
 from perfscope.results.rows import JobInfo
 from perfscope.results.summary import Summary
 
@@ -139,8 +139,9 @@ def cautions(
     step: StepChange,
     changed: Sequence[SettingChange],
     stages: Sequence[StageChange] = (),
+    predictions: Sequence[PredictionCheck] = (),
 ) -> Iterator[str]:
-    """What limits the comparison, one sentence each."""
+    """What limits the comparison, one sentence each. ``predictions`` are of changes that were found."""
     first, second = baseline.job, candidate.job
     ranks = [job.rank_count for job in (first, second)]
     if ranks[0] != ranks[1] and 0 not in ranks:
@@ -161,7 +162,7 @@ def cautions(
             "Compare the unprofiled steps."
         )
     yield from _machines(baseline, candidate)
-    if step.verdict in ("faster", "slower") and not changed:
+    if step.verdict in ("faster", "slower") and not changed and not predictions:
         yield (
             "No recorded setting, version or device differs, so the cause may be the machines: record the baseline's "
             "job again and give it as --baseline, to measure how much its runs differ."

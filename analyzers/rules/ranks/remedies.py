@@ -24,19 +24,20 @@ _SLOWED_BY_THREADS: Final = ("host", "compute", "launch")
 """Causes that other threads of the process may be behind: those of a slow loader load."""
 
 OF_CAUSE: Final = {
-    "compute": "Compare {who} with its peers: clocks, power and throttle reasons of the device ({clocks}), "
+    "compute": "Compare {who} with the other ranks: clocks, power and throttle reasons of the device ({clocks}), "
     "then the amount of work (sequence lengths, experts).",
-    "dataloader": "Check the storage and the samples of {who}, which waits for its batches longer than its peers; use "
+    "dataloader": "Check the storage and the samples of {who}: batches come later there than on the other ranks; use "
     "more DataLoader workers, or spread expensive samples evenly over the ranks.",
-    "launch": "Look at what slows launches on {who}: other processes on its cores, CPU frequency and NUMA binding of "
-    "that process (numactl, taskset).",
-    "host": "Look for Python work that only {who} does {where}, for garbage collection, and for other processes on its "
-    "cores.",
-    "sync": "Look for .item(), printing of tensors or synchronize() that only {who} calls: it blocks on the device "
-    "where its peers do not.",
-    "copy": "Check pinned memory and the PCIe link of {who}: its host-device copies take longer than its peers'.",
+    "launch": "Look at what slows launches on {who}: other processes on the cores, CPU frequency and NUMA binding "
+    "(numactl, taskset).",
+    "host": "Look for Python work that only {who} does {where}, for garbage collection, and for other processes on the "
+    "cores there.",
+    "sync": "Look for .item(), printing of tensors or synchronize() on {who}: the other ranks do not wait for their "
+    "devices there.",
+    "copy": "Check pinned memory and the PCIe link of {who}: host-device copies take longer there than on the other "
+    "ranks.",
     "communication": "Compare links and network adapters of {who} with the others' ({links}, ibstat, "
-    "ethtool -S), and its place in the network: the same transfers take longer on it.",
+    "ethtool -S), and the place in the network: the same transfers take longer there.",
 }
 
 _IN_TURN: Final = (
@@ -104,8 +105,8 @@ _SAVING: Final = (
 )
 
 _SLOW_ON_CPU: Final = (
-    "Look for other processes on the cores of {who}, its CPU frequency and its number of threads (OMP_NUM_THREADS), "
-    "then its amount of work (sequence lengths, experts)."
+    "Look for other processes on the cores of {who}, the CPU frequency and the number of threads (OMP_NUM_THREADS) "
+    "there, then the amount of work (sequence lengths, experts)."
 )
 
 

@@ -198,6 +198,16 @@ def test_advice_followed_in_a_job_that_knows_the_truth(tmp_path: Path) -> None:
         assert [(change.rule, change.status) for change in difference.findings] == [("dataloader-workers", "gone")]
 
 
+def test_a_change_that_was_predicted_is_no_unknown_cause() -> None:
+    baseline, candidate = _before(), _after(60.0)
+    step = step_change(baseline, candidate)
+    assert step.verdict == "faster"
+    assert any("the cause may be the machines" in note for note in cautions(baseline, candidate, step, ()))
+    checked = _tried(candidate)
+    assert checked
+    assert not any("machines" in note for note in cautions(baseline, candidate, step, (), predictions=checked))
+
+
 def test_without_a_trace_there_are_no_findings_and_no_predictions() -> None:
     baseline, candidate = _before(), replace(_after(85.0), time_breakdown=(), dataloader=(), stragglers=())
     assert finding_changes(baseline, candidate) == ()

@@ -93,7 +93,7 @@ def test_names_rank_host_and_cause():
     assert "Rank 3" in finding.title
     assert "slower compute" in finding.title
     assert "node7" in finding.action.setting
-    assert finding.action.how.startswith("Compare rank 3 on node7 with its peers: clocks")
+    assert finding.action.how.startswith("Compare rank 3 on node7 with the other ranks: clocks")
     assert finding.ceiling == pytest.approx(100 / 75 - 1)
 
 
