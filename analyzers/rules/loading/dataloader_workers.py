@@ -9,7 +9,7 @@ Sources: PyTorch performance tuning guide; Lightning issue 18591 on why "as many
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import ceil
 from statistics import fmean, median
@@ -18,7 +18,7 @@ from typing import Final
 from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_ns
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.loading import hidden_pace
-from perfscope.analyzers.rules.loading.loader_startup import Stalls, find_stalls
+from perfscope.analyzers.rules.loading.loader_startup import CLEAR, RARE, STALL, Stalls, find_stalls
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
@@ -40,6 +40,16 @@ ALIKE: Final = 0.02
 """Step times closer than this are equal within noise."""
 OTHERS: Final = 1.25
 """Wall time over CPU time of the training from which other processes use its cores: what these will do is not known."""
+
+
+_LOAD_AHEAD: Final = Action(
+    setting="DataLoader(prefetch_factor=…)",
+    old=None,
+    new=None,
+    how="A batch that now and then takes long to load is waited for. Load more of them ahead (prefetch_factor, more "
+    "workers), or make those batches cheaper. Record with perfscope run, which also records the number of workers and "
+    "what a batch takes; then PerfScope computes how many are needed.",
+)
 
 
 @dataclass(frozen=True)
@@ -128,16 +138,28 @@ def _blocking(job: RuleContext) -> Finding | None:
         return None
     new = need and not need.crowded and need.workers != worst.num_workers
     limited = ", and the cores are the limit" if need and need.crowded else ""
+    few = _few_steps(job, waiting) if need is None and behind is None else 0
+    where = f"the time, in {few} of {job.steps} steps," if few else _what(job, behind)
     return job.finding(
         RULE,
-        f"Data loading blocks {job.share(stall_us):.0%} of {_what(job, behind)} on {_ranks(waiting, job)}{limited}",
+        f"Data loading blocks {job.share(stall_us):.0%} of {where} on {_ranks(waiting, job)}{limited}",
         recoverable,
         evidence=_evidence(job, worst, _stall(job, usual, behind, stall_us), tuple(row.rank for row in waiting), need),
-        action=_for_all(replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)), job),
+        action=_LOAD_AHEAD
+        if few
+        else _for_all(replace(_action(job.framework, worst, need), costs=_costs(job, worst, need)), job),
         confidence=_confidence(job, worst, need),
         whatif={"dataloader.num_workers": str(need.workers)} if need and new else {},
         severity_us=stall_us,
     )
+
+
+def _few_steps(job: RuleContext, waiting: Collection[DataLoaderRow]) -> int:
+    """In how many steps these ranks wait, where those are few and they hardly wait in the others; 0 where they do."""
+    each = [job.per_step[row.rank].loading_us for row in waiting if row.rank in job.per_step]
+    waits = [median(step) for step in zip(*each, strict=True)]
+    late = sum(wait >= STALL * job.step_time_us for wait in waits)
+    return late if waits and late <= RARE * len(waits) and median(waits) <= CLEAR * job.step_time_us else 0
 
 
 def _longest_us(job: RuleContext, usual: _Usual) -> float:

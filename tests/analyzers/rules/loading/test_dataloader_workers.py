@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfscope.analyzers.job.loading import dataloader_rows
+from perfscope.analyzers.job.rank_steps import RankSteps
 from perfscope.analyzers.rules import evaluate
 from perfscope.analyzers.rules.loading import dataloader_workers
 from perfscope.analyzers.rules.ranks import straggling_rank
@@ -169,6 +170,17 @@ def test_a_number_that_the_batches_show_is_no_more_than_that():
 
     assert "If there are 2 or more, use twice as many." in how(None)
     assert "twice" not in how(1)
+
+
+@pytest.mark.parametrize(("waits_us", "few"), [((0.0,) * 7 + (240_000.0,), True), ((30_000.0,) * 8, False)])
+def test_a_batch_that_takes_long_once_is_no_step_that_loading_blocks(waits_us, few):
+    job = starved(30_000, workers=None)
+    loader = replace(job.summary.dataloader[0], batch_us=None)
+    steps = replace(job.per_step.get(0, RankSteps((), (), (), (), (), (), (), None, None)), loading_us=waits_us)
+    finding = dataloader_workers.evaluate(changed(job, dataloader=(loader,), per_step={0: steps}))
+    assert finding is not None
+    assert ("in 1 of 8 steps" in finding.title) is few
+    assert ("prefetch_factor" in finding.action.how) is few
 
 
 def test_unknown_number_of_workers_gets_no_number():
