@@ -46,7 +46,7 @@ from perfscope.analyzers.rank.timeline import Progress, Timeline
 from perfscope.analyzers.rank.work.compiled_times import compiled_times
 from perfscope.analyzers.rank.work.flops import rank_flops
 from perfscope.analyzers.rank.work.gap_times import gap_times
-from perfscope.analyzers.rank.work.gradients import gradient_bytes
+from perfscope.analyzers.rank.work.gradients import gradient_bytes, reduced_gradients
 from perfscope.analyzers.rank.work.kernel_times import classed_work, kernel_times
 from perfscope.analyzers.rank.work.launch_times import launch_times
 from perfscope.analyzers.rank.work.operator_times import operator_times
@@ -124,6 +124,7 @@ def analyze_rank(trace: Trace, flops: CustomFlops | None = None) -> RankPartial:
         bucket_copies=bucket_copies(trace, work, steps),
         buffer_copies=buffer_copies(trace, work, steps),
         gather_copies=gather_copies(trace, work, steps),
+        reduced_gradients=reduced_gradients(trace, steps),
         gradient_bytes=gradient_bytes(trace, steps),
         flops=rank_flops(trace, work, steps, attribution),
         tables=_tables(trace, work, steps, attribution, host, timeline, own),

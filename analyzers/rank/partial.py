@@ -12,6 +12,7 @@ from perfscope.analyzers.rank.host_events import HostEvents
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
+from perfscope.analyzers.rank.work.gradients import ReducedGradients
 from perfscope.analyzers.rank.work.tables import RankFlops, RankTables
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Device, Int32, Int64, ParseReport
@@ -216,6 +217,7 @@ class RankPartial:
     bucket_copies: ExtraWork
     buffer_copies: ExtraWork
     gather_copies: ExtraWork
+    reduced_gradients: ReducedGradients
     gradient_bytes: tuple[int, ...]
     """Of each gradient in the order in which they are ready, of all backwards of a step; empty where not recorded."""
     flops: RankFlops

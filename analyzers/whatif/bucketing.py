@@ -89,11 +89,14 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def parameter_bytes(
-    runs: Mapping[int, RunMetadata], buckets: Sequence[int], traced: Iterable[Sequence[int]] = ()
+    runs: Mapping[int, RunMetadata],
+    buckets: Sequence[int],
+    traced: Iterable[Sequence[int]] = (),
+    counts: Sequence[int] = (),
 ) -> tuple[list[float], bool] | None:
     """Bytes of each parameter's gradient in the order in which they become ready, and whether these were recorded; None
-    where they are not known. ``buckets`` are the recorded ones, in order; ``traced`` are gradients' bytes as ranks'
-    traces show them.
+    where they are not known. ``buckets`` are the recorded ones, in order, and ``counts`` the number of gradients in
+    each; ``traced`` are gradients' bytes as ranks' traces show them.
     """
     total = sum(buckets)
     of_models = (run.model.trainable_sizes[::-1] for run in runs.values() if run.model is not None)
@@ -102,6 +105,9 @@ def parameter_bytes(
             return [size * total / sum(sizes) for size in sizes], True
     known = bucket_cap(runs)
     cap = sent_share(runs, total) * (DEFAULT_CAP if known is None else known) * MIB
+    if counts and len(counts) == len(buckets):
+        each = zip(buckets, counts, strict=True)
+        return [size for bucket, count in each for size in _of_count(bucket, count, cap)], False
     size = _equal_parameters(buckets, cap)
     if size is None:
         # A lone bucket whose limit is not recorded may have a limit that all gradients fit.
@@ -109,6 +115,12 @@ def parameter_bytes(
         return (_around_large_ones(buckets, cap), False) if is_known and max(buckets) > _LARGE * cap else None
     count = round(total / size)
     return [total / count] * count, False
+
+
+def _of_count(bucket: int, count: int, cap: float) -> list[float]:
+    """So many gradients that fill this bucket: equal ones, but for a last one that took it far above its limit."""
+    before = cap / 2 if count > 1 and bucket > _LARGE * cap else bucket * (count - 1) / count
+    return [before / (count - 1)] * (count - 1) + [bucket - before] if count > 1 else [float(bucket)]
 
 
 def _around_large_ones(buckets: Sequence[int], cap: float) -> list[float]:

@@ -107,7 +107,8 @@ def _bucket_cap(schedules: EditableSchedules, context: Context, name: str, value
     if len({sum(recorded) for recorded in sizes}) > 1:
         raise CannotReplay(f"{name}: the recorded steps reduce gradients unequally often; try ddp.no_sync first")
     recorded = min(sizes)
-    parameters = parameter_bytes(context.runs, recorded, _traced_gradients(context, rounds))
+    counts = _gradients_in_buckets(context, rounds)
+    parameters = parameter_bytes(context.runs, recorded, _traced_gradients(context, rounds), counts)
     known_sizes = None if parameters is None else parameters[0]
     would = fewer_by_limit(context.runs, recorded, known_sizes)
     if would is not None:
@@ -155,6 +156,15 @@ def _traced_gradients(context: Context, rounds: Sequence[Round]) -> list[Sequenc
         sizes = partial.gradient_bytes
         found.append(sizes[len(sizes) - len(sizes) // parts :] if len(sizes) % parts == 0 else ())
     return found
+
+
+def _gradients_in_buckets(context: Context, rounds: Sequence[Round]) -> tuple[int, ...]:
+    """How many gradients are in each bucket, as the trace of a rank shows it; empty where none does."""
+    for one in rounds[:: len(context.result.steps)]:
+        partial = context.result.partials[one.rank]
+        if counts := partial.reduced_gradients.in_buckets(partial.microbatches(one.step)):
+            return counts
+    return ()
 
 
 def _of_each_backward(schedules: EditableSchedules, context: Context, rounds: Sequence[Round]) -> list[Round]:
