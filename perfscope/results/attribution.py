@@ -62,6 +62,7 @@ def who(row: StragglerRow) -> str:
         "host": _ranks_of_host(row, ranks),
         "stage": f"one pipeline stage ({ranks})",
         "ranks": ranks,
+        "link": f"the link between {ranks}",
         "job": f"{ranks} in turn",
     }.get(row.scope, f"rank {row.rank}")
 

@@ -234,7 +234,8 @@ class StragglerRow:
         str,
         "``rank``; ``host``, whose ranks are slow alike and cost more together than one by one; ``ranks``, several "
         "that hide each other, by one cause or several; ``stage``, a pipeline stage slower than others of the same "
-        "work; or ``job``, ranks that pauses strike in turn.",
+        "work; ``link``, ranks between which the same transfers take longer than in other groups; or "
+        "``job``, ranks that pauses strike in turn.",
     ] = "rank"
     ranks: Annotated[tuple[int, ...], "All ranks of that scope; ``rank`` is the slowest of them."] = ()
     pattern: Annotated[

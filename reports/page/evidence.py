@@ -58,6 +58,8 @@ def stragglers_table(rows: Sequence[StragglerRow], step_us: float) -> HtmlTable:
 
 
 def _at_pace(worst: StragglerRow, *, several: bool) -> str:
+    if worst.scope == "link":
+        return f"were it as quick as the others, the replayed step would be {duration(worst.lost_us)} shorter"
     whose, whom = ("their", "them") if several else ("its", "it")
     shorter = f"{duration(worst.lost_us)} shorter"
     if worst.replayed:

@@ -4,7 +4,8 @@ A collective runs at the pace of its slowest link, equally on all its ranks, so 
 run the same collective (kind, size, number of ranks) in several groups side by side, and a pipeline sends the same
 message between many pairs. Where some of them take longer than the others, and one host or rank is in all of these and
 in none of the others, its link is the cause. A host in the middle of a pipeline has most of the pairs that cross hosts:
-it is told from the pairs without it.
+it is told from the pairs without it. Of a lone slow group, or of several that have nothing in common, the links are
+slow between its ranks: which of them is not known.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from perfscope.analyzers.job.collectives.matched import MatchedCollectives
 from perfscope.analyzers.replay.engine import Schedules
 from perfscope.frozen import dataclass
+from perfscope.grouping import grouped
 from perfscope.trace.trace import Float64, Int64
 
 SLOWER: Final = 1.3
@@ -25,6 +27,9 @@ SLOWER: Final = 1.3
 
 _SIBLINGS: Final = 3
 """Fewer groups side by side have no meaningful median."""
+
+_FAR_SLOWER: Final = 2.0
+"""The same of one group beside a single other."""
 
 _SEVERAL: Final = 2
 """Groups that a slow host is told by, at least: one may be slow by the other host's link."""
@@ -34,8 +39,9 @@ Members = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class SlowLink:
-    """``ranks`` share the slow link; ``scope`` is ``host`` (they are its ranks) or ``rank``. ``factor`` is what the
-    transfer of each collective's instance would be multiplied by were the link like the others: 1 for most.
+    """``ranks`` share the slow link; ``scope`` is ``host`` (they are its ranks), ``rank``, or ``link`` (it is between
+    them). ``factor`` is what the transfer of each collective's instance would be multiplied by were the link like the
+    others: 1 for most.
     """
 
     ranks: tuple[int, ...]
@@ -44,9 +50,12 @@ class SlowLink:
 
 
 def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str]) -> SlowLink | None:
-    """The one host or rank whose link is slower than the others'; None where none is, or several are."""
+    """The one host or rank whose link is slower than the others', else the ranks between which links are; None where
+    none is.
+    """
     transfer = _transfers(matched)
-    every = _siblings(matched, _members(matched))
+    members = _members(matched)
+    every = _siblings(matched, members)
     measured = [{ranks: float(transfer[lines].mean()) for ranks, lines in siblings.items()} for siblings in every]
     factor = np.ones(len(matched.instances), dtype=np.float64)
     slow: set[Members] = set()
@@ -62,7 +71,41 @@ def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str]) -> SlowLin
     place = _in_common(slow, quick - slow, hosts)
     if place is not None:
         return SlowLink(*place, factor)
-    return _of_most(every, measured, hosts, len(matched.instances))
+    of_host = _of_most(every, measured, hosts, len(matched.instances))
+    return of_host if of_host is not None else _of_groups(matched, transfer, _siblings(matched, members, 2), hosts)
+
+
+def _of_groups(
+    matched: MatchedCollectives, transfer: Int64, every: Sequence[Mapping[Members, Sequence[int]]],
+    hosts: Mapping[int, str],
+) -> SlowLink | None:  # fmt: skip
+    """The groups that are slow in all that they run beside others which span as many hosts, if these are fewer."""
+    factor = np.ones(len(matched.instances), dtype=np.float64)
+    slow: set[Members] = set()
+    quick: set[Members] = set()
+    for siblings in every:
+        for alike in _by_span(siblings, hosts):
+            means = {ranks: float(transfer[alike[ranks]].mean()) for ranks in alike}
+            # Of two the quicker one is what is usual.
+            least = SLOWER if len(means) >= _SIBLINGS else _FAR_SLOWER
+            usual = float(np.median(list(means.values()))) if len(means) >= _SIBLINGS else min(means.values())
+            late = {ranks for ranks, mean in means.items() if mean > least * usual}
+            slow |= late
+            quick |= means.keys() - late
+            for ranks in late:
+                factor[alike[ranks]] = usual / means[ranks]
+    slow -= quick
+    if not slow or len(slow) > len(quick):
+        return None
+    kept = np.isin(np.arange(len(factor)), [line for each in every for ranks in slow for line in each.get(ranks, ())])
+    ranks = tuple(sorted({rank for group in slow for rank in group}))
+    return SlowLink(ranks, "link", np.where(kept, factor, 1.0))
+
+
+def _by_span(siblings: Mapping[Members, Sequence[int]], hosts: Mapping[int, str]) -> list[dict[Members, Sequence[int]]]:
+    """Those that lie on as many hosts, if there are several: links between hosts are slower than those inside."""
+    spans = grouped((len({hosts.get(rank, "") for rank in ranks}), (ranks, lines)) for ranks, lines in siblings.items())
+    return [dict(alike) for alike in spans.values() if len(alike) > 1]
 
 
 def _of_most(
@@ -111,15 +154,17 @@ def _transfers(matched: MatchedCollectives) -> Int64:
     return longest
 
 
-def _siblings(matched: MatchedCollectives, members: Sequence[Members]) -> list[dict[Members, list[int]]]:
-    """Instances of one kind, size and number of ranks, by their ranks, where several groups run them."""
+def _siblings(
+    matched: MatchedCollectives, members: Sequence[Members], least: int = _SIBLINGS
+) -> list[dict[Members, list[int]]]:
+    """Instances of one kind, size and number of ranks, by their ranks, where ``least`` groups or more run them."""
     alike: dict[tuple[int, int, int], dict[Members, list[int]]] = {}
     instances = matched.instances
     lines = zip(members, instances.kind.tolist(), instances.bytes.tolist(), strict=True)
     for number, (ranks, kind, size) in enumerate(lines):
         if len(ranks) > 1 and size > 0:
             alike.setdefault((kind, size, len(ranks)), {}).setdefault(ranks, []).append(number)
-    return [siblings for siblings in alike.values() if len(siblings) >= _SIBLINGS]
+    return [siblings for siblings in alike.values() if len(siblings) >= least]
 
 
 def _in_common(slow: set[Members], quick: set[Members], hosts: Mapping[int, str]) -> tuple[tuple[int, ...], str] | None:
@@ -129,7 +174,9 @@ def _in_common(slow: set[Members], quick: set[Members], hosts: Mapping[int, str]
     for scope, places in (("host", hosts), ("rank", {rank: str(rank) for ranks in slow | quick for rank in ranks})):
         across = {ranks: {places.get(rank, "") for rank in ranks} for ranks in slow | quick}
         shared = set.intersection(*(across[ranks] for ranks in slow))
-        shared -= {place for ranks in quick if len(across[ranks]) > 1 for place in across[ranks]}
+        # Quick inside a host says nothing of its links to others, but of those inside.
+        within = any(len(across[ranks]) == 1 for ranks in slow)
+        shared -= {place for ranks in quick if within or len(across[ranks]) > 1 for place in across[ranks]}
         shared.discard("")
         if len(shared) == 1 and len(slow) > 1:
             place = shared.pop()

@@ -98,6 +98,11 @@ _WHOLE_STAGE: Final = (
     "all its ranks are slow with the same work. If that does not help, move layers to other stages."
 )
 
+_LINK: Final = (
+    "Compare the {who} with those of other groups: width and errors of NVLink or PCIe ({links}), network adapters and "
+    "switches on the way (ibstat, ethtool -S). Which of these ranks it is, a lone slow group does not show."
+)
+
 _SAVING: Final = (
     "Save checkpoints in fewer steps, or without stopping the others: {who} copies the state and a thread writes it "
     "(torch.distributed.checkpoint.async_save), or all ranks write their part at once "
@@ -127,6 +132,8 @@ def template(job: RuleContext, worst: StragglerRow, pauses_in: str = "") -> str:
         return _OF_WHOLE_HOST.get(worst.cause, _WHOLE_HOST)
     if worst.scope == "stage":
         return _WHOLE_STAGE
+    if worst.scope == "link":
+        return _LINK
     if pauses_in == SAVING:
         return _SAVING
     if worst.cause == "compute" and is_cpu:

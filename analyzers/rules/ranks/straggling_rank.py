@@ -227,6 +227,8 @@ def _who(job: RuleContext, row: StragglerRow) -> str:
         rank = imbalanced_work.mostly_for(job, row)
         how = "in turn" if rank is None else f"now and then, mostly rank {rank}"
         return f"{ranks_in_words(row.ranks).capitalize()} are stragglers {how} ({why}): waiting for them"
+    if row.scope == "link":
+        return f"{subject(row)} is slower than those of other groups: the same transfers take longer there, which"
     if row.scope == "ranks":
         return f"{subject(row)} are stragglers ({why}): waiting for them"
     return f"{subject(row)} is a straggler ({why}): waiting for it"
@@ -286,6 +288,8 @@ def _by_cause(row: StragglerRow) -> dict[str, list[int]]:
 def _setting(row: StragglerRow) -> str:
     if row.scope in ("ranks", "stage", "job"):
         return ranks_in_words(row.ranks)
+    if row.scope == "link":
+        return f"link between {ranks_in_words(row.ranks)}"
     where = f" on {row.host}" if row.host else ""
     if row.scope == "rank":
         return f"rank {row.rank}{where}"
