@@ -21,6 +21,7 @@ import numpy as np
 
 from perfscope.analyzers.job.aligned import AlignedJob
 from perfscope.analyzers.job.collectives.group_roles import role_by_description
+from perfscope.analyzers.job.collectives.of_layers import needed_by_layers
 from perfscope.analyzers.job.collectives.of_loop import exchanges_between_steps
 from perfscope.analyzers.job.collectives.table import group_size
 from perfscope.analyzers.job.pipelines.messages import ring_groups
@@ -126,14 +127,18 @@ def _forward_waits(result: AlignedJob, lines: Int64) -> bool:
 
 
 def _of_layers(result: AlignedJob, lines: Int64) -> Bool:
-    """Which collectives move as much as a layer has keys and values, or an amount that is not recorded."""
+    """Which collectives move as much as a layer has keys and values, or an amount that is not recorded; those of batch
+    normalizations do not.
+    """
     instances = result.matched.instances
     which = result.matched.instance[lines]
     floats = np.array([not name.startswith(_NO_FLOATS) for name in instances.dtypes] or [True], dtype=np.bool_)
     moved, dtype = instances.bytes[which], instances.dtype[which]
     large = moved >= _LAYER * instances.participants[which]
     of_layers: Bool = (moved < 0) | (large & ((dtype == NONE) | floats[dtype]))
-    return of_layers
+    # What a batch normalization gathers in its forward is no more, and may have no range of its own.
+    needed = needed_by_layers(result.partials, result.matched)
+    return of_layers & ~np.isin(instances.group[which], instances.group[needed & instances.is_kind(("all_reduce",))])
 
 
 def _reduces_gradients(result: AlignedJob, runs: Mapping[int, RunMetadata], lines: Int64) -> bool:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from perfscope.analyzers.rank.collectives.collectives import Collectives
@@ -12,10 +14,12 @@ from perfscope.analyzers.rank.host_events import HostEvents
 from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.analyzers.rank.timeline import Progress, Timeline
-from perfscope.analyzers.rank.work.gradients import ReducedGradients
 from perfscope.analyzers.rank.work.tables import RankFlops, RankTables
 from perfscope.frozen import dataclass
 from perfscope.trace.trace import Bool, Device, Int32, Int64, ParseReport
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.rank.work.gradients import ReducedGradients
 
 FORWARD, BACKWARD, WEIGHTS = range(3)
 """Phases of a pass. Where a schedule splits the backward, ``BACKWARD`` is its input half and ``WEIGHTS`` the other."""

@@ -28,6 +28,7 @@ from perfscope.analyzers.rules.communication import (
     megatron_overlap,
     nccl_environment,
     no_sync,
+    sync_batch_norm,
     tensor_parallel_span,
     unused_parameters,
 )
@@ -115,6 +116,7 @@ RULES: Final[tuple[Rule, ...]] = (
     slow_sampler.evaluate,
     small_operators.evaluate,
     straggling_rank.evaluate,
+    sync_batch_norm.evaluate,
     tensor_parallel_span.evaluate,
     unused_parameters.evaluate,
 )

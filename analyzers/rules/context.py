@@ -86,6 +86,8 @@ class RuleContext:
     """Loops over many tensors outside the model, the costliest first."""
     loop_collectives: Mapping[str, float] = field(default_factory=dict)
     """Small collectives per step between the optimizer's step and the next forward, by kind."""
+    of_layers: frozenset[tuple[str, str, str | None, int | None]] = frozenset()
+    """Group, kind, type and size of the summary's collectives that layers compute with."""
     balanced_step_us: Prediction | None = None
     """The step with the pipeline's work spread evenly over its stages, replayed; None where it is even already."""
     predict: Predict | None = None

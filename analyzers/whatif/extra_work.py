@@ -136,6 +136,16 @@ def _no_collectives(schedules: EditableSchedules, _: Context, name: str, value: 
     return Uncertainty(less=0.25, more=0.50)
 
 
+def _each_its_statistics(schedules: EditableSchedules, _: Context, name: str, value: str) -> Uncertainty:
+    if flag(name, value):
+        raise CannotReplay(f"{name}=true: the recording does not show how long gathering statistics would take")
+    sent = {rank_op for rank_op in schedules.issued() if rank_op.of_norm}
+    if not sent:
+        raise CannotReplay(f"{name}: no collectives of synchronized batch normalizations are recorded")
+    schedules.without(sent)
+    return Uncertainty(less=0.25, more=0.25)
+
+
 def _no_buffers(schedules: EditableSchedules, context: Context, name: str, value: str) -> Uncertainty:
     if flag(name, value):
         raise CannotReplay(f"{name}=true: the recording does not show how long broadcasts of buffers would take")
@@ -166,6 +176,8 @@ SETTINGS = (
             _operators, -1, with_hosts=True, of_host_work=True),
     Setting("ddp.broadcast_buffers", "false", "no broadcast of the model's buffers before each forward",
             _no_buffers, 1, with_hosts=True),
+    Setting("batch_norm.sync", "false", "BatchNorm instead of SyncBatchNorm: each rank has its own statistics",
+            _each_its_statistics, 1, with_hosts=True),
     Setting("loop.collectives", "0", "no small collectives between the optimizer's step and the next forward: metrics, "
             "barriers", _no_collectives, 1, with_hosts=True),
 )  # fmt: skip

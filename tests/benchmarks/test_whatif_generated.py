@@ -15,13 +15,14 @@ NOT_ASKED = {
     "gradients.reduce",
     "optimizer.loops",
     "loop.collectives",
+    "batch_norm.sync",
     "loop.operators",
     "ddp.broadcast_buffers",
     "fsdp.backward_prefetch",
 }
 """The generator collects no garbage, its operators have no threads, neither its optimizer nor its loop goes through
-parameters one by one; it reduces no gradients by hand, nothing in its loop, sends no buffers and prefetches in no
-backward alone (the emulator has these but for such a loop)."""
+parameters one by one; it reduces no gradients by hand, nothing in its loop or layers, sends no buffers and prefetches
+in no backward alone (the emulator has these but for such a loop)."""
 
 
 def predicted(question: Question, *, off: float, assumed: bool = False, spread: float = 0.1) -> Answer:

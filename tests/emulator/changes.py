@@ -95,6 +95,7 @@ _SETTINGS: dict[str, tuple[frozenset[str], Callable[[Job, str], Job | None]]] = 
     "ddp.broadcast_buffers": (_DDP, lambda job, _: replace(job, buffers_mb=0.0)),
     "ddp.no_sync": (_DDP, lambda job, value: replace(job, no_sync=value == "true")),
     "ddp.comm_dtype": (_DDP | {"manual"}, _in_16_bits),
+    "batch_norm.sync": (_ALL, lambda job, _: replace(job, norms="own")),
     "loop.collectives": (_ALL, lambda job, _: replace(job, metrics=0)),
     "gradients.reduce": (frozenset(("manual",)), _reduced),
     "fsdp.reshard_after_forward": (_FSDP, lambda job, value: replace(job, reshard=value == "true")),

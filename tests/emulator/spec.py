@@ -170,6 +170,8 @@ class Job:
     """Buffers that DDP broadcasts before each forward, copied together and back."""
     metrics: int = 0
     """All-reduces of one number after each optimizer step, each waited for on the compute stream."""
+    norms: str = ""
+    """Each block ends with a batch normalization: ``own`` statistics of each rank, or ``synchronized``."""
     imbalance: float = 0.0
     """Standard deviation of a batch's tokens, as a share, by rank and step."""
     evened: bool = False

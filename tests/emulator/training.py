@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from tests.emulator import model as layers
 from tests.emulator.chance import normal
 from tests.emulator.loader import Batches, Queue
@@ -102,6 +104,7 @@ class Script:
                     continue
                 yield from layers.forward(rank, unit)
                 yield from all_reduce_activations(rank, f"forward{unit}")
+                yield from norm(rank, unit)
         with rank.operator("aten::cross_entropy_loss"):
             rank.spend(job.cpu.operator_ns)
             yield from rank.kernel(_CROSS_ENTROPY, 8_000, "loss")
@@ -118,6 +121,7 @@ class Script:
             if self.units is not None:
                 yield from self.units.backward(unit)
                 continue
+            yield from norm(rank, unit, backward=True)
             for step in layers.backward(rank, unit):
                 if not isinstance(step, int):
                     yield step
@@ -148,6 +152,27 @@ class Script:
                     yield from rank.kernel(_ADAM, 2_500 + 24 * elements * shard / 1_500, f"adam{number}")
         with rank.annotation("Optimizer.zero_grad#AdamW.zero_grad"):
             rank.spend(20_000)
+
+
+def norm(rank: Rank, unit: int, *, backward: bool = False) -> Waits:
+    """A batch normalization. Of a synchronized one statistics of all ranks are gathered in the forward, and two
+    gradients summed in the backward.
+    """
+    job, width = rank.job, rank.job.model.width
+    if not job.norms:
+        return
+    rank.spend(job.cpu.engine_ns if backward else job.cpu.python_ns)
+    group, name = rank.communicators["world"], "SyncBatchNormBackward" if backward else "SyncBatchNorm"
+    issue = Issue("allreduce", 2 * width, 4) if backward else Issue("_allgather_base", (2 * width + 1) * job.ranks, 4)
+    with ExitStack() as stack:
+        if backward:
+            stack.enter_context(rank.operator(f"autograd::engine::evaluate_function: {name}"))
+        stack.enter_context(rank.operator(name))
+        yield from rank.kernel("batch_norm_collect_statistics", 10_000, f"norm{backward}{unit}.{rank.micro}")
+        if job.norms == "synchronized":
+            work = yield from collective(rank, group, issue, f"norm{backward}{unit}.{rank.micro}")
+            rank.depend([work])
+        yield from rank.kernel("batch_norm_transform_input", 10_000, f"normed{backward}{unit}.{rank.micro}")
 
 
 def all_reduce_activations(rank: Rank, label: str) -> Waits:

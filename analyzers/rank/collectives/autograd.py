@@ -14,6 +14,12 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, OPTIMIZER_RANGE
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int32, Int64, Trace
 
+_OF_PARAMETER: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+"""Autograd's function of each parameter, in which DistributedDataParallel's hook reduces a bucket that is full."""
+
+_SYNCHRONIZED_NORM: Final = re.compile("SyncBatch[Nn]orm(Function)?(Backward)?$")
+"""Functions of torch's ``SyncBatchNorm`` and apex's, which gather statistics in the forward and sum their gradients."""
+
 _OPTIMIZER: Final = re.compile("Optimizer.step#")
 
 
@@ -27,6 +33,18 @@ def in_backward(trace: Trace, issued_ns: Int64, calls: Int64 | None = None) -> B
         return inside
     by_thread = np.isin(trace.thread[calls], _own_threads(trace, trace.thread[rows]))
     return np.asarray(inside | (by_thread & (calls != NONE)), dtype=np.bool_)
+
+
+def in_parameters(trace: Trace, issued_ns: Int64) -> Bool:
+    """Whether each collective was issued in autograd's function of a parameter, by the host time of its issue."""
+    rows = trace.rows(Category.CPU_OP, named=_OF_PARAMETER.__eq__)
+    return np.asarray(Intervals.of_rows(trace, rows).covers(issued_ns) & (issued_ns != NONE), dtype=np.bool_)
+
+
+def in_norms(trace: Trace, issued_ns: Int64) -> Bool:
+    """Whether each collective was issued in a batch normalization that all ranks compute together."""
+    rows = trace.rows(Category.CPU_OP, named=_SYNCHRONIZED_NORM.search)
+    return np.asarray(Intervals.of_rows(trace, rows).covers(issued_ns) & (issued_ns != NONE), dtype=np.bool_)
 
 
 def after_backward(trace: Trace, issued_ns: Int64) -> Bool:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives import raw
-from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward
+from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward, in_norms, in_parameters
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import host_communication_rows, kind_of
 from perfscope.analyzers.rank.collectives.tensors import input_tensors
@@ -97,6 +97,8 @@ def on_host(trace: Trace) -> raw.RawCollectives:
         keys=keys,
         backward=in_backward(trace, issued_ns),
         after_backward=after_backward(trace, issued_ns),
+        in_parameters=in_parameters(trace, issued_ns),
+        in_norms=in_norms(trace, issued_ns),
         messages=Messages(
             collective=one_way,
             peer=_column([each.peer for each in issued])[one_way],

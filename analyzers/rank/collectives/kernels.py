@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.collectives import raw
-from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward
+from perfscope.analyzers.rank.collectives.autograd import after_backward, in_backward, in_norms, in_parameters
 from perfscope.analyzers.rank.collectives.collectives import Group, Messages
 from perfscope.analyzers.rank.collectives.communication import (
     DTYPE_BYTES,
@@ -65,6 +65,8 @@ def on_device(trace: Trace, work: DeviceWork) -> raw.RawCollectives:
         keys=keys,
         backward=in_backward(trace, issued, calls),
         after_backward=after_backward(trace, issued),
+        in_parameters=in_parameters(trace, issued),
+        in_norms=in_norms(trace, issued),
         messages=messages,
         on_host=bool(len(kernels)) and bool(np.isin(kernels, host_communication_rows(trace, Category.KERNEL)).all()),
     )

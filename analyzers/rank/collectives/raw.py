@@ -35,7 +35,8 @@ class RawCollectives:
     """Communication events of one rank in any order: parallel arrays.
 
     ``key`` indexes ``keys``; ``issued_ns`` is the host time at which the event was issued (NONE: not recorded).
-    ``messages.collective`` indexes these events. The other columns are those of ``Collectives``.
+    ``messages.collective`` indexes these events. ``in_parameters`` and ``in_norms`` are as in ``autograd``. The other
+    columns are those of ``Collectives``.
     """
 
     start_ns: Int64
@@ -48,8 +49,19 @@ class RawCollectives:
     keys: Sequence[CollectiveKey]
     backward: Bool
     after_backward: Bool
+    in_parameters: Bool
+    in_norms: Bool
     messages: Messages = field(default_factory=Messages.none)
     on_host: bool = False
+
+    def _of_layers(self) -> Bool:
+        """As in ``Collectives``: where hooks of parameters reduce their gradients, what other functions reduce in the
+        same group are none.
+        """
+        ways = [(each.group, each.kind) for each in self.keys]
+        reduced = {ways[key] for key in distinct(self.key[self.in_parameters]).tolist()}
+        beside = np.array([way in reduced for way in ways] or [False], dtype=np.bool_)[self.key]
+        return np.asarray(self.in_norms | (beside & self.backward & ~self.in_parameters), dtype=np.bool_)
 
     def collectives(self, steps: Steps, between: Intervals, again: Intervals) -> Collectives:
         """The same events in order of start, with a table for each label. ``between``: as in ``HostActivity``;
@@ -80,6 +92,8 @@ class RawCollectives:
             stream=self.stream[order],
             backward=self.backward[order],
             after_backward=self.after_backward[order],
+            of_layers=self._of_layers()[order],
+            of_norms=self.in_norms[order],
             between=between.covers(issued) & (issued != NONE),
             again=again.covers(issued) & (issued != NONE),
             groups=groups,

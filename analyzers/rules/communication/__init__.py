@@ -6,5 +6,5 @@ at ``reductions``, the all-reduces of gradients, whose sizes need not be known. 
 and ``unused_parameters``, which write their settings with ``ddp_arguments``. FSDP: ``fsdp_no_sync``, ``fsdp_prefetch``.
 DeepSpeed: ``deepspeed_buckets``. Megatron: ``megatron_overlap`` and ``tensor_parallel_span``. NCCL itself:
 ``nccl_environment``, and ``host_backend`` where it is not used. What loops write out: ``gradients_by_hand``,
-``loop_collectives``; what may be either: ``late_gradients``.
+``loop_collectives``; what may be either: ``late_gradients``. What layers need: ``sync_batch_norm``.
 """

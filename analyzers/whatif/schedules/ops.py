@@ -58,6 +58,10 @@ class RankOp:
     """Issued between the last of autograd's functions and the optimizer's step, as far as these are recorded."""
     again: bool = False
     """Issued in a forward that runs again in the backward."""
+    of_layer: bool = False
+    """A layer computes with it: no gradients of parameters."""
+    of_norm: bool = False
+    """That layer is a synchronized batch normalization."""
     after: RankOp | None = None
     """The rank op of another stream whose end it waits for as well: its ``gap_ns`` includes that."""
     after_gap_ns: float = 0.0
@@ -72,7 +76,7 @@ class RankOp:
 
     def moves(self, *kinds: str) -> bool:
         """Is it of one of these kinds, and moves parameters or gradients?"""
-        return self.collective.kind in kinds and self.bytes >= SMALLEST
+        return self.collective.kind in kinds and self.bytes >= SMALLEST and not self.of_layer
 
 
 @dataclass(eq=False, slots=True)

@@ -81,7 +81,8 @@ def waits_for_absent(result: AlignedJob, recorded: RecordedSchedules) -> bool:
 class _OpsAsRecorded:
     """What all that is asked about a job starts from: ``kinds``, ``operands`` and ``lags_ns`` of every op, ``own_ns``
     of each rank without a host, ``hosts`` of the others; ``instances``, ``lanes``, ``issued_in`` (the backward; after
-    it; a forward that runs again) and ``times_ns`` (gap, transfer, how late others seem to have come) of every rank op.
+    it; a forward that runs again; a layer's own; a norm's) and ``times_ns`` (gap, transfer, how late others seem to
+    have come) of every rank op.
     """
 
     schedules: Schedules
@@ -92,7 +93,7 @@ class _OpsAsRecorded:
     hosts: Mapping[int, RecordedHost]
     instances: Sequence[int]
     lanes: Mapping[int, int]
-    issued_in: Sequence[tuple[bool, bool, bool]]
+    issued_in: Sequence[tuple[bool, bool, bool, bool, bool]]
     times_ns: Sequence[tuple[int, int, int]]
 
     @property
@@ -195,14 +196,15 @@ def _wait_for_others(schedules: Schedules, rank_ops: Mapping[int, RankOp]) -> No
             rank_op.after, rank_op.after_gap_ns = rank_ops.get(other), float(schedules.after_gap_ns[number])
 
 
-def _issued_in(result: AlignedJob, recorded: RecordedSchedules) -> list[tuple[bool, bool, bool]]:
+def _issued_in(result: AlignedJob, recorded: RecordedSchedules) -> list[tuple[bool, bool, bool, bool, bool]]:
     """For each rank op: (did autograd issue it, was it issued once the step's last backward was over, in a forward that
-    runs again)?
+    runs again, is it a layer's own, and a batch normalization's)?
     """
-    found = [(False, False, False)] * len(recorded.row)
+    found = [(False, False, False, False, False)] * len(recorded.row)
     for rank, rank_ops in _issued(recorded):
         collectives, rows = result.partials[rank].collectives, recorded.row[rank_ops]
-        columns = collectives.backward, collectives.after_backward, collectives.again
+        phases_of = collectives.backward, collectives.after_backward, collectives.again
+        columns = *phases_of, collectives.of_layers, collectives.of_norms
         phases = zip(*(column[rows].tolist() for column in columns), strict=True)
         for rank_op, phase in zip(rank_ops.tolist(), phases, strict=True):
             found[rank_op] = phase
