@@ -86,6 +86,8 @@ class RuleContext:
     """Loops over many tensors outside the model, the costliest first."""
     loop_collectives: Mapping[str, float] = field(default_factory=dict)
     """Small collectives per step between the optimizer's step and the next forward, by kind."""
+    averaged: float = 0.0
+    """Larger all-reduces per step there: of parameters, which the loop averages, and not of gradients."""
     of_layers: frozenset[tuple[str, str, str | None, int | None]] = frozenset()
     """Group, kind, type and size of the summary's collectives that layers compute with."""
     balanced_step_us: Prediction | None = None
@@ -184,7 +186,7 @@ class RuleContext:
         """Do traces of another tool show that gradients are all-reduced, and not by what: torch's
         DistributedDataParallel, or the user's own code?
         """
-        return not self.runs and self.info.strategies == ("data",)
+        return not self.runs and self.info.strategies == ("data",) and not self.averaged
 
     @property
     def framework(self) -> str:

@@ -143,6 +143,8 @@ class Job:
     stages: int = 1
     microbatches: int = 1
     no_sync: bool = True
+    averages: bool = False
+    """What a loop reduces by hand are parameters, after the optimizer's step (local SGD)."""
     bucket_mb: float = 25.0
     one_bucket_limit: bool = False
     """The first bucket has the limit of the others, as where a script sets it since torch 2.5; else 1 MiB."""

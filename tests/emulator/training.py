@@ -60,9 +60,11 @@ class Script:
                 yield from self._forward(micro)
                 with rank.range("backward"):
                     yield from self._backward()
-        if self.by_hand is not None:
+        if self.by_hand is not None and not job.averages:
             yield from self.by_hand.reduce()
         yield from self._optimizer()
+        if self.by_hand is not None and job.averages:
+            yield from self.by_hand.reduce()
         yield from self._metrics()
         if job.item_every and step % job.item_every == 0:
             yield from rank.item()

@@ -46,6 +46,13 @@ def calls_per_step(partials: Mapping[int, RankPartial], matched: MatchedCollecti
     return {kind: count / steps for kind, count in counts.most_common()}
 
 
+def averaged_per_step(partials: Mapping[int, RankPartial], matched: MatchedCollectives, steps: int) -> float:
+    """How many larger all-reduces the loop calls there in a step: of parameters, which local SGD averages."""
+    known = matched.instances
+    larger = known.is_kind(("all_reduce",)) & between_steps(partials, matched) & ~collectives_of_loop(partials, matched)
+    return int((larger & ((known.bytes >= SMALLEST) | (known.bytes == NONE))).sum()) / steps
+
+
 def between_steps(partials: Mapping[int, RankPartial], matched: MatchedCollectives) -> Bool:
     """Which instances every rank issues after the optimizer's step and before the next forward."""
     of_rank_op = np.zeros(len(matched), dtype=np.bool_)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from perfscope.analyzers.rules.communication.traffic import traffic
 from perfscope.analyzers.rules.context import RuleContext
 from perfscope.frozen import dataclass
+
+_AVERAGES: Final = 0.5
+"""Share of the all-reduces that a loop calls after the optimizer's step from which they average parameters."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ def reductions(job: RuleContext) -> GradientReductions | None:
     # Those of biases and norms are small, and many.
     mine = [row for row in rows if row.group == group]
     count = sum(row.count for row in mine)
+    if _AVERAGES * count <= job.averaged * job.steps:
+        return None
     sizes = [row.bytes for row in mine if row.bytes is not None]
     all_bytes = sum((row.bytes or 0) * row.count for row in mine) / job.steps if len(sizes) == len(mine) else None
     return GradientReductions(

@@ -37,7 +37,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     new = None if old is None else str(2 * int(old))
     return Finding(
         rule=RULE,
-        title=f"With twice the batch per step, a sample takes {job.share(saved_us):.0%} less time (fewer reductions)",
+        title=f"With twice the batch per step, a sample takes {job.share(saved_us):.0%} less time{_why(job, saved_us)}",
         severity=Severity.INFO,
         evidence=(
             job.exposed_transfer(),
@@ -57,6 +57,13 @@ def evaluate(job: RuleContext) -> Finding | None:
         obtained=Obtained.REPLAYED,
         predicted_step_us=prediction,
     )
+
+
+def _why(job: RuleContext, saved_us: float) -> str:
+    """By fewer reductions, where those take as long; else what is done once per step is hidden behind the second half,
+    which removing it saves as well.
+    """
+    return " (fewer reductions)" if job.exposed_transfer_us >= saved_us else ""
 
 
 def _batch_size(job: RuleContext) -> str | None:

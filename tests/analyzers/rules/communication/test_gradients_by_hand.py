@@ -83,6 +83,14 @@ def _takes(**step_us: float) -> Predict:
     return predict
 
 
+def test_parameters_that_are_averaged_are_no_gradients(analyzed: Analyzed) -> None:
+    """Local SGD: DistributedDataParallel would train another way, and reduce more often."""
+    summary = analyzed(replace(LOOP, averages=True))
+    assert summary.job.strategies == ("data",)
+    about = {"gradients-by-hand", "late-gradients", "gradient-compression", "batch-size", "ddp-bucket-size"}
+    assert not about & {finding.rule for finding in summary.findings}
+
+
 def test_it_is_the_first_advice_where_it_costs_most(analyzed: Analyzed) -> None:
     assert analyzed(replace(LOOP, network=Network(latency_ns=120_000))).findings[0].rule == gradients_by_hand.RULE
 

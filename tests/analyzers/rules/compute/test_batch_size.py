@@ -37,6 +37,17 @@ def test_accumulation_where_memory_is_unknown(job: Analyzed) -> None:
     assert "learning rate" in (finding.action.costs or "")
 
 
+def test_the_reason_is_told_where_reductions_take_as_long(job: Analyzed) -> None:
+    finding = batch_size.evaluate(job.context)
+    assert finding is not None
+    assert finding.title.endswith("less time (fewer reductions)")
+    rows = tuple(dataclasses.replace(row, exposed_comm_transfer_us=0.1 * job.context.step_time_us + 1)
+                 for row in job.context.summary.time_breakdown)  # fmt: skip
+    finding = batch_size.evaluate(changed(job.context, time_breakdown=rows))
+    assert finding is not None
+    assert finding.title.endswith("less time"), "most of it is something else that is done once per step"
+
+
 def test_a_larger_batch_where_memory_is_free(job: Analyzed) -> None:
     loader = DataLoaderMetadata(batch_size=32)
     runs = {rank: RunMetadata(rank=rank, dataloaders=(loader,)) for rank in job.context.ranks}
