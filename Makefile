@@ -93,6 +93,7 @@ campaign: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m tests.campaign inputs --inputs $(CAMPAIGN_INPUTS) --results $(CAMPAIGN_RESULTS) --resume --show
 	$(VENV)/bin/python -m tests.campaign kills --count $(CAMPAIGN_KILLS)
 	$(VENV)/bin/python -m tests.benchmarks.fuzz_chrome --inputs 100000 --jobs 2 --seed 1 --sanitize
+	$(VENV)/bin/python -m tests.benchmarks.sanitized
 	$(VENV)/bin/python -m tests.benchmarks.fuzz_metadata --inputs 1000
 	$(VENV)/bin/python -m pytest tests/analyzers/test_hostile_files.py tests/collectors/test_secrets.py
 

@@ -140,7 +140,7 @@ class Edges:
         self.compiling = _compiling(torch)
         """Would the compiler take what is called now?"""
         self.optimizer_steps = 0
-        """Optimizer steps begun, nested ones included."""
+        """Optimizer steps begun, nested ones included, but for those that the collector handles as passing."""
         self.enter: Callable[[], bool] = alone(lambda: collector.enter())  # noqa: PLW0108
         self.enter_without_phase: Callable[[], bool] = alone(lambda: collector.enter_without_phase())  # noqa: PLW0108
         self.begin: Callable[[], bool] = alone(lambda: collector.begin())  # noqa: PLW0108
@@ -148,6 +148,11 @@ class Edges:
         self.leave: Callable[..., None] = alone(
             lambda begun, stepped, *subject: collector.leave(begun, stepped, *subject)  # noqa: PLW0108
         )
+
+    def steps_begun(self) -> int:
+        """Optimizer steps begun, nested ones included."""
+        passing = self.collector.passing
+        return self.optimizer_steps + (0 if passing is None else passing.begun)
 
 
 def _compiling(torch: Any) -> Callable[[], object]:
@@ -162,18 +167,32 @@ def _compiling(torch: Any) -> Callable[[], object]:
 def counted_step(edges: Edges, step: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer's ``step`` that reports its end to the collector."""
     collector, compiling, stepped = edges.collector, edges.compiling, Session.optimizer_stepped
+    passing = collector.passing
 
+    # One function: the compiler is to leave it alone, and takes each that it calls.
     @functools.wraps(step)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        edges.optimizer_steps += 1
         if kwargs or len(args) > 1:
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             if callable(closure):
+                edges.optimizer_steps += 1
                 return _step_with_closure(edges, step, closure, args, kwargs)
-        # At every step of the run: what keeps the compiler away takes longer than what it is kept away from.
-        edge: Any = edges if compiling() is not None else collector
-        begun = edge.enter()
         ended = None
+        # At every step of the run: what keeps the compiler away takes longer than what it is kept away from.
+        if compiling() is None:
+            if passing is not None and passing.begin():
+                try:
+                    result = step(*args, **kwargs)
+                    ended = args[0]
+                    return result
+                finally:
+                    if not passing.leave(ended):
+                        collector.report(stepped, ended)
+            edge: Any = collector
+        else:
+            edge = edges
+        edges.optimizer_steps += 1
+        begun = edge.enter()
         try:
             result = step(*args, **kwargs)
             ended = stepped
@@ -224,11 +243,11 @@ def _counted_scaler_step(edges: Edges, maybe_step: Callable[..., Any]) -> Callab
     @functools.wraps(maybe_step)
     def counted(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         stepped = None
-        steps_before = edges.optimizer_steps
+        steps_before = edges.steps_begun()
         begun = edges.enter()
         try:
             result = maybe_step(self, optimizer, *args, **kwargs)
-            skipped = edges.optimizer_steps == steps_before
+            skipped = edges.steps_begun() == steps_before
             stepped = functools.partial(Session.optimizer_stepped, optimizer=optimizer, skipped=skipped)
             return result
         finally:

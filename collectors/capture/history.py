@@ -32,8 +32,7 @@ _LEAST_BLOCK_S: Final = 2.0
 MOST_WAITING: Final = 1 << 16
 """Steps held in memory while the file system does not answer; beyond, the oldest are lost."""
 
-_CORE: Final = FIRST_WAIT + WAITS.index(CORE)
-"""Its place among the clock's times."""
+_CORE: Final = WAITS.index(CORE)
 
 Stages = Sequence[int]
 """Time of one step in each of ``STAGES``, ns."""
@@ -54,7 +53,6 @@ class Step(NamedTuple):
     """Of that, waiting for each of ``WAITS``."""
 
 
-_NUMBER, _BEGAN, _DURATION, _DISTURBED = range(HEAD, HEAD + 4)
 _ROW: Final = Struct(f"={HEAD + 4}q")
 """A step in memory: the clock's times, then number, began, duration, disturbed. Made with the fewest looks at memory:
 between others' work what a step reads and writes is in no cache.
@@ -153,7 +151,6 @@ class StepTimer:
         self._history = history
         self._append = history.append
         self._clock = clock
-        self._began: int | None = None
         self.disturbed = False
         """Is something of ours at work in the step under way, or was just before?"""
         self.core = CoreWaits()
@@ -166,13 +163,13 @@ class StepTimer:
 
         ``busy``: something of ours is at work.
         """
-        now = perf_counter_ns()
-        if self._began is not None:
-            self._ask_core(now - self._began)
+        now, began = perf_counter_ns(), self._clock.began
+        if began:
+            self._ask_core(now - began)
         stages, waits = self._clock.take()
-        if self._began is None:
+        if not began:
             return None
-        step = Step(number, self._began, now - self._began, stages, self.disturbed or busy, waits)
+        step = Step(number, began, now - began, stages, self.disturbed or busy, waits)
         self._history.add(step)
         if not step.disturbed and len(self.unprofiled) < UNPROFILED_STEPS:
             self.unprofiled.append(step.duration)
@@ -184,37 +181,39 @@ class StepTimer:
 
         As :meth:`step_ends` and :meth:`step_begins`, in one call; :attr:`unprofiled` is left to the caller.
         """
-        now, began, clock, duration = perf_counter_ns(), self._began, self._clock, 0
-        if began is not None:
+        clock = self._clock
+        now, began, duration = perf_counter_ns(), clock.began, 0
+        if began:
             duration = now - began
-            core = self.core
-            if core.skip and duration < core.long_ns:
-                core.skip -= 1
-            else:
-                self._ask_core(duration)
-            times = clock.times
-            times[_NUMBER], times[_BEGAN], times[_DURATION], times[_DISTURBED] = number, began, duration, self.disturbed
-            self._append(times.tobytes())
+            self.core_waited(duration)
+            self._append(clock.row(number, began, duration, self.disturbed))
         clock.clear()
         self.disturbed = False
-        self._began = perf_counter_ns()
+        clock.began = perf_counter_ns()
         return duration
 
+    def core_waited(self, duration: int) -> None:
+        """The step that has just ended took so long (ns): count what the thread waited for a core."""
+        core = self.core
+        if core.skip and duration < core.long_ns:
+            core.skip -= 1
+        else:
+            self._ask_core(duration)
+
     def _ask_core(self, duration: int) -> None:
-        """Count what the thread waited for a core in the step that has just ended, which took so long (ns)."""
         core, clock = self.core, self._clock
         clock.ask_core()
-        clock.times[_CORE] = core.of_step(duration)
+        clock.set_wait(_CORE, core.of_step(duration))
         clock.core = core if core.in_stages else None
 
     def step_begins(self, *, disturbed: bool) -> int:
         """The next step begins now; the time. ``disturbed``: something of ours is at work, or was just before."""
         self.disturbed = disturbed
-        self._clock.take()
-        self._began = perf_counter_ns()
-        return self._began
+        self._clock.clear()
+        self._clock.began = began = perf_counter_ns()
+        return began
 
     def restart(self) -> None:
         """What was taken for steps may not have been."""
-        self._began = None
+        self._clock.began = 0
         self.unprofiled.clear()

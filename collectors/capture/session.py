@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perfscope.collectors.capture.lazy import LazyCapturer
 from perfscope.collectors.capture.run_file import RankContext, RunFile
@@ -32,6 +32,7 @@ from perfscope.collectors.jobs import earlier_run, join_job
 from perfscope.collectors.launch.bootstrap import MODULE_NAME
 from perfscope.collectors.launch.nsys import make_way
 from perfscope.collectors.overrides.stop import end_training
+from perfscope.collectors.phases.compiled import make_gate, make_passing
 from perfscope.collectors.phases.phases import NO_TASK, OPTIMIZER, StepPhases
 from perfscope.collectors.problems import Problems
 from perfscope.collectors.role import identify_with_role, stated_role
@@ -39,19 +40,28 @@ from perfscope.collectors.sampler.sampler import HostSampler, start_sampler
 from perfscope.recording.metadata import StepsMetadata
 from perfscope.recording.paths import BOOTSTRAP_FOLDER
 
+if TYPE_CHECKING:
+    from perfscope.collectors.phases._clock import PassingSteps
+
 _STEP: Final = StepVerdict.STEP
 _NOTHING: Final = StepVerdict.NOTHING
+_ALWAYS: Final = 1 << 62
+"""More steps than any run has."""
 
 
 class Session:
     """One process's steps. Made when the process has completed its first."""
 
-    def __init__(self, config: CollectorConfig, problems: Problems, phases: StepPhases) -> None:
+    def __init__(
+        self, config: CollectorConfig, problems: Problems, phases: StepPhases, passing: PassingSteps | None = None
+    ) -> None:
         self._pid = os.getpid()
         self._thread = get_ident()
         self._config = config = make_way(config, os.environ, problems)
         self._problems = problems
         self._detector = StepDetector()
+        self._phases = phases
+        self._passing = passing
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers_met = 0
         self._last: Callable[[], Any] = lambda: None
@@ -82,8 +92,10 @@ class Session:
         self._watch.save_at_end_of_thread(self._save_running)
         self._sampler = problems.guard("starting the system sampler", start_sampler, config, self._identity)
 
-    def optimizer_stepped(self, optimizer: Any, *, skipped: bool = False) -> None:
-        """An outermost optimizer step has ended, or was skipped by a gradient scaler that met an overflow."""
+    def optimizer_stepped(self, optimizer: Any, *, skipped: bool | None = None) -> None:
+        """An outermost optimizer step has ended. ``skipped``: a gradient scaler met an overflow and left it out; None:
+        there is no scaler.
+        """
         if self._counts():
             if skipped:
                 self._skipped += 1
@@ -94,8 +106,21 @@ class Session:
             # Nearly all steps end here. Every call that is not made is a µs of somebody's step.
             if verdict is _STEP and completed < self._quiet_until and not self._run_file.unsaved and not self._agreed:
                 self._watch.step_passes(completed)
+                if self._passing is not None and skipped is None and detector.alone and self._watch.passes:
+                    self._have_pass(self._passing, completed)
             elif verdict is not _NOTHING:
                 self._act(verdict)
+
+    def _have_pass(self, passing: PassingSteps, completed: int) -> None:
+        """From now on the steps of the optimizer that stepped last are handled by ``passing``, without a call of
+        :meth:`optimizer_stepped`, as long as they end like this one.
+        """
+        for watch in hang.watches:
+            watch.follow(passing)
+        passing.arm(
+            self._last, self._detector, self._run_file, self._agreed, self._phases.graph_task,
+            *self._watch.storing(passing), completed, int(min(self._quiet_until, _ALWAYS)),
+        )  # fmt: skip
 
     def engine_stepped(self) -> None:
         """A training engine has finished a step of its own."""
@@ -125,6 +150,7 @@ class Session:
     def forget(self) -> None:
         """In a forked child: leave everything to the parent."""
         capturer, self._capturer = self._capturer, None
+        self._have_none_pass()
         self._sampler = None
         if capturer is not None:
             capturer.forget()
@@ -135,6 +161,7 @@ class Session:
         capturer = self._capturer
         if capturer is None or os.getpid() != self._pid:
             return
+        self._have_none_pass()
         self._problems.guard("writing the running capture", capturer.close)
         self._capturer = None
         self._problems.guard("writing the step history", self._watch.close)
@@ -159,6 +186,7 @@ class Session:
 
     def _counts(self) -> bool:
         """Do this thread's steps count?"""
+        self._have_none_pass()
         if self._capturer is None:
             return False
         if get_ident() == self._thread:
@@ -170,6 +198,10 @@ class Session:
             "if steps begin or end at the wrong place, call perfscope.step() at the end of each"
         )
         return False
+
+    def _have_none_pass(self) -> None:
+        if self._passing is not None:
+            self._passing.disarm()
 
     def _meet(self, optimizer: Any) -> None:
         """This optimizer has stepped, not the one before."""
@@ -254,6 +286,9 @@ class Collector:
         """Thread -> steps of optimizers and engines that it is inside."""
         self._parent_captured = False
         """Was this process forked while its parent's profiler ran?"""
+        self._gate = make_gate(OPTIMIZER)
+        self.passing = make_passing(self._depth, self._gate)
+        """What handles optimizer steps that are nothing out of the ordinary; None where it is not compiled."""
         self.record(config, hooks)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -265,7 +300,9 @@ class Collector:
         self._session: Session | None = None
         self._broken = False
         """Has recording failed?"""
-        self._phases = StepPhases(self.problems)
+        if self.passing is not None:
+            self.passing.disarm()
+        self._phases = StepPhases(self.problems, self._gate)
 
     def stop(self, outcome: str) -> None:
         """Write what there is, and record no more until :meth:`record` is called. Further calls do nothing."""
@@ -357,7 +394,7 @@ class Collector:
         hang.begin()  # a rank that was forked is watched from here on
         if self._hooks is not None:
             config = self._hooks.prepare(config)
-        self._session = Session(config, self.problems, self._phases)
+        self._session = Session(config, self.problems, self._phases, self.passing)
         if self._hooks is None:  # else whoever began the recording ends it
             at_end(self._close)
 

@@ -125,6 +125,11 @@ class StepDetector:
         self._counted_at = self.completed
         return verdict
 
+    @property
+    def alone(self) -> bool:
+        """Does each step of the optimizer that stepped last end a training step, so that ``completed`` counts them?"""
+        return self._lone is not None
+
     def _catch_up(self, key: Hashable, steps: int) -> None:
         """Count what was not while ``key`` was the only optimizer."""
         self._in_a_row += steps

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Final
@@ -82,6 +82,13 @@ class Trigger:
         if self.busy:  # a capture was being made when this step began
             self.step_begins(completed, busy=False, paused_ns=0)
         return soon
+
+    def passed(self, completed: int, durations_ns: Sequence[int]) -> None:
+        """The last steps of ``completed``, not yet noted, took so long, while :attr:`watches` compared none."""
+        if durations_ns:
+            self.completed = max(self.completed, completed)
+        for duration in durations_ns:
+            self.note(duration)
 
     def step_begins(self, completed: int, *, busy: bool, paused_ns: int) -> None:
         """The next step begins, ``paused_ns`` after the last one ended. ``busy``: a capture is being made."""

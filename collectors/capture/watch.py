@@ -28,6 +28,7 @@ from perfscope.recording.paths import steps_file
 
 if TYPE_CHECKING:
     from perfscope.collectors.discovery import JobObjects
+    from perfscope.collectors.phases._clock import PassingSteps
 
 DESCRIBE_AFTER: Final = 4
 """Steps after the first hooks, by which loaders have been drawn from, DDP has built its buckets, and models that are
@@ -69,6 +70,7 @@ class StepWatch:
         self._measures = True
         """Are the steps that pass among those first ones still?"""
         self._cost_known = False
+        self._passing: PassingSteps | None = None
         self._lost = False
         self._hooks = 0
         self._hooked_at = 0
@@ -135,6 +137,17 @@ class StepWatch:
         if self._measures:
             self._measure(duration, since, disturbed=disturbed)
 
+    @property
+    def passes(self) -> bool:
+        """Is there nothing to do for a step that passes but to store it and to note how long it took?"""
+        trigger = self._trigger
+        return not (self._measures or (trigger is not None and (trigger.watches or trigger.busy)))
+
+    def storing(self, passing: PassingSteps) -> tuple[Callable[[bytes], None], Callable[[int], None] | None]:
+        """What takes the row of a step that ``passing`` handles, and what counts its waits for a core, if any does."""
+        self._passing = passing
+        return self._history.append, self._pace.core_waited if self._pace.core.counts else None
+
     def _measure(self, duration: int, since: int, *, disturbed: bool) -> None:
         """One of the first steps has passed: what it took, and what came between it and the next."""
         between, unprofiled = self._between, self._pace.unprofiled
@@ -174,8 +187,10 @@ class StepWatch:
         """What recording took of the ``completed`` steps; None where too few have ended."""
         if not self._between:
             return None
+        # Nearly all steps pass as the last ones did.
+        last = [] if self._passing is None else self._passing.between()
         return RecordingMetadata(
-            between_ns=median_ns(self._between),
+            between_ns=median_ns(last or self._between),
             phase_ns=self._phase_ns,
             wait_ns=self._wait_ns,
             steps=completed - self._first_hook_at,
@@ -253,6 +268,8 @@ class StepWatch:
             self._thread_ended = False
             self._save_at_end()
         if self._trigger is not None:
+            if self._passing is not None:
+                self._trigger.passed(self._passing.completed, self._passing.take_recent())
             self._problems.guard("agreeing on captures", self._trigger.look)
         if not self._cost_known and len(self._between) >= UNPROFILED_STEPS:
             self._cost_known = self._run_file.unsaved = True

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from perfscope.collectors.background import PERIOD_S, Background
 from perfscope.collectors.config import CollectorConfig, RankSelection
@@ -17,6 +17,9 @@ from perfscope.collectors.hang.stacks import StuckInterpreter, waits_for_process
 from perfscope.collectors.identity import Identity, identify
 from perfscope.collectors.problems import Problems
 from perfscope.recording.paths import flight_file, partial, stacks_file
+
+if TYPE_CHECKING:
+    from perfscope.collectors.phases._clock import PassingSteps
 
 SHARE_OF_WATCHDOG: Final = 0.75
 """Of the process group's own timeout, after which torch ends the process: the files are to be written before."""
@@ -37,6 +40,8 @@ class HangWatch:
         self._said_rank: int | None = None
         self._steps = 0
         self._steps_seen = 0
+        self._passing: PassingSteps | None = None
+        self._passed_before = 0
         self._progress_at = time.monotonic()
         self._next_s = self._patience_s
         """Idle time at which to write, or to write anew."""
@@ -76,6 +81,20 @@ class HangWatch:
         self._steps += 1
         self._progress_at = time.monotonic()
 
+    def follow(self, passing: PassingSteps) -> None:
+        """Optimizer steps that these handle are not told by :meth:`progress`."""
+        if passing is not self._passing:
+            self._passing, self._passed_before = passing, passing.passed
+
+    def _made(self) -> int:
+        """Optimizer steps that have ended."""
+        return self._steps + (self._passing.passed - self._passed_before if self._passing is not None else 0)
+
+    def _idle_s(self) -> float:
+        """Since the last one, or what counts as progress."""
+        at = self._progress_at if self._passing is None else max(self._progress_at, self._passing.ended / 1e9)
+        return time.monotonic() - at
+
     def stop(self) -> None:
         """This process is not to be watched after all."""
         background, self._background = self._background, None
@@ -85,11 +104,11 @@ class HangWatch:
 
     def _look(self) -> None:
         """On the thread of the watch."""
-        steps = self._steps
+        steps = self._made()
         if not steps and not self._place().backend and waits_for_processes():
             self._progress_at = time.monotonic()  # for ranks that it has started, and that are watched themselves
             return
-        idle_s = time.monotonic() - self._progress_at
+        idle_s = self._idle_s()
         if steps != self._steps_seen:
             self._moves_on(first=self._steps_seen == 0)
             self._steps_seen = steps
@@ -112,7 +131,7 @@ class HangWatch:
         if self._identity is not None:
             return self._identity
         known = identify()
-        if known.backend or self._steps:
+        if known.backend or self._made():
             self._identity = known
         elif self._said_rank is not None:
             return replace(known, rank=self._said_rank)
@@ -129,7 +148,7 @@ class HangWatch:
         if not self._interpreter.take(partial(stacks)):
             write_stacks(partial(stacks), error)
         partial(stacks).replace(stacks)
-        moment = flight.Moment(place.rank, place.world_size, self._steps, time.monotonic() - self._progress_at)
+        moment = flight.Moment(place.rank, place.world_size, self._made(), self._idle_s())
         dump = flight.dump(self._log, moment)
         flights = flight_file(self._config.folder, place.rank)
         partial(flights).write_bytes(dump)
@@ -157,7 +176,7 @@ class HangWatch:
         """In the child, which is watched from its own first process group or step on: it may be no rank at all."""
         self._interpreter.forget()
         self._log.forget()
-        self._background = self._identity = self._said_rank = None
+        self._background = self._identity = self._said_rank = self._passing = None
         self._steps = self._steps_seen = 0
         self._written = False
         self._next_s = self._patience_s

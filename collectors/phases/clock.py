@@ -1,5 +1,7 @@
 """Times the phases of every step of a run with two looks at the clock each.
 
+:class:`PhaseClock` is compiled (``_clock.c``), or :class:`PythonClock` where that was not built.
+
 Only the training thread's time counts, and each phase only its own: what runs inside another (an optimizer within the
 backward, a closure's forward within the optimizer) is taken out of the outer one, so the phases never exceed the step.
 What a collective takes is in the phase that waits for it, and how much of the phase was waiting is counted beside it
@@ -8,12 +10,14 @@ What a collective takes is in the phase that waits for it, and how much of the p
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from perfscope.collectors.phases.compiled import IS_BUILT, BaseClock
 from perfscope.recording.history import CORE_IN, STAGES, WAITS
 
 if TYPE_CHECKING:
@@ -30,13 +34,18 @@ _OUTSIDE: Final = WAITS.index("other")
 """The stage of what is in no phase, in which nothing is timed but waiting."""
 HEAD: Final = FIRST_WAIT + len(WAITS)
 """First of four places after them, for whoever stores the step: what tells which one it was."""
+_NUMBER, _BEGAN, _DURATION, _DISTURBED = range(HEAD, HEAD + 4)
 _NOTHING: Final = array("q", [0] * (HEAD + 4))
+_LAYOUT: Final = (len(STAGES), len(WAITS), EVALUATION, BACKWARD, _FIRST_CORE, _OUTSIDE)
+"""What the compiled clock is to know of the times' places."""
+_MONOTONIC: Final = time.get_clock_info("perf_counter").implementation == "clock_gettime(CLOCK_MONOTONIC)"
+"""Is that what ``perf_counter_ns`` asks, as on Linux, so that compiled code may ask it itself?"""
 
 _Open = tuple[int, int, "_Open | None"]
 """A phase under way: which, the stage that its time counts for, the phase around it."""
 
 
-class PhaseClock:
+class PythonClock:
     """The sink that times the phases of one process's steps.
 
     Called several times in every step of a run: it looks at the clock once a call, and gives what has gone by to the
@@ -53,6 +62,8 @@ class PhaseClock:
         """The innermost phase under way."""
         self.since = 0
         """When it, or what followed the last one, began: when this was last called."""
+        self.began = 0
+        """When the step under way began; 0 where that was not seen."""
         self.reducing = 0
         """When the backward under way began to wait for the gradients of other ranks; 0 before."""
         self.called: set[int] | None = None
@@ -140,6 +151,39 @@ class PhaseClock:
         """Begin anew, between steps. In place: what each step allocates anew costs more than all looks at the clock."""
         self.times[:] = _NOTHING
         self._open, self.reducing = None, 0
+
+    def set_wait(self, place: int, ns: int) -> None:
+        """Set one of the waits; ``place``: in ``WAITS``."""
+        self.times[FIRST_WAIT + place] = ns
+
+    def row(self, number: int, began: int, duration: int, disturbed: bool) -> bytes:
+        """The step as it is stored, the times and these: an object that the garbage collector need not look at."""
+        times = self.times
+        times[_NUMBER], times[_BEGAN], times[_DURATION], times[_DISTURBED] = number, began, duration, disturbed
+        return times.tobytes()
+
+
+class CompiledClock(BaseClock):  # type: ignore[misc, valid-type]
+    """The same, compiled."""
+
+    what = PythonClock.what
+
+    def __init__(self) -> None:
+        asks_itself = _MONOTONIC and perf_counter_ns is time.perf_counter_ns  # not so in tests that move time by hand
+        super().__init__(_evaluates_now, None if asks_itself else perf_counter_ns, _LAYOUT)
+
+
+if TYPE_CHECKING:
+    PhaseClock: TypeAlias = PythonClock
+else:
+    PhaseClock = CompiledClock if IS_BUILT else PythonClock
+
+
+def _evaluates_now(module: Any) -> bool:
+    """Does a forward of this module that begins now count as an evaluation?"""
+    import torch
+
+    return not torch.is_grad_enabled() and evaluates(module)
 
 
 def evaluates(module: Any) -> bool:

@@ -96,6 +96,11 @@ class CoreWaits:
         self._waited = self._reads = 0
         return rest
 
+    @property
+    def counts(self) -> bool:
+        """Is anything counted?"""
+        return self._file >= 0
+
     def end(self) -> None:
         """Count no more."""
         if self._file >= 0:

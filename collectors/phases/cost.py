@@ -21,7 +21,7 @@ def phase_ns(problems: Problems) -> int:
     """What timing one phase takes. What fails in it is one of ``problems``: it will fail in the training too."""
     phases = StepPhases(problems)
     phases.attach(PhaseClock(), (BACKWARD,))
-    return longer_ns(phases.timed(_nothing, BACKWARD), _nothing)
+    return longer_ns(phases.timed_backward(_nothing), _nothing)
 
 
 def wait_ns() -> int:

@@ -31,6 +31,20 @@ class ForwardHook:
         return self
 
 
+class QuickHook(ForwardHook):
+    """The same, with what ``quick`` does where that answers True. Nothing happens while the compiler is ``tracing``."""
+
+    def __init__(self, call: Callable[..., None], tracing: Callable[[], bool], quick: Callable[[Any], bool]) -> None:
+        super().__init__(call)
+        self._tracing = tracing
+        self._quick = quick
+
+    def __call__(self, module: Any, *args: Any) -> None:
+        """The forward begins or has ended."""
+        if not (self._tracing() or self._quick(module)):
+            self._call(module, *args)
+
+
 def classes(modules: Sequence[Any]) -> dict[type[Any], list[Any]]:
     """Class -> those of ``modules`` that are of it, of classes whose call can be replaced.
 

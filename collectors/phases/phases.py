@@ -12,15 +12,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from threading import get_ident
-from typing import Any, Final, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from perfscope.collectors.patches import Patches
 from perfscope.collectors.phases import forward_calls
 from perfscope.collectors.phases.clock import PhaseClock
-from perfscope.collectors.phases.forward_calls import ForwardHook
+from perfscope.collectors.phases.compiled import is_whole, make_gate
+from perfscope.collectors.phases.forward_calls import ForwardHook, QuickHook
 from perfscope.collectors.phases.loaders import UsedLoaders
 from perfscope.collectors.problems import Problems
 from perfscope.recording.history import STAGES
+
+if TYPE_CHECKING:
+    from perfscope.collectors.phases._clock import Gate
 
 DATALOADER: Final = STAGES.index("dataloader")
 FORWARD: Final = STAGES.index("forward")
@@ -36,6 +41,9 @@ BATCHES_DESCRIBED: Final = 32
 
 MOST_POSTPONED: Final = 1 << 14
 """Actions that may wait for a backward: several times the parameters of a model that has an optimizer for each."""
+
+_FLAG: Final = "_is_compiling_flag"
+"""Of ``torch.compiler``: is code being run to be exported?"""
 
 Call = Callable[..., Any]
 
@@ -56,9 +64,12 @@ class Sink(Protocol):
 class StepPhases:
     """The phases of one process. Sinks hear of those on the training thread."""
 
-    def __init__(self, problems: Problems) -> None:
+    def __init__(self, problems: Problems, optimizer: Gate | None = None) -> None:
         self._problems = problems
         self._thread = get_ident()
+        gates = (*map(make_gate, (DATALOADER, FORWARD, BACKWARD)), optimizer or make_gate(OPTIMIZER))
+        self._gates = tuple(gate for gate in gates if gate is not None)
+        """Of each phase; empty where nothing is compiled."""
         self._sinks: list[tuple[Sink, ...]] = [() for _ in ALL]
         """Sinks of each phase, outermost first."""
         self._inner_first = list(self._sinks)
@@ -74,7 +85,8 @@ class StepPhases:
         self._postponed: deque[Callable[[], None]] = deque(maxlen=MOST_POSTPONED)
         self._postpones = False
         self._to_describe = 0
-        self._in_forward = False
+        self._forward: Any = self._gates[FORWARD] if self._gates else SimpleNamespace(inside=False)
+        """``inside`` a forward that is timed by the call of its class?"""
         self.graph_task: Callable[[], int] = self._find_graph_task
         """The backward that the autograd engine runs on this thread; :data:`NO_TASK` outside of any."""
         self.loaders = UsedLoaders()
@@ -124,6 +136,7 @@ class StepPhases:
     def describe_loaders(self) -> None:
         """Describe the loaders of the next batches also where no sink times the draw."""
         self._to_describe = BATCHES_DESCRIBED
+        self._open_gate(DATALOADER)
 
     def begin(self, phase: int, subject: Any = None) -> bool:
         """``phase`` begins on this thread. Call :meth:`end` where this is True: it is the training thread."""
@@ -182,6 +195,19 @@ class StepPhases:
         clock = sinks[0] if len(sinks) == 1 and isinstance(sinks[0], PhaseClock) else None
         self.begins[phase] = self.begin if clock is None else clock.begin
         self.ends[phase] = self.end if clock is None else clock.end
+        self._open_gate(phase)
+
+    def _open_gate(self, phase: int) -> None:
+        """Open the phase's gate, or close it, as the clock listens alone or not."""
+        if not self._gates:
+            return
+        gate, sinks = self._gates[phase], self._sinks[phase]
+        clock: Any = sinks[0] if len(sinks) == 1 else None
+        described = phase == DATALOADER and self._to_describe
+        if is_whole(clock) and not described:
+            gate.open(clock)
+        else:
+            gate.close()
 
     def _switch_off(self, sink: Sink, error: Exception) -> None:
         self._problems.failed(sink.what, error)
@@ -205,7 +231,7 @@ class StepPhases:
         import torch.autograd
 
         if not self._patches[BACKWARD].any():
-            patched = self.timed(torch.autograd.backward, BACKWARD)
+            patched = self.timed_backward(torch.autograd.backward)
             self._patches[BACKWARD].set(torch.autograd, "backward", patched)
 
     def _patch_forwards(self, modules: list[Any]) -> None:
@@ -223,6 +249,12 @@ class StepPhases:
             if not is_compiling() and get_ident() == self._thread:
                 self.end(FORWARD)
 
+        before, after = ForwardHook(begins), ForwardHook(ended)
+        tracing = self._tracing(FORWARD)
+        if tracing is not None:
+            gate = self._gates[FORWARD]
+            before, after = QuickHook(begins, tracing, gate.begin_module), QuickHook(ended, tracing, gate.end_module)
+
         for module in modules:
             compiled = vars(module).get("_compiled_call_impl")
             if compiled is not None:
@@ -230,8 +262,8 @@ class StepPhases:
                 continue
             if type(module) in of_class:
                 continue
-            self._handles.append(module.register_forward_pre_hook(ForwardHook(begins), prepend=True))
-            self._handles.append(module.register_forward_hook(ForwardHook(ended), always_call=True))
+            self._handles.append(module.register_forward_pre_hook(before, prepend=True))
+            self._handles.append(module.register_forward_hook(after, always_call=True))
 
         for kind, these in of_class.items():
             self._patches[FORWARD].add(kind, "__call__", self._timed_call(kind, these))
@@ -239,6 +271,7 @@ class StepPhases:
     def _timed_call(self, kind: type[Any], modules: list[Any]) -> Call:
         """The call of a class that has none of its own, with the forwards of ``modules`` timed."""
         is_compiling, sinks, begins, ends, failed = _is_compiling(), self._sinks, self.begins, self.ends, self.failed
+        forward = self._forward
         inherited: Any = super
         held = {id(module): weakref.ref(module) for module in modules}
 
@@ -248,24 +281,92 @@ class StepPhases:
             if is_compiling() or id(module) not in held or held[id(module)]() is not module:
                 return inherited(kind, module).__call__(*args, **kwargs)
             # For the clock alone what a wrapper holds is a part of its forward.
-            before = self._in_forward
+            before = forward.inside
             try:
                 begun = not (before and len(sinks[FORWARD]) == 1) and begins[FORWARD](FORWARD, module)
             except Exception as error:
                 begun = failed(FORWARD, error)
             if not begun:
                 return inherited(kind, module).__call__(*args, **kwargs)
-            self._in_forward = True
+            forward.inside = True
             try:
                 return inherited(kind, module).__call__(*args, **kwargs)
             finally:
-                self._in_forward = before
+                forward.inside = before
                 try:
                     ends[FORWARD](FORWARD)
                 except Exception as error:
                     failed(FORWARD, error)
 
-        return called
+        tracing = self._tracing(FORWARD)
+        return called if tracing is None else self._quick_call(kind, held, called, tracing)
+
+    def _quick_call(
+        self, kind: type[Any], held: dict[int, weakref.ref[Any]], called: Call, tracing: Callable[[], bool]
+    ) -> Call:
+        """``called``, with a shorter way for plain calls of the modules ``held``."""
+        gate, end_after_all = self._gates[FORWARD], self._end_after_all
+        begin, end = gate.begin_outermost, gate.end_outermost
+        inherited: Any = super
+
+        @functools.wraps(kind.__call__)
+        def quick(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if tracing():
+                return inherited(kind, module).__call__(*args, **kwargs)
+            if not begin(module, held):
+                return called(module, *args, **kwargs)
+            try:
+                return inherited(kind, module).__call__(*args, **kwargs)
+            finally:
+                if not end():
+                    end_after_all(FORWARD)
+
+        return quick
+
+    def _tracing(self, phase: int) -> Callable[[], bool] | None:
+        """What answers whether the compiler is tracing the code that asks; :func:`_is_compiling` does that and tells
+        whether code is run to be exported, for which the phase's gate looks itself. None without gates, and with a
+        torch that has neither.
+        """
+        import torch.compiler
+
+        tracing: Callable[[], bool] | None = getattr(torch.compiler, "is_dynamo_compiling", None)
+        if not self._gates or tracing is None or _FLAG not in vars(torch.compiler):
+            return None
+        self._gates[phase].ask(torch.is_grad_enabled, vars(torch.compiler), _FLAG)
+        return tracing
+
+    def _end_after_all(self, phase: int) -> None:
+        """A phase has ended, and since it began somebody else has begun to listen, or the clock has ceased to."""
+        try:
+            self.ends[phase](phase)
+        except Exception as error:
+            self.failed(phase, error)
+
+    def timed_backward(self, original: Call) -> Call:
+        """The same as :meth:`timed`, for the backward."""
+        patched, tracing = self.timed(original, BACKWARD), self._tracing(BACKWARD)
+        if tracing is None:
+            return patched
+        gate, postponed, end_after_all = self._gates[BACKWARD], self._postponed, self._end_after_all
+        begin, end = gate.begin, gate.end
+
+        @functools.wraps(original)
+        def quick(*args: Any, **kwargs: Any) -> Any:
+            if tracing():
+                return original(*args, **kwargs)
+            if postponed or not begin():
+                return patched(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                if not end():
+                    end_after_all(BACKWARD)
+            if postponed:
+                self._act()
+            return result
+
+        return quick
 
     def timed(self, original: Call, phase: int, subject: Any = None) -> Call:
         """``original``, and the sinks of ``phase`` told of each of its calls on the training thread."""
@@ -321,10 +422,28 @@ class StepPhases:
                         failed(DATALOADER, error)
             if self._to_describe or (loaders.took is not None and training):
                 self._to_describe = max(self._to_describe - 1, 0)
+                if not self._to_describe:
+                    self._open_gate(DATALOADER)
                 self._problems.guard("describing the data loader", loaders.drew, iterator, batch)
             return batch
 
-        return drawn
+        return self._quick_draw(draw, drawn) if self._gates else drawn
+
+    def _quick_draw(self, draw: Call, drawn: Call) -> Call:
+        """``drawn``, which does the same as ``draw``, with a shorter way for plain calls."""
+        begin, end, end_after_all = self._gates[DATALOADER].begin, self._gates[DATALOADER].end, self._end_after_all
+
+        @functools.wraps(draw)
+        def quick(iterator: Any) -> Any:
+            if not begin():
+                return drawn(iterator)
+            try:
+                return draw(iterator)
+            finally:
+                if not end():
+                    end_after_all(DATALOADER)
+
+        return quick
 
 
 def _is_compiling() -> Callable[[], bool]:

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 from collections import Counter
 from multiprocessing import get_context
@@ -23,39 +20,9 @@ from pathlib import Path
 
 from perfscope.analyzers.readers import chrome
 from tests.analyzers.readers.fuzz import limit_memory, run_many
+from tests.benchmarks import sanitized
 
 _SCANNER = "perfscope.analyzers.readers._scan"
-_SANITIZED = f"""
-import importlib.machinery, importlib.util, sys
-
-class Sanitized:
-    def find_spec(self, name, path=None, target=None):
-        if name != {_SCANNER!r}:
-            return None
-        loader = importlib.machinery.ExtensionFileLoader(name, __file__.replace("sitecustomize.py", "_scan.so"))
-        return importlib.util.spec_from_loader(name, loader)
-
-sys.meta_path.insert(0, Sanitized())
-"""
-"""Every process that this run starts imports the scanner from beside this file."""
-
-
-def sanitized(folder: Path, arguments: list[str]) -> int:
-    """Run this script with a scanner that was built with sanitizers."""
-    source = Path(chrome.__file__).with_name("_scan.c")
-    (folder / "sitecustomize.py").write_text(_SANITIZED)
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined",
-         "-fno-sanitize-recover=all", "-DPy_LIMITED_API=0x030A0000", f"-I{sysconfig.get_path('include')}", source,
-         "-o", folder / "_scan.so"],
-        check=True,
-    )  # fmt: skip
-    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
-    # Python's own memory is never given back; the limit of memory would be the sanitizer's.
-    environment = {"LD_PRELOAD": library.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": path}
-    command = [sys.executable, "-m", "tests.benchmarks.fuzz_chrome", *arguments]
-    return subprocess.run(command, env={**os.environ, **environment}, check=False).returncode
 
 
 def main() -> int:
@@ -68,8 +35,10 @@ def main() -> int:
     parser.add_argument("--sanitize", action="store_true", help="with the scanner built with sanitizers")
     options = parser.parse_args()
     if options.sanitize:
-        with tempfile.TemporaryDirectory() as folder:
-            return sanitized(Path(folder), [each for each in sys.argv[1:] if each != "--sanitize"])
+        arguments = [each for each in sys.argv[1:] if each != "--sanitize"]
+        source = Path(chrome.__file__).with_name("_scan.c")
+        # Without a limit of memory, which would be the sanitizer's.
+        return sanitized.run(_SCANNER, source, ["-m", "tests.benchmarks.fuzz_chrome", *arguments])
     limit = None if "libasan" in os.environ.get("LD_PRELOAD", "") else limit_memory
     started = time.monotonic()
     batch = max(1, min(1000, options.inputs // options.jobs))

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WARM = 40
-"""Steps before the first turn: by then the models have been looked for and the run has been described."""
+WARM = 320
+"""Steps before the first turn: by then the models have been looked for, the run has been described, and what recording
+costs has been measured, as for nearly all steps of a training."""
 
 
 class Model(nn.Module):

@@ -204,6 +204,13 @@ def train(folder: Path, *arguments: str, options: tuple[str, ...] = (), **more: 
     return record(folder, sys.executable, str(SCRIPTS / "train.py"), *arguments, options=options, **more)
 
 
+def without_compiled(folder: Path) -> dict[str, str]:
+    """Environment of processes that find nothing compiled of the collectors, by a file in ``folder``."""
+    hidden = "import sys; sys.modules['perfscope.collectors.phases._clock'] = None\n"
+    (folder / "sitecustomize.py").write_text(hidden)
+    return {"PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
+
+
 SHORT = ("--wait", "1", "--warmup", "1", "--active", "2")
 """Options that record steps 2 and 3."""
 

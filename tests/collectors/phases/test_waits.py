@@ -178,20 +178,31 @@ def test_core_waits_of_short_steps_are_asked_for_seldom_too(tmp_path: Path, monk
 
 @pytest.fixture
 def timed_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedSteps]:
-    steps = TimedSteps(Kernel(tmp_path / "schedstat", monkeypatch), tmp_path)
+    time = Time()
     for module in (clock_module, history_module, waits_module):
-        monkeypatch.setattr(module, "perf_counter_ns", steps.time)
+        monkeypatch.setattr(module, "perf_counter_ns", time)
+    steps = TimedSteps(time, Kernel(tmp_path / "schedstat", monkeypatch), tmp_path)
     steps.timer.core.begin()
     steps.timer.step_begins(disturbed=False)
     yield steps
     steps.timer.core.end()
 
 
+class Time:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1
+
+    def __call__(self) -> int:
+        return self.now
+
+
 class TimedSteps:
     """Steps on a clock and with a kernel that are moved by hand."""
 
-    def __init__(self, kernel: Kernel, folder: Path) -> None:
-        self.kernel, self.now = kernel, 0
+    def __init__(self, time: Time, kernel: Kernel, folder: Path) -> None:
+        self.kernel, self.time = kernel, time
         self.clock = PhaseClock()
         self.history = StepHistory(folder / "steps.bin", 0)
         self.history.waits_measured = True
@@ -199,12 +210,9 @@ class TimedSteps:
         self.wait = RankWaits(self.clock).timed(self.passes, "wait")
         """Of a collective."""
 
-    def time(self) -> int:
-        return self.now
-
     def passes(self, ms: int, put_off_ms: int = 0) -> None:
         """So much time, in that much of which the thread could run and does not."""
-        self.now += ms * 1_000_000
+        self.time.now += ms * 1_000_000
         self.kernel.waited += put_off_ms * 1_000_000
 
     def step(self, number: int, ms: int) -> None:
