@@ -211,7 +211,7 @@ def _marks_outside(ops: list[ScheduleOp]) -> tuple[list[ScheduleOp], list[Schedu
     """
     half = len(ops) // 2
     before, behind = (
-        [replace(op, own_ns=np.zeros(OWN_ROWS), host=op.host and replace(HostPart.none(), lag_ns=op.host.lag_ns))
+        [replace(op, own_ns=np.zeros(OWN_ROWS), host=_only_lag(op.host))
          for op in some if op.kind is OpKind.MARK]
         for some in (ops[:half], ops[half:])
     )  # fmt: skip
@@ -268,16 +268,26 @@ def _issued_when_waited_for(ops: list[ScheduleOp], layout: Layout, steps: Set[in
 
 
 def _pieces(layout: Layout, ops: list[ScheduleOp]) -> list[Piece]:
-    """What is between the messages of one step."""
+    """What is between the messages of one step. A host that waits for a message while its device computes does not
+    divide what that does: the wait comes before it, as its message does.
+    """
     pieces: list[Piece] = []
     held: list[ScheduleOp] = []
     for op in ops[1:]:
-        if layout.is_message(op):
-            pieces.append(Piece(held, op))
-            held = []
-        else:
+        piece = Piece(held, op)
+        if not layout.is_message(op):
             held.append(op)
+        elif op.kind is OpKind.JOIN and piece.work_ns > 0:
+            pieces.append(Piece([], replace(op, own_ns=np.zeros(OWN_ROWS), host=_only_lag(op.host))))
+            held = [*held, time_alone(_rows(op), op.host)]
+        else:
+            pieces.append(piece)
+            held = []
     return pieces
+
+
+def _only_lag(host: HostPart | None) -> HostPart | None:
+    return host and replace(HostPart.none(), lag_ns=host.lag_ns)
 
 
 def _places_of_passes(steps: list[list[Piece]], wanted: int) -> list[list[int]]:

@@ -18,8 +18,9 @@ from perfscope.analyzers.whatif.pipeline_turns import Hop, Work, turns
 from perfscope.analyzers.whatif.predict import predict
 from perfscope.analyzers.whatif.schedules.editable import EditableSchedules
 from perfscope.analyzers.whatif.schedules.ops import Collective, RankOp, ScheduleOp
-from perfscope.analyzers.whatif.stage_schedules import Layout, _lanes
+from perfscope.analyzers.whatif.stage_schedules import Layout, _lanes, _pieces
 from perfscope.analyzers.whatif.whatif import context_of
+from perfscope.results.categories import TimeCategory
 from tests.analyzers.job.pipelines.pipeline_jobs import COALESCED, GPIPE, INTERLEAVED, pipeline
 from tests.analyzers.replay.cpu_pipelines import CpuPipeline
 from tests.emulator.emulate import emulate, step_ns
@@ -248,3 +249,21 @@ def test_what_a_schedule_written_anew_leaves_out_is_part_of_the_prediction() -> 
     assert _as_long(40.0, 32.0) == 1.25
     assert _as_long(40.0, 41.0) == 1.0  # nothing is left out
     assert _as_long(0.0, 32.0) == _as_long(40.0, 0.0) == 1.0  # one of them cannot be replayed
+
+
+def test_a_host_that_waits_for_a_message_divides_no_pass_of_its_device() -> None:
+    """4 ms of a backward, and 2 of the forward after it, with the host's wait for the message between them."""
+    message = Collective("send_recv", 0, 4096, 2, 1)
+    layout = Layout("1f1b", 2, 4, {0: 0, 1: 1}, {0: {1: 1}, 1: {0: 0}}, frozenset({0}), at_once=False)
+    own = RankOp(0, message, 0)
+
+    def op(kind: OpKind, compute_ms: float) -> ScheduleOp:
+        issued = ScheduleOp.of(kind, own, 1)
+        issued.own_ns[TimeCategory.COMPUTE] = compute_ms * 1e6
+        return issued
+
+    ops = [op(OpKind.ISSUE, 0), op(OpKind.WAIT, 0), op(OpKind.JOIN, 4), op(OpKind.ISSUE, 2), op(OpKind.WAIT, 0)]
+    pieces = _pieces(layout, ops)
+    assert [(piece.tail.kind, piece.work_ns / 1e6) for piece in pieces] == [
+        (OpKind.WAIT, 0.0), (OpKind.JOIN, 0.0), (OpKind.ISSUE, 6.0), (OpKind.WAIT, 0.0),
+    ]  # fmt: skip
