@@ -55,7 +55,7 @@ def _row(
         lost_us=straggler.lost_ns / 1e3,
         confidence=_confidence(len(result.steps), share, straggler, complete=complete).value,
         share_of_steps=share,
-        host=hosts.get(straggler.rank, ""),
+        host=_host_of(straggler, hosts),
         scope=straggler.scope,
         ranks=straggler.ranks,
         pattern=_pattern(straggler, float(costs.mean())),
@@ -66,6 +66,12 @@ def _row(
         replayed=straggler.replayed,
         within_steps=straggler.within_steps,
     )
+
+
+def _host_of(straggler: Straggler, hosts: Mapping[int, str]) -> str:
+    """That of the slowest rank; of a link, the one that holds both its ends."""
+    ends = {hosts.get(rank, "") for rank in straggler.ranks} if straggler.scope == "link" else set()
+    return "" if len(ends) > 1 else hosts.get(straggler.rank, "")
 
 
 def _costs(per_step_ns: Int64, noise_ns: float) -> Bool:
