@@ -51,7 +51,7 @@ def curves(
     tunable = (
         ("ddp.bucket_cap_mb", "MiB", bucket_cap(runs), bucket_sizes(summary, runs)),
         ("dataloader.num_workers", "workers", max(workers, default=None), _worker_numbers(summary, runs)),
-        ("pipeline.microbatches", "micro-batches", microbatches, _microbatch_numbers(microbatches)),
+        ("pipeline.microbatches", "micro-batches", microbatches, _microbatch_numbers(microbatches, len(job.ranks))),
     )
     drawn = (
         _curve(
@@ -90,10 +90,12 @@ def _worker_numbers(summary: Summary, runs: Mapping[int, RunMetadata]) -> tuple[
     return (0, *(count for count in (1, 2, 3, 4, 6, 8, 12, 16) if count <= max(most, 1)))
 
 
-def _microbatch_numbers(now: int | None) -> tuple[int, ...]:
+def _microbatch_numbers(now: int | None, ranks: int) -> tuple[int, ...]:
+    """Of many ranks those that ``pipeline-bubble`` asks for anyway: each takes a second for each few ranks."""
     if now is None:
         return ()
-    return tuple(dict.fromkeys(max(round(now * times), 1) for times in (0.5, 1, 1.5, 2, 3, _MOST_TIMES)))
+    every = (0.5, 1, 1.5, 2, 3, _MOST_TIMES) if ranks <= MANY_RANKS else (1, 2, 3, _MOST_TIMES)
+    return tuple(dict.fromkeys(max(round(now * times), 1) for times in every))
 
 
 def _curve(

@@ -115,9 +115,16 @@ class Latencies:
 
     def usual(self, group: int, kind: str) -> tuple[int, float] | None:
         """(bytes, median ns) of the largest size that a kind of collective in a group moved; None for none."""
-        own = [one for one in self._sizes if (one.group, one.kind) == (group, kind)]
-        largest = max(own, key=lambda one: one.wire, default=None)
-        return None if largest is None else (largest.bytes, largest.time_ns)
+        return self._largest.get((group, kind))
+
+    @functools.cached_property
+    def _largest(self) -> dict[tuple[int, str], tuple[int, float]]:
+        """(group, kind) -> as ``usual``."""
+        largest: dict[tuple[int, str], _TransferSize] = {}
+        for one in self._sizes:
+            if (key := (one.group, one.kind)) not in largest or one.wire > largest[key].wire:
+                largest[key] = one
+        return {key: (one.bytes, one.time_ns) for key, one in largest.items()}
 
     def is_shown(self, group: int, kind: str, alpha_ns: float) -> bool:
         """Do a group's own sizes show the latency ``alpha_ns`` that was fitted to them, or does nothing else?"""

@@ -156,6 +156,8 @@ class _MicrobatchWriter:
         self._noted: set[int] = {NONE}
         self._once: ScheduleOp | None = None
         self._factors_of: dict[Piece, Float64] = {}
+        self._sent: dict[int, tuple[int, float]] = {}
+        """Neighbouring stage -> bytes of a message with it, and its transfer (ns)."""
 
     def ops(self) -> list[ScheduleOp]:
         """All steps, with what is between them."""
@@ -196,10 +198,10 @@ class _MicrobatchWriter:
                     "that many would need; record more of them"
                 )
             after = [min(int((at + 0.5) * len(known) / len(uses)), len(known) - 1) for at in range(len(uses))]
+            often = 2 * sum(map(_synchronizes, known)) > len(known)
             for at, use in enumerate(uses):
                 last = at + 1 == len(uses) or after[at + 1] != after[at]
-                waits = last or 2 * sum(map(_synchronizes, known)) > len(known)
-                models[use] = _Model(known[after[at]], at - after.index(after[at]), last, waits)
+                models[use] = _Model(known[after[at]], at - after.index(after[at]), last, last or often)
         return grouped((place, model) for (place, _), model in sorted(models.items(), key=itemgetter(0)))
 
     def _piece(self, model: _Model, step: int) -> None:
@@ -213,7 +215,8 @@ class _MicrobatchWriter:
             scaled = self._scaled(op, factors)
             rank_op = self._rank_op_of(op, model)
             if rank_op is not None:
-                self._emit(replace(scaled, rank_op=rank_op, step=step))
+                scaled.rank_op, scaled.step = rank_op, step
+                self._emit(scaled)
             elif op.kind in (OpKind.NOTE, OpKind.LIMIT) or (op.kind is OpKind.SYNC and model.waits):
                 self._of_host(scaled)
             else:
@@ -243,10 +246,12 @@ class _MicrobatchWriter:
         """An op of a pass with its time ``factors`` times as long; its host launches as before."""
         host = op.host
         if host is None:
-            return replace(op, own_ns=op.own_ns * factors, lag_ns=op.lag_ns * (self._scale if op.issued else 1.0))
+            scaled = op.with_time(op.own_ns * factors, None)
+            scaled.lag_ns *= self._scale if op.issued else 1.0
+            return scaled
         launches = host.launches.copy()
         launches[:, OF_DEVICE_ROWS:] *= factors
-        return replace(op, own_ns=op.own_ns * factors, host=replace(host, own_ns=host.own_ns.copy(), launches=launches))
+        return op.with_time(op.own_ns * factors, HostPart(host.own_ns.copy(), launches, host.lag_ns, host.waited_ns))
 
     def _factors(self, piece: Piece) -> Float64:
         """How many times as long each category of a piece takes. A host launches each pass as before, so where the
@@ -286,7 +291,7 @@ class _MicrobatchWriter:
         self._wait(rank_ops, step.number)
         for kind, lag_ns in step.exchanges.host_waits.items():
             for rank_op in [*rank_ops] if kind is OpKind.JOIN else [None]:
-                host = replace(HostPart.none(), lag_ns=lag_ns)
+                host = HostPart.only_lag(lag_ns)
                 self._emit(ScheduleOp(kind, np.zeros(len(TimeCategory)), NEVER, rank_op, step=step.number, host=host))
 
     def _wait(self, rank_ops: list[RankOp], step: int) -> None:
@@ -303,14 +308,18 @@ class _MicrobatchWriter:
         model, peer = issue.rank_op, self._layout.peers[rank][hop.stage]
         assert model is not None
         ends = (rank, peer) if hop.sends else (peer, rank)
-        size = round(model.bytes * self._scale)
+        if hop.stage not in self._sent:
+            size = round(model.bytes * self._scale)
+            self._sent[hop.stage] = size, self._context.transfer_ns(model, size)
+        size, transfer_ns = self._sent[hop.stage]
         collective = self._collectives.setdefault(
             (step, ends, hop.forward, number), Collective("send_recv", model.collective.group, size, 2, step)
         )
         lane = self._stage.lanes[hop.stage, hop.sends]
-        rank_op = RankOp(rank, collective, lane, model.gap_ns, self._context.transfer_ns(model, size))
-        host = issue.host and replace(HostPart.none(), lag_ns=issue.host.lag_ns)
-        self._emit(replace(issue, own_ns=np.zeros(len(TimeCategory)), rank_op=rank_op, step=step, host=host))
+        rank_op = RankOp(rank, collective, lane, model.gap_ns, transfer_ns)
+        written = issue.with_time(np.zeros(len(TimeCategory)), issue.host and HostPart.only_lag(issue.host.lag_ns))
+        written.rank_op, written.step = rank_op, step
+        self._emit(written)
         return rank_op
 
     def _copy(self, op: ScheduleOp) -> None:
@@ -323,7 +332,7 @@ class _MicrobatchWriter:
         elif rank_op is None and op.kind not in (OpKind.MARK, OpKind.HOLD):
             self._of_host(op)
         else:
-            self._emit(replace(op))
+            self._emit(op.with_time(op.own_ns, op.host))
 
     def _of_host(self, op: ScheduleOp) -> None:
         """A wait of the host for its device, or what it refers to; none for what is not there any more."""

@@ -287,7 +287,7 @@ def _pieces(layout: Layout, ops: list[ScheduleOp]) -> list[Piece]:
 
 
 def _only_lag(host: HostPart | None) -> HostPart | None:
-    return host and replace(HostPart.none(), lag_ns=host.lag_ns)
+    return host and HostPart.only_lag(host.lag_ns)
 
 
 def _places_of_passes(steps: list[list[Piece]], wanted: int) -> list[list[int]]:
@@ -424,7 +424,7 @@ def _typical_message(
     lags = [(op.lag_ns, op.host.lag_ns) for _, op in alike if op.host is not None]
     if lags:
         issue.lag_ns, host_lag = (median(of_one) for of_one in zip(*lags, strict=True))
-        issue.host = replace(HostPart.none(), lag_ns=host_lag)
+        issue.host = HostPart.only_lag(host_lag)
     return issue
 
 
