@@ -84,10 +84,9 @@ class Collectives:
     ``after_backward``, whether the host issued it between the last of autograd's functions of the step and the
     optimizer's step (both False where the recording has none of these functions); ``of_layers``, whether a layer needs
     it for what it computes, and is no gradient of a parameter, ``of_norms``, whether that layer is a synchronized batch
-    normalization; ``between``,
-    whether the host issued it after the optimizer's step and before the next forward (False where nothing marks these);
-    ``again``, whether it did in a forward that runs again in the backward. ``messages`` describe those that are point
-    to point; on the host these start when the operator that issued them starts.
+    normalization; ``between``, whether the host issued it after the optimizer's step and before the next forward (False
+    where nothing marks these); ``again``, whether it did in a forward that runs again in the backward. ``messages``
+    describe those that are point to point; on the host these start when the operator that issued them starts.
     """
 
     start_ns: Int64

@@ -69,11 +69,12 @@ class Causes:
             used = partial.steps.indices_of(self._paced.result.steps)
             return float(partial.tables.syncs.count[:, used].sum(axis=0).mean())
 
-        peers = {rank: self._paced.peers[rank] for rank in ranks}
-        return all(
-            often(rank) > _MORE_OFTEN * max(median(often(own.ranks[line]) for line in own.others(rank, ranks)), 1.0)
-            for rank, own in peers.items()
-        )
+        for rank in ranks:
+            peers = self._paced.peers[rank]
+            others = [often(peers.ranks[line]) for line in peers.others(rank, ranks)] or [often(rank)]
+            if often(rank) <= _MORE_OFTEN * max(median(others), 1.0):
+                return False
+        return True
 
     def _slower_in(self, rank: int) -> Bool:
         """The recorded steps that are used and in which a rank is slower than its peers; all that are used where it is

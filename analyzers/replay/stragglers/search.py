@@ -122,7 +122,7 @@ class _Search:
 
     def slow_link(self, matched: MatchedCollectives) -> list[Straggler]:
         """The host or rank whose link is slower than the others', if it costs more than noise."""
-        link = slow_links(matched, self._paced.hosts)
+        link = slow_links(matched, self._paced.hosts, on_devices=self._paced.on_devices)
         saved = (
             self._paced.saved(with_usual_links(self._paced.recorded.schedules, link), ()) if link is not None else None
         )

@@ -49,9 +49,9 @@ class SlowLink:
     factor: Float64
 
 
-def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str]) -> SlowLink | None:
-    """The one host or rank whose link is slower than the others', else the ranks between which links are; None where
-    none is.
+def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str], *, on_devices: bool = True) -> SlowLink | None:
+    """The one host or rank whose link is slower than the others', else, between devices, the ranks between which links
+    are; None where none is.
     """
     transfer = _transfers(matched)
     members = _members(matched)
@@ -72,7 +72,10 @@ def slow_links(matched: MatchedCollectives, hosts: Mapping[int, str]) -> SlowLin
     if place is not None:
         return SlowLink(*place, factor)
     of_host = _of_most(every, measured, hosts, len(matched.instances))
-    return of_host if of_host is not None else _of_groups(matched, transfer, _siblings(matched, members, 2), hosts)
+    # Threads that send and sum wait for cores, some longer than others: that is no link.
+    if of_host is not None or not on_devices:
+        return of_host
+    return _of_groups(matched, transfer, _siblings(matched, members, 2), hosts)
 
 
 def _of_groups(
