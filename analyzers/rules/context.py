@@ -17,7 +17,7 @@ from perfscope.analyzers.whatif.curves import uses_torch_ddp
 from perfscope.frozen import dataclass
 from perfscope.recording.metadata import DataLoaderMetadata, RunMetadata
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, Obtained, Predict, Prediction, Severity
-from perfscope.results.rows import JobInfo
+from perfscope.results.rows import CollectiveRow, JobInfo
 from perfscope.results.summary import Summary
 from perfscope.results.time_breakdown import shares
 from perfscope.text import byte_size
@@ -180,6 +180,10 @@ class RuleContext:
     def torch_ddp(self) -> bool:
         """Is torch's DistributedDataParallel at work, and not a framework's own?"""
         return uses_torch_ddp(self.info, self.runs)
+
+    def is_of_layers(self, row: CollectiveRow) -> bool:
+        """Do layers compute with these collectives, which then are none of gradients?"""
+        return (row.group, row.kind, row.dtype, row.bytes) in self.of_layers
 
     @property
     def reduced_by_unknown(self) -> bool:

@@ -336,7 +336,8 @@ def _steps(layout: Layout, insides: Mapping[int, list[ScheduleOp]], works: list[
     """All steps of a rank, each divided at its messages; ``insides``: step -> its ops from the first message on."""
     every = [_pieces(layout, ops) for ops in insides.values()]
     places = _places_of_passes(every, len(works))
-    if found := next((len(one) for one in places if len(one) != len(works)), None):
+    found = next((len(one) for one in places if len(one) != len(works)), None)
+    if found is not None:
         raise CannotReplay(f"{what} has {found} passes between messages, but its schedule needs {len(works)}")
     return [
         _step(pieces, those, ops[0].host, number, works)

@@ -14,8 +14,9 @@ from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.loop_phases import AUTOGRAD, OPTIMIZER_RANGE
 from perfscope.trace.trace import NEVER, NONE, Bool, Category, Int32, Int64, Trace
 
-_OF_PARAMETER: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
-"""Autograd's function of each parameter, in which DistributedDataParallel's hook reduces a bucket that is full."""
+OF_PARAMETER: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+"""Autograd's function of each parameter. DistributedDataParallel's hook runs in it, which reduces a bucket whose last
+gradient has come: its communication hook casts and divides there."""
 
 _SYNCHRONIZED_NORM: Final = re.compile("SyncBatch[Nn]orm(Function)?(Backward)?$")
 """Functions of torch's ``SyncBatchNorm`` and apex's, which gather statistics in the forward and sum their gradients."""
@@ -37,7 +38,7 @@ def in_backward(trace: Trace, issued_ns: Int64, calls: Int64 | None = None) -> B
 
 def in_parameters(trace: Trace, issued_ns: Int64) -> Bool:
     """Whether each collective was issued in autograd's function of a parameter, by the host time of its issue."""
-    rows = trace.rows(Category.CPU_OP, named=_OF_PARAMETER.__eq__)
+    rows = trace.rows(Category.CPU_OP, named=OF_PARAMETER.__eq__)
     return np.asarray(Intervals.of_rows(trace, rows).covers(issued_ns) & (issued_ns != NONE), dtype=np.bool_)
 
 

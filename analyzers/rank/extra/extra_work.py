@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from perfscope.analyzers.rank.attribution import Attribution
-from perfscope.analyzers.rank.collectives.autograd import in_backward
+from perfscope.analyzers.rank.collectives.autograd import OF_PARAMETER, in_backward
 from perfscope.analyzers.rank.collectives.communication import device_communication
 from perfscope.analyzers.rank.host_activity import HostActivity
 from perfscope.analyzers.rank.intervals import Intervals
@@ -57,10 +57,6 @@ _GATHERING: Final = re.compile(r"FSDP::all_gather\b")
 _GATHER_COPIES: Final = re.compile(r"FSDP::all_gather_copy_out\b|fsdp::(all_gather_copy_in|split_with_sizes_copy)$")
 """Ranges (``fsdp/_fully_shard/_fsdp_param_group.py``) and operators (``_fsdp_collectives.py``) in which FSDP2 puts its
 shards of a unit's parameters into one tensor, gathers that, and copies the whole parameters out of it."""
-
-_ACCUMULATING: Final = re.compile(r"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad$")
-"""Autograd's function of each parameter. DistributedDataParallel's hook runs in it, which reduces a bucket whose last
-gradient has come: its communication hook casts and divides there."""
 
 
 def recomputation(trace: Trace, work: DeviceWork, steps: Steps, attribution: Attribution) -> ExtraWork:
@@ -238,7 +234,7 @@ def _beside_reductions(trace: Trace, host: HostActivity, issued_ns: Int64, cost_
     """(indices of the collectives issued in autograd's function of a parameter, what that usually takes for each beside
     ``cost_ns`` and more than the one before it). A host that waits in some of them for a full queue does not count.
     """
-    functions = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=_ACCUMULATING.match, threads=host.threads))
+    functions = Intervals.of_rows(trace, trace.rows(Category.CPU_OP, named=OF_PARAMETER.__eq__, threads=host.threads))
     reducing = np.flatnonzero(functions.covers(issued_ns))
     function = np.searchsorted(functions.start_ns, issued_ns[reducing], side="right") - 1
     length = functions.end_ns - functions.start_ns

@@ -13,15 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from perfscope.analyzers.rank.collectives.autograd import OF_PARAMETER, in_parameters
 from perfscope.analyzers.rank.collectives.tensors import input_tensors
-from perfscope.analyzers.rank.intervals import Intervals
 from perfscope.analyzers.rank.steps import Steps
 from perfscope.frozen import dataclass
 from perfscope.grouping import grouped
 from perfscope.trace.trace import NONE, Category, Trace
 
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_WITH_HOOKS: Final = f"autograd::engine::evaluate_function: {_ACCUMULATE}"
 _REDUCE: Final = "c10d::allreduce_"
 
 
@@ -43,18 +42,18 @@ class ReducedGradients:
 
 def reduced_gradients(trace: Trace, steps: Steps) -> ReducedGradients:
     """As in most steps; none where DistributedDataParallel's hooks are not recorded."""
-    rows = trace.rows(Category.CPU_OP, named=_WITH_HOOKS.__eq__)
-    functions = Intervals.of_rows(trace, rows)
     issued = trace.start_ns[trace.rows(Category.CPU_OP, named=_REDUCE.__eq__)]
-    issued = np.sort(issued[functions.covers(issued)])
+    issued = np.sort(issued[in_parameters(trace, issued)])
+    if len(issued) == 0:
+        return ReducedGradients()
     edges = np.stack((steps.host_start_ns, steps.host_end_ns), axis=1)
-    ready = np.sort(trace.start_ns[rows])
+    ready = np.sort(trace.start_ns[trace.rows(Category.CPU_OP, named=OF_PARAMETER.__eq__)])
     found: Counter[ReducedGradients] = Counter()
     for begin, end in edges.tolist():
         mine = ready[(ready >= begin) & (ready < end)]
         after = np.searchsorted(mine, issued[(issued >= begin) & (issued < end)], side="right")
         found[ReducedGradients(len(mine), tuple(after.tolist()))] += 1
-    return found.most_common(1)[0][0] if len(issued) else ReducedGradients()
+    return found.most_common(1)[0][0] if found else ReducedGradients()
 
 
 def gradient_bytes(trace: Trace, steps: Steps) -> tuple[int, ...]:

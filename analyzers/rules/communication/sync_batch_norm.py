@@ -24,7 +24,7 @@ def evaluate(job: RuleContext) -> Finding | None:
     if replayed is None:
         return None
     prediction, saved_us = replayed
-    rows = [row for row in job.summary.collectives if (row.group, row.kind, row.dtype, row.bytes) in job.of_layers]
+    rows = [row for row in job.summary.collectives if job.is_of_layers(row)]
     count = sum(row.count for row in rows) / job.steps
     transfer_us = sum(row.count * row.transfer_us for row in rows) / job.steps
     return job.finding(

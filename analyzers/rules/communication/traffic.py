@@ -56,10 +56,7 @@ def traffic(job: RuleContext, *kinds: str) -> CollectiveTraffic | None:
     rows = [
         row
         for row in job.summary.collectives
-        if row.kind in kinds
-        and (row.bytes or 0) >= SMALLEST
-        and row.group not in apart
-        and (row.group, row.kind, row.dtype, row.bytes) not in job.of_layers
+        if row.kind in kinds and (row.bytes or 0) >= SMALLEST and row.group not in apart and not job.is_of_layers(row)
     ]
     if not rows or job.steps == 0:
         return None

@@ -18,7 +18,7 @@ from typing import Final
 from perfscope.analyzers.job.cores import CpuDemand, cores_of, demands, needed_ns
 from perfscope.analyzers.rules.context import RuleContext, known
 from perfscope.analyzers.rules.loading import hidden_pace
-from perfscope.analyzers.rules.loading.loader_startup import CLEAR, RARE, STALL, Stalls, find_stalls
+from perfscope.analyzers.rules.loading.loader_startup import Stalls, find_stalls, rare_waits
 from perfscope.analyzers.rules.typed import data_loader, training_arguments
 from perfscope.frozen import dataclass
 from perfscope.results.findings import Action, Confidence, Evidence, Finding, code
@@ -157,9 +157,7 @@ def _blocking(job: RuleContext) -> Finding | None:
 def _few_steps(job: RuleContext, waiting: Collection[DataLoaderRow]) -> int:
     """In how many steps these ranks wait, where those are few and they hardly wait in the others; 0 where they do."""
     each = [job.per_step[row.rank].loading_us for row in waiting if row.rank in job.per_step]
-    waits = [median(step) for step in zip(*each, strict=True)]
-    late = sum(wait >= STALL * job.step_time_us for wait in waits)
-    return late if waits and late <= RARE * len(waits) and median(waits) <= CLEAR * job.step_time_us else 0
+    return len(rare_waits([median(step) for step in zip(*each, strict=True)], job.step_time_us))
 
 
 def _longest_us(job: RuleContext, usual: _Usual) -> float:

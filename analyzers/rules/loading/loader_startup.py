@@ -9,6 +9,7 @@ too slow stall the step regularly, once per round of all workers: see ``dataload
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from statistics import fmean, median
@@ -104,9 +105,8 @@ def find_stalls(job: RuleContext) -> Stalls | None:
         return None
     waits = [median(step) for step in zip(*per_rank, strict=True)]
     step = job.step_time_us
-    hit = [index for index, wait in enumerate(waits) if wait >= STALL * step]
-    total = sum(waits[index] for index in hit)
-    if median(waits) > CLEAR * step or total < SHARE * step * len(waits) or len(hit) > RARE * len(waits):
+    hit = rare_waits(waits, step)
+    if sum(waits[index] for index in hit) < SHARE * step * len(waits):
         return None
     steps = tuple(job.info.steps[index] for index in hit)
     starts = _at_epoch_starts(steps, loader)
@@ -114,6 +114,13 @@ def find_stalls(job: RuleContext) -> Stalls | None:
     if not starts and len(hit) >= len(waits) // loader.num_workers:
         return None
     return Stalls(steps, tuple(waits[index] for index in hit), starts, loader)
+
+
+def rare_waits(waits: Sequence[float], step_us: float) -> list[int]:
+    """Which of these steps wait long, by what each waits (µs), where they are few and a typical one hardly waits."""
+    hit = [index for index, wait in enumerate(waits) if wait >= STALL * step_us]
+    rare = bool(waits) and median(waits) <= CLEAR * step_us and len(hit) <= RARE * len(waits)
+    return hit if rare else []
 
 
 def _recorded_starts(job: RuleContext, loader: DataLoaderMetadata) -> Stalls | None:
